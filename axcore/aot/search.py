@@ -21,10 +21,10 @@ from axcore.plugins import Hardware
 REMATS = ("none", "minimal", "save_gate", "save_heads", "save_attention", "full")
 """From most memory to most computation."""
 
-WAYS = (2, 4, 8, 16)
+_WAYS = (2, 4, 8, 16)
 """How many times as many devices an axis of the mesh may take."""
 
-MAX_COMPILES = 20
+_MAX_COMPILES = 20
 
 
 @attrs.frozen
@@ -114,7 +114,7 @@ def _meshes(cfg: Any, hardware: Hardware) -> Axis:
 
 def _wider(mesh: Mapping[str, int], hardware: Hardware, axis: str) -> Iterator[str]:
     own = mesh.get(axis, 1)
-    for ways in (own * factor for factor in WAYS):
+    for ways in (own * factor for factor in _WAYS):
         if own != -1 and hardware.num_devices % ways == 0 and ways < hardware.num_devices:
             yield f"mesh_shape(mesh={ {**mesh, axis: ways} })"
 
@@ -133,7 +133,7 @@ def search(
     compile_one: Callable[[Any], Report],
     *,
     announce: Callable[[str], None] = lambda changes: None,
-    max_compiles: int = MAX_COMPILES,
+    max_compiles: int = _MAX_COMPILES,
 ) -> tuple[Attempt, ...]:
     """Return what was tried, in order.
 

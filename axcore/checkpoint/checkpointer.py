@@ -1,4 +1,4 @@
-"""`Checkpointer`: saves the states of a run step by step, and restores the newest that is whole.
+"""`Checkpointer`: saves the states of a run, and restores the newest that is undamaged.
 
 The parts: a storage (`storage.py`) commits and deletes steps, `writer.py` fills one, `reader.py`
 checks and restores one, `store.py` moves arrays through Orbax, `manifest.py`
@@ -21,7 +21,7 @@ from axcore.config import REQUIRED, Configurable, PositiveFloat, PositiveInt, co
 
 
 class Checkpointer(Configurable):
-    """Saves and restores the states of one run.
+    """The saves and restores of one run.
 
     One run writes into a directory at a time; any number may read from it. Nothing is written
     before the first `save`. In a run of several processes each calls the same methods in the same

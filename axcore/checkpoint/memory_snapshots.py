@@ -42,7 +42,7 @@ Source = tuple[int, int]
 
 
 class MemorySnapshots:
-    """Keeps and restores the snapshots of one run; every process calls the same in the same order.
+    """The snapshots of one run; every process calls the same methods in the same order.
 
     What cannot be kept costs a warning and no run.
     """

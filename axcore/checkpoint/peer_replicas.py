@@ -37,8 +37,8 @@ _PIECE_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
 
 
-SHARDS_NAME = "shards.bin"
-PART_FILES = (SHARDS_NAME, MANIFEST_NAME)
+_SHARDS_NAME = "shards.bin"
+PART_FILES = (_SHARDS_NAME, MANIFEST_NAME)
 """The files of a part, in the order in which they are written and copied."""
 
 _ALIGNED_BYTES = 64
@@ -75,7 +75,7 @@ class Hosts:
 
 
 class PeerExchange:
-    """Sends parts to other processes, and takes theirs in on a thread of its own."""
+    """Connections to the other processes: parts are sent, and received on a thread of its own."""
 
     def __init__(self, key: str, receive: Receive) -> None:
         """Listen, and wait for all processes to do so.
@@ -182,7 +182,7 @@ def host_shards(arrays: Mapping[str, jax.Array]) -> HostShards:
     """Return copies in host memory of what this process's devices hold, replicas once."""
     found = {
         name: {
-            shard_range(shard.index, array.shape): shard.data for shard in array.addressable_shards
+            _shard_range(shard.index, array.shape): shard.data for shard in array.addressable_shards
         }
         for name, array in arrays.items()
     }
@@ -195,7 +195,7 @@ def host_shards(arrays: Mapping[str, jax.Array]) -> HostShards:
     }
 
 
-def shard_range(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+def _shard_range(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
     """Return the place of a shard that has an index into an array."""
     ends = (one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
     return ",".join(f"{begin}:{end}" for begin, end in ends)
@@ -210,7 +210,7 @@ def write_part(
 ) -> None:
     """Write a part into an empty directory."""
     offsets: dict[str, dict[str, int]] = {name: {} for name in shards}
-    with (directory / SHARDS_NAME).open("wb") as file:
+    with (directory / _SHARDS_NAME).open("wb") as file:
         for name, by_place in shards.items():
             for place, data in by_place.items():
                 # Aligned, so that a shard is a view of the file's bytes, without a copy.
@@ -243,7 +243,7 @@ def load_part(
     directory: Path, manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.Array]:
     """Return arrays of which this process's devices hold what a part does."""
-    content = np.fromfile(directory / SHARDS_NAME, np.uint8)
+    content = np.fromfile(directory / _SHARDS_NAME, np.uint8)
     offsets = manifest.extra["offsets"]
     return {name: _load_leaf(content, offsets[name], leaf) for name, leaf in wanted.items()}
 
@@ -256,7 +256,7 @@ def _load_leaf(
     num_bytes = math.prod(shape) * leaf.dtype.itemsize
 
     def put(device: Any, index: Any) -> jax.Array:
-        begin = offsets[shard_range(index, leaf.shape)]
+        begin = offsets[_shard_range(index, leaf.shape)]
         data = content[begin : begin + num_bytes].view(leaf.dtype).reshape(shape)
         array: jax.Array = jax.device_put(data, device)
         return array
@@ -269,7 +269,7 @@ def _load_leaf(
 def _places(leaf: jax.ShapeDtypeStruct, process: int) -> set[str]:
     indices = leaf.sharding.devices_indices_map(leaf.shape)
     return {
-        shard_range(index, leaf.shape)
+        _shard_range(index, leaf.shape)
         for device, index in indices.items()
         if device.process_index == process
     }

@@ -59,7 +59,7 @@ class StepStatus:
 
 
 class CheckpointReader:
-    """Reads what a storage holds; writes nothing."""
+    """The reader of one storage; it writes nothing."""
 
     def __init__(self, steps: StepStorage, status: StepStatus, *, falls_back: bool) -> None:
         self._steps = steps

@@ -48,7 +48,7 @@ class ReplicaLocation(StepLocation, Protocol):
 
 
 class ReplicatedStorage:
-    """Steps in two places that are kept alike."""
+    """Steps on a fast disk and in durable storage, kept alike."""
 
     def __init__(self, fast: StepDirectories, durable: ReplicaLocation) -> None:
         self._fast = fast

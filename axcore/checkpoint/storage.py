@@ -15,8 +15,8 @@ from axcore.errors import AxcoreError, CheckpointError
 from axcore.plugins import CheckpointStorage, attributed, plugin_host
 from axcore.registration.returns import CORE
 
-SEPARATOR = "://"
-DEFAULT = "file"
+_SEPARATOR = "://"
+_DEFAULT = "file"
 
 
 class StorageLock(Protocol):
@@ -27,7 +27,7 @@ class StorageLock(Protocol):
 
 
 class StepLocation(Protocol):
-    """Steps in one place, each there whole or not at all."""
+    """Steps in one location, each complete or absent."""
 
     def lock(self) -> StorageLock:
         """Take the right to write, and clear what killed processes left.
@@ -105,8 +105,8 @@ def open_storage(directory: str) -> StepStorage:
     Raises:
         CheckpointError: No plugin brings the scheme, or it cannot make sense of the rest.
     """
-    scheme, separator, rest = directory.partition(SEPARATOR)
-    name, place = (scheme, rest) if separator else (DEFAULT, directory)
+    scheme, separator, rest = directory.partition(_SEPARATOR)
+    name, place = (scheme, rest) if separator else (_DEFAULT, directory)
     known = {record.name: record for record in plugin_host().records(CheckpointStorage)}
     if name not in known:
         raise CheckpointError(

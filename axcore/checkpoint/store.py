@@ -96,7 +96,7 @@ def _context() -> Any:
 
 
 class _ToOwnLog(logging.Filter):
-    """Sends Orbax's lines to axcore's log at debug level; what matters in them is raised."""
+    """A filter that sends Orbax's lines to axcore's log at debug level; what matters is raised."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "orbax" not in record.pathname:

@@ -47,7 +47,7 @@ class Job:
         """
         text = name or Path(arguments[0]).stem
         label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-        command = ("axcore", "train", *with_launch_id(arguments))
+        command = ("axcore", "train", *_with_launch_id(arguments))
         return cls(name=f"{label}"[:40] or "run", command=command, processes=processes)
 
     @property
@@ -79,7 +79,7 @@ def default_run_directory(experiment: str) -> str:
 _OPTION = "--launch-id"
 
 
-def with_launch_id(arguments: Sequence[str]) -> tuple[str, ...]:
+def _with_launch_id(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return arguments of `axcore train` that name this launch, where a restart must know it."""
     named = {one.partition("=")[0] for one in arguments}
     is_wanted = "--from-step" in named and _OPTION not in named
@@ -97,7 +97,7 @@ def launch_of(launch_id: str, environment: Mapping[str, str]) -> str:
 
 @config
 class Launcher:
-    """Starts jobs on one engine; a subclass has a field for each thing the engine wants to know.
+    """A way to start jobs on one engine; a subclass has a field for each of the engine's settings.
 
     `is_local` says that a job runs here and at once; other engines are asked by `--submit` only.
     """

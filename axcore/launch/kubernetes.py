@@ -15,7 +15,7 @@ _WORKERS = "workers"
 
 @config
 class Kubernetes(Launcher):
-    """Renders a JobSet: one indexed job, a pod for each process, names by which they find another.
+    """A JobSet: one indexed job, a pod for each process, names by which they find each other.
 
     If a pod fails, all pods start again, up to `restarts` times; the run resumes from its last
     checkpoint, so its directory has to be on a volume that all pods share.

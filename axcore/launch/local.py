@@ -33,7 +33,7 @@ _PORTS = range(20_000, 30_000)
 
 @config
 class Local(Launcher):
-    """Starts the processes here, and ends all of them where one fails.
+    """All processes on this machine; where one fails, all are ended.
 
     Ctrl-C and SIGTERM are handed on to every process, which then save and stop together; a second
     one ends them at once.

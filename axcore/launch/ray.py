@@ -28,7 +28,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 @config
 class Ray(Launcher):
-    """Runs a job on a Ray cluster, and stays until it ends.
+    """A job on a Ray cluster, followed until it ends.
 
     If a process or an actor is lost, all processes start again, up to `restarts` times; the run
     resumes from its last checkpoint, so all nodes have to see its directory.
@@ -111,7 +111,7 @@ class Ray(Launcher):
         ray.get(group.ready())
         placed = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         actors = [
-            ray.remote(ProcessActor)
+            ray.remote(_ProcessActor)
             .options(
                 max_concurrency=2,  # a signal gets through while the process runs
                 **own,
@@ -154,8 +154,8 @@ class Ray(Launcher):
         return 0
 
 
-class ProcessActor:
-    """Runs one process of a run on a node, which dies with it."""
+class _ProcessActor:
+    """One process of a run on a node, which dies with it."""
 
     def __init__(self) -> None:
         self._child: Child | None = None

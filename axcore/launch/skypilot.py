@@ -15,7 +15,7 @@ _RANK, _COUNT, _IPS = "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE
 
 @config
 class SkyPilot(Launcher):
-    """Renders a task for `sky`: as many nodes as the run has processes.
+    """A task for `sky`: as many nodes as the run has processes.
 
     Args:
         accelerators: Name and number on each node, as SkyPilot writes them: `NAME:8`.

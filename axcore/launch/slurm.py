@@ -30,7 +30,7 @@ done
 
 @config
 class Slurm(Launcher):
-    """Renders a script for `sbatch`.
+    """A script for `sbatch`.
 
     If a process is lost, the script starts all processes again on the same nodes, up to `restarts`
     times. A node that fails, and a run that is preempted, put the job back into the queue. The run

@@ -21,8 +21,8 @@ from axcore.errors import ConfigError
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted
 
 PROFILES, PROGRAM_NAME, PROFILE_NAME = "profiles", "program.txt.gz", "profile.json"
-PROFILE_SIGNAL = signal.SIGUSR1
-STEPS_BY_SIGNAL = 3
+_PROFILE_SIGNAL = signal.SIGUSR1
+_STEPS_BY_SIGNAL = 3
 
 
 def parse_steps(text: str) -> range:
@@ -70,7 +70,7 @@ class StepProfiler:
 
     def record_on_signal(self) -> None:
         """Record some steps whenever the process gets SIGUSR1; call it in the main thread."""
-        signal.signal(PROFILE_SIGNAL, lambda *_: self._is_asked.set())
+        signal.signal(_PROFILE_SIGNAL, lambda *_: self._is_asked.set())
 
     def __call__(self, event: Event) -> None:
         """Begin or ends a recording where a step begins, and end it with the run."""
@@ -99,7 +99,7 @@ class StepProfiler:
             self._finish()
         if self._folder is None and self._is_asked.is_set():
             self._is_asked.clear()
-            self._steps = range(step, step + STEPS_BY_SIGNAL)
+            self._steps = range(step, step + _STEPS_BY_SIGNAL)
         if self._folder is None and step in self._steps:
             self._begin(range(step, self._steps[-1] + 1))
 

@@ -27,7 +27,7 @@ def run_page_html(
     """
     page = resources.files("axcore.report").joinpath("run_page.html").read_text("utf-8")
     facts = {"runs": list(runs), "written": written, "is_live": is_live, "part": part}
-    page = page.replace("/*BATCH_PAGE*/", embedded_json(packed_batch_template()))
+    page = page.replace("/*BATCH_PAGE*/", embedded_json(_packed_batch_template()))
     return page.replace("/*FACTS*/", embedded_json(facts))
 
 
@@ -43,10 +43,10 @@ def packed_batch_html(batch: Batch, tokenizer: Tokenizer, *, title: str) -> str:
         title: What the batch is of.
     """
     content = packed_batch_content(batch, tokenizer, title=title)
-    return packed_batch_template().replace("/*BATCH*/", embedded_json(content))
+    return _packed_batch_template().replace("/*BATCH*/", embedded_json(content))
 
 
-def packed_batch_template() -> str:
+def _packed_batch_template() -> str:
     """Return the page, with `/*BATCH*/` in the place of what it shows."""
     return resources.files("axcore.report").joinpath("packed_batch.html").read_text("utf-8")
 

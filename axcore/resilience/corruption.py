@@ -33,14 +33,14 @@ _MOST_NAMED = 3
 
 
 Shape = tuple[int, ...]
-Fingerprints = Mapping[int, tuple[int, ...]]
+_Fingerprints = Mapping[int, tuple[int, ...]]
 """By the device's id: of each leaf's shard there, in the order of `jax.tree.leaves`."""
 
 _SPREAD = np.uint32(0x9E3779B1)  # odd, so that distinct indexes stay distinct
 
 
 class CorruptionCheck(Guard):
-    """Compares fingerprints of the parameters between replicas, every some steps and at each save.
+    """A comparison of the parameters' fingerprints between replicas, at intervals and each save.
 
     A mismatch that goes away when it is looked at again is a warning. One that stays ends the run
     before the state is saved. Parameters without replicas can't be compared.
@@ -101,7 +101,7 @@ class Replicas:
 
 
 @attrs.frozen
-class Disagreement:
+class _Disagreement:
     """Replicas whose fingerprints differ.
 
     Args:
@@ -147,13 +147,13 @@ class _Checker:
             self._report(step, found, model, is_lasting=bool(again))
         self._checked = step
 
-    def _everywhere(self, model: Any) -> Fingerprints:
+    def _everywhere(self, model: Any) -> _Fingerprints:
         own = {str(device): sums for device, sums in self._fingerprints(model).items()}
         all_own = all_gather_object("comparing fingerprints", lambda: own)
         return {int(device): tuple(sums) for one in all_own for device, sums in one.items()}
 
     def _report(
-        self, step: int, found: list[Disagreement], model: Any, *, is_lasting: bool
+        self, step: int, found: list[_Disagreement], model: Any, *, is_lasting: bool
     ) -> None:
         what = self._described(found)
         suspects = sorted({device for one in found for device in one.suspects})
@@ -182,7 +182,7 @@ class _Checker:
             "it resumes from its newest checkpoint",
         )
 
-    def _described(self, found: list[Disagreement]) -> str:
+    def _described(self, found: list[_Disagreement]) -> str:
         names = [self._names[one.replicas.leaf] for one in found]
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         where = f"in {', '.join(names[:_MOST_NAMED])}{more}"
@@ -198,7 +198,7 @@ class _Checker:
         each = (f"{one} (process {self._devices[one].process_index})" for one in devices)
         return f"device {' and device '.join(each)}"
 
-    def _computing_wrongly(self, found: list[Disagreement], model: Any) -> list[int]:
+    def _computing_wrongly(self, found: list[_Disagreement], model: Any) -> list[int]:
         """Return the suspects whose fingerprint of their own bits is not the host's."""
         sums, leaves = self._fingerprints(model), jax.tree.leaves(model)
         own = [
@@ -234,13 +234,15 @@ def _groups(at: int, leaf: Any) -> Iterator[Replicas]:
     return (Replicas(at, tuple(ids)) for ids in holders.values() if len(ids) > 1)
 
 
-def disagreements(groups: Sequence[Replicas], fingerprints: Fingerprints) -> list[Disagreement]:
+def disagreements(groups: Sequence[Replicas], fingerprints: _Fingerprints) -> list[_Disagreement]:
     """Return the groups whose devices do not all have one fingerprint.
 
     The fingerprint of more than half is right.
     """
     found = ((one, [fingerprints[device][one.leaf] for device in one.devices]) for one in groups)
-    return [Disagreement(one, _odd(one.devices, sums)) for one, sums in found if len(set(sums)) > 1]
+    return [
+        _Disagreement(one, _odd(one.devices, sums)) for one, sums in found if len(set(sums)) > 1
+    ]
 
 
 def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
@@ -250,7 +252,7 @@ def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
     return tuple(device for device, one in zip(devices, sums, strict=True) if one != common)
 
 
-# -- Fingerprints ----------------------------------------------------------------------------------
+# -- _Fingerprints ----------------------------------------------------------------------------------
 #
 # A fingerprint is the sum, modulo 2**32, of a hash of each element's bits and its index in the
 # whole array. A changed element changes it for certain, several do but for a chance of 2**-32. The
@@ -285,7 +287,7 @@ class Fingerprinter:
         )
         self._program = jax.jit(mapped).lower(*leaves).compile()
 
-    def __call__(self, tree: Any) -> Fingerprints:
+    def __call__(self, tree: Any) -> _Fingerprints:
         """Return the fingerprints of the shards on this process's devices; wait for them."""
         rows = self._program(*jax.tree.leaves(tree))
         return {

@@ -24,7 +24,7 @@ EVENTS_NAME = "events.jsonl"
 SUPERVISOR = "supervisor"
 
 
-HANGS_NAME = "hangs"
+_HANGS_NAME = "hangs"
 _CLAIMED = "config.txt"
 """Trainers write it when the directory is theirs; before that they refuse one that holds files."""
 
@@ -36,7 +36,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {"time": str, "event": str, "pr
 
 @attrs.frozen
 class EventLog:
-    """Appends the events of one process to a run's log.
+    """The part of a run's log that one process appends to.
 
     Args:
         directory: The run directory, which exists.
@@ -48,7 +48,7 @@ class EventLog:
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event; where the disk refuses it, it warns, and the run resumes."""
-        line = {"time": utc_now(), "event": event, "process": self.process, **values}
+        line = {"time": _utc_now(), "event": event, "process": self.process, **values}
         try:
             _append(self.directory / EVENTS_NAME, json.dumps(line).encode() + b"\n")
         except OSError as error:
@@ -101,7 +101,7 @@ class RunLog:
 
     def write(self, event: str, **values: Any) -> None:
         """Write an event, now or when the directory is there, with the time of now."""
-        self._kept.append((event, {"time": utc_now(), **values}))
+        self._kept.append((event, {"time": _utc_now(), **values}))
         self.flush()
 
     def flush(self) -> None:
@@ -115,7 +115,7 @@ class RunLog:
         """Write a file for each process, and return their folder; None where there is no run."""
         if not self._is_claimed():
             return None
-        folder = self._directory / HANGS_NAME / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        folder = self._directory / _HANGS_NAME / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         folder.mkdir(parents=True)
         for index, text in enumerate(stacks):
             text = text or "the process did not answer\n"
@@ -126,7 +126,7 @@ class RunLog:
         return (self._directory / _CLAIMED).exists()
 
 
-def utc_now() -> str:
+def _utc_now() -> str:
     """Return the time as events show it: ISO, UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 

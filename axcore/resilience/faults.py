@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from axcore.trainer import Trainer
 
 
-FOREVER_S = 365 * 86400.0
-FAULT_EVENT = "fault"
+_FOREVER_S = 365 * 86400.0
+_FAULT_EVENT = "fault"
 
 
 _NAMED_FIRST = {"open": 0, "os.mkdir": 0, "os.rename": 1}
@@ -105,7 +105,7 @@ class Fault:
 
 @config
 class Raise(Fault):
-    """Raises an exception that nobody expects."""
+    """An exception that nobody expects."""
 
     def on_batch(self, step: int, batch: Any) -> Any:
         """Raise."""
@@ -114,7 +114,7 @@ class Raise(Fault):
 
 @config
 class Signal(Fault):
-    """Sends the process a signal: SIGKILL ends it at once, SIGSTOP stops it without a word."""
+    """A signal to the process: SIGKILL ends it at once, SIGSTOP stops it without a word."""
 
     signal: Literal["SIGKILL", "SIGSTOP", "SIGTERM", "SIGSEGV"] = "SIGKILL"
 
@@ -126,14 +126,14 @@ class Signal(Fault):
 
 @config
 class _Hanging(Fault):
-    """Makes no progress for some time, in the main thread.
+    """No progress for some time, in the main thread.
 
     Args:
         seconds: How long.
         holds_gil: Whether no other thread of Python runs meanwhile, as in a stuck C library.
     """
 
-    seconds: PositiveFloat = FOREVER_S
+    seconds: PositiveFloat = _FOREVER_S
     holds_gil: bool = False
 
     def _hang(self) -> None:
@@ -142,7 +142,7 @@ class _Hanging(Fault):
 
 @config
 class Hang(_Hanging):
-    """Hangs while the others wait for its batch."""
+    """A hang while the others wait for its batch."""
 
     def on_batch(self, step: int, batch: Any) -> Any:
         """Hang."""
@@ -152,7 +152,7 @@ class Hang(_Hanging):
 
 @config
 class HangAfterStep(_Hanging):
-    """Hangs after a step, so that the others are stuck in the collectives of the next one."""
+    """A hang after a step, so that the others are stuck in the collectives of the next one."""
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
         """Hang."""
@@ -162,7 +162,7 @@ class HangAfterStep(_Hanging):
 
 @config
 class HangInCallback(_Hanging):
-    """Hangs in a callback that sees the metrics of a log line."""
+    """A hang in a callback that sees the metrics of a log line."""
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hang."""
@@ -171,7 +171,7 @@ class HangInCallback(_Hanging):
 
 @config
 class HangInSave(_Hanging):
-    """Hangs as a checkpoint is about to be saved."""
+    """A hang as a checkpoint is about to be saved."""
 
     def on_save(self, step: int, state: TrainState) -> None:
         """Hang."""
@@ -180,7 +180,7 @@ class HangInSave(_Hanging):
 
 @config
 class SlowStep(Fault):
-    """Makes steps slower, `times` in a row, as a straggler is."""
+    """Slower steps, `times` in a row, as of a straggler."""
 
     seconds: PositiveFloat = 1.0
 
@@ -192,7 +192,7 @@ class SlowStep(Fault):
 
 @config
 class PoisonBatch(Fault):
-    """Spoils the process's part of a batch.
+    """Spoilt values in the process's part of a batch.
 
     Args:
         how: `nan` makes its floating-point arrays NaN, and `shuffle` mixes up each array's values.
@@ -208,7 +208,7 @@ class PoisonBatch(Fault):
 
 @config
 class FlipBit(Fault):
-    """Flips one bit of one device's part of a parameter, as failing memory does.
+    """One flipped bit in one device's part of a parameter, as of failing memory.
 
     Args:
         parameter: Its path in the model, such as `decoder.norm.weight`.
@@ -268,7 +268,7 @@ class FlipBit(Fault):
 
 @config
 class FullDisk(Fault):
-    """Refuses new files, folders and renames in the run directory: "No space left on device".
+    """A disk that refuses new files, folders and renames in the run directory, as one that is full.
 
     That is what Python opens or makes; files that are open already can still be written.
     """
@@ -283,7 +283,7 @@ class FullDisk(Fault):
 
 @config
 class SlowDisk(Fault):
-    """Makes each new file, folder and rename in the run directory wait.
+    """A disk on which each new file, folder and rename in the run directory waits.
 
     Args:
         seconds: How long the disk is slow.
@@ -300,7 +300,7 @@ class SlowDisk(Fault):
 
 
 class FaultPlan(Guard):
-    """Trigger faults when their step comes; off wherever no config names it."""
+    """A guard that triggers faults when their step comes; off wherever no config names it."""
 
     @config
     class Config(Guard.Config):
@@ -325,7 +325,7 @@ class FaultPlan(Guard):
         set_disk_fault_roots(directory, *_checkpoint_folder(trainer))
         self._log = EventLog(directory, process_index())
         own = [one for one in read_events(directory).events if one["process"] == process_index()]
-        self._fired.update(one["key"] for one in own if one["event"] == FAULT_EVENT)
+        self._fired.update(one["key"] for one in own if one["event"] == _FAULT_EVENT)
 
     def on_batch(self, step: int, batch: Any) -> Any:
         """Trigger the faults that are due before a step."""
@@ -365,7 +365,7 @@ class FaultPlan(Guard):
         """Write what is about to fire: the process may not live to do so afterwards."""
         self._fired[key] += 1
         kind = class_tag(type(fault)).rpartition(":")[2]
-        self._log.write(FAULT_EVENT, kind=kind, step=step, time_of=self._fired[key], key=key)
+        self._log.write(_FAULT_EVENT, kind=kind, step=step, time_of=self._fired[key], key=key)
 
 
 def _by_path(model: Any) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from axcore.resilience.event_log import read_events
 from axcore.resilience.ledger import GOODPUT_NAME, Label, Ledger, read_ledger, write_ledger
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
-WRITE_EVERY_S = 1.0
+_WRITE_EVERY_S = 1.0
 
 _DEATHS: dict[str, Label] = {"hang": "hang", "process_lost": "lost_work"}
 """What old processes did until the event that a supervisor logged of their end."""
 
 
 class Goodput:
-    """Keeps `goodput.json`: at each report, at the end, and about every second in between.
+    """The writer of `goodput.json`: at each report, at the end, and about every second in between.
 
     What a killed run did after its last write is idle time, unless a supervisor's event says more.
     Seconds of steps that a run repeats after a restart or a rollback are lost work; what else it
@@ -45,7 +45,7 @@ class Goodput:
         now = self._clock()
         self._take(event, now)
         is_report = isinstance(event, RunStarted | StepsDone | RunFinished)
-        if self._directory and (is_report or now - self._written >= WRITE_EVERY_S):
+        if self._directory and (is_report or now - self._written >= _WRITE_EVERY_S):
             self._write(self._directory)
             self._written = now
 

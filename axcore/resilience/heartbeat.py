@@ -19,7 +19,7 @@ from typing import NoReturn
 import attrs
 
 SUPERVISOR_VARIABLE = "AXCORE_SUPERVISOR"
-INTERVAL_S = 0.2
+_INTERVAL_S = 0.2
 STACKS_SIGNAL = signal.SIGUSR2
 """Asks a process for the stacks of its threads; it answers while the GIL is held, too."""
 
@@ -50,7 +50,7 @@ class Beat:
 
 
 class Heartbeat:
-    """Reports to the supervisor that this process lives, and what it does."""
+    """Reports to the supervisor: that this process lives, and what it does."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -69,7 +69,7 @@ class Heartbeat:
 
     def _repeat(self) -> None:
         while True:
-            time.sleep(INTERVAL_S)
+            time.sleep(_INTERVAL_S)
             self._write()
 
     def _write(self) -> None:

@@ -31,7 +31,7 @@ Label = Literal[
     "idle",
 ]
 LABELS: tuple[Label, ...] = get_args(Label)
-USEFUL: Label = "step"
+_USEFUL: Label = "step"
 
 
 GOODPUT_NAME = "goodput.json"
@@ -70,15 +70,15 @@ class Ledger:
         """Say that a step is done."""
         self.mark(time, self.label)
         if step > self.progress[-1][0]:
-            self.progress.append((step, self.seconds[USEFUL]))
+            self.progress.append((step, self.seconds[_USEFUL]))
         if len(self.progress) > _MAX_MARKS:
             self.progress = [*self.progress[:-1:2], self.progress[-1]]
 
     def go_back(self, step: int) -> None:
         """Count as lost what steps after `step` took: they will run again."""
         useful = self._useful_until(step)
-        self.seconds["lost_work"] += self.seconds[USEFUL] - useful
-        self.seconds[USEFUL] = useful
+        self.seconds["lost_work"] += self.seconds[_USEFUL] - useful
+        self.seconds[_USEFUL] = useful
         if step < self.progress[-1][0]:
             before = [one for one in self.progress if one[0] < step]
             self.progress = [*before, (step, useful)] if step else [(0, 0.0)]
@@ -117,11 +117,11 @@ class Ledger:
     @property
     def goodput(self) -> float:
         """The share of useful seconds, 0 to 1."""
-        return self.seconds[USEFUL] / self.wall_s if self.wall_s else 0.0
+        return self.seconds[_USEFUL] / self.wall_s if self.wall_s else 0.0
 
     def losses(self) -> list[tuple[Label, float]]:
         """Return what time was lost to, the largest first."""
-        lost = [(label, self.seconds[label]) for label in LABELS if label != USEFUL]
+        lost = [(label, self.seconds[label]) for label in LABELS if label != _USEFUL]
         return sorted((one for one in lost if one[1] > 0), key=lambda one: -one[1])
 
     def summary(self, most: int = 3) -> str:
@@ -158,7 +158,7 @@ class Ledger:
         at = bisect_right(self.progress, step, key=lambda one: one[0])
         before, useful = self.progress[at - 1]
         if at == len(self.progress):  # what came after the last report
-            return useful if step == before else self.seconds[USEFUL]
+            return useful if step == before else self.seconds[_USEFUL]
         after, more = self.progress[at]
         return useful + (more - useful) * (step - before) / (after - before)
 

@@ -104,7 +104,7 @@ def run_exit_code(code: int) -> int:
 
 @config
 class EscalationLevel:
-    """One answer of an escalation, and how often it may be given within the policy's window."""
+    """One answer, and how often it may be given within the policy's window."""
 
     answer: Answer = "restart_processes"
     times: int = 10
@@ -184,7 +184,7 @@ class Decision(NamedTuple):
 
 
 class Restarts:
-    """Counts answers by cause, and attempts that ended at one step, since a run last came further.
+    """The answers given so far, by cause, and the attempts that ended at one step.
 
     Attributes:
         count: Answers given, but for the last one, to stop.
@@ -248,7 +248,7 @@ class Restarts:
 
 
 class FailureAttribution:
-    """Counts failures by process since the run last changed its number of processes."""
+    """Failures by process, since the run last changed its number of processes."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -31,16 +31,16 @@ from axcore.launch.children import Child, ProcessStart
 from axcore.launch.local import mark_of
 from axcore.resilience.heartbeat import STACKS_SIGNAL, SUPERVISOR_VARIABLE, Beat, Heartbeat
 
-STANDBY_VARIABLE = "AXCORE_STANDBY"
+_STANDBY_VARIABLE = "AXCORE_STANDBY"
 READY = "standby"
 """The phase of a standby worker that has nothing left to import."""
 
 
-STOOD_DOWN = "stood_down"
+_STOOD_DOWN = "stood_down"
 """The phase of a trainer that has left its attempt and waits for the next one."""
 
 
-LEAVE = "leave\n"
+_LEAVE = "leave\n"
 """The line by which a supervisor asks a trainer to leave."""
 
 _LOWEST_PRIORITY = 19
@@ -100,7 +100,7 @@ class TrackedProcess:
     @property
     def has_stood_down(self) -> bool:
         """Whether the process has left its attempt, and waits for the next one."""
-        return self.beat.phase == STOOD_DOWN
+        return self.beat.phase == _STOOD_DOWN
 
     def read_beats(self) -> bool:
         """Take in what the process has reported; return whether it can report more."""
@@ -153,7 +153,7 @@ class StandbyProcess(TrackedProcess):
     def __init__(self, start: ProcessStart, index: int, mark: str) -> None:
         """Start the process, with a pipe for what changes until its turn."""
         turn, self._turn = os.pipe()
-        environment = {**start.environment, STANDBY_VARIABLE: str(turn)}
+        environment = {**start.environment, _STANDBY_VARIABLE: str(turn)}
         super().__init__(attrs.evolve(start, environment=environment), index, mark, (turn,))
         self._given = start
         self._waits = False
@@ -165,7 +165,7 @@ class StandbyProcess(TrackedProcess):
             return False
         # Until it has read its turn, it goes on to report that it waits; that is no progress of the
         # new attempt, nor has it left it.
-        self._waits = self.was_ready = self.beat.phase in (READY, STOOD_DOWN)
+        self._waits = self.was_ready = self.beat.phase in (READY, _STOOD_DOWN)
         self.progress_at = self._step_at = time.monotonic()
         self.beat, self.first_step, self.last_step = Beat(), -1, -1
         before = self._given.environment
@@ -176,13 +176,13 @@ class StandbyProcess(TrackedProcess):
 
     def _take(self, beat: Beat) -> None:
         """Pass over beats from before its turn, which it sends until it knows of it."""
-        self._waits = self._waits and beat.phase in (READY, STOOD_DOWN)
+        self._waits = self._waits and beat.phase in (READY, _STOOD_DOWN)
         if not self._waits:
             super()._take(beat)
 
     def ask_to_leave(self) -> None:
         """Ask the process to leave, if it has not yet."""
-        self._write(LEAVE)
+        self._write(_LEAVE)
 
     def _write(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # its end shows in its exit code
@@ -203,7 +203,7 @@ def process_state(pid: int) -> str:
 
 
 class StandbyWorkers:
-    """Keeps standby workers while a run makes steps, and gives them to the next attempt."""
+    """The standby workers of a run: started while it makes steps, used by the next attempt."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, StandbyProcess] = {}
@@ -270,7 +270,7 @@ class StandbyControl:
             heartbeat: Reports that the process is ready.
             environment: Gets the variables of each attempt.
         """
-        text = environment.pop(STANDBY_VARIABLE, "")
+        text = environment.pop(_STANDBY_VARIABLE, "")
         self._pipe = int(text) if text else None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._heartbeat = heartbeat
@@ -303,7 +303,7 @@ class StandbyControl:
 
     def stand_down(self) -> float:
         """Say that this process has left its attempt; return when the next turn came."""
-        _report(self._heartbeat, STOOD_DOWN)
+        _report(self._heartbeat, _STOOD_DOWN)
         return self._next()
 
     def _next(self) -> float:
@@ -317,7 +317,7 @@ class StandbyControl:
     def _read(self, pipe: int, on_leave: Callable[[], None]) -> None:
         with open(pipe, encoding="utf-8") as lines:
             for line in lines:
-                if line == LEAVE:
+                if line == _LEAVE:
                     on_leave()
                 else:
                     self._lines.put(line)

@@ -41,7 +41,7 @@ def slower_by(seconds: Sequence[float], process: int) -> float:
 
 @attrs.define
 class Stragglers:
-    """Counts how long each process has been slow.
+    """How long each process has been slow.
 
     Args:
         mads: How many MADs slower than the others a slow process is.
@@ -63,7 +63,7 @@ class Stragglers:
 
 
 class StragglerCheck(Guard):
-    """Compares processes at each log step; put it last, so that it sees what other guards cost."""
+    """A comparison of processes at each log step; put it last: it sees the cost of other guards."""
 
     @config
     class Config(Guard.Config):

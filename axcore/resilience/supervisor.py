@@ -40,7 +40,7 @@ _LEAVES_SURVIVORS = ("killed", "crashed", "lost", "corrupted")
 
 
 class Supervisor:
-    """Starts all processes of a run, and starts them again as long as the policy allows."""
+    """The processes of a run on this machine, started again as long as the policy allows."""
 
     def __init__(
         self, starts: Callable[[int], Sequence[ProcessStart]], directory: Path, policy: Policy
@@ -211,7 +211,10 @@ def _since(began: float) -> Any:
 
 
 class CoordinationService:
-    """The service of one attempt after another; each has one of its own."""
+    """jax's coordination service, in the supervisor, so that no trainer's end ends it.
+
+    Each attempt has a service of its own.
+    """
 
     def __init__(self) -> None:
         self._service: Any = None

@@ -19,7 +19,7 @@ from axcore.resilience.heartbeat import Heartbeat
 from axcore.resilience.policy import Policy
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
-STACKS_NAME = "stacks.txt"
+_STACKS_NAME = "stacks.txt"
 _REARM_S = 1.0
 
 
@@ -51,7 +51,7 @@ class Watchdog:
         self._rearm()
 
     def _open(self, directory: Path) -> None:
-        self._file = (directory / STACKS_NAME).open("a", encoding="utf-8")
+        self._file = (directory / _STACKS_NAME).open("a", encoding="utf-8")
         threading.Thread(target=self._warn, name="watchdog", daemon=True).start()
 
     def _close(self) -> None:
@@ -95,7 +95,7 @@ class Watchdog:
 
 
 class ProgressReports:
-    """Keeps a heartbeat's phase, and the step that is under way, up to date."""
+    """An observer that keeps a heartbeat's step and phase up to date."""
 
     sees_phases = True
 

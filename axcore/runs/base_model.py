@@ -22,7 +22,7 @@ from axcore.runs.run_weights import RunWeights
 from axcore.tasks import DPO, KTO
 from axcore.trainer import Trainer
 
-STAND_IN = tiny().model
+_STAND_IN = tiny().model
 """The model of an experiment whose base is not known yet."""
 
 _SIXTEEN_BITS = ("bfloat16", "float16")
@@ -41,7 +41,7 @@ class BaseModel(WeightSource):
 
     @config
     class Config(WeightSource.Config):
-        """Describes what a run begins with.
+        """What a run begins with.
 
         Args:
             path: A run directory, or a folder that holds a published model.
@@ -61,7 +61,7 @@ class BaseModel(WeightSource):
             """
             if self.path is REQUIRED:
                 return cfg
-            if cfg.model != STAND_IN:
+            if cfg.model != _STAND_IN:
                 raise ConfigError(
                     "the model was changed before its base was known, and that would be lost",
                     where="model",
@@ -156,7 +156,7 @@ def kto() -> Trainer.Config:
 def _further(data: DataLoader.Config, *, peak: float) -> Trainer.Config:
     """Return the config of training a base further, at a low rate."""
     return Trainer.Config(
-        model=STAND_IN,
+        model=_STAND_IN,
         data=data,
         learner=Learner.Config(
             optimizer=AdamW.Config(weight_decay=0.0),

@@ -48,7 +48,7 @@ from axcore.whole_files import read_regular
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
-OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
+_OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
 _LENGTH = 2048
 """Tokens of a row of a model that sets no limit."""
@@ -213,7 +213,7 @@ def export_run(
     tokenizer = getattr(run.trainer.data, "tokenizer", None)
     corrections = correction_format(cfg)
     if merged:
-        cfg, state = merged_model(cfg, state)
+        cfg, state = _merged_model(cfg, state)
     elif corrections is not None:
         check_base_is_unchanged(
             run.config.init_from,
@@ -267,7 +267,7 @@ def _with_published(cfg: Any, source: Any) -> Any:
     return evolve(cfg, published=published.published)
 
 
-def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
+def _merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
     """Return config and state of a model with its adapters added to its weights.
 
     Raises:
@@ -289,7 +289,7 @@ def published_tokenizer(published: PublishedModel) -> Tokenizer.Config:
         return tokenizer_in(folder)
     if (folder / PIECES).is_file():
         return _pieces(folder)
-    if others := [name for name in OTHER_TOKENIZERS if (folder / name).is_file()]:
+    if others := [name for name in _OTHER_TOKENIZERS if (folder / name).is_file()]:
         raise CheckpointError(
             f"the folder's tokenizer is {', '.join(others)}, which is not read",
             where=str(folder),
@@ -382,6 +382,6 @@ def export_gguf(
         raise ConfigError("a GGUF file says how long rows are; the run's data has no seq_len")
     state = run.state
     if merged:
-        cfg, state = merged_model(cfg, state)
+        cfg, state = _merged_model(cfg, state)
     kind = to_gguf(path, cfg, state, vocabulary=vocabulary, max_length=length, dtype=dtype)
     return f"a model of type {kind} for llama.cpp" + (f"; {note}" if note else "")

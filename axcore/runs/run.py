@@ -83,7 +83,7 @@ class Run:
         return f"<Run {str(self.directory)!r}>"
 
     def _repr_html_(self) -> str:
-        return run_html(self.directory)
+        return _run_html(self.directory)
 
     @property
     def state(self) -> Any:
@@ -204,7 +204,7 @@ class Run:
     @cached_property
     def _generator(self) -> Generator:
         """What draws text; it keeps the programs that it compiled."""
-        return text_generator(self.trainer, self.state)
+        return _text_generator(self.trainer, self.state)
 
     @cached_property
     def _restored(self) -> RestoredModel:
@@ -232,7 +232,7 @@ def no_text_reason(trainer: Trainer) -> str | None:
     return None
 
 
-def text_generator(trainer: Any, model_state: Any) -> Generator:
+def _text_generator(trainer: Any, model_state: Any) -> Generator:
     """Return what draws text from a trainer's model.
 
     Raises:
@@ -255,7 +255,7 @@ def generate_text(
     Raises:
         ConfigError: The trainer's model or data is not of text.
     """
-    generator = text_generator(trainer, model_state)
+    generator = _text_generator(trainer, model_state)
     with use_policy(trainer.compiler.kernel_policy):
         return generator.generate(prompt, **options)
 
@@ -314,7 +314,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float, str)) else float("nan")
 
 
-def run_html(directory: Path) -> str:
+def _run_html(directory: Path) -> str:
     """Return what is known of a run as HTML; a damaged file of it is named."""
     summary = summarise_run(directory)
     note = f"run, {summary.state}, step {summary.last_step or 0} of {summary.max_steps}"

@@ -156,17 +156,17 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
         kernels=problems.or_none(KERNELS_NAME, lambda: _kernels(folder)) or [],
         samples=problems.or_none(SAMPLES_NAME, lambda: read_samples(folder)) or [],
         sample=problems.or_none(SAMPLE_NAME, lambda: _text(folder / SAMPLE_NAME)),
-        step_memory=problems.or_none(MEMORY_NAME, lambda: step_memory_facts(folder)),
+        step_memory=problems.or_none(MEMORY_NAME, lambda: _step_memory_facts(folder)),
         profile=problems.or_none("the newest profile", read_newest),
         batch=problems.or_none(FIRST_BATCH_NAME, lambda: first_batch(folder, trust_code)),
-        evaluations=problems.or_none(EVALUATION_FOLDER, lambda: evaluations(folder)) or [],
+        evaluations=problems.or_none(_EVALUATION_FOLDER, lambda: evaluations(folder)) or [],
         **layout,
         problems=list(dict.fromkeys(problems.found)),
     )
 
 
 class _Problems:
-    """Gathers what goes wrong, warnings among it."""
+    """What went wrong while reading, warnings among it."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -311,7 +311,7 @@ def _shares(weights: Any) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items() if weight}
 
 
-def step_memory_facts(folder: Path) -> dict[str, Any] | None:
+def _step_memory_facts(folder: Path) -> dict[str, Any] | None:
     """Return what the step of a run's newest start needs; None where no start has kept it.
 
     Raises:
@@ -328,7 +328,7 @@ def step_memory_facts(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-EVALUATION_FOLDER = "evaluation"
+_EVALUATION_FOLDER = "evaluation"
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
@@ -337,7 +337,7 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: A file is no result.
     """
-    files = (folder / EVALUATION_FOLDER).glob("*/*.json")
+    files = (folder / _EVALUATION_FOLDER).glob("*/*.json")
     steps = [file for file in files if file.parent.name.isdecimal() and file.name != "model.json"]
     found = [_result(file) for file in steps]
     return sorted(found, key=lambda one: (one["step"], one["task"]))

@@ -43,7 +43,7 @@ class RunWeights(WeightSource):
 
     @config
     class Config(WeightSource.Config):
-        """Describes the weights of a run.
+        """Which weights of which run.
 
         Args:
             path: The run directory.
@@ -69,7 +69,7 @@ class RunWeights(WeightSource):
 
 @config
 class FromRun(FirstWeights):
-    """Begins a run with the weights of another run; edits of them are further modifiers.
+    """The weights of another run to begin with; edits of them are further modifiers.
 
     Args:
         path: The run directory.

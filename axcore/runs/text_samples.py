@@ -22,7 +22,7 @@ SAMPLES_NAME = "samples.jsonl"
 
 
 class TextSamples(Guard):
-    """Continues prompts at each evaluation, the same random draws each time.
+    """Prompts that are continued at each evaluation, with the same seeds each time.
 
     It reads the state that was evaluated, and changes nothing of training. The first time compiles
     what draws text; its cache stays in memory.
@@ -30,7 +30,7 @@ class TextSamples(Guard):
 
     @config
     class Config(Guard.Config):
-        """Describes `TextSamples`.
+        """The config of `TextSamples`.
 
         Args:
             prompts: What is continued; the prompt of the run's config where empty.
@@ -93,7 +93,7 @@ class TextSamples(Guard):
 
 @config
 class DrawSamples:
-    """Draws text at each evaluation: `--modify 'draw_samples(max_tokens=100)'`.
+    """Text samples at each evaluation: `--modify 'draw_samples(max_tokens=100)'`.
 
     Args:
         prompts: What is continued; the prompt of the run's config where empty.

@@ -13,10 +13,10 @@ from axcore.aot.hlo.program import ModuleNames
 from axcore.aot.report.report import LargeBuffer, Memory
 from axcore.plugins import Hardware
 
-RESERVED_FRACTION = 0.02
+_RESERVED_FRACTION = 0.02
 """Share of a chip's nominal memory that drivers keep for themselves."""
 
-NUM_LARGEST = 10
+_NUM_LARGEST = 10
 
 _NEEDED = re.compile(
     r"temporaries \((?P<size>[\d.]+)(?P<unit>[KMGT])\) exceeds available HBM"
@@ -32,7 +32,7 @@ def capacity_bytes(hardware: Hardware) -> int | None:
     """Return the bytes that a program can have of a device's memory, None where unknown."""
     if hardware.memory_bytes is None:
         return None
-    return int(hardware.memory_bytes * (1 - RESERVED_FRACTION)) // hardware.devices_per_chip
+    return int(hardware.memory_bytes * (1 - _RESERVED_FRACTION)) // hardware.devices_per_chip
 
 
 def measured_memory(stats: Any, trainer: Any, peak: MemoryPeak, names: ModuleNames) -> Memory:
@@ -76,7 +76,7 @@ def _largest(peak: MemoryPeak, names: ModuleNames) -> tuple[LargeBuffer, ...]:
         for one in peak.buffers
     )
     alike = [attrs.evolve(one, count=count) for one, count in counts.items()]
-    return tuple(sorted(alike, key=lambda one: -one.nbytes * one.count)[:NUM_LARGEST])
+    return tuple(sorted(alike, key=lambda one: -one.nbytes * one.count)[:_NUM_LARGEST])
 
 
 def memory_from_oom_error(refusal: str, trainer: Any) -> Memory | None:

@@ -272,7 +272,7 @@ def waits_s(
 
 
 class _Player:
-    """Plays computations, each once, from a time at which nothing is on its way."""
+    """A simulation of the schedule, from a time at which no transfer is on its way."""
 
     def __init__(
         self, program: Program, work_s: Mapping[str, float], transfers: Sequence[Transfer]

@@ -61,7 +61,7 @@ class _Lifetimes:
 
     def __init__(self, program: Program, computation: Computation) -> None:
         self.program = program
-        self.computation = inlined(program, computation)
+        self.computation = _inlined(program, computation)
         self.held: dict[str, tuple[tuple[Buffer, ...], ...]] = {}
         self.births: dict[Buffer, int] = {}
         self.deaths: dict[Buffer, int] = {}
@@ -233,7 +233,7 @@ def _matching(shape: Shape, given: list[tuple[tuple[Buffer, ...], ...]]) -> tupl
 # computation of its own, for example, and calls that.
 
 
-def inlined(program: Program, computation: Computation) -> Computation:
+def _inlined(program: Program, computation: Computation) -> Computation:
     """Return a computation that holds what its calls run in place of the calls."""
     return Computation(computation.name, tuple(_instructions(program, computation)))
 
@@ -244,7 +244,7 @@ def _instructions(program: Program, computation: Computation) -> Iterator[Instru
         if called is None or called.root.opcode == "parameter":
             yield one
         else:
-            yield from _of_call(one, inlined(program, called))
+            yield from _of_call(one, _inlined(program, called))
 
 
 def _of_call(call: Instruction, called: Computation) -> Iterator[Instruction]:

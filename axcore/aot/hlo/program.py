@@ -314,7 +314,7 @@ def _scopes(path: Iterable[str | int]) -> Path:
 
 
 class ModuleNames:
-    """Names the module that an operation belongs to."""
+    """The module that an operation belongs to, by its scopes."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = frozenset(paths)

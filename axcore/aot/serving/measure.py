@@ -50,15 +50,15 @@ from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import AotTarget, Hardware, wanted_compiler_options
 
-NUM_AHEAD = 2
+_NUM_AHEAD = 2
 """Calls that may be under way when a request comes: one runs, and the next one was started."""
 
 
 Key = tuple[Any, ...]
 """Of a program: its name, and the sizes that it is made for; see `program_table`."""
 
-READING = ("read", "score")
-DRAWING = ("draw_many", "advance")
+_READING = ("read", "score")
+_DRAWING = ("draw_many", "advance")
 """Names of programs that run the model: on texts, and on the last token of each row."""
 
 
@@ -116,7 +116,7 @@ def measure_serving(
 
 
 @attrs.frozen(kw_only=True)
-class ServingProgram:
+class _ServingProgram:
     """A program that was lowered.
 
     Args:
@@ -236,14 +236,14 @@ class ServingPrograms:
         """Return the bytes of all caches of the engine on a device."""
         return self._served.cache_bytes
 
-    def lowered(self, key: Key) -> ServingProgram:
+    def lowered(self, key: Key) -> _ServingProgram:
         """Return the program of a key."""
         name, *sizes = key
         places = {"caches": self._placed_caches, "memory": self._whole}
         with recording_plan() as recording, use_policy(self._policy):
             lowered = self._table[name].lowered(tuple(sizes), self._held, (self._whole, places))
         passes = {"read": 1, "advance": 1, "draw_many": self.tokens_per_call}
-        return ServingProgram(
+        return _ServingProgram(
             lowered=lowered, plan=recording.plan(), num_passes=passes.get(name, 0), rows=sizes[0]
         )
 
@@ -300,7 +300,7 @@ def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
             (cost.program_bytes for key, cost in costs.items() if key[0] in names), default=0
         )
 
-    kinds = {name: largest(names) for names in (READING, DRAWING) for name in names}
+    kinds = {name: largest(names) for names in (_READING, _DRAWING) for name in names}
     return sum(costs[key].program_bytes if key in costs else kinds.get(key[0], 0) for key in keys)
 
 
@@ -329,7 +329,7 @@ class _Measured:
         if beside:
             token = decode[min(size for size in decode if size >= beside)]
             costs += [token] * (len(pieces) - 1)
-            count = NUM_AHEAD * self._programs.tokens_per_call
+            count = _NUM_AHEAD * self._programs.tokens_per_call
             waits_s = None if token.seconds is None else count * token.seconds
         total = sum_of_calls(costs, rows=1, tokens=self._programs.load.prompt)
         return FirstToken(beside=beside, pieces=pieces, waits_s=waits_s, cost=total)
@@ -345,7 +345,7 @@ class _Measured:
             self.costs[key] = self._read(lowered, compiled)
         return self.costs[key]
 
-    def _read(self, one: ServingProgram, compiled: Any) -> CallCost:
+    def _read(self, one: _ServingProgram, compiled: Any) -> CallCost:
         programs, hardware = self._programs, self._programs.hardware
         stats, program = compiled.memory_analysis(), parse_program(compiled.as_text())
         analysis = analyse(program, hardware, one.plan.choices)
