@@ -96,20 +96,20 @@ def _with_flags(own: str, wanted: str) -> str:
     return " ".join((*kept, wanted))
 
 
-_DEVICES_OF_A_PROCESS = 2048
+_MAX_DEVICES = 2048
 """XLA takes any further device of a host for that of another process."""
 
 
 def host_devices(hardware: Hardware) -> Sequence[Any]:
     """Return as many of the host's devices as the hardware has, to compile for.
 
-    XLA compiles programs for more than `_DEVICES_OF_A_PROCESS` where processes can reach one another
+    XLA compiles programs for more than `_MAX_DEVICES` where processes can reach one another
     only, and so this one becomes the only one of a group: call it before anything asks JAX for
     devices. Such a program does not run.
     """
     import jax  # not above: the caller may still set variables that jax reads when it is imported
 
-    if hardware.num_devices > _DEVICES_OF_A_PROCESS and not jax.distributed.is_initialized():
+    if hardware.num_devices > _MAX_DEVICES and not jax.distributed.is_initialized():
         _start_group_of_one()
     return jax.devices("cpu")[: hardware.num_devices]
 
