@@ -28,7 +28,7 @@ from axcore.config import (
     class_tag,
     config,
     digest,
-    name_the_known,
+    suggest_names,
 )
 from axcore.distributed import process_count, process_index
 from axcore.errors import ConfigError
@@ -227,7 +227,7 @@ class FlipBit(Fault):
         super().check(trainer)
         leaves = _by_path(trainer.compiler.abstract_state().model)
         if self.parameter not in leaves:
-            known = name_the_known(self.parameter, list(leaves))
+            known = suggest_names(self.parameter, list(leaves))
             raise ConfigError(
                 f"there is no parameter {self.parameter!r}; {known}", where="FlipBit.parameter"
             )

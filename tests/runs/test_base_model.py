@@ -99,7 +99,7 @@ def test_a_model_that_was_changed_too_early_is_not_lost_in_silence(trained):
 
 
 def test_a_base_that_is_none_is_named(tmp_path, chats):
-    with pytest.raises(CheckpointError, match="neither a run nor a published model"):
+    with pytest.raises(CheckpointError, match="neither a run nor a pretrained checkpoint"):
         load_experiment("sft", overrides(tmp_path, chats))
 
 
