@@ -252,7 +252,7 @@ def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
     return tuple(device for device, one in zip(devices, sums, strict=True) if one != common)
 
 
-# -- Fingerprints -----------------------------------------------------------------------------------
+# -- Fingerprints ----------------------------------------------------------------------------------
 #
 # A fingerprint is the sum, modulo 2**32, of a hash of each element's bits and its index in the
 # whole array. A changed element changes it for certain, several do but for a chance of 2**-32. The
