@@ -78,7 +78,7 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
 
 
 def _overrides(tasks: Sequence[str], rest: dict[str, Any]) -> tuple[str, ...]:
-    """Returns what the options set, before what --set does."""
+    """Return what the options set, before what --set does."""
     from axcore.evaluation import find_tasks
 
     numbers = {name: rest[name] for name in ("limit", "num_shots") if rest[name] is not None}

@@ -1,4 +1,4 @@
-"""`axcore fault-test`: train with the faults of a plan, and report what happened to the run."""
+"""`axcore fault-test`: train with the faults of a plan, and report what happened."""
 
 import subprocess
 import sys

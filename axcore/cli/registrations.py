@@ -32,8 +32,8 @@ def commands() -> Iterator[Command]:
         ("loc", "loc", "Measure what features and changes cost in lines of code"),
         ("doctor", "doctor", "Check the installation"),
     ):
-        function = name.replace("-", "_")
-        yield Command(name=name, fn=Ref(f"axcore.cli.{module}:{function}"), summary=summary)
+        fn = Ref(f"axcore.cli.{module}:{name.replace('-', '_')}")
+        yield Command(name=name, fn=fn, summary=summary)
 
 
 @hook.doctor_checks

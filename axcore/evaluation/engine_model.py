@@ -27,7 +27,7 @@ class EngineModel:
         """Tokens of a text that is scored: the engine draws one more."""
 
     def ask(self, question: Question) -> "PendingScore | PendingText":
-        """Takes a question; returns at once.
+        """Take a question; return at once.
 
         Raises:
             ConfigError: It can never be answered.
@@ -42,7 +42,7 @@ class EngineModel:
             raise ConfigError(error.what, where=error.where, hint=error.hint) from error
 
     def score(self, context: Sequence[int], continuation: Sequence[int]) -> "PendingScore":
-        """Asks how likely tokens are after others; the first of these are cut where too long."""
+        """Ask how likely tokens are after others; the first of these are cut where too long."""
         tokens = (*context, *continuation)
         kept = tokens[-self.longest :]
         num_scored = min(len(continuation), len(kept) - 1)
@@ -50,7 +50,7 @@ class EngineModel:
         return PendingScore((_Window(answer, num_scored),), num_cut=len(tokens) - len(kept))
 
     def encode_pair(self, question: Likelihood) -> tuple[list[int], list[int]]:
-        """Returns the tokens of context and continuation.
+        """Return the tokens of context and continuation.
 
         They are divided where the tokens of the context alone end, after spaces at its end were
         moved to the continuation, as tokenizers put spaces before words.
@@ -70,7 +70,7 @@ class EngineModel:
         return [self.tokenizer.eos_id if first is None else first]
 
     def _score_text(self, text: str) -> "PendingScore":
-        """Asks for a text in windows, of which each begins with the last token of the one before.
+        """Ask for a text in windows, of which each begins with the last token of the one before.
 
         Every token is scored once, the first one after the token that begins texts.
         """
@@ -133,7 +133,7 @@ class PendingScore:
         self._windows, self._num_cut = windows, num_cut
 
     def reply(self, timeout_s: float) -> Scored:
-        """Returns the score.
+        """Return the score.
 
         Raises:
             TimeoutError: It is not there in time; it is given up.
@@ -167,7 +167,7 @@ class PendingText:
         self._answer, self._num_cut = answer, num_cut
 
     def reply(self, timeout_s: float) -> Written:
-        """Returns the text.
+        """Return the text.
 
         Raises:
             TimeoutError: It is not finished in time; it is given up.
@@ -191,7 +191,7 @@ def _result(answer: Answer, timeout_s: float) -> Completion:
 
 @contextmanager
 def engine_model(opened: OpenedModel, *, max_rows: int = 16) -> Iterator[EngineModel]:
-    """Yields a model that answers questions, by the kernels that it trains with.
+    """Yield a model that answers questions, by the kernels that it trains with.
 
     Args:
         opened: What `open_model` returned.

@@ -135,7 +135,7 @@ class Family:
     def read_all(
         self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False
     ) -> tuple[Any, CheckpointInfo]:
-        """Returns that config, and what else exports of the model are to say.
+        """Return that config, and what else exports of the model are to say.
 
         Args:
             values: As `read`.
@@ -167,13 +167,13 @@ class Family:
         return cfg, published
 
     def flat(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of a `config.json`, those that are nested beside the others."""
+        """Return the fields of a `config.json`, those that are nested beside the others."""
         found = {**self.defaults, **values, **values.get(self.nested, {})}
         found.pop(self.nested, None)
         return found
 
     def mtp_layers(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns regular expressions of the tensors that are for multi-token prediction alone.
+        """Return regular expressions of the tensors that are for multi-token prediction alone.
 
         Args:
             values: What `config.json` says; layers are numbered on behind the last of the model.
@@ -187,7 +187,7 @@ class Family:
     def _check_unread(
         self, left: Mapping[str, Any], *, allow_unknown_fields: bool
     ) -> tuple[str, ...]:
-        """Names the fields that no entry of the map has read; returns those that could matter.
+        """Name the fields that no entry of the map has read; return those that could matter.
 
         Raises:
             ConfigError: There are some of these, and that is not allowed.
@@ -236,7 +236,7 @@ class Family:
         return values
 
     def normal(self, cfg: Any) -> Any:
-        """Returns a config of the family in the one form that all have which make equal numbers."""
+        """Return a config of the family in the one form that all have which make equal numbers."""
         cfg = canonical(cfg)
         for entry in self.config:
             cfg = entry.normal(cfg)
@@ -245,7 +245,7 @@ class Family:
     def bind(
         self, cfg: Any, *, ignored: tuple[str, ...] = TRAINING_ONLY, specs: Any = None
     ) -> BoundMap:
-        """Returns the weight map of a model, applied to its state.
+        """Return the weight map of a model, applied to its state.
 
         Args:
             cfg: The model's config.
@@ -258,7 +258,7 @@ class Family:
 
 
 def family_named(name: str) -> Family:
-    """Returns the family of a `model_type`.
+    """Return the family of a `model_type`.
 
     Raises:
         ConfigError: No plugin that is installed brings it.
@@ -327,14 +327,14 @@ _OTHER_WEIGHTS = re.compile(
 
 
 def name_of(folder: Path) -> str:
-    """Returns what a folder's model is called: on the Hub, if the folder is in its cache."""
+    """Return what a folder's model is called: on the Hub, if the folder is in its cache."""
     parent = folder.absolute().parent.parent.name  # models--OWNER--NAME/snapshots/COMMIT
     owner_and_name = parent.removeprefix("models--").split("--", maxsplit=1)
     return "/".join(owner_and_name) if parent.startswith("models--") else folder.absolute().name
 
 
 def files_beside(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the paths of files of a folder that exports have again, and the names of others.
+    """Return the paths of files of a folder that exports have again, and the names of others.
 
     Weights in other formats are not named: the model has them.
     """
@@ -353,7 +353,7 @@ def _is_kept(name: str) -> bool:
 def exported_files(
     published: CheckpointInfo | None, tokens: Mapping[str, Any], files: Mapping[str, bytes] | None
 ) -> dict[str, bytes]:
-    """Returns the files of an export besides `config.json` and weights, by name.
+    """Return the files of an export besides `config.json` and weights, by name.
 
     What the pretrained checkpoint had and the export lacks is named by a warning.
 
@@ -392,7 +392,7 @@ def _is_tokenizer_of(found: Mapping[str, bytes], files: Mapping[str, bytes]) -> 
 
 
 def _card(published: CheckpointInfo, text: str) -> str:
-    """Returns a model card that names the base, under the licence that the base's card names."""
+    """Return a model card that names the base, under the licence that the base's card names."""
     header = re.match(r"---\n(.*?\n)---\n", text, re.DOTALL)
     lines = header[1].splitlines() if header else []
     licence = [line for line in lines if re.match(r"licen[cs]e(_name|_link)?: *\S", line)]

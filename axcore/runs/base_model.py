@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import REQUIRED, config, evolve, field_names
+from axcore.config import REQUIRED, config, evolve, field_names, update_config
 from axcore.data import ChatFiles, Data, DataLoader, LabelledChats, PreferenceData
 from axcore.errors import CheckpointError, ConfigError
 from axcore.experiments.tiny import tiny
@@ -98,8 +98,14 @@ def _of_run(source: BaseModel.Config, cfg: Any) -> Any:
         raise ConfigError("the run has no tokenizer", where=source.path)
     data = evolve(cfg.data, tokenizer=tokenizer, seq_len=min(base.data.seq_len, LONGEST))
     weights = RunWeights.Config(**_shared(source, RunWeights.Config))
-    return evolve(
-        cfg, model=base.model, data=data, init_from=weights, allow_kernels=base.allow_kernels
+    return update_config(
+        cfg,
+        {
+            "model": base.model,
+            "data": data,
+            "init_from": weights,
+            "kernels.allow": base.kernels.allow,
+        },
     )
 
 

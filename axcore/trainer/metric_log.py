@@ -86,7 +86,7 @@ class MetricLog:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Open the writers of the config for the steps within."""
-        writers = find_writers(self._trainer.config.writers) if is_process_zero() else ()
+        writers = find_writers(self._trainer.config.logging.writers) if is_process_zero() else ()
         with Writers(writers, self._directory, step=self._position.step) as self._writers:
             yield
 

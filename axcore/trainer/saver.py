@@ -55,7 +55,7 @@ class Position:
         self.pending.clear()
 
     def extra(self, identity: Any) -> dict[str, Any]:
-        """Return what is saved beside the state; the window with the steps that are pending."""
+        """Return what is saved besides the state; the window with the steps that are pending."""
         window = LossWindow.from_json(self.window.as_json())
         for losses, groups in jax.device_get([(m.losses, m.group_losses) for m in self.pending]):
             window.add(losses, groups)
@@ -124,7 +124,7 @@ class Saver:
             self._emit(CheckpointSaved(step=step))
 
     def record(self, step: int) -> None:
-        """Record which checkpoint is the newest, so that a lost one is no fresh start."""
+        """Record which checkpoint is the newest, so that losing it is noticed."""
         check_is_there(self._directory)
         if is_process_zero():
             went_back = (self._num_resets, self.launches)

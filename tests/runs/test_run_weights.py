@@ -1,4 +1,4 @@
-"""First weights from another run or a pretrained checkpoint, edited: laws that hold for both."""
+"""Initial weights from another run or a pretrained checkpoint, edited: laws that hold for both."""
 
 import json
 
@@ -312,7 +312,9 @@ def test_a_run_begins_with_the_averages_that_another_one_evaluates(tmp_path):
     begun = trainer_on(with_changes(cfg, edits, Hardware.parse("cpu-2")), 2)
     assert same(begun.first_state().model, load_run(tmp_path / "first").state)
     begun.run(tmp_path / "second", quiet=True)
-    assert f"({tmp_path / 'first'}, step 2)" in (tmp_path / "second/first_weights.txt").read_text()
+    assert (
+        f"({tmp_path / 'first'}, step 2)" in (tmp_path / "second/initial_weights.txt").read_text()
+    )
     start = json.loads((tmp_path / "second" / RUN_HISTORY_NAME).read_text().splitlines()[0])
     assert f"path: '{tmp_path / 'first'}'" in "\n".join(start["init_from"])
     assert "RenameWeights" in "\n".join(start["init_from"])

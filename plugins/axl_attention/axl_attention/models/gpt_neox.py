@@ -52,7 +52,7 @@ def _size(vocab_size: int, dim: int, num_layers: int, num_heads: int) -> dict[st
     }
 
 
-GPT_NEOX_SIZES: Sizes = {
+_GPT_NEOX_SIZES: Sizes = {
     "pythia-70m": _size(50_304, 512, 6, 8),
     "pythia-160m": _size(50_304, 768, 12, 12),
     "pythia-410m": _size(50_304, 1024, 24, 16),
@@ -72,7 +72,7 @@ def gpt_neox(size: str) -> CausalLM.Config:
     Source: Black et al. 2022, arXiv:2204.06745, section 2; Biderman et al. 2023, arXiv:2304.01373,
     table 1.
     """
-    cfg = transformer(**of_size("gpt_neox", GPT_NEOX_SIZES, size))
+    cfg = transformer(**of_size("gpt_neox", _GPT_NEOX_SIZES, size))
     gelu = "gelu_tanh" if size == "20b" else "gelu"
     for part, new in (
         (RMSNorm, LayerNorm.Config()),
@@ -88,13 +88,13 @@ class _ParallelResidual(ConfigEntry):
     """`use_parallel_residual`: whether both branches of a layer see its input."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with layers of that kind."""
+        """Return a config with layers of that kind."""
         if fields.take("use_parallel_residual", True):
             return cfg
         return replace_config(cfg, ParallelLayer, _in_turn)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         layer = common_value(cfg, "decoder.stack.layer")
         return {"use_parallel_residual": isinstance(layer, ParallelLayer.Config)}
 

@@ -46,7 +46,7 @@ _PUBLISHED = {
     "window": 128,
     "original_length": 4096,
 }
-GPT_OSS_SIZES: Sizes = {
+_GPT_OSS_SIZES: Sizes = {
     "20b": {**_PUBLISHED, "num_layers": 24, "experts": {"num_experts": 32, "top_k": 4}},
     "120b": {**_PUBLISHED, "num_layers": 36, "experts": {"num_experts": 128, "top_k": 4}},
     "toy": {
@@ -66,7 +66,7 @@ def gpt_oss(size: str) -> CausalLM.Config:
     Source: OpenAI 2025, arXiv:2508.10925, section 2 and table 1; epsilons and positions as in the
     published configs.
     """
-    sizes = dict(of_size("gpt_oss", GPT_OSS_SIZES, size))
+    sizes = dict(of_size("gpt_oss", _GPT_OSS_SIZES, size))
     head_dim, window, experts = (sizes.pop(name) for name in ("head_dim", "window", "experts"))
     length = sizes.pop("original_length")
     cfg = replace_config(transformer(**sizes), FeedForward, _experts(experts))
