@@ -16,7 +16,7 @@ from axcore.interop import ArraySource, read_adapters
 from axcore.interop.array_source import Origin
 from axcore.interop.weight_map import unstacked
 from axcore.layers import KVCacheConfig
-from axcore.layers.lora.batched import Factors
+from axcore.layers.adapters.batched import Factors
 from axcore.modifiers import for_serving
 from axcore.module import ParamSpec, restacked
 

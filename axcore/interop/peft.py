@@ -39,8 +39,7 @@ from axcore.layers import (
     with_full_precision_weights,
     without_lora,
 )
-from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES
-from axcore.layers.lora.magnitude import column_lengths
+from axcore.layers.adapters.lora import ADAPTERS, MAGNITUDES, column_lengths
 from axcore.module import DType
 
 _BASE = ".base.weight"

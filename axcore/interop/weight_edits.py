@@ -92,7 +92,7 @@ class WeightEdit(ABC):
         """Return a trainer's config whose initial weights are edited so, after all other edits.
 
         Raises:
-            ConfigError: The run begins with no weights.
+            ConfigError: The run begins with no weights, or has the same edit already.
         """
         if cfg.init_from is None:
             raise ConfigError(
@@ -101,6 +101,14 @@ class WeightEdit(ABC):
                 hint="name them before: --modify 'pretrained(path=...)' or 'from_run(path=...)'",
             )
         source = cfg.init_from
+        # Edits run one after another, on what the ones before made: the same one again would take
+        # what it made itself for the source's arrays.
+        if self in source.edits:
+            raise ConfigError(
+                f"init_from has the edit {type(self).__qualname__} with these values already",
+                where="init_from.edits",
+                hint="apply it once",
+            )
         return evolve(cfg, init_from=evolve(source, edits=(*source.edits, self)))
 
     def nothing(self, what: str, known: Any = (), *, name: str = "") -> ConfigError:

@@ -115,7 +115,7 @@ class TokenInfo(NamedTuple):
         return jnp.where(self.segment_ids > 0, self.positions, out_of_range)
 
     def num_new(self) -> Int[Array, " batch"]:
-        """Return how many tokens of each row are no padding."""
+        """Return how many tokens of each row are not padding."""
         if self.segment_ids is None:
             return jnp.full(self.positions.shape[:1], self.positions.shape[1], jnp.int32)
         return jnp.sum(self.segment_ids > 0, axis=1, dtype=jnp.int32)

@@ -59,7 +59,7 @@ class Shard:
             for name in names:
                 if name not in MESH_AXES:
                     raise ConfigError(
-                        f"{axis!r} is to be split over {name!r}, which is no mesh axis",
+                        f"{axis!r} is to be split over {name!r}, which is not a mesh axis",
                         where="Shard",
                         hint=suggest_names(name, MESH_AXES),
                     )

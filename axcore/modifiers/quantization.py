@@ -157,7 +157,7 @@ class QuantizedWeights:
         Raises:
             ConfigError: No layer would have any.
         """
-        narrow, num_changed = _replaced_linears(cfg, self._narrow, exclude=self.exclude)
+        quantized, num_changed = _replaced_linears(cfg, self._quantized, exclude=self.exclude)
         if not num_changed:
             num_linears = len(find_config(cfg, Linear))
             raise ConfigError(
@@ -166,9 +166,9 @@ class QuantizedWeights:
                 where="weights",
                 hint="serve this model with the weights that it was trained with",
             )
-        return narrow
+        return quantized
 
-    def _narrow(self, linear: Any) -> QuantizedLinear.Config:
+    def _quantized(self, linear: Any) -> QuantizedLinear.Config:
         shared = set(field_names(linear)) & set(field_names(QuantizedLinear.Config()))
         kept = {name: getattr(linear, name) for name in shared}
         return QuantizedLinear.Config(**kept, format=self.format, group_size=self.group_size)

@@ -114,7 +114,7 @@ def test_shard_changes_the_entries_it_names_and_no_other():
 
 
 def test_shard_over_an_unknown_mesh_axis_is_refused():
-    with pytest.raises(ConfigError, match="split over 'modle', which is no mesh axis") as error:
+    with pytest.raises(ConfigError, match="split over 'modle', which is not a mesh axis") as error:
         modified(Shard(params={"mlp": ("modle",)}))
     assert "did you mean 'model'" in error.value.hint
 
@@ -189,7 +189,7 @@ def test_modifier_that_lacks_a_value_is_refused():
 
 
 def test_what_is_no_modifier_is_refused():
-    with pytest.raises(ConfigError, match=r"is no modifier: it has no apply\(cfg, hardware\)"):
+    with pytest.raises(ConfigError, match=r"is not a modifier: it has no apply\(cfg, hardware\)"):
         modified(FeedForward.Config())
 
 

@@ -170,6 +170,17 @@ def test_edits_add_up(begin):
     np.testing.assert_allclose(found, logits(TOY, begin.state), atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "edit", [RenameWeights(names={"a": "b"}), GrowVocabulary(), Upcycle(), StackDepth()], ids=str
+)
+def test_an_edit_that_is_there_already_is_refused(tmp_path, edit):
+    weights = RunWeights.Config(path=str(tmp_path))
+    cfg = evolve(small_experiment(tmp_path / "texts"), init_from=weights)
+    once = edit.apply(cfg, Hardware.parse("cpu-1"))
+    with pytest.raises(ConfigError, match=f"has the edit {type(edit).__name__} .* already"):
+        edit.apply(once, Hardware.parse("cpu-1"))
+
+
 @pytest.mark.slow
 def test_edits_are_the_same_on_eight_devices(begin):
     cfg = with_experts(update_config(deeper(4), {"vocab_size": 304}))

@@ -177,6 +177,7 @@ class CapacityLimited(Experts):
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
         """Return each token's weighted sum of what its experts make of it."""
+        # Capacity is counted over a whole row, so no device may have a part of one.
         return shard_map_over_tokens(self, type(self).mixed, x, *routing, replicate_time=True)
 
     def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:
@@ -204,6 +205,8 @@ class CapacityLimited(Experts):
         return min(time, math.ceil(self.config.factor * even))
 
     def _run(self, x_EBCD: Array) -> Array:
+        # Each device has its own rows for all experts; they are exchanged for all rows of its own
+        # experts, and back.
         axes = expert_mesh_axes()
         x_EBCD = _swapped(x_EBCD, axes, 0, 1) if axes else x_EBCD
         y_EBCD: Array = vmap_local_experts(self.expert, x_EBCD)
@@ -226,6 +229,7 @@ def _places(
         capacity_B: How many tokens of each row an expert takes, C at most.
     """
     num_experts, num_rows, capacity = shape
+    # Choice by choice, then token by token: first choices are placed before any second one.
     expert_BR = jnp.swapaxes(experts, 1, 2).reshape(num_rows, -1)
     permutation = jax.vmap(lambda expert_R: TokenPermutation.of(expert_R, num_experts))(expert_BR)
     starts_BE = jnp.cumsum(permutation.sizes, axis=1) - permutation.sizes

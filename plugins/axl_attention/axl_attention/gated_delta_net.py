@@ -10,9 +10,8 @@ from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import Linear, NoStateCache, RMSNorm, TokenInfo, shard
 from axcore.module import Module, Param
-from axl_attention.causal_conv import CausalConv
-from axl_attention.delta_rule import DeltaInputs, delta_rule
 from axl_attention.mamba2 import LogOfUniform
+from axl_attention.recurrence import CausalConv, DeltaInputs, delta_rule
 
 _EPSILON = 1e-6
 """Added to the square of the length of queries and keys."""

@@ -10,9 +10,8 @@ from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import Linear, NoStateCache, TokenInfo, shard
 from axcore.module import Initializer, Module, Param
-from axl_attention.causal_conv import CausalConv
-from axl_attention.grouped_rms_norm import GroupedRMSNorm
-from axl_attention.state_space import Inputs, state_space
+from axl_attention.norms import GroupedRMSNorm
+from axl_attention.recurrence import CausalConv, Inputs, state_space
 
 
 @config

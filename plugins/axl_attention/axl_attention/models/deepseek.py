@@ -41,7 +41,7 @@ from axl_attention.models.shared_maps import (
     FIRST_DENSE,
     Groups,
 )
-from axl_attention.yarn import YaRN, stretched_scale, weight_of_stretched_scale
+from axl_attention.rope_scaling import YaRN, stretched_scale, weight_of_stretched_scale
 
 _HEADS = {"head_dim": 128, "rope_dim": 64, "value_dim": 128, "latent_dim": 512}
 _TOY = {

@@ -40,9 +40,8 @@ from axcore.interop import (
 )
 from axcore.layers import Attention, PreNorm, RMSNorm, RoPE, Sequence, alternating
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.linear_rope import LinearRoPE
-from axl_attention.query_key_norm import in_place_of as with_query_key_norm
-from axl_attention.sandwich_norm import in_place_of as with_sandwich_norm
+from axl_attention.norms import with_query_key_norm, with_sandwich_norm
+from axl_attention.rope_scaling import LinearRoPE
 
 _GEMMA_SIZES: Sizes = {
     "2b": {

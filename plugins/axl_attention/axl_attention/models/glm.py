@@ -37,10 +37,8 @@ from axl_attention.models.shared_maps import (
     interleaved_projection,
     tied_by,
 )
-from axl_attention.partial_rotary import in_place_of as with_partial_rotary
-from axl_attention.query_key_norm import QueryKeyNorm
-from axl_attention.query_key_norm import in_place_of as with_query_key_norm
-from axl_attention.sandwich_norm import in_place_of as with_sandwich_norm
+from axl_attention.norms import QueryKeyNorm, with_query_key_norm, with_sandwich_norm
+from axl_attention.positions import with_partial_rotary
 
 _9B = {
     "vocab_size": 151_552,

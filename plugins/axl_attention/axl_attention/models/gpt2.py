@@ -29,7 +29,7 @@ from axcore.layers import (
     RoPE,
 )
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.learned_position import LearnedPosition
+from axl_attention.positions import LearnedPosition
 
 _VOCABULARY = {"vocab_size": 50_257}
 

@@ -36,10 +36,9 @@ from axcore.layers import (
     TransformerLayer,
 )
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
+from axl_attention.layers import ParallelLayer, with_parallel_layer
 from axl_attention.models.shared_maps import PartialRopeFields, affine, tied_by
-from axl_attention.parallel_layer import ParallelLayer
-from axl_attention.parallel_layer import in_place_of as with_parallel_layer
-from axl_attention.partial_rotary import PartialRotary
+from axl_attention.positions import PartialRotary
 
 
 def _size(vocab_size: int, dim: int, num_layers: int, num_heads: int) -> dict[str, int]:

@@ -30,11 +30,11 @@ from axcore.interop import (
 )
 from axcore.layers import DotProductAttention, FeedForward, Linear, MoE, RoPE, Router, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
-from axl_attention.clamped_feed_forward import ClampedFeedForward
+from axl_attention.attention_cores import with_sinks
+from axl_attention.layers import ClampedFeedForward
 from axl_attention.models.gemma import LOCAL, in_turns, local
 from axl_attention.models.shared_maps import all_experts
-from axl_attention.sinks import in_place_of as with_sinks
-from axl_attention.yarn import YaRN
+from axl_attention.rope_scaling import YaRN
 
 _PUBLISHED = {
     "vocab_size": 201_088,

@@ -13,9 +13,8 @@ from axcore.interop import (
 )
 from axcore.layers import PreNorm
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, of_size, transformer
-from axl_attention.divided_logits import DividedLogits
 from axl_attention.models.shared_maps import MLP_BIAS, tied_by
-from axl_attention.scaled_residual import in_place_of as with_scaled_residual
+from axl_attention.norms import DividedLogits, with_scaled_residual
 
 _PUBLISHED = {"vocab_size": 49_155, "num_layers": 40, "num_heads": 32, "num_kv_heads": 8}
 

@@ -46,13 +46,11 @@ from axcore.layers import (
     alternating,
 )
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.chunked import ChunkedAttention
-from axl_attention.chunked import in_place_of as chunked
-from axl_attention.input_scaled import InputScaled
-from axl_attention.llama3_rope import Llama3RoPE
+from axl_attention.attention_cores import ChunkedAttention, with_chunked
+from axl_attention.layers import InputScaled
 from axl_attention.models.shared_maps import all_experts, interleaved_projection, tied_by
-from axl_attention.temperature_tuning import TemperatureTuning
-from axl_attention.unit_query_key import UnitQueryKey
+from axl_attention.norms import TemperatureTuning, UnitQueryKey
+from axl_attention.rope_scaling import Llama3RoPE
 
 _SHARED_SIZES = {"vocab_size": 128_256, "num_kv_heads": 8}
 
@@ -185,7 +183,7 @@ def _local(chunk: int, length: int | None) -> Any:
         if length is not None:
             stretched = Llama3RoPE.Config(theta=position.theta, original_length=length)
             position = UnitQueryKey.Config(inner=stretched)
-        return evolve(old, position=position, core=evolve(chunked(old.core), chunk=chunk))
+        return evolve(old, position=position, core=evolve(with_chunked(old.core), chunk=chunk))
 
     return local
 
@@ -363,8 +361,8 @@ LLAMA4_TEXT = Family(
     template=lambda: llama4("toy"),
     layers=_Kinds(
         (
-            "chunked attention, dense",
-            "chunked attention, with experts",
+            "with_chunked attention, dense",
+            "with_chunked attention, with experts",
             "full attention, dense",
             "full attention, with experts",
         ),

@@ -24,8 +24,8 @@ from axcore.interop import (
 )
 from axcore.layers import TransformerLayer
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
+from axl_attention.layers import MixerLayer
 from axl_attention.mamba2 import Mamba2
-from axl_attention.mixer_layer import MixerLayer
 from axl_attention.models.shared_maps import NoPadding, tied_by
 
 _PILE = {"vocab_size": 50_288}

@@ -25,9 +25,8 @@ from axcore.layers import Attention, PreNorm, RoPE, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.models.gemma import local
 from axl_attention.models.shared_maps import tied_by
-from axl_attention.normed_linear import in_place_of as with_normed_linear
-from axl_attention.reordered_norm import in_place_of as with_reordered_norm
-from axl_attention.yarn import YaRN, yarn_attention_factor
+from axl_attention.norms import with_normed_linear, with_reordered_norm
+from axl_attention.rope_scaling import YaRN, yarn_attention_factor
 
 _VOCABULARY = {"vocab_size": 100_352}
 

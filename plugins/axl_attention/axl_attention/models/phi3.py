@@ -22,9 +22,9 @@ from axcore.interop import (
 )
 from axcore.layers import RoPE
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.longrope import LongRoPE, longrope_attention_factor
 from axl_attention.models.shared_maps import NoPadding, PartialRopeFields, fused, tied_by
-from axl_attention.partial_rotary import PartialRotary
+from axl_attention.positions import PartialRotary
+from axl_attention.rope_scaling import LongRoPE, longrope_attention_factor
 
 _LARGE = {"dim": 5120, "num_layers": 40, "num_heads": 40, "num_kv_heads": 10, "hidden_dim": 17_920}
 

@@ -31,7 +31,7 @@ from axcore.interop import (
 )
 from axcore.layers import Attention, FeedForward, MoE, Router
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.query_key_norm import in_place_of as with_query_key_norm
+from axl_attention.norms import with_query_key_norm
 
 _PUBLISHED = {"vocab_size": 151_936, "head_dim": 128}
 _TOY = {**TOY, "head_dim": 32}

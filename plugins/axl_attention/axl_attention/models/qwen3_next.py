@@ -30,12 +30,12 @@ from axcore.interop import (
 )
 from axcore.layers import Attention, FeedForward, MoE, RMSNorm, RoPE, Router, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
-from axl_attention.gated_attention import in_place_of as with_gates
+from axl_attention.gated_attention import with_gates
 from axl_attention.gated_delta_net import GatedDeltaNet
+from axl_attention.layers import TokenGated
 from axl_attention.models.shared_maps import PartialRopeFields, tied_by
-from axl_attention.partial_rotary import PartialRotary
-from axl_attention.query_key_norm import in_place_of as with_query_key_norm
-from axl_attention.token_gated import TokenGated
+from axl_attention.norms import with_query_key_norm
+from axl_attention.positions import PartialRotary
 
 _QWEN3_NEXT_SIZES: Sizes = {
     "80b-a3b": {

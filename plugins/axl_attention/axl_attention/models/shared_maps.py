@@ -30,7 +30,7 @@ from axcore.interop import (
 )
 from axcore.layers import GroupLimit, MoE
 from axcore.models import TiedHead, UntiedHead
-from axl_attention.partial_rotary import PartialRotary
+from axl_attention.positions import PartialRotary
 
 MLP_BIAS = Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False)
 

@@ -10,8 +10,7 @@ from jaxtyping import Array
 from axcore.config import replace_config, suggest_names
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ModuleError
-from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES, LoRALinear
-from axcore.layers.lora.magnitude import column_factors
+from axcore.layers.adapters.lora import ADAPTERS, MAGNITUDES, LoRALinear, column_factors
 from axcore.module import Module, ParamSpec, StackedModule
 
 State = dict[str, Any]

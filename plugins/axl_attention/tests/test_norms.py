@@ -3,13 +3,19 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from axl_attention.divided_logits import DividedLogits
-from axl_attention.normed_linear import NormedLinear, in_place_of
-from axl_attention.reordered_norm import ReorderedNorm
-from axl_attention.scaled_residual import ScaledResidual
+from axl_attention.norms import (
+    DividedLogits,
+    NormedLinear,
+    ReorderedNorm,
+    SandwichNorm,
+    ScaledResidual,
+    with_normed_linear,
+)
 
-from axcore.layers import Attention
+from axcore.config import evolve
+from axcore.layers import Attention, PreNorm, RMSNorm, TransformerLayer
 from axcore.models import TiedHead, UntiedHead
+from axcore.modifiers import with_variant
 from axcore.module import functional
 
 
@@ -44,7 +50,7 @@ def test_normed_linear_normalises_over_its_whole_width(random):
 
 
 def test_only_queries_and_keys_are_normalised():
-    layer = in_place_of(Attention.Config(num_heads=4, num_kv_heads=2)).build(dim=16)
+    layer = with_normed_linear(Attention.Config(num_heads=4, num_kv_heads=2)).build(dim=16)
     assert [hasattr(part, "norm") for part in (layer.q, layer.k, layer.v, layer.out)] == [
         True,
         True,
@@ -69,3 +75,26 @@ def test_logits_and_loss_are_those_of_the_head_over_the_divisor(random):
         ).squeeze(-1)
         total, count = run(head, state, x, table, targets, weights, method="loss")
         np.testing.assert_allclose([total, count], [losses.sum(), 3.0], rtol=1e-5)
+
+
+def sandwiched(x, weight):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (1.0 + weight)
+
+
+def test_both_norms_have_weights_of_their_own(random):
+    cfg = SandwichNorm.Config(dim=4, norm=RMSNorm.Config(weight_offset=1.0))
+    state = {"before": {"weight": random(4)}, "after": {"weight": random(4)}}
+    x = random(2, 3, 4)
+    arrays = jax.tree.map(jnp.asarray, state)
+    got, _ = functional(cfg.build(), arrays, jnp.asarray(x), lambda y: y**3)
+    branch = sandwiched(x, state["before"]["weight"]) ** 3
+    np.testing.assert_allclose(got, x + sandwiched(branch, state["after"]["weight"]), rtol=1e-4)
+
+
+def test_variant_keeps_norm_and_dropout_of_what_it_replaces():
+    norm = RMSNorm.Config(epsilon=1e-3)
+    layer = TransformerLayer.Config(residual=PreNorm.Config(norm=norm))
+    changed = with_variant(layer, "sandwich_norm").residual
+    assert isinstance(changed, SandwichNorm.Config)
+    assert changed.norm == norm
+    assert evolve(changed, norm=RMSNorm.Config()) == SandwichNorm.Config()

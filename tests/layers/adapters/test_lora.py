@@ -222,7 +222,7 @@ def test_targets_are_layers_or_what_holds_them(fields, places):
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"targets": ("decoder.norm",)}, "decoder.norm is a RMSNorm, which is no linear layer"),
+        ({"targets": ("decoder.norm",)}, "decoder.norm is a RMSNorm, which is not a linear layer"),
         ({"targets": ("**.atention",)}, r"'\*\*.atention' matches nothing"),
         ({"exclude": ("**.nothing",)}, "which matches no linear layer"),
         ({"exclude": ("**",)}, "all 3 linear layers are excluded"),

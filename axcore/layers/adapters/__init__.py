@@ -1,15 +1,14 @@
-"""LoRA: the layer, and adapters as a part of a model's state."""
+"""Adapters (LoRA and its kin): the layers, and adapters as a part of a model's state."""
 
-from axcore.layers.lora.adapters import (
+from axcore.layers.adapters.batched import BatchedLoRALinear, using_adapters, with_adapter
+from axcore.layers.adapters.lora import LoRALinear, Magnitude
+from axcore.layers.adapters.states import (
     adapters_of,
     merge_adapters,
     new_adapters,
     with_adapters,
     without_lora,
 )
-from axcore.layers.lora.batched import BatchedLoRALinear, using_adapters, with_adapter
-from axcore.layers.lora.linear import LoRALinear
-from axcore.layers.lora.magnitude import Magnitude
 
 __all__ = [
     "BatchedLoRALinear",
