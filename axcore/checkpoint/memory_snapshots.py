@@ -111,11 +111,11 @@ class MemorySnapshots:
         if pending is not None:
             pending.result()
 
-    def _keep(
+    def _store(
         self, step: int, shards: HostShards, leaves: Mapping[str, Any], extra: dict[str, Any]
     ) -> None:
         write = lambda staging: write_part(  # noqa: E731
-            draft, step, shards, leaves, {"tag": self._tag, "extra": extra}
+            staging, step, shards, leaves, {"tag": self._tag, "extra": extra}
         )
         problems = all_gather_object("keeping a snapshot", lambda: self._try_to_store(step, write))
         if any(problems):
