@@ -109,7 +109,7 @@ class StepSave:
                 self._warn(f"{self._what(error)}; try {failed + 1} follows in {wait_s:g} s")
             time.sleep(wait_s)
             prepare()
-        # The last try stands outside of the loop: its failure is an error, not a warning.
+        # The last try is outside of the loop: its failure is an error, not a warning.
         try:
             return act()
         except StorageError as error:
