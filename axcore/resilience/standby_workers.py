@@ -163,8 +163,8 @@ class StandbyProcess(TrackedProcess):
         """Let the process begin; return whether it lives to do so."""
         if not self.read_beats() or start.command != self._given.command:
             return False
-        # Until it has read its turn it reports that it waits; that is no progress of the new attempt,
-        # nor has it left it.
+        # Until it has read its turn it reports that it waits. That is no progress of the new
+        # attempt, nor has it left it.
         self._waits = self.was_ready = self.beat.phase in (READY, _STOOD_DOWN)
         self.progress_at = self._step_at = time.monotonic()
         self.beat, self.first_step, self.last_step = Beat(), -1, -1
