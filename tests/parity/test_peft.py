@@ -92,7 +92,7 @@ BESIDE = {
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")  # peft's own
-@pytest.mark.filterwarnings("ignore:no adapter layer here corrects:UserWarning")
+@pytest.mark.filterwarnings("ignore:no adapter layer here adapts:UserWarning")
 @pytest.mark.parametrize("kind", BESIDE)
 def test_what_peft_trained_beside_linear_layers_is_read(kind, tmp_path):
     peft = pytest.importorskip("peft", reason="run make parity")
