@@ -185,7 +185,7 @@ def _digest(files: Sequence[NamedFile]) -> str:
 
 
 @attrs.frozen
-class StreamReading:
+class _StreamReading:
     """How a stream becomes rows.
 
     Attributes:
@@ -218,7 +218,7 @@ class StreamIterator(Iterator[Batch]):
     _state: dict[str, Any]
     _used: int
 
-    def __init__(self, reading: StreamReading) -> None:
+    def __init__(self, reading: _StreamReading) -> None:
         self._reading = reading
         self.set_state({"next_index": 0, "place": None, "pairs": 0})
 
@@ -365,7 +365,7 @@ class StreamData(DataLoader):
             ConfigError: `process_count` does not divide `batch_size`.
         """
         cfg = self.config
-        reading = StreamReading(
+        reading = _StreamReading(
             stream=self.stream,
             tokenizer=self.tokenizer,
             shard=DataShard(cfg.batch_size, process_index, process_count),

@@ -66,7 +66,7 @@ def fill_begins(
         next_of_size += found
 
 
-def patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
+def _patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
     """Return the rows of pieces of so many of each size, those opened first before others."""
     seq_len = len(counts) - 1
     with_room: list[list[Pattern]] = [[] for _ in range(seq_len + 1)]
@@ -128,7 +128,7 @@ class BestFitRows:
         self._counts = counts
         self._begins = begins_P
         self._first_of_size = np.cumsum(counts) - counts
-        self._patterns = patterns_of(counts)
+        self._patterns = _patterns_of(counts)
         self._first_row = np.cumsum([0, *(one.num_rows for one in self._patterns)])
         self._first_use = self._uses()
         self._order = lru_cache(_NUM_CACHED_PERMUTATIONS)(

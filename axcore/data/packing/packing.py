@@ -262,20 +262,20 @@ class PackedRows:
             row["token_mask"][here] = True
 
 
-class PackedShape(Protocol):
+class _PackedShape(Protocol):
     """What decides the arrays of a batch of packed rows."""
 
     @property
-    def batch_size(self) -> int: ...  # noqa: D102
+    def batch_size(self) -> int: ...
 
     @property
-    def seq_len(self) -> int: ...  # noqa: D102
+    def seq_len(self) -> int: ...
 
     @property
-    def masks_documents(self) -> bool: ...  # noqa: D102
+    def masks_documents(self) -> bool: ...
 
 
-def packed_batch_spec(cfg: PackedShape, vocab_size: int) -> BatchSpec:
+def packed_batch_spec(cfg: _PackedShape, vocab_size: int) -> BatchSpec:
     """Return the arrays of `[batch, time]` that `PackedRows.batch` makes."""
     num_values = dict.fromkeys(("tokens", "targets"), vocab_size)
     return BatchSpec(

@@ -59,7 +59,7 @@ class JsonLines(Files):
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         """Yield runs of lines; a compressed file is one."""
-        return line_spans(file, size, target)
+        return _line_spans(file, size, target)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yield a document for each line."""
@@ -262,7 +262,7 @@ def _folder_and_glob(path: str) -> tuple[str, str]:
     return str(local.parent), glob.escape(local.name)
 
 
-def line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
+def _line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
     """Yield runs of lines of about `target` bytes; a larger file is read once, to count lines.
 
     A compressed file is one run: it can only be read from its beginning.

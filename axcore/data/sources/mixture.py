@@ -44,7 +44,7 @@ class NewWeights:
     over_steps: NonNegativeInt = 0
 
 
-def weights_by_place(
+def _weights_by_place(
     weights: Mapping[str, float], changes: Sequence[NewWeights], batch_size: int
 ) -> Iterator[tuple[int, Mapping[str, float]]]:
     """Yield from which row of training on which weights hold.
@@ -175,7 +175,7 @@ class Mixture(Source):
         schedule = Schedule(
             [
                 (place, self._shares(weights, rows_a_unit))
-                for place, weights in weights_by_place(cfg.weights, cfg.changes, batch_size)
+                for place, weights in _weights_by_place(cfg.weights, cfg.changes, batch_size)
             ],
             [None if e is None else int(e * len(r)) for e, r in zip(epochs, rows, strict=True)],
         )

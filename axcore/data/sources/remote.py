@@ -69,7 +69,7 @@ def find_remote(folder: str, pattern: str) -> dict[str, RemoteFile]:
         return found
 
     try:
-        found = with_retries(f"{folder}/{pattern}", look)
+        found = _with_retries(f"{folder}/{pattern}", look)
     except FileNotFoundError:
         return {}
     infos = {place: info for place, info in found.items() if info.get("type") != "directory"}
@@ -127,7 +127,7 @@ def check_unchanged(remote: RemoteFile) -> None:
         )
 
 
-def with_retries(what: str, ask: Callable[[], T]) -> T:
+def _with_retries(what: str, ask: Callable[[], T]) -> T:
     """Return what a call returns, which is tried again while it fails for what may pass.
 
     Raises:
@@ -156,7 +156,7 @@ def _pieces(files: Any, place: str, remote: RemoteFile) -> Iterator[bytes]:
     begin = 0
     while begin < remote.size:
         end = min(begin + _PIECE, remote.size)
-        piece = with_retries(remote.url, lambda a=begin, b=end: _piece(files, place, a, b))  # type: ignore[misc]
+        piece = _with_retries(remote.url, lambda a=begin, b=end: _piece(files, place, a, b))  # type: ignore[misc]
         if begin == 0 and len(piece) == remote.size:  # of a server that knows no ranges
             end = remote.size
         if len(piece) != end - begin:
@@ -181,7 +181,7 @@ class _CutShortError(OSError):
 def _described(files: Any, place: str, info: dict[str, Any]) -> RemoteFile:
     url: str = files.unstrip_protocol(place)
     if info.get("size") is None:
-        info = with_retries(url, lambda: files.info(place))
+        info = _with_retries(url, lambda: files.info(place))
     if info.get("size") is None:
         raise DataError(
             f"The server does not say how long {url} is, so that a cut answer would not be "

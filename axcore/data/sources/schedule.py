@@ -29,7 +29,7 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 @attrs.frozen(eq=False)
-class Period:
+class _Period:
     """One period of the sequence.
 
     Attributes:
@@ -60,14 +60,14 @@ class Period:
 
 
 @lru_cache(32)
-def period(weights: tuple[int, ...]) -> Period:
+def period(weights: tuple[int, ...]) -> _Period:
     """Return one period of the sequence of some weights."""
     sources = np.array(_sources(weights), np.int64)
     places = tuple(np.flatnonzero(sources == k) for k in range(len(weights)))
     ranks = np.empty(len(sources), np.int64)
     for of_source in places:
         ranks[of_source] = np.arange(len(of_source))
-    return Period(weights, sources, ranks, places)
+    return _Period(weights, sources, ranks, places)
 
 
 def _sources(weights: tuple[int, ...]) -> list[int]:

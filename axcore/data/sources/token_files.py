@@ -84,7 +84,7 @@ class TokenFiles(Files):
 
     def _mapped(self, file: NamedFile) -> NDArray[Any]:
         dtype = np.dtype(self.config.dtype).newbyteorder("<")
-        return mapped_tokens(file, dtype)
+        return _mapped_tokens(file, dtype)
 
 
 def _is_of_llm_c(tokens: NDArray[Any]) -> bool:
@@ -132,7 +132,7 @@ class MegatronFiles(Files):
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yield the documents of a piece."""
         index = _read_index(span.file)
-        tokens = mapped_tokens(span.file, index.dtype)
+        tokens = _mapped_tokens(span.file, index.dtype)
         index.check(span.file, len(tokens))
         for number in range(span.first_record, len(index.lengths)):
             if span.end is not None and index.begins[number] >= span.end:
@@ -211,7 +211,7 @@ def _index_of(path: Path, changed_ns: int) -> _Index:
     return _Index(path.read_bytes())
 
 
-def mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
+def _mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
     """Return the tokens of a file, mapped into memory.
 
     Raises:

@@ -296,15 +296,15 @@ class ProgressLine:
         """Show how far the build is; elsewhere than on a terminal not more often than need be."""
         is_first_or_last = progress.left_s in (None, 0)
         if self._is_live:
-            print(f"\r\x1b[K{progress_text(progress)}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{_progress_text(progress)}", end="", file=sys.stderr, flush=True)
         elif is_first_or_last or time.monotonic() - self._shown_at >= _EVERY_S:
-            print(progress_text(progress), file=sys.stderr, flush=True)
+            print(_progress_text(progress), file=sys.stderr, flush=True)
         else:
             return
         self._shown_at = time.monotonic()
 
 
-def progress_text(progress: BuildProgress) -> str:
+def _progress_text(progress: BuildProgress) -> str:
     """Return progress as one line."""
     done, total = progress.done_bytes / _MIB, progress.total_bytes / _MIB
     text = f"data: {done:,.1f} of {total:,.1f} MiB"

@@ -26,7 +26,7 @@ _ONE_THREAD_EACH = {
 }
 
 
-class WorkerDiedError(Exception):
+class _WorkerDiedError(Exception):
     """A worker ended before it answered."""
 
 
@@ -46,7 +46,7 @@ class Worker:
         """Return the worker's answer on a part: empty, or what was wrong.
 
         Raises:
-            WorkerDiedError: There was none.
+            _WorkerDiedError: There was none.
         """
         try:
             self._process.stdin.write(f"{index}\n")  # type: ignore[union-attr]
@@ -55,7 +55,7 @@ class Worker:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise WorkerDiedError(f"exit code {self._process.wait()}")
+            raise _WorkerDiedError(f"exit code {self._process.wait()}")
         answered: dict[str, Any] = parse_json(answer)
         return answered
 
@@ -141,7 +141,7 @@ class _Pool:
             worker = worker or self._started()
             try:
                 answer = worker.build(index)
-            except WorkerDiedError as error:
+            except _WorkerDiedError as error:
                 self._workers.discard(worker)
                 worker.kill()
                 worker = None
@@ -167,7 +167,7 @@ class _Pool:
         return f"{first} and {len(others)} files more" if others else str(first)
 
 
-def _died(part: str, error: WorkerDiedError) -> DataError:
+def _died(part: str, error: _WorkerDiedError) -> DataError:
     return DataError(
         f"A worker died {_TRIES} times while it read {part}: {error}.",
         hint="Run it again: finished parts are kept. With --processes 1 it needs less memory.",

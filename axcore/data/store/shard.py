@@ -147,7 +147,7 @@ def _mapped(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
             where=str(path),
             hint="Copy the store again, or build it again.",
         )
-    return map_file(path, dtype, length)
+    return _map_file(path, dtype, length)
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -161,7 +161,7 @@ def _opened(path: Path) -> IO[bytes]:
         ) from error
 
 
-def map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
+def _map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
     """Return `length` values of a file, read-only; the mapping ends with the last view of it.
 
     Differs: `numpy.memmap` and `mmap` keep the file open up to Python 3.12, and a process may have
