@@ -88,11 +88,14 @@ def _held(path: Path, remote: RemoteFile) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(_beside(path, _LOCK), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
+        # Changing a lock from exclusive to shared is not atomic: in between, another process may
+        # take it and remove the copy. So the copy is checked again each time.
         while not _is_copy(path, remote):
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_copy(path, remote):  # nobody else made it while this process waited
                 _fetch(path, remote)
             fcntl.flock(lock, fcntl.LOCK_SH)
+        # When it was last read; access times are switched off on many file systems.
         os.utime(_beside(path, _VERSION))
         yield
 
@@ -107,6 +110,8 @@ def _is_copy(path: Path, remote: RemoteFile) -> bool:
 
 def _fetch(path: Path, remote: RemoteFile) -> None:
     check_unchanged(remote)
+    # The version goes first and comes last: whenever this is killed, what is left is not taken for
+    # a copy.
     _beside(path, _VERSION).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     with whole_file(path) as draft:
@@ -136,6 +141,8 @@ def _take_room(draft: IO[bytes], remote: RemoteFile) -> None:
                 where=str(root),
                 hint=f"Set {_CACHE_GIB} to more, or read with fewer processes.",
             )
+        # The size is claimed while the lock is held, so that two downloads do not count on the same
+        # free space.
         os.truncate(draft.fileno(), remote.size)
 
 
@@ -143,6 +150,7 @@ def _removed(copy: Path) -> bool:
     """Remove a copy; False where somebody reads or makes it."""
     with open(_beside(copy, _LOCK), "a") as lock:
         try:
+            # Without waiting: whoever reads this copy may be waiting for space too.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False

@@ -257,6 +257,8 @@ class LabelledRows:
         own = self.examples[row].sequences
         if len(own) == _NUM_SEQUENCES:
             return own
+        # KTO estimates its KL term from answers to other prompts; the next row's answer is such a
+        # one, and is the same in every epoch.
         other = self.examples[(row + 1) % len(self.examples)].sequences[0]
         return own[0], _cut(_with_answer(own[0], other), self.data.config.seq_len + 1)
 

@@ -41,6 +41,7 @@ def count_sizes(lengths: Iterable[NDArray[np.int64]], seq_len: int) -> NDArray[n
         whole, rest = np.divmod(one - 1, seq_len)
         counts += np.bincount(rest, minlength=seq_len + 1)
         counts[seq_len] += whole.sum()
+    # A document whose pairs fill whole rows has no last piece.
     counts[0] = 0
     return counts
 
@@ -76,6 +77,7 @@ def _patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
         while left:
             fitting = has_rows >> size
             if fitting:
+                # The lowest bit that is set: the fullest row that still takes the piece.
                 room = size + (fitting & -fitting).bit_length() - 1
                 pattern = with_room[room].pop()
                 if not with_room[room]:

@@ -88,6 +88,7 @@ def _cached_index(path: Path, make: Callable[[_Allocate], Any]) -> NDArray[np.in
     """Return an index that is kept in a file; of several processes one makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
+        # One process of a machine makes the index; the others wait and share its pages.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             with whole_file(path) as file:

@@ -77,6 +77,7 @@ class JsonLines(Files):
 def _read_lines(span: FileSpan, limit: int) -> Iterator["_Line"]:
     """Yield the lines of a span that are not empty, of each at most `limit` bytes and one."""
     offset, number = span.begin, span.first_record + 1
+    # `readline` with a limit: a file without line ends must not fill the memory.
     with open_decompressed(span.file) as stream:
         if span.begin:
             stream.seek(span.begin)

@@ -20,6 +20,7 @@ TRIES = 5
 FIRST_WAIT_S = 0.5
 """Before the second try; twice as long before each one after it."""
 
+# A broken connection costs one piece, not the whole file.
 _PIECE = 16 << 20
 _NUM_ASKING = 8
 _VERSIONS = (
@@ -197,6 +198,7 @@ def _open(url: str) -> tuple[Any, str]:
     core = import_extra("fsspec.core", used_by=url, error=DataError)
     scheme = url.partition("://")[0]
     try:
+        # Without the caches of fsspec, which would hide that a file has changed.
         files, place = core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
     except ImportError as error:
         extra = "data" if scheme in ("http", "https") else "object-stores"

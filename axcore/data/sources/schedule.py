@@ -22,6 +22,7 @@ LONGEST_PERIOD = 100_000
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
     """Return the smallest integers in the proportions of weights, as their decimals say."""
+    # By its decimals: as a float, 0.1 is a fraction over 2**55.
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
     scaled = [int(weight * scale) for weight in exact]

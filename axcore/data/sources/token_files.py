@@ -51,6 +51,7 @@ class TokenFiles(Files):
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         """Yield pieces; a document is in that in which it begins."""
+        # A multiple of four bytes, so that no token of two or four bytes is cut.
         begin, step = 0, -(-target // 4) * 4
         while size - begin >= 2 * step:
             yield FileSpan(file, begin, begin + step)
@@ -65,6 +66,7 @@ class TokenFiles(Files):
         begin = self._first_begin(tokens, span.begin // width)
         while begin < stop:
             end = self._after_end(tokens, begin)
+            # llm.c writes an end token before the first document too; nothing else is in that one.
             if end - begin > 1:
                 yield Document(f"{span.file.name}:{begin}", "", np.array(tokens[begin:end]))
             begin = end

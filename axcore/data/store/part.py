@@ -93,6 +93,8 @@ class PartBuilder:
             "dropped": dict(tally.dropped),
             "splits": infos,
         }
+        # After the shards were renamed into place, so that no done file names a shard that is cut
+        # short.
         write_whole(done_file(self._folder, index), json.dumps(done) + "\n")
 
     def _check_weights(self, group: Sequence[Document], encoded: Sequence[NDArray[Any]]) -> None:
@@ -155,6 +157,7 @@ def find_duplicates(folder: Path, num_parts: int) -> list[NDArray[np.bool_]]:
     found = [np.zeros(len(one), np.bool_) for one in keys]
     num_shares = -(-sum(map(len, keys)) // _AT_ONCE)
     for share in range(num_shares):
+        # By the bits of the key itself, so that equal keys fall into one share.
         places = [np.flatnonzero(one["high"] % np.uint64(num_shares) == share) for one in keys]
         chosen = np.concatenate([one[place] for one, place in zip(keys, places, strict=True)])
         repeats = _repeats(chosen)
@@ -165,6 +168,8 @@ def find_duplicates(folder: Path, num_parts: int) -> list[NDArray[np.bool_]]:
 
 
 def _repeats(keys: NDArray[Any]) -> NDArray[np.bool_]:
+    # The place breaks ties: of equal keys, the first one in the source's order is the one that
+    # stays.
     order = np.lexsort((np.arange(len(keys)), keys["low"], keys["high"]))
     ordered = keys[["high", "low"]][order]
     repeats = np.zeros(len(keys), np.bool_)

@@ -14,9 +14,13 @@ from axcore.config.json_files import parse_json
 from axcore.data.store.plan import Plan
 from axcore.errors import DataError
 
+# Once more, since the kernel may have killed a worker for memory that is free again; not more
+# often, since a record may crash its decoder each time.
 _TRIES = 2
 _WORKER = "axcore.data.store.worker"
 
+# There is a worker for each core, so more threads in each only get in each other's way. No worker
+# may take an accelerator from a run on this machine.
 _ONE_THREAD_EACH = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
@@ -34,6 +38,8 @@ class Worker:
     """A process that builds parts."""
 
     def __init__(self, folder: Path, packages: str) -> None:
+        # A worker gets our process id, so that it notices when we are killed; and our `sys.path`,
+        # since a source may be defined next to the script that was started.
         self._process = subprocess.Popen(
             [sys.executable, "-m", _WORKER, str(folder), packages, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -100,6 +106,8 @@ class _Pool:
         errors: list[Exception] = []
         running = len(self._threads)
         while running:
+            # Every thread puts None when it ends, also after an error, so this cannot wait for
+            # ever.
             answer = self._answers.get()
             if answer is None:
                 running -= 1
@@ -112,6 +120,7 @@ class _Pool:
 
     def kill(self) -> None:
         self._stop.set()
+        # Threads wait in `readline`; they wake when the pipes of their workers close.
         for worker in tuple(self._workers):
             worker.kill()
         for thread in self._threads:
@@ -145,6 +154,7 @@ class _Pool:
                 self._workers.discard(worker)
                 worker.kill()
                 worker = None
+                # After a stop it was us who killed the worker: no reason to try again.
                 if self._stop.is_set() or attempt == _TRIES - 1:
                     raise _died(self._name(index), error) from error
                 continue

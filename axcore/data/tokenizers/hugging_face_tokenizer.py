@@ -422,6 +422,7 @@ def _load(path: str, settings: _TokenizerSettings, *, reads_special: bool = Fals
             where=str(file.absolute()),
             hint="Save it again from the library that made it.",
         ) from error
+    # transformers saves the truncation and padding that were set last; documents are read in full.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _add_tokens(tokenizer, settings, path)
