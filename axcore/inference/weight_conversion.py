@@ -12,7 +12,7 @@ from jaxtyping import Array
 from axcore.errors import ConfigError
 from axcore.interop.host_room import check_host_holds
 from axcore.interop.unread import read_leaf
-from axcore.layers.weight_forms import kept_weight
+from axcore.layers.quantization.stored_weights import kept_weight
 from axcore.module import ParamSpec, restacked_arrays
 from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
 from axcore.progress import working

@@ -8,7 +8,7 @@ from axcore.config import config
 from axcore.errors import ConfigError
 from axcore.interop.origins import ArrayChange
 from axcore.interop.weight_edits import Models, Offer, WeightEdit
-from axcore.layers.quantization import widened
+from axcore.layers.quantization import with_full_precision_weights
 from axcore.layers.quantization.frozen_linear import CODES, FrozenForm, FrozenFormat
 
 _STEM = "weight"
@@ -55,7 +55,7 @@ class FreezeWeights(WeightEdit):
 
     def undone(self, ours: Any, theirs: Any) -> Any:
         """Returns the config with wide weights."""
-        return widened(ours)
+        return with_full_precision_weights(ours)
 
 
 def _check_no_lengths(stems: list[str], arrays: Any) -> None:

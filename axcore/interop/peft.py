@@ -27,7 +27,13 @@ from axcore.interop.tensor_files import TensorSpec, write_tensors
 from axcore.interop.transforms import Transpose
 from axcore.interop.weight_map import BoundMap, Slice, listed
 from axcore.interop.writing import named_leaves, on_host, stored
-from axcore.layers import LoRALinear, merge_adapters, widened, widened_state, without_lora
+from axcore.layers import (
+    LoRALinear,
+    full_precision_state,
+    merge_adapters,
+    with_full_precision_weights,
+    without_lora,
+)
 from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES
 from axcore.module import DType
 
@@ -77,7 +83,7 @@ class PeftFormat(CorrectionFormat):
 
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
         """Returns the model without adapters."""
-        cfg, state = widened(cfg), widened_state(cfg, state)
+        cfg, state = with_full_precision_weights(cfg), full_precision_state(cfg, state)
         return without_lora(cfg), merge_adapters(cfg.build(), state)
 
 
@@ -121,8 +127,8 @@ def to_peft(
     if not has_adapters(cfg):
         raise ConfigError("the model has no adapters", hint="apply LoRA to it first")
     if _has_dora(cfg):  # the only ones that weights have a part in
-        state = widened_state(cfg, state)
-    cfg = widened(cfg)
+        state = full_precision_state(cfg, state)
+    cfg = with_full_precision_weights(cfg)
     name, family, _ = family_of(uncorrected(cfg))
     bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
     modules = _adapted(bound)

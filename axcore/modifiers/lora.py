@@ -39,7 +39,7 @@ class LoRA:
     use_dora: bool = False
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with adapters; a trainer's learner trains them only.
+        """Return `cfg` with adapters; a trainer's learner trains them only.
 
         Raises:
             ConfigError: A target matches no linear layer, or adapters are there already.
@@ -68,7 +68,7 @@ class LoRA:
         return update_config(cfg, changes)
 
     def _targets(self, cfg: Any) -> dict[str, Any]:
-        """Returns the linear layers that are meant, by path."""
+        """Return the linear layers that are meant, by path."""
         linears = {found.path: found.node for found in find_config(cfg, config_class(self.linear))}
         excluded = {path for glob in self.exclude for path in _excluded(glob, list(linears))}
         meant: dict[str, Any] = {}

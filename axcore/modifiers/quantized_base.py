@@ -10,7 +10,7 @@ from axcore.layers import Linear
 from axcore.layers.quantization import FrozenLinear
 from axcore.layers.quantization.frozen_linear import FrozenFormat
 from axcore.learner import Learner
-from axcore.modifiers.dots import WIDE
+from axcore.modifiers.quantization import FULL_PRECISION
 from axcore.plugins import Hardware
 
 
@@ -31,10 +31,10 @@ class QuantizedBase:
     format: FrozenFormat = "nf4"
     block_size: PositiveInt = 64
     double_quant: bool = False
-    exclude: tuple[str, ...] = WIDE
+    exclude: tuple[str, ...] = FULL_PRECISION
 
     def apply(self, cfg: Any, hardware: Hardware | None = None) -> Any:
-        """Returns `cfg` with frozen weights in few bits.
+        """Return `cfg` with frozen weights in few bits.
 
         Raises:
             ConfigError: The model trains its linear layers, or none is left to quantize.

@@ -37,17 +37,7 @@ def modifiers() -> Iterator[Modifier]:
         summary="Linear layers multiply in float8, forward and backward",
     )
     yield Modifier(
-        name="sliding_cache",
-        config=Ref("axcore.modifiers:SlidingCaches"),
-        summary="Of attention with a window, serving keeps no more than the window",
-    )
-    yield Modifier(
-        name="half_cache",
-        config=Ref("axcore.modifiers:HalfCaches"),
-        summary="Serving keeps keys and values in float16 or bfloat16",
-    )
-    yield Modifier(
-        name="quantized_cache",
-        config=Ref("axcore.modifiers:QuantizedCaches"),
-        summary="Serving keeps keys and values in int8 or float8",
+        name="kv_cache",
+        config=Ref("axcore.modifiers:KVCache"),
+        summary="Serving keeps keys and values in 16 or 8 bits, or no more of them than a window",
     )

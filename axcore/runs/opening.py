@@ -84,7 +84,7 @@ def open_model(
         step: The checkpoint of a run to use; by default the newest.
         trust_code: Whether code that came with a run is run to open it.
         changes: Named changes of the model that leave its parameters as they are, such as
-            `quantized_cache`.
+            `kv_cache(dtype=int8)`.
         on_host: Whether arrays of a run stay in host memory, and those of a published model in
             its files, for an engine to take one by one.
         allow_unknown_fields: Whether fields of a published model's `config.json` that could matter

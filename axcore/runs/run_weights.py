@@ -30,7 +30,7 @@ from axcore.interop import (
     unstacked,
     with_corrections,
 )
-from axcore.modifiers.first_weights import FirstWeights
+from axcore.modifiers.pretrained import InitialWeights
 from axcore.runs.run import Run
 from axcore.trainer.step import TrainState, TrainStep
 
@@ -68,7 +68,7 @@ class RunWeights(WeightSource):
 
 
 @config
-class FromRun(FirstWeights):
+class FromRun(InitialWeights):
     """Begins a run with the weights of another run; edits of them are further modifiers.
 
     Args:

@@ -31,7 +31,7 @@ from axcore.layers import (
     Router,
 )
 from axcore.models import transformer
-from axcore.modifiers.dots import with_dot
+from axcore.modifiers.quantization import with_dot
 from axcore.module import functional
 from axcore.ops import KernelPolicy, use_policy
 from axcore.plugins import Hardware, TrainingTask, plugin_host

@@ -20,7 +20,7 @@ Adapters = Mapping[str, Array]
 
 
 def without_lora(cfg: Any) -> Any:
-    """Returns a config with the base of every `LoRALinear` in its place.
+    """Return a config with the base of every `LoRALinear` in its place.
 
     Raises:
         ConfigError: There is none.
@@ -29,7 +29,7 @@ def without_lora(cfg: Any) -> Any:
 
 
 def adapters_of(module: Module, state: State) -> dict[str, Array]:
-    """Returns the arrays of a state that belong to adapters."""
+    """Return the arrays of a state that belong to adapters."""
     found = {}
     for spec in _adapter_specs(module):
         leaf: Any = state
@@ -40,13 +40,13 @@ def adapters_of(module: Module, state: State) -> dict[str, Array]:
 
 
 def new_adapters(module: Module, rng: Array | int) -> dict[str, Array]:
-    """Returns adapters that correct nothing yet; makes no array of the base."""
+    """Return adapters that correct nothing yet; makes no array of the base."""
     fresh: dict[str, Array] = jax.jit(lambda rng: adapters_of(module, module.init(rng)))(rng)
     return fresh
 
 
 def with_adapters(module: Module, state: State, adapters: Adapters) -> State:
-    """Returns a state of a module with adapters, from that of the module without them.
+    """Return a state of a module with adapters, from that of the module without them.
 
     Args:
         module: The module with adapters.
@@ -65,7 +65,7 @@ def with_adapters(module: Module, state: State, adapters: Adapters) -> State:
 
 
 def merge_adapters(module: Module, state: State) -> State:
-    """Returns a state of the module without adapters, with every correction added to its weight.
+    """Return a state of the module without adapters, with every correction added to its weight.
 
     Args:
         module: The module with adapters, whose config `without_lora` takes them from.
@@ -91,7 +91,7 @@ def _lora_layers(module: Module) -> list[tuple[tuple[str, ...], LoRALinear]]:
 def _walk(
     module: Module, path: tuple[str, ...], seen: set[int]
 ) -> Iterator[tuple[tuple[str, ...], Module]]:
-    """Yields all modules with their paths in the state; a shared one where it comes first."""
+    """Yield all modules with their paths in the state; a shared one where it comes first."""
     if id(module) in seen:
         return
     seen.add(id(module))
@@ -133,7 +133,7 @@ def _part(state: State, path: tuple[str, ...]) -> Any:
 
 
 def _with_part(state: State, path: tuple[str, ...], part: Any) -> Any:
-    """Returns a state with another part at a path; the given state is left as it is."""
+    """Return a state with another part at a path; the given state is left as it is."""
     if not path:
         return part
     return {**state, path[0]: _with_part(state.get(path[0], {}), path[1:], part)}

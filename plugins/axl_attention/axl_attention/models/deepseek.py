@@ -91,7 +91,7 @@ KIMI_K2_SIZES: Sizes = {
 
 
 def deepseek_v2(size: str) -> CausalLM.Config:
-    """Returns the config of a DeepSeek-V2: `lite`, `236b` or `toy`.
+    """Return the config of a DeepSeek-V2: `lite`, `236b` or `toy`.
 
     Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2 and appendix B; routing as in the
     published configs.
@@ -102,7 +102,7 @@ def deepseek_v2(size: str) -> CausalLM.Config:
 
 
 def deepseek_v3(size: str) -> CausalLM.Config:
-    """Returns the config of a DeepSeek-V3: `671b` or `toy`; without the head for a second token.
+    """Return the config of a DeepSeek-V3: `671b` or `toy`; without the head for a second token.
 
     Source: DeepSeek-AI 2024, arXiv:2412.19437, sections 2.1 and 4.2.
     """
@@ -112,7 +112,7 @@ def deepseek_v3(size: str) -> CausalLM.Config:
 
 
 def kimi_k2(size: str) -> CausalLM.Config:
-    """Returns the config of a Kimi K2, which is a DeepSeek-V3 with more experts: `1t` or `toy`.
+    """Return the config of a Kimi K2, which is a DeepSeek-V3 with more experts: `1t` or `toy`.
 
     Source: Kimi Team 2025, arXiv:2507.20534, table 2; positions as in the published configs.
     """
@@ -160,7 +160,7 @@ def _deepseek(
 
 
 def _latent_attention(heads: Any, yarn_weight: float) -> Any:
-    """Returns a function from an attention to a latent one, stretched to 40 times 4096 tokens.
+    """Return a function from an attention to a latent one, stretched to 40 times 4096 tokens.
 
     The attention factor is on all of the logits, not on the part with position only, so it is
     in their scale.

@@ -28,7 +28,7 @@ GEMMA_SIZES: Sizes = {
 
 
 def gemma(size: str) -> CausalLM.Config:
-    """Returns the config of a Gemma 1: `2b`, `7b` or `toy`.
+    """Return the config of a Gemma 1: `2b`, `7b` or `toy`.
 
     Source: Gemma Team 2024, arXiv:2403.08295, table 1; 256,000 tokens as in the published weights.
     """
@@ -36,7 +36,7 @@ def gemma(size: str) -> CausalLM.Config:
 
 
 def gemma_like(*, head_dim: int, scale: float | None = None, **sizes: Any) -> CausalLM.Config:
-    """Returns a transformer with scaled embeddings, a tied head, and norms stored less one.
+    """Return a transformer with scaled embeddings, a tied head, and norms stored less one.
 
     Args:
         head_dim: Size of a head.
@@ -57,6 +57,6 @@ def gemma_like(*, head_dim: int, scale: float | None = None, **sizes: Any) -> Ca
 
 
 def local(layer: Any, window: int) -> Any:
-    """Returns a layer each token of which sees the last `window` tokens, itself counted."""
+    """Return a layer each token of which sees the last `window` tokens, itself counted."""
     core = evolve(layer.attention.core, window=(window - 1, None))
     return evolve(layer, attention=evolve(layer.attention, core=core))

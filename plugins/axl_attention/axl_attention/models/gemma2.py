@@ -42,7 +42,7 @@ GEMMA2_SIZES: Sizes = {
 
 
 def gemma2(size: str) -> CausalLM.Config:
-    """Returns the config of a Gemma 2: `2b`, `9b`, `27b` or `toy`.
+    """Return the config of a Gemma 2: `2b`, `9b`, `27b` or `toy`.
 
     Source: Gemma Team 2024, arXiv:2408.00118, section 2 and table 1.
     """

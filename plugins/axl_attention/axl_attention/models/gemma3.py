@@ -64,7 +64,7 @@ GEMMA3_SIZES: Sizes = {
 
 
 def gemma3(size: str) -> CausalLM.Config:
-    """Returns the config of a Gemma 3: `1b`, `4b`, `12b`, `27b` or `toy`.
+    """Return the config of a Gemma 3: `1b`, `4b`, `12b`, `27b` or `toy`.
 
     Source: Gemma Team 2025, arXiv:2503.19786, section 2; sizes as in the configs published with the
     weights.
@@ -84,7 +84,7 @@ def gemma3(size: str) -> CausalLM.Config:
 
 
 def _in_turns(stack: Any, near: Any, wide: Any) -> Any:
-    """Returns five near layers and a wide one, again and again; those left over are near."""
+    """Return five near layers and a wide one, again and again; those left over are near."""
     num_left = stack.num_layers % (_LOCAL_LAYERS + 1)
     whole = evolve(stack, num_layers=stack.num_layers - num_left)
     turns = alternating(whole, *[near] * _LOCAL_LAYERS, wide)

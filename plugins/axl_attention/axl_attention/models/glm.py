@@ -33,7 +33,7 @@ GLM4_SIZES: Sizes = {
 
 
 def glm(size: str) -> CausalLM.Config:
-    """Returns the config of a GLM-4: `9b` or `toy`.
+    """Return the config of a GLM-4: `9b` or `toy`.
 
     Source: Team GLM 2024, arXiv:2406.12793, section 2; sizes as in the published configs.
     """
@@ -41,7 +41,7 @@ def glm(size: str) -> CausalLM.Config:
 
 
 def glm4(size: str) -> CausalLM.Config:
-    """Returns the config of a GLM-4-0414: `9b`, `32b` or `toy`.
+    """Return the config of a GLM-4-0414: `9b`, `32b` or `toy`.
 
     Source: configs that Z.ai published with the weights, 2025.
     """

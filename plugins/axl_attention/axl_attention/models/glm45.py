@@ -37,7 +37,7 @@ GLM45_SIZES: Sizes = {
 
 
 def glm45(size: str) -> CausalLM.Config:
-    """Returns the config of a GLM-4.5: `355b-a32b`, `air` or `toy`; it predicts no second token.
+    """Return the config of a GLM-4.5: `355b-a32b`, `air` or `toy`; it predicts no second token.
 
     Air does not normalise queries and keys.
 
@@ -67,7 +67,7 @@ def glm45(size: str) -> CausalLM.Config:
 
 
 def _experts(width: int, scale: float, experts: Any) -> Any:
-    """Returns a function from a feed-forward to experts, one of which all share."""
+    """Return a function from a feed-forward to experts, one of which all share."""
     router = Router.Config(score="sigmoid", scale=scale, bias_rate=0.001, balance_loss=0.0001)
 
     def mixture(ffn: Any) -> Any:

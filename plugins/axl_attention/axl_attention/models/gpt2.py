@@ -25,7 +25,7 @@ GPT2_SIZES: Sizes = {
 
 
 def gpt2(size: str) -> CausalLM.Config:
-    """Returns the config of a GPT-2: `small`, `medium`, `large`, `xl` or `toy`.
+    """Return the config of a GPT-2: `small`, `medium`, `large`, `xl` or `toy`.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3;
     sizes as in the configs published with the weights.

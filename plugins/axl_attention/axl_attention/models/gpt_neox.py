@@ -32,7 +32,7 @@ GPT_NEOX_SIZES: Sizes = {
 
 
 def gpt_neox(size: str) -> CausalLM.Config:
-    """Returns the config of GPT-NeoX (`20b`), of a Pythia (`pythia-70m` to `pythia-12b`) or `toy`.
+    """Return the config of GPT-NeoX (`20b`), of a Pythia (`pythia-70m` to `pythia-12b`) or `toy`.
 
     Source: Black et al. 2022, arXiv:2204.06745, section 2; Biderman et al. 2023, arXiv:2304.01373,
     table 1.

@@ -35,7 +35,7 @@ GPT_OSS_SIZES: Sizes = {
 
 
 def gpt_oss(size: str) -> CausalLM.Config:
-    """Returns the config of a GPT-OSS: `20b`, `120b` or `toy`.
+    """Return the config of a GPT-OSS: `20b`, `120b` or `toy`.
 
     Source: OpenAI 2025, arXiv:2508.10925, section 2 and table 1; epsilons and positions as in the
     published configs.
@@ -62,7 +62,7 @@ def gpt_oss(size: str) -> CausalLM.Config:
 
 
 def _experts(experts: Any) -> Any:
-    """Returns a function from a feed-forward to experts of its size."""
+    """Return a function from a feed-forward to experts of its size."""
     return lambda ffn: MoE.Config(
         expert=ClampedFeedForward.Config(hidden_dim=ffn.hidden_dim),
         router=Router.Config(linear=Linear.Config()),

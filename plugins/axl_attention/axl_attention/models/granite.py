@@ -16,7 +16,7 @@ GRANITE_SIZES: Sizes = {
 
 
 def granite(size: str) -> CausalLM.Config:
-    """Returns the config of a Granite 3.1: `2b`, `8b` or `toy`.
+    """Return the config of a Granite 3.1: `2b`, `8b` or `toy`.
 
     Source: IBM 2024, "Granite 3.0 Language Models", table 1; constants as in the configs published
     with the weights.

@@ -29,7 +29,7 @@ LLAMA32_SIZES: Sizes = {
 
 
 def llama31(size: str) -> CausalLM.Config:
-    """Returns the config of a Llama 3.1: `8b`, `70b`, `405b` or `toy`; 3.3 is its `70b`.
+    """Return the config of a Llama 3.1: `8b`, `70b`, `405b` or `toy`; 3.3 is its `70b`.
 
     Source: Grattafiori et al. 2024, arXiv:2407.21783, table 3; positions as in the configs
     published with the weights.
@@ -38,7 +38,7 @@ def llama31(size: str) -> CausalLM.Config:
 
 
 def llama32(size: str) -> CausalLM.Config:
-    """Returns the config of a Llama 3.2 for text: `1b`, `3b` or `toy`; its embedding is its head.
+    """Return the config of a Llama 3.2 for text: `1b`, `3b` or `toy`; its embedding is its head.
 
     Source: Meta 2024, the model card of Llama 3.2; the configs published with the weights.
     """

@@ -45,7 +45,7 @@ LLAMA4_SIZES: Sizes = {
 
 
 def llama4(size: str) -> CausalLM.Config:
-    """Returns the config of a Llama 4, without what sees images: `scout`, `maverick` or `toy`.
+    """Return the config of a Llama 4, without what sees images: `scout`, `maverick` or `toy`.
 
     Only those whose positions are stretched normalise queries and keys.
 
@@ -78,7 +78,7 @@ def llama4(size: str) -> CausalLM.Config:
 
 
 def _local(chunk: int, length: int | None) -> Any:
-    """Returns a function from an attention to one within chunks."""
+    """Return a function from an attention to one within chunks."""
 
     def local(old: Any) -> Any:
         position = old.position
@@ -91,7 +91,7 @@ def _local(chunk: int, length: int | None) -> Any:
 
 
 def _experts(width: int, count: int) -> Any:
-    """Returns a function from a feed-forward to experts, each as wide as the shared one."""
+    """Return a function from a feed-forward to experts, each as wide as the shared one."""
 
     def experts(ffn: Any) -> Any:
         expert = evolve(ffn, hidden_dim=width)

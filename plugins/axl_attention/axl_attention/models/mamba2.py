@@ -38,7 +38,7 @@ MAMBA2_SIZES: Sizes = {
 
 
 def mamba2(size: str) -> CausalLM.Config:
-    """Returns the config of a Mamba-2: `130m` to `2.7b`, `codestral-7b` or `toy`.
+    """Return the config of a Mamba-2: `130m` to `2.7b`, `codestral-7b` or `toy`.
 
     Source: Dao and Gu 2024, arXiv:2405.21060, table 10; Codestral as in the config published with
     its weights.

@@ -27,7 +27,7 @@ OLMO2_SIZES: Sizes = {
 
 
 def olmo2(size: str) -> CausalLM.Config:
-    """Returns the config of an OLMo 2: `1b`, `7b`, `13b`, `32b` or `toy`.
+    """Return the config of an OLMo 2: `1b`, `7b`, `13b`, `32b` or `toy`.
 
     Source: OLMo Team 2025, arXiv:2501.00656, sections 2 and 3; sizes as in the configs published
     with the weights.
@@ -37,6 +37,6 @@ def olmo2(size: str) -> CausalLM.Config:
 
 
 def with_reordered_norms(cfg: Any) -> Any:
-    """Returns a transformer with the norms of OLMo 2 and 3."""
+    """Return a transformer with the norms of OLMo 2 and 3."""
     cfg = replace_config(cfg, Attention, with_normed_linear)
     return replace_config(cfg, PreNorm, with_reordered_norm)

@@ -25,7 +25,7 @@ OLMO3_SIZES: Sizes = {
 
 
 def olmo3(size: str) -> CausalLM.Config:
-    """Returns the config of an OLMo 3: `7b`, `32b` or `toy`.
+    """Return the config of an OLMo 3: `7b`, `32b` or `toy`.
 
     Source: OLMo Team 2025, "Olmo 3", arXiv:2512.13961, section 3.2; sizes as in the configs
     published with the weights.

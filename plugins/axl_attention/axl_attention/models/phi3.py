@@ -48,7 +48,7 @@ _LONG_FACTORS = (
 
 
 def phi3(size: str) -> CausalLM.Config:
-    """Returns a Phi-3 for 4096 tokens, or a Phi-4: `3-mini`, `3-medium`, `4`, `4-mini` or `toy`.
+    """Return a Phi-3 for 4096 tokens, or a Phi-4: `3-mini`, `3-medium`, `4`, `4-mini` or `toy`.
 
     Source: Abdin et al. 2024, arXiv:2404.14219, section 2, and arXiv:2412.08905, section 3;
     Microsoft 2025, arXiv:2503.01743, section 2; windows and factors as in the configs published
@@ -67,7 +67,7 @@ def phi3(size: str) -> CausalLM.Config:
 
 
 def _for_long_rows(cfg: Any) -> Any:
-    """Returns Phi-4-mini's tied head, and its positions of three quarters of a head."""
+    """Return Phi-4-mini's tied head, and its positions of three quarters of a head."""
     pairs = len(_LONG_FACTORS)
     position = LongRoPE.Config(
         theta=10_000.0,

@@ -90,7 +90,7 @@ QWEN3_MOE_SIZES: Sizes = {
 
 
 def qwen3(size: str) -> CausalLM.Config:
-    """Returns the config of a dense Qwen 3: `0.6b`, `1.7b`, `4b`, `8b`, `14b`, `32b` or `toy`.
+    """Return the config of a dense Qwen 3: `0.6b`, `1.7b`, `4b`, `8b`, `14b`, `32b` or `toy`.
 
     Source: Yang et al. 2025, arXiv:2505.09388, section 2 and table 1; widths as in the configs
     published with the weights.
@@ -100,7 +100,7 @@ def qwen3(size: str) -> CausalLM.Config:
 
 
 def qwen3_moe(size: str) -> CausalLM.Config:
-    """Returns the config of a Qwen 3 with experts: `30b-a3b`, `235b-a22b` or `toy`.
+    """Return the config of a Qwen 3 with experts: `30b-a3b`, `235b-a22b` or `toy`.
 
     Source: Yang et al. 2025, arXiv:2505.09388, section 2 and table 2. The load is balanced over the
     whole batch.

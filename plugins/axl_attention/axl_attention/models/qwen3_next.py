@@ -44,7 +44,7 @@ QWEN3_NEXT_SIZES: Sizes = {
 
 
 def qwen3_next(size: str) -> CausalLM.Config:
-    """Returns the config of a Qwen3-Next, without what predicts a second token: `80b-a3b` or `toy`.
+    """Return the config of a Qwen3-Next, without what predicts a second token: `80b-a3b` or `toy`.
 
     Source: Qwen Team 2025, "Qwen3-Next: towards ultimate training and inference efficiency"; sizes
     as in the config published with the weights.
@@ -65,7 +65,7 @@ def qwen3_next(size: str) -> CausalLM.Config:
 
 
 def _experts(experts: Any) -> Any:
-    """Returns a function from a feed-forward to experts of its size, one of which all share."""
+    """Return a function from a feed-forward to experts of its size, one of which all share."""
     return lambda ffn: MoE.Config(
         expert=ffn,
         shared=TokenGated.Config(inner=ffn),

@@ -19,7 +19,7 @@ SMOLLM3_SIZES: Sizes = {
 
 
 def smollm3(size: str) -> CausalLM.Config:
-    """Returns the config of a SmolLM3: `3b` or `toy`.
+    """Return the config of a SmolLM3: `3b` or `toy`.
 
     Source: Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context reasoner"; layers
     without positions as in Yang et al. 2025, arXiv:2501.18795; sizes as in the config published

@@ -39,7 +39,7 @@ STARCODER2_SIZES: Sizes = {
 
 
 def starcoder2(size: str) -> CausalLM.Config:
-    """Returns the config of a StarCoder2: `3b`, `7b`, `15b` or `toy`.
+    """Return the config of a StarCoder2: `3b`, `7b`, `15b` or `toy`.
 
     Source: Lozhkov et al. 2024, arXiv:2402.19173, table 6; bases of positions as in the configs
     published with the weights.

@@ -47,7 +47,7 @@ class _Positions(ConfigEntry):
     """Rotary positions; `mscale_all_dim` of YaRN is in the scale of all logits."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the positions, and with the scale that they ask for.
+        """Return a config with the positions, and with the scale that they ask for.
 
         Raises:
             ConfigError: Positions are to be scaled beside the logits.
@@ -69,7 +69,7 @@ class _Positions(ConfigEntry):
         )
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields."""
+        """Return the fields."""
         values, scale = RopeFields().write(cfg), common_value(cfg, "**.core.scale")
         scaling = values["rope_scaling"]
         if scale is not None and scaling:

@@ -27,33 +27,33 @@ class NoPadding(ConfigEntry):
     """`pad_token_id`: no token where none was read; small vocabularies lack the default one."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns the config: what padding is changes no number, so that the field stays unread."""
+        """Return the config: what padding is changes no number, so that the field stays unread."""
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         return {"pad_token_id": None}
 
 
 def tied_by(path: str = "head", *, default: bool = False) -> Choice:
-    """Returns the entry that says whether the head at a path is the embedding."""
+    """Return the entry that says whether the head at a path is the embedding."""
     heads = {False: UntiedHead.Config(), True: TiedHead.Config()}
     return Choice("tie_word_embeddings", path, heads, default)
 
 
 def affine(ours: str, theirs: str) -> WeightMap:
-    """Returns the rules of a weight and a bias that are the same on both sides."""
+    """Return the rules of a weight and a bias that are the same on both sides."""
     return tuple(same(f"{ours}.{name}", f"{theirs}.{name}") for name in ("weight", "bias"))
 
 
 def fused(ours: tuple[str, ...], theirs: str, sizes: tuple[int, ...]) -> Rule:
-    """Returns the rule of linear layers that are one of theirs, of these widths."""
+    """Return the rule of linear layers that are one of theirs, of these widths."""
     weights = tuple(f"{name}.weight" for name in ours)
     return Rule(weights, (f"{theirs}.weight",), Chain(Transpose(), Concatenate(sizes)))
 
 
 def interleaved_projection(part: str, num_heads: int, *, rotated: int, rest: int = 0) -> WeightMap:
-    """Returns the rules of queries or keys whose rotary rows are neighbouring pairs in theirs.
+    """Return the rules of queries or keys whose rotary rows are neighbouring pairs in theirs.
 
     Args:
         part: Of ours.
@@ -73,7 +73,7 @@ def interleaved_projection(part: str, num_heads: int, *, rotated: int, rest: int
 def all_experts(
     path: str, names: tuple[str, ...], theirs: str, transform: Transform, *, count: int
 ) -> Rule:
-    """Returns the rule of arrays of every expert that are one of theirs.
+    """Return the rule of arrays of every expert that are one of theirs.
 
     Args:
         path: Of our experts.

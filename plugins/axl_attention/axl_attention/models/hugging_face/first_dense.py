@@ -27,12 +27,12 @@ class _FirstDense(LayerKinds):
     """The first layers have no experts."""
 
     def read(self, fields: Fields, num_layers: int) -> list[int]:
-        """Returns the kind of each layer."""
+        """Return the kind of each layer."""
         num_dense = fields.take("first_k_dense_replace")
         return [int(i >= num_dense) for i in range(num_layers)]
 
     def write(self, kinds: list[int]) -> dict[str, Any]:
-        """Returns how many layers are dense."""
+        """Return how many layers are dense."""
         return {"first_k_dense_replace": kinds.index(1)}
 
 
@@ -45,7 +45,7 @@ class Groups(ConfigEntry):
     rated_by: int
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the limit, or none where all experts are one group.
+        """Return a config with the limit, or none where all experts are one group.
 
         Raises:
             ConfigError: The fields contradict each other.
@@ -64,7 +64,7 @@ class Groups(ConfigEntry):
         return update_config(cfg, {"**.router.groups": limit})
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the three fields."""
+        """Return the three fields."""
         limit = common_value(cfg, "**.router.groups")
         counts = (limit.num_groups, limit.num_kept) if limit else (1, 1)
         method = self.limited if limit else self.free
@@ -75,12 +75,12 @@ class _SharedExperts(ConfigEntry):
     """`n_shared_experts`, which are one feed-forward, so many times as wide as an expert."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with a shared expert of that width."""
+        """Return a config with a shared expert of that width."""
         width = fields.take("n_shared_experts") * common_value(cfg, f"{_MIXED}.expert.hidden_dim")
         return update_config(cfg, {f"{_MIXED}.shared.hidden_dim": width})
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns how many experts that is."""
+        """Return how many experts that is."""
         widths = (common_value(cfg, f"{_MIXED}.{name}.hidden_dim") for name in ("shared", "expert"))
         return {"n_shared_experts": next(widths) // next(widths)}
 

@@ -55,7 +55,7 @@ _COMMON = (
 
 
 def _gguf(architecture: str, *more: GGUFEntry) -> GGUFMap:
-    """Returns how llama.cpp has a Gemma; its norms hold the whole scale."""
+    """Return how llama.cpp has a Gemma; its norms hold the whole scale."""
     return GGUFMap(
         architecture=architecture,
         entries=(
@@ -89,7 +89,7 @@ def _is_global(layer: Any) -> int:
 
 
 def in_turns(default: Any) -> LayerTypes:
-    """Returns how local layers and global ones follow each other; see `LayerTypes`."""
+    """Return how local layers and global ones follow each other; see `LayerTypes`."""
     return LayerTypes(("sliding_attention", "full_attention"), _is_global, default)
 
 
@@ -124,7 +124,7 @@ class _Scale(GGUFEntry):
     num_layers_of_27b: int
 
     def metadata(self, fields: Fields) -> dict[str, Any]:
-        """Returns nothing."""
+        """Return nothing."""
         values, scalar = fields.values, fields.take("query_pre_attn_scalar")
         wanted = values["head_dim"]
         if values["num_hidden_layers"] == self.num_layers_of_27b:

@@ -38,13 +38,13 @@ class _Positions(ConfigEntry):
     """Positions of a part of each head, behind norms where there is `use_qk_norm`."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with these positions."""
+        """Return a config with these positions."""
         cfg = _ROTARY.read(_with_position(cfg, lambda _: QueryKeyNorm.Config()), fields)
         has_norm = fields.take("use_qk_norm", False)
         return cfg if has_norm else _with_position(cfg, lambda old: old.inner)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields."""
+        """Return the fields."""
         has_norm = isinstance(common_value(cfg, _PATH), QueryKeyNorm.Config)
         if not has_norm:
             cfg = _with_position(cfg, lambda old: QueryKeyNorm.Config(inner=old))

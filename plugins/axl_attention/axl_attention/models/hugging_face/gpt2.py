@@ -26,17 +26,17 @@ class _InnerSize(ConfigEntry):
     """`n_inner`, which is four times the width where it is null or absent."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the size."""
+        """Return a config with the size."""
         size = fields.take("n_inner", None) or 4 * cfg.dim
         return update_config(cfg, {"**.hidden_dim": size})
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         return {"n_inner": common_value(cfg, "**.hidden_dim")}
 
 
 def _both(ours: str, theirs: str) -> WeightMap:
-    """Returns the rules of a weight and a bias that are the same on both sides."""
+    """Return the rules of a weight and a bias that are the same on both sides."""
     return tuple(same(f"{ours}.{name}", f"{theirs}.{name}") for name in ("weight", "bias"))
 
 

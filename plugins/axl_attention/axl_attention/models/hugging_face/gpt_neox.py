@@ -37,13 +37,13 @@ class _ParallelResidual(ConfigEntry):
     """`use_parallel_residual`: whether both branches of a layer see its input."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with layers of that kind."""
+        """Return a config with layers of that kind."""
         if fields.take("use_parallel_residual", True):
             return cfg
         return replace_config(cfg, ParallelLayer, _in_turn)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         layer = common_value(cfg, "decoder.stack.layer")
         return {"use_parallel_residual": isinstance(layer, ParallelLayer.Config)}
 

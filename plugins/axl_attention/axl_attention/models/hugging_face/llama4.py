@@ -48,7 +48,7 @@ class _Kinds(LayerKinds):
     """`no_rope_layers` and `moe_layers`: layers in chunks and without, dense and with experts."""
 
     def read(self, fields: Fields, num_layers: int) -> list[int]:
-        """Returns the kind of each layer.
+        """Return the kind of each layer.
 
         Raises:
             ConfigError: There is not 0 or 1 for each layer, or types of attention contradict it.
@@ -76,14 +76,14 @@ class _Kinds(LayerKinds):
         return [2 * (1 - flag) + (i in mixed) for i, flag in enumerate(flags)]
 
     def write(self, kinds: list[int]) -> dict[str, Any]:
-        """Returns both lists."""
+        """Return both lists."""
         return {
             "no_rope_layers": [int(kind < 2) for kind in kinds],
             "moe_layers": [i for i, kind in enumerate(kinds) if kind % 2],
         }
 
     def fold(self, cfg: Any) -> tuple[Any, list[int]]:
-        """Returns a layer of each kind, and each layer's kind.
+        """Return a layer of each kind, and each layer's kind.
 
         One that the model lacks is made of parts of others; a shared expert is a dense layer's.
         """
@@ -98,7 +98,7 @@ class _Kinds(LayerKinds):
 
 
 def _made(kind: int, one: dict[int, Any]) -> Any:
-    """Returns a layer of a kind, made of those of others; None where they lack its parts."""
+    """Return a layer of a kind, made of those of others; None where they lack its parts."""
     layer = one.get(kind ^ 1)
     parts = [one[other].feed_forward for other in one if other % 2 == kind % 2]
     if not parts and kind % 2 == 0:
@@ -115,7 +115,7 @@ class _Positions(ConfigEntry):
     """Rotary positions, `use_qk_norm` behind them, and the temperature of layers without."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with both."""
+        """Return a config with both."""
         epsilon = float(fields.take("rms_norm_eps", 1e-5))
         cfg = _with(cfg, _NEAR, lambda _: UnitQueryKey.Config(epsilon=epsilon))
         cfg = RopeFields("**.attention.position.inner", 500_000.0).read(cfg, fields)
@@ -129,7 +129,7 @@ class _Positions(ConfigEntry):
         return _with(cfg, _WIDE, lambda _: tuned if is_tuned else NoPosition.Config())
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields."""
+        """Return the fields."""
         near, wide = common_value(cfg, *_NEAR), common_value(cfg, *_WIDE)
         is_unit, is_tuned = (
             isinstance(near, UnitQueryKey.Config),

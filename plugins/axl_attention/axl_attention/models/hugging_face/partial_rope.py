@@ -29,7 +29,7 @@ class PartialRopeFields(ConfigEntry):
     path: str = attrs.field(default="**.attention.position", kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with these positions."""
+        """Return a config with these positions."""
         fraction = fields.take(self.fraction, self.default)
         given = fields.take("rope_parameters", None) or {}
         parameters = {"partial_rotary_factor": fraction, **given}
@@ -42,7 +42,7 @@ class PartialRopeFields(ConfigEntry):
         return replace_config(cfg, lambda _: True, _partial(fraction), at=self.path)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields.
+        """Return the fields.
 
         Raises:
             ConfigError: Heads are rotated as a whole, and never are in the family.

@@ -48,7 +48,7 @@ class _Positions(ConfigEntry):
     """Rotary positions; those for long rows leave out what follows from the lengths of rows."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with these positions.
+        """Return a config with these positions.
 
         Raises:
             ConfigError: The family has no such positions, or two lengths contradict each other.
@@ -66,7 +66,7 @@ class _Positions(ConfigEntry):
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields.
+        """Return the fields.
 
         Raises:
             ConfigError: Positions are scaled in a way that the family does not know.
@@ -81,7 +81,7 @@ class _Positions(ConfigEntry):
 
 
 def _complete(kind: str, values: dict[str, Any], fields: Fields, length: int) -> dict[str, Any]:
-    """Returns the fields of LongRoPE with the length, and the attention factor that follows."""
+    """Return the fields of LongRoPE with the length, and the attention factor that follows."""
     if kind not in _LONG:
         raise ConfigError(
             f"config.json has rotary positions of type {kind!r}; axcore knows longrope for Phi",

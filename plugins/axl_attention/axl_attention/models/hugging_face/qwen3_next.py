@@ -42,7 +42,7 @@ _BIASES = (
 
 
 def _by_head(num_heads: int, *sizes: int) -> Transform:
-    """Returns what puts rows of these sizes in each head beside each other."""
+    """Return what puts rows of these sizes in each head beside each other."""
     return Chain(SplitAxis(num_heads), Concatenate(sizes, axis=1), JoinAxes(num_heads))
 
 
@@ -100,15 +100,15 @@ class _Chunks(ConfigEntry):
     """How many tokens are computed at once, which is ours to choose and changes no number."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with chunks of the usual size."""
+        """Return a config with chunks of the usual size."""
         return self.normal(cfg)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns no field."""
+        """Return no field."""
         return {}
 
     def normal(self, cfg: Any) -> Any:
-        """Returns a config with chunks of the usual size."""
+        """Return a config with chunks of the usual size."""
         return replace_config(cfg, GatedDeltaNet, lambda old: evolve(old, chunk=64))
 
 

@@ -28,7 +28,7 @@ class _NoRopeLayers(LayerKinds):
     """`no_rope_layers`, which has 0 for a layer without positions and 1 for one with them."""
 
     def read(self, fields: Fields, num_layers: int) -> list[int]:
-        """Returns the kind of each layer.
+        """Return the kind of each layer.
 
         Raises:
             ConfigError: There is not 0 or 1 for each layer.
@@ -45,7 +45,7 @@ class _NoRopeLayers(LayerKinds):
         return [1 - flag for flag in named[:num_layers]]
 
     def write(self, kinds: list[int]) -> dict[str, list[int]]:
-        """Returns `no_rope_layers`."""
+        """Return `no_rope_layers`."""
         return {"no_rope_layers": [1 - kind for kind in kinds]}
 
 

@@ -1,18 +1,52 @@
-"""State that a layer carries from token to token: what fills a slot `state_cache`.
+"""The size of caches, and the cache of the state that a recurrent layer carries along.
 
-A recurrent layer asks for the state before a call's tokens, and gives back that after them.
+A config with a method `for_serving(room)` is replaced there by what the method returns. A recurrent
+layer has a slot `state_cache`: it asks for the state before a call's tokens, and gives back the
+state after them.
 """
 
 from typing import Any
 
+import attrs
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ModuleError
-from axcore.layers.serving_room import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, Param, entry
+
+
+@attrs.frozen(kw_only=True)
+class PagedKVCacheConfig:
+    """A KV cache in pages (vLLM's blocks): each row takes as many as its tokens need.
+
+    Args:
+        num_pages: Pages of each layer's cache.
+        page_size: Tokens of a page.
+    """
+
+    num_pages: int
+    page_size: int
+
+
+@attrs.frozen(kw_only=True)
+class KVCacheConfig:
+    """The size of a KV cache.
+
+    Args:
+        num_rows: Rows that are served at once.
+        capacity: Tokens of a row in caches, including its padding in a call.
+        max_length: Tokens of the longest text.
+        pages: The pages of keys and values; None for one contiguous cache for each row.
+        call_tokens: Tokens of a row that one call has at most.
+    """
+
+    num_rows: int
+    capacity: int
+    max_length: int
+    pages: PagedKVCacheConfig | None = None
+    call_tokens: int = 512
 
 
 class NoStateCache(Module):
@@ -23,17 +57,17 @@ class NoStateCache(Module):
 
     @config
     class Config(Module.Config["NoStateCache"]):
-        """Describes a `NoStateCache`."""
+        """The config of a `NoStateCache`."""
 
         shape: tuple[int, ...] = REQUIRED
 
         def for_serving(self, room: KVCacheConfig) -> "StateCache.Config":
-            """Returns what keeps it."""
+            """Return what keeps it."""
             return StateCache.Config(shape=self.shape, num_rows=room.num_rows, dtypes=self.dtypes)
 
     @entry
     def before(self, info: TokenInfo, dtype: Any) -> Array:
-        """Returns zeros, `[batch, *shape]`.
+        """Return zeros, `[batch, *shape]`.
 
         Raises:
             ModuleError: The call continues earlier tokens, of which nothing was kept.
@@ -47,7 +81,7 @@ class NoStateCache(Module):
 
     @entry
     def after(self, state: Array, info: TokenInfo) -> None:
-        """Keeps nothing."""
+        """Keep nothing."""
 
 
 class StateCache(Module):
@@ -58,18 +92,18 @@ class StateCache(Module):
 
     @config
     class Config(Module.Config["StateCache"]):
-        """Describes a `StateCache`.
+        """The config of a `StateCache`.
 
         Args:
             shape: Of a row's state.
-            num_rows: Rows that there is room for.
+            num_rows: Rows of the cache.
         """
 
         shape: tuple[int, ...] = REQUIRED
         num_rows: PositiveInt = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Declares the room, in float32."""
+        """Declare the states, in float32 whatever computes: errors would add up over a text."""
         self.state = Param(
             (cfg.num_rows, *cfg.shape),
             axes=("batch", *(None for _ in cfg.shape)),
@@ -80,7 +114,7 @@ class StateCache(Module):
 
     @entry
     def before(self, info: TokenInfo, dtype: Any) -> Array:
-        """Returns the state of each row, zeros of one that begins: `[batch, *shape]`.
+        """Return the state of each row, zeros of one that begins: `[batch, *shape]`.
 
         Raises:
             ModuleError: The call does not say how many tokens each row has.
@@ -98,7 +132,7 @@ class StateCache(Module):
 
     @entry
     def after(self, state: Array, info: TokenInfo) -> None:
-        """Keeps the state of each row for the next call."""
+        """Keep the state of each row for the next call."""
         state = state.astype(self.state.dtype)
         if info.slots is not None:
             at = self.state.at[info.slots]

@@ -17,8 +17,7 @@ from axcore.config import (
 )
 from axcore.errors import ConfigError
 from axcore.layers import FeedForward
-from axcore.layers.interop.linen_module import LinenModule
-from axcore.layers.interop.nnx_module import NNXModule
+from axcore.layers.flax_modules import LinenModule, NNXModule
 from axcore.module import Module, StackedModule, apply_updates, functional, summary_table
 
 DIM = 4

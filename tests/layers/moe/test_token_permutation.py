@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.layers.moe.expert_all_to_all import expert_all_to_all
-from axcore.layers.moe.token_permutation import TokenPermutation
+from axcore.layers.moe.token_permutation import TokenPermutation, expert_all_to_all
 from axcore.ops import occupancy_of
 from axcore.parallel import make_mesh
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy_state import numpy_state
 
-from axcore.layers.remat_presets import REMAT_PRESETS
 from axcore.models import llama2
 from axcore.modifiers import RematModifier
+from axcore.modifiers.remat import REMAT_PRESETS
 from axcore.module import functional
 from axcore.plugins import Hardware
 
