@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from axcore.plugins import Feature, Ref, hook
 
 _ADAPTERS = (
-    "axcore.layers.lora.linear",
-    "axcore.layers.lora.adapters",
-    "axcore.layers.lora.magnitude",
-    "axcore.modifiers.lora",
+    "axcore.layers.adapters.lora",
+    "axcore.layers.adapters.states",
+    "axcore.modifiers.adapters:LoRA",
     "axcore.checkpoint.adapters",
     "axcore.interop.peft",
     "axcore.interop.peft_reading",
-    "axcore.interop.peft_magnitudes",
 )
 
 
@@ -26,7 +24,12 @@ def features() -> Iterator[Feature]:
     yield _feature(
         "rope",
         "Rotary positions",
-        ("axcore.layers.attention.rope", "axcore.interop.gguf_rope"),
+        (
+            "axcore.layers.attention.rope:RoPE",
+            "axcore.layers.attention.rope:rope_frequencies",
+            "axcore.layers.attention.rope:rotate",
+            "axcore.interop.gguf_rope",
+        ),
     )
     yield _feature(
         "moe",
@@ -60,8 +63,9 @@ def features() -> Iterator[Feature]:
             *_ADAPTERS,
             "axcore.layers.quantization.frozen_linear",
             "axcore.layers.quantization.nf4",
-            "axcore.interop.freezing",
-            "axcore.modifiers.quantized_base",
+            "axcore.modifiers.adapters:QuantizedBase",
+            "axcore.modifiers.adapters:FreezeWeights",
+            "axcore.modifiers.adapters:Frozen",
         ),
         variant_of="lora",
     )

@@ -127,6 +127,7 @@ class StateCache(Module):
         state = self.state
         if info.slots is not None:
             state = jnp.take(state, info.slots, axis=0, mode="clip")
+        # `where` and not a product: what an earlier text left in this slot may be NaN.
         begins = (info.num_cached == 0).reshape(-1, *(1 for _ in self.config.shape))
         return jnp.where(begins, 0, state).astype(dtype)
 
@@ -135,6 +136,7 @@ class StateCache(Module):
         """Keep the state of each row for the next call."""
         state = state.astype(self.state.dtype)
         if info.slots is not None:
+            # Rows of padding have a slot out of range, and write nothing.
             at = self.state.at[info.slots]
             state = at.set(state, mode="drop", wrap_negative_indices=False)
         self.update("state", state)

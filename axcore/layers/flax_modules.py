@@ -74,7 +74,7 @@ def sized(call: Any, arguments: tuple[str, ...], dim: int) -> Any:
     """Return the call with `dim` as each of the named arguments.
 
     Raises:
-        ConfigError: It is no config of a call.
+        ConfigError: It is not the config of a call.
     """
     if not hasattr(call, "build"):
         raise ConfigError(

@@ -119,8 +119,10 @@ class Kernels:
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Return a trainer's config with these pins and names."""
-        return evolve(
+        return update_config(
             cfg,
-            kernels={**cfg.kernels, **self.pins},
-            allow_kernels=tuple(dict.fromkeys((*cfg.allow_kernels, *self.allow))),
+            {
+                "kernels.pins": {**cfg.kernels.pins, **self.pins},
+                "kernels.allow": tuple(dict.fromkeys((*cfg.kernels.allow, *self.allow))),
+            },
         )

@@ -4,7 +4,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import REQUIRED, config, evolve, find_config, name_the_known, replace_config
+from axcore.config import (
+    REQUIRED,
+    config,
+    evolve,
+    find_config,
+    replace_config,
+    suggest_names,
+    update_config,
+)
 from axcore.errors import ConfigError
 from axcore.layers import Pipeline, ScannedLayers
 from axcore.modifiers.serving import check_nothing_derived
@@ -51,14 +59,16 @@ class Shard:
             for name in names:
                 if name not in MESH_AXES:
                     raise ConfigError(
-                        f"{axis!r} is to be split over {name!r}, which is no mesh axis",
+                        f"{axis!r} is to be split over {name!r}, which is not a mesh axis",
                         where="Shard",
-                        hint=name_the_known(name, MESH_AXES),
+                        hint=suggest_names(name, MESH_AXES),
                     )
-        return evolve(
+        return update_config(
             cfg,
-            param_rules={**cfg.param_rules, **self.params},
-            activation_rules={**cfg.activation_rules, **self.activations},
+            {
+                "sharding.param_rules": {**cfg.sharding.param_rules, **self.params},
+                "sharding.activation_rules": {**cfg.sharding.activation_rules, **self.activations},
+            },
         )
 
 
@@ -84,7 +94,9 @@ class Zero2:
         Raises:
             ConfigError: No parameter is split over that mesh axis.
         """
-        split = {a: names for a, names in cfg.param_rules.items() if self.mesh_axis in names}
+        split = {
+            a: names for a, names in cfg.sharding.param_rules.items() if self.mesh_axis in names
+        }
         if not split:
             raise ConfigError(
                 f"no rule splits parameters over {self.mesh_axis!r}",
@@ -92,10 +104,15 @@ class Zero2:
                 hint="name the mesh axis that param_rules have, or take the modifier out",
             )
         whole = {a: tuple(n for n in names if n != self.mesh_axis) for a, names in split.items()}
-        return evolve(
+        return update_config(
             cfg,
-            param_rules={**cfg.param_rules, **whole},
-            optimizer_rules={**(cfg.optimizer_rules or cfg.param_rules), **split},
+            {
+                "sharding.param_rules": {**cfg.sharding.param_rules, **whole},
+                "sharding.optimizer_rules": {
+                    **(cfg.sharding.optimizer_rules or cfg.sharding.param_rules),
+                    **split,
+                },
+            },
         )
 
 
@@ -137,7 +154,7 @@ class MicroBatches:
         self._check(cfg)
         sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
         by_axis = dict(zip(MESH_AXES, sizes, strict=True))
-        ways = math.prod(by_axis[axis] for axis in cfg.activation_rules["batch"])
+        ways = math.prod(by_axis[axis] for axis in cfg.sharding.activation_rules["batch"])
         rows = max(1, cfg.data.batch_size // ways)
         counts = (count for count in range(1, rows + 1) if rows % count == 0)
         fewest = next(count for count in counts if rows // count <= self.rows_per_device)

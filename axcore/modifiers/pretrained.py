@@ -13,8 +13,8 @@ class InitialWeights:
 
     Args:
         path: Where the source is.
-        read: Globs of the arrays of the state that are read; others begin as in a new model.
-        fresh: Globs of arrays of the state that are not read, but begin as in a new model.
+        read: Globs of the arrays of the state that are read; others are randomly initialized.
+        fresh: Globs of arrays of the state that are not read, but are randomly initialized.
         unused: Globs of arrays of the source's model that the run's model does not have.
         may_differ: Globs of the model's config that may differ from the source's.
         adapters: A folder of adapters that are read too.
@@ -37,7 +37,7 @@ class InitialWeights:
 
 @config
 class Pretrained(InitialWeights):
-    """Begins a run with the weights of a published model.
+    """Begins a run with the weights of a pretrained checkpoint.
 
     Edits of them are further modifiers, `grow_vocabulary` for one.
 

@@ -9,7 +9,7 @@ from axcore.config import (
     evolve,
     field_names,
     find_config,
-    name_the_known,
+    suggest_names,
     update_config,
 )
 from axcore.config.paths import matches, parse_pattern
@@ -57,7 +57,7 @@ def _excluded(glob: str, paths: list[str]) -> list[str]:
     found = [path for path in paths if matches(parse_pattern(glob), parse_pattern(path))]
     if not found and glob not in FULL_PRECISION:
         raise ConfigError(
-            f"exclude names {glob!r}, which matches no product", hint=name_the_known(glob, paths)
+            f"exclude names {glob!r}, which matches no product", hint=suggest_names(glob, paths)
         )
     return found
 
@@ -78,6 +78,7 @@ def _replaced_linears(
     changes = {
         found.path: new(found.node)
         for found in find_config(cfg, Linear)
+        # Not isinstance: what a class derived from Linear does would be lost.
         if type(found.node) is Linear.Config and isinstance(found.node.dot, PlainDot.Config)
         if not any(matches(glob, parse_pattern(found.path)) for glob in globs)
     }
@@ -157,7 +158,7 @@ class QuantizedWeights:
         Raises:
             ConfigError: No layer would have any.
         """
-        narrow, num_changed = _replaced_linears(cfg, self._narrow, exclude=self.exclude)
+        quantized, num_changed = _replaced_linears(cfg, self._quantized, exclude=self.exclude)
         if not num_changed:
             num_linears = len(find_config(cfg, Linear))
             raise ConfigError(
@@ -166,9 +167,9 @@ class QuantizedWeights:
                 where="weights",
                 hint="serve this model with the weights that it was trained with",
             )
-        return narrow
+        return quantized
 
-    def _narrow(self, linear: Any) -> QuantizedLinear.Config:
+    def _quantized(self, linear: Any) -> QuantizedLinear.Config:
         shared = set(field_names(linear)) & set(field_names(QuantizedLinear.Config()))
         kept = {name: getattr(linear, name) for name in shared}
         return QuantizedLinear.Config(**kept, format=self.format, group_size=self.group_size)

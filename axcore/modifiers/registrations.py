@@ -16,7 +16,7 @@ def modifiers() -> Iterator[Modifier]:
         ("pipelined", "Pipelined", "Layers in stages, over the mesh axis `pipeline`"),
         ("zero2", "Zero2", "Parameters whole; gradients and optimizer state split, as ZeRO-2"),
         ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
-        ("pretrained", "Pretrained", "A run begins with the weights of a published model"),
+        ("pretrained", "Pretrained", "A run begins with the weights of a pretrained checkpoint"),
         ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),
         ("quantized_base", "QuantizedBase", "What adapters correct kept in NF4 or int8, as QLoRA"),
         ("low_precision_optimizer", "LowPrecisionOptimizer", "Optimizer state in 8 or 16 bits"),

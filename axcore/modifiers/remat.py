@@ -7,7 +7,7 @@ name what becomes of them. What is not kept is computed again from what the laye
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import config, find_config, name_the_known, update_config
+from axcore.config import config, find_config, suggest_names, update_config
 from axcore.errors import ConfigError
 from axcore.layers import (
     ATTENTION_KEY,
@@ -66,11 +66,12 @@ class RematModifier:
         if self.policy not in REMAT_PRESETS:
             raise ConfigError(
                 f"there is no remat policy {self.policy!r}; "
-                + name_the_known(self.policy, REMAT_PRESETS),
+                + suggest_names(self.policy, REMAT_PRESETS),
                 where="RematModifier.policy",
                 hint=f"name one of {', '.join(REMAT_PRESETS)}, "
                 "or set the field `remat` of a module",
             )
+        # None, for `none`, is a value of the field too: it takes away what a config had.
         remat = REMAT_PRESETS[self.policy]
         return update_config(cfg, {f"{path}.remat": remat for path in self._paths(cfg)})
 

@@ -9,8 +9,8 @@ from axcore.config import (
     field_names,
     find_config,
     is_config,
-    name_the_known,
     replace_config,
+    suggest_names,
 )
 from axcore.errors import ConfigError, PluginError
 from axcore.plugins.host import plugin_host
@@ -70,13 +70,14 @@ def replace_by_variant(
         known.update(names)
         return edit(made, {name: value for name, value in values.items() if name in names})
 
+    # In one walk: with one for each class, what replaces the first could be replaced by the second.
     changed = replace_config(cfg, is_replaced, replacement)
     for name in values:
         if name not in known:
             raise ConfigError(
                 f"layer variant {variant.name!r} has no field {name!r}",
                 where=f"{variant.name}({name}=...)",
-                hint=name_the_known(name, known),
+                hint=suggest_names(name, known),
             )
     return changed
 
@@ -135,6 +136,6 @@ def _find(name: str) -> LayerVariant:
         return known[name]
 
     raise PluginError(
-        f"no plugin brings a layer variant {name!r}; {name_the_known(name, known)}",
+        f"no plugin brings a layer variant {name!r}; {suggest_names(name, known)}",
         hint="install the plugin that brings it; `axcore plugins -v` lists what there is",
     )

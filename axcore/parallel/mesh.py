@@ -10,7 +10,7 @@ from immutabledict import immutabledict
 from jax.sharding import AxisType, Mesh
 
 from axcore._jax_compat import device_grid
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ShardingError
 
 MESH_AXES = ("pipeline", "data", "fsdp", "expert", "seq", "model")
@@ -39,6 +39,8 @@ def make_mesh(
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(shape, len(devices), slices=slices)
+    # Auto: `shard` gives hints and the compiler does the rest. Explicit axes would need a rule for
+    # every operation of every layer.
     kinds = (AxisType.Auto,) * len(sizes)
     across = [slices.get(axis, 1) for axis in MESH_AXES]
     if math.prod(across) == 1:
@@ -104,7 +106,7 @@ def _check_axes(shape: MeshShape, *, where: str, may_be_free: bool) -> None:
             raise ShardingError(
                 f"no mesh axis is named {name!r}",
                 where=where,
-                hint=name_the_known(name, MESH_AXES),
+                hint=suggest_names(name, MESH_AXES),
             )
         if size < 1 and not (size == -1 and may_be_free):
             raise ShardingError(

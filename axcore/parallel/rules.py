@@ -14,7 +14,7 @@ import jax
 from immutabledict import immutabledict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ShardingError
 from axcore.module import Axes, ParamSpec
 
@@ -83,14 +83,14 @@ def _mesh_axes(axis: str, rules: Rules, mesh: AnyMesh, where: str) -> tuple[str,
         raise ShardingError(
             f"no rule for the logical axis {axis!r}",
             where=where,
-            hint=f"{name_the_known(axis, rules)}; or add rules[{axis!r}] = () to replicate it",
+            hint=f"{suggest_names(axis, rules)}; or add rules[{axis!r}] = () to replicate it",
         )
     for name in rules[axis]:
         if name not in mesh.shape:
             raise ShardingError(
                 f"the rule for {axis!r} names the mesh axis {name!r}, which does not exist",
                 where=where,
-                hint=name_the_known(name, mesh.shape),
+                hint=suggest_names(name, mesh.shape),
             )
     return tuple(name for name in rules[axis] if mesh.shape[name] > 1)
 
@@ -109,7 +109,7 @@ def param_shardings(specs: Any, rules: Rules, mesh: AnyMesh) -> Any:
         return NamedSharding(mesh, parts)
 
     shardings = jax.tree.map(sharding, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
-    if problems:
+    if problems:  # all at once, or a mesh would be found by trial and error
         raise ShardingError(
             "parameters do not divide over the mesh:\n  " + "\n  ".join(problems),
             where="mesh",
@@ -146,6 +146,7 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
 
     def sharding_of(path: Any, leaf: Any) -> NamedSharding:
         names = _names(path)
+        # A parameter's path is at the end of its optimizer state's path; the longest match counts.
         for start in range(len(names)):
             found = by_path.get(names[start:])
             if found and _has_blocks(leaf.shape, of=found[0]):

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_attention.value_residual import in_place_of
+from axl_attention.across_layers import with_value_residual
 from cache_kinds import int8, rings, shared_keys
 from cache_law import PAGED, ROOM
 from parity_pairs import MODELS
@@ -100,7 +100,7 @@ def test_latent_attention_keeps_its_latents_alone():
     assert kept_bytes(cfg, ROOM) == 4 * num_layers * tokens * (32 + 8)
     biased = update_config(cfg, {"**.attention.linear.has_bias": True})
     assert kept_bytes(biased, ROOM) == 4 * num_layers * tokens * (32 + 1 + 8)
-    mixed = replace_config(cfg, lambda node: hasattr(node, "value_linear"), in_place_of)
+    mixed = replace_config(cfg, lambda node: hasattr(node, "value_linear"), with_value_residual)
     assert kept_bytes(mixed, ROOM) == 4 * num_layers * tokens * num_heads * (16 + 8 + 12)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from axl_attention.cross_layer_cache import ReceivedCache
+from axl_attention.across_layers import ReceivedCache
 from axl_attention.latent_attention import LatentAttention
-from axl_attention.longrope import LongRoPE
+from axl_attention.rope_scaling import LongRoPE
 from cache_law import MORE_ROWS, PAGED, ROOM
 from parity_pairs import MODELS
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from axcore.config import REQUIRED, NonNegativeInt, Resumable, config, name_the_known
+from axcore.config import REQUIRED, NonNegativeInt, Resumable, config, suggest_names
 from axcore.data.document import Document, Source
 from axcore.data.packing.batches import Order, Rows, train_order
 from axcore.data.packing.packing import PADDING_ROW, Batch
@@ -326,7 +326,7 @@ def _check(cfg: Mixture.Config) -> None:
     for weights in (cfg.weights, cfg.max_epochs, *(change.weights for change in cfg.changes)):
         for name in weights:
             if name not in cfg.sources:
-                known = name_the_known(name, cfg.sources)
+                known = suggest_names(name, cfg.sources)
                 raise ConfigError(f"there is no source {name!r}; {known}", where="data.source")
     for weights in (cfg.weights, *(change.weights for change in cfg.changes)):
         _check_weights(weights)

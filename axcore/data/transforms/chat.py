@@ -261,7 +261,7 @@ def _tokens(
             hint="Move all but the last answer into the prompt.",
         )
     if not made[0].counts[1:].any():
-        raise DataError("An answer has no text that would count.")
+        raise DataError("No tokens of an answer contribute to the loss.")
     return made[0]
 
 

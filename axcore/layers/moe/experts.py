@@ -177,6 +177,7 @@ class CapacityLimited(Experts):
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
         """Return each token's weighted sum of what its experts make of it."""
+        # Capacity is counted over a whole row, so no device may have a part of one.
         return shard_map_over_tokens(self, type(self).mixed, x, *routing, replicate_time=True)
 
     def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:
@@ -204,6 +205,8 @@ class CapacityLimited(Experts):
         return min(time, math.ceil(self.config.factor * even))
 
     def _run(self, x_EBCD: Array) -> Array:
+        # Each device has its own rows for all experts; they are exchanged for all rows of its own
+        # experts, and back.
         axes = expert_mesh_axes()
         x_EBCD = _swapped(x_EBCD, axes, 0, 1) if axes else x_EBCD
         y_EBCD: Array = vmap_local_experts(self.expert, x_EBCD)
@@ -226,6 +229,7 @@ def _places(
         capacity_B: How many tokens of each row an expert takes, C at most.
     """
     num_experts, num_rows, capacity = shape
+    # Choice by choice, then token by token: first choices are placed before any second one.
     expert_BR = jnp.swapaxes(experts, 1, 2).reshape(num_rows, -1)
     permutation = jax.vmap(lambda expert_R: TokenPermutation.of(expert_R, num_experts))(expert_BR)
     starts_BE = jnp.cumsum(permutation.sizes, axis=1) - permutation.sizes
@@ -261,6 +265,7 @@ def _with_grouped_linears(cfg: Module.Config) -> Module.Config:
     """Return the config of a feed-forward with every `Linear` in it replaced by a grouped one."""
 
     def is_linear(node: Any) -> bool:
+        # Not isinstance: a class derived from Linear may do what a grouped product does not.
         return type(node) is Linear.Config
 
     def grouped(linear: Any) -> GroupedLinear.Config:
@@ -339,13 +344,15 @@ class MoE(Module):
             dim=cfg.dim, num_experts=cfg.num_experts, expert=cfg.expert
         )
         share = 1.0 - cfg.top_k / cfg.num_experts
+        # The count of FLOPs per token leaves out the experts that a token does not go to.
         self.inactive_params = share * count_params(self.experts.param_specs())
         self.shared = None if cfg.shared is None else cfg.shared.build(dim=cfg.dim)
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
         """Return the mixture for each token."""
         routing = self.router(x)
-        with self.with_shared(TOKEN_MASK, None):  # experts get rows in another order
+        # Experts get rows in another order, to which the mask of tokens does not apply.
+        with self.with_shared(TOKEN_MASK, None):
             y = self.experts(x, routing)
         return y if self.shared is None else y + self.shared(x)
 

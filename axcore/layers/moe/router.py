@@ -52,7 +52,7 @@ class GroupLimit:
     rated_by: int = 2
 
     def check(self, num_experts: int, top_k: int) -> None:
-        """Check that the numbers go together.
+        """Check that the numbers are compatible.
 
         Raises:
             ConfigError: They do not.
@@ -91,6 +91,7 @@ def chosen(scores_BTE: Scores, rating_BTE: Scores, top_k: int) -> Routing:
 
     Of equal ratings the expert of lower number is chosen.
     """
+    # Ratings may have a bias, which only chooses: weights and gradients are of the scores.
     _, experts_BTK = jax.lax.top_k(jax.lax.stop_gradient(rating_BTE), top_k)
     return Routing(experts_BTK, jnp.take_along_axis(scores_BTE, experts_BTK, axis=-1))
 
@@ -181,6 +182,7 @@ class Router(Module):
     def forward(self, x: Float[Array, "batch time dim"]) -> Routing:
         """Return each token's experts and their weights."""
         cfg = self.config
+        # In 16 bits different experts may score alike, and the one of lower number would be chosen.
         logits = self.linear(x.astype(self.dtypes.compute)).astype(jnp.float32)
         scores = jax.nn.softmax(logits) if cfg.score == "softmax" else jax.nn.sigmoid(logits)
         rating = scores + as_row(self.bias, 3) if cfg.bias_rate else scores
@@ -209,6 +211,7 @@ class Router(Module):
             squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
             self.add_regularizer("z", jnp.sum(squares * real), jnp.sum(real), scale=cfg.z_loss)
         if cfg.bias_rate and self.training:
+            # A batch of padding alone would otherwise raise every expert's bias.
             step = jnp.where(jnp.any(real), jnp.sign(1.0 / cfg.num_experts - share), 0)
             self.update("bias", (self.bias + cfg.bias_rate * step).astype(self.bias.dtype))
 

@@ -183,7 +183,7 @@ class AdapterFormat(Record):
     Args:
         name: The format's.
         layer: The Config class of the layer, with a field `base`.
-        format: An `axcore.interop.CorrectionFormat`, as a class without arguments.
+        format: An `axcore.interop.AdapterFormat`, as a class without arguments.
         summary: One line.
 
     Example:
