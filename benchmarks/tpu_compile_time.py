@@ -18,7 +18,7 @@ import attrs
 from _apart import record_cases
 
 from axcore.aot import compile_devices, find_aot_target
-from axcore.aot.cost.analysis import analyse, total_s
+from axcore.aot.cost.measure import analyse, total_s
 from axcore.aot.hlo.program import parse_program
 from axcore.config import evolve
 from axcore.experiments.named import load_resolved
@@ -43,7 +43,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 def measure(case: str) -> dict[str, Any]:
     """Returns the figures of a case, in this process."""
     hardware = Hardware.parse(TARGET)
-    resolved = load_resolved(EXPERIMENT, ("kernel_choice=fastest",), hardware=hardware)
+    resolved = load_resolved(EXPERIMENT, ("kernels.choice=fastest",), hardware=hardware)
     return compiled_figures(resolved, CASES[case])
 
 

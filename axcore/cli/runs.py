@@ -84,11 +84,11 @@ COMPARISON_NAME = "comparison.html"
 def report(
     runs: tuple[str, ...], out: Path | None, opens: bool, trust_code: bool, as_json: bool
 ) -> None:
-    """Write a page about RUN, or about several runs beside each other.
+    """Write a page about RUN, or about several runs side by side.
 
-    It needs nothing beside it, and can be sent to somebody. A run may still be training.
+    It needs no other file, and can be sent to somebody. A run may still be training.
     """
-    from axcore.report.run_page import REPORT_NAME  # imports jax, which --help need not
+    from axcore.report.page import REPORT_NAME  # imports jax, which --help need not
 
     path = Path(out or (Path(runs[0]) / REPORT_NAME if len(runs) == 1 else COMPARISON_NAME))
     facts = write_report(runs, path, trust_code=trust_code)
@@ -103,17 +103,17 @@ def report(
 def write_report(
     directories: tuple[str | Path, ...], path: Path, *, trust_code: bool = False
 ) -> list[dict[str, object]]:
-    """Writes a page about runs, whole or not at all, and returns what it shows.
+    """Write a page about runs, whole or not at all, and return what it shows.
 
     Raises:
-        CheckpointError: A directory is no run.
+        CheckpointError: Not a run directory.
         ConfigError: The page cannot be written.
     """
     from datetime import UTC, datetime
 
     import attrs
 
-    from axcore.report.run_page import run_page_html
+    from axcore.report.page import run_page_html
     from axcore.runs import run_facts
 
     facts = [attrs.asdict(run_facts(one, trust_code=trust_code)) for one in directories]
@@ -168,10 +168,10 @@ def _read(place: str, *, trust_code: bool) -> "Profile":
 
 
 def _write_page(places: tuple[str, ...], path: Path, *, trust_code: bool) -> None:
-    """Writes a page about the recordings of one run, or of two beside each other."""
+    """Write a page about the recordings of one run, or of two side by side."""
     from datetime import UTC, datetime
 
-    from axcore.report.run_page import run_page_html
+    from axcore.report.page import run_page_html
 
     found = [_read(place, trust_code=trust_code) for place in places]
     runs = [

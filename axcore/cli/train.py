@@ -1,4 +1,4 @@
-"""`axcore train`: run an experiment, or take it up where it was."""
+"""`axcore train`: train an experiment, or resume it."""
 
 import contextlib
 import os
@@ -18,15 +18,14 @@ from axcore.cli.options import escape_control_characters
 from axcore.cli.target import check_present, use_target
 from axcore.errors import ConfigError, ProcessError
 from axcore.launch import ProcessInfo, find_process_info
-from axcore.launch.job import default_run_directory
-from axcore.launch.launch_id import launch_of
+from axcore.launch.job import default_run_directory, launch_of
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, process_flags
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import kept_steps_folder, use_compile_cache
-from axcore.resilience.coordination import BY_SUPERVISOR, COORDINATION_VARIABLE
 from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
-from axcore.resilience.process_start import process_start
-from axcore.resilience.spare import Turns
+from axcore.resilience.ledger import process_start
+from axcore.resilience.standby_workers import Turns
+from axcore.resilience.supervisor import BY_SUPERVISOR, COORDINATION_VARIABLE
 
 SAMPLE_TOKENS = 200
 
@@ -65,7 +64,7 @@ _LIMITS = ("join_s", "barrier_s")
 
 
 def process_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options by which a command is one of several processes, as `**processes`."""
+    """Add the options by which a command is one of several processes, as `**processes`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -150,7 +149,7 @@ def train(
 def _load(
     experiment: str, overrides: Any, changes: tuple[str, ...], wanted: Hardware | None
 ) -> Any:
-    """Returns the trainer, on the hardware at hand."""
+    """Return the trainer, on the hardware at hand."""
     from axcore.experiments.named import load_resolved
     from axcore.trainer import KeptSteps, Trainer
 
@@ -170,14 +169,12 @@ def _train(
     began: float | None,
     profiled: str,
 ) -> None:
-    """Trains once, to the end or to the loss of another process."""
-    from axcore.aot.memory_record import StepMemoryRecorder
-    from axcore.aot.out_of_memory import check_host_holds_state
+    """Train once, to the end or to the loss of another process."""
+    from axcore.aot.out_of_memory import StepMemoryRecorder, check_host_holds_state
     from axcore.distributed import naming_lost_processes
     from axcore.profiles import StepProfiler, parse_steps
     from axcore.resilience.goodput import Goodput
-    from axcore.resilience.progress_reports import ProgressReports
-    from axcore.resilience.watchdog import Watchdog
+    from axcore.resilience.watchdog import ProgressReports, Watchdog
     from axcore.trainer import Observer
     from axcore.trainer.callbacks.progress import progress
 
@@ -204,7 +201,7 @@ def _train(
 
 
 def _compare(load: Callable[[], Any], run: Path, num_steps: int) -> None:
-    """Computes steps by the run's kernels and by axcore's own, and says what differs."""
+    """Compute steps by the run's kernels and by axcore's own, and say what differs."""
     from axcore.trainer.reference_steps import compare_steps
 
     with _explaining_memory():
@@ -215,7 +212,7 @@ def _compare(load: Callable[[], Any], run: Path, num_steps: int) -> None:
 
 @contextlib.contextmanager
 def _explaining_memory(trainer: Any = None) -> Iterator[None]:
-    """Explains what did not fit, where memory runs out."""
+    """Explain what did not fit, where memory runs out."""
     try:
         yield
     except Exception as error:
@@ -233,7 +230,7 @@ def _end_waits() -> None:
 
 
 def _stand_down(turns: Turns) -> float:
-    """Leaves an attempt that lost a process; returns when the next one began."""
+    """Leave an attempt that lost a process; returns when the next one began."""
     from axcore.distributed import leave_processes
 
     leave_processes()
@@ -241,11 +238,11 @@ def _stand_down(turns: Turns) -> float:
 
 
 def _import_all() -> None:
-    """Imports what every trainer needs."""
+    """Import what every trainer needs."""
     import axcore.distributed
     import axcore.experiments.named
     import axcore.resilience.goodput
-    import axcore.resilience.progress_reports
+    import axcore.resilience.watchdog
     import axcore.trainer.callbacks.progress  # noqa: F401
 
 
@@ -275,7 +272,7 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
 
 def _write_report(run: Path) -> None:
     from axcore.cli.runs import write_report
-    from axcore.report.run_page import REPORT_NAME
+    from axcore.report.page import REPORT_NAME
 
     try:
         write_report((run,), run / REPORT_NAME)
@@ -286,7 +283,7 @@ def _write_report(run: Path) -> None:
 
 
 def _sample(trainer: Any, result: Any, run: Path) -> None:
-    """Prints a sample of generated text, and keeps it in the run directory."""
+    """Print a sample of generated text, and keep it in the run directory."""
     from axcore.runs.run import generate_text
 
     model = trainer.step.evaluated_model(result.state)
@@ -297,7 +294,7 @@ def _sample(trainer: Any, result: Any, run: Path) -> None:
 
 
 def process_info_of(processes: Mapping[str, Any]) -> ProcessInfo | None:
-    """Returns the place of this process in its run; None where it is the only one."""
+    """Return the place of this process in its run; None where it is the only one."""
     given = {name: value for name, value in processes.items() if name not in _LIMITS}
     return find_process_info(given)
 
@@ -308,7 +305,7 @@ def is_hosted() -> bool:
 
 
 def join(place: ProcessInfo | None, processes: Mapping[str, Any]) -> None:
-    """Joins the other processes, before jax looks for devices.
+    """Join the other processes, before jax looks for devices.
 
     Raises:
         ProcessError: Some of them did not come in time.

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from axcore.errors import EngineError
 from axcore.inference.weight_conversion import Names, WeightConversion
 from axcore.layers import with_adapter
-from axcore.layers.lora.batched import Factors
+from axcore.layers.adapters.batched import Factors
 
 AdapterFactors = Mapping[tuple[str, ...], Factors]
 """Factors of an adapter's layers, by their paths."""

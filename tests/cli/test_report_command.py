@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from driven_browser import opened
 
 import axcore as ax
-from axcore.aot.memory_record import StepMemoryRecorder
+from axcore.aot.out_of_memory import StepMemoryRecorder
 from axcore.cli.main import group
 from axcore.cli.watch import curve
 from axcore.errors import CheckpointError, ConfigError
@@ -30,8 +30,8 @@ def runs(tmp_path_factory):
             cfg,
             {
                 "learner.schedule.peak": rate,
-                "log_every_steps": 1,
-                "gradient_norms_every_steps": every,
+                "logging.every_steps": 1,
+                "logging.gradient_norms_every_steps": every,
             },
         )
         trainer = trainer_on(changed, 1)

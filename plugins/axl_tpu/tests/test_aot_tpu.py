@@ -13,7 +13,7 @@ from axl_tpu.topology import environment, slice_shape, topology_name, topology_o
 from jax.sharding import SingleDeviceSharding
 
 from axcore.aot.cost.measure import measure
-from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.loops import executions
 from axcore.aot.hlo.program import parse_program
 from axcore.aot.targets import compile_devices, find_aot_target
 from axcore.config import evolve, replace_config, update_config
@@ -97,7 +97,7 @@ def test_a_step_for_a_slice_has_a_time_and_names_its_collectives(tmp_path):
     )
     cfg = update_config(cfg, {"data.seq_len": 512, "data.batch_size": 64})
     cfg = evolve(cfg, model=evolve(cfg.model, dtypes=DTypes(compute="bfloat16")))
-    cfg = evolve(cfg, kernel_choice="fastest")
+    cfg = update_config(cfg, {"kernels.choice": "fastest"})
     report = measure(resolve(cfg, hardware), find_aot_target(hardware), experiment="small")
     assert report.fits
     assert report.time.source == "cycles"
@@ -117,12 +117,14 @@ def test_stages_and_long_rows_send_between_chips_and_keep_the_kernel(tmp_path):
         {"model.dim": 512, "**.num_heads": 4, "**.num_kv_heads": 4, "data.seq_len": 1024},
     )
     cfg = replace_config(cfg, ScannedLayers, Pipeline.Config(num_micro_batches=4))
-    cfg = evolve(
+    cfg = update_config(
         cfg,
-        model=evolve(cfg.model, dtypes=DTypes(compute="bfloat16")),
-        mesh={"pipeline": 2, "seq": 2},
-        context_parallelism="ulysses",
-        kernel_choice="fastest",
+        {
+            "model": evolve(cfg.model, dtypes=DTypes(compute="bfloat16")),
+            "mesh": {"pipeline": 2, "seq": 2},
+            "sharding.context_parallelism": "ulysses",
+            "kernels.choice": "fastest",
+        },
     )
     report = measure(resolve(cfg, hardware), find_aot_target(hardware), experiment="small")
     assert report.pipelines == ("model.decoder.stack: 2 stages, 4 micro-batches: 20.0 % bubble",)
