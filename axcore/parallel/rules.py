@@ -19,7 +19,7 @@ from axcore.errors import ShardingError
 from axcore.module import Axes, ParamSpec
 
 AnyMesh = Mesh | AbstractMesh
-"""A mesh of devices, or of their number only, for hardware that is not here."""
+"""A mesh of devices, or of their number only, for hardware you do not have."""
 
 Rules = Mapping[str, tuple[str, ...]]
 """From a logical axis to the mesh axes that split it; an empty tuple replicates it."""
