@@ -19,7 +19,7 @@ from axcore.errors import ShardingError
 from axcore.module import Axes, ParamSpec
 
 AnyMesh = Mesh | AbstractMesh
-"""A mesh of devices, or of their number only, for hardware that is not here."""
+"""A mesh of devices, or of their number only, for hardware you do not have."""
 
 Rules = Mapping[str, tuple[str, ...]]
 """From a logical axis to the mesh axes that split it; an empty tuple replicates it."""
@@ -219,7 +219,7 @@ def describe_sharding(specs: Any, shardings: Any) -> list[ShardedArray]:
 
 
 def bytes_per_device(tree: Any, shardings: Any) -> int:
-    """Return what one device holds of a tree of arrays, which may be abstract."""
+    """Return the bytes of a tree of arrays, which may be abstract, that one device holds."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
     return sum(_held(leaf.shape, leaf.dtype, sharding) for leaf, sharding in pairs)
 
