@@ -6,14 +6,14 @@ Letters of shapes: B rows, T tokens of a row in a call, P pages of a row.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
-from axcore.inference.weight_conversion import WeightConversion, default_device
+from axcore.inference.weights import WeightConversion, default_device
 from axcore.layers import KVCacheConfig, continued_rows, products_by_op, using_adapters
 from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving, with_panels
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
@@ -259,3 +259,42 @@ def _merged(one: Any, other: Any) -> Any:
             for name, below in other.items()
         },
     }
+
+
+class CallRows(NamedTuple):
+    """The rows of a call: columns of one array.
+
+    Args:
+        slots: Of the caches; of padding one out of range.
+        starts: Tokens that came before.
+        sizes: Tokens of the row, or that are drawn one after the other.
+        first: Number of the answer's tokens before the first that is drawn.
+        draws: 1 where the row draws, else 0.
+        wants_logprobs: 1 where log-probabilities are wanted, else 0.
+        adapters: Number of the row's adapter; -1 for none.
+        pages: Of the row, `[B, P]`.
+        tokens: New ones, `[B, T]`; none where rows continue from what they drew.
+    """
+
+    slots: Int[Array, " B"]
+    starts: Int[Array, " B"]
+    sizes: Int[Array, " B"]
+    first: Int[Array, " B"]
+    draws: Int[Array, " B"]
+    wants_logprobs: Int[Array, " B"]
+    adapters: Int[Array, " B"]
+    pages: Int[Array, "B P"]
+    tokens: Int[Array, "B T"]
+
+
+NUM_COLUMNS = 7
+"""Columns of a call's array before pages and tokens."""
+
+
+def call_rows(call: Int[Array, "B columns"], num_pages: int) -> CallRows:
+    """Returns what the columns of a call's array mean."""
+    slots, starts, sizes, first, draws, wants, adapters = call[:, :NUM_COLUMNS].T
+    end = NUM_COLUMNS + num_pages
+    return CallRows(
+        slots, starts, sizes, first, draws, wants, adapters, call[:, NUM_COLUMNS:end], call[:, end:]
+    )

@@ -1,10 +1,14 @@
 """`EngineConfig`: how much an engine serves at once, and in which pieces."""
 
-from typing import Literal
+from typing import Any, Literal
+
+import attrs
 
 from axcore.config import NonNegativeInt, PositiveInt, config
+from axcore.errors import ConfigError
 from axcore.inference.speculation import DraftModel, NGramLookup
 from axcore.module import DType
+from axcore.plugins import Hardware
 
 
 @config
@@ -57,3 +61,117 @@ class EngineConfig:
     adapter_rank: PositiveInt = 16
     weights: Literal["int8", "int4", "float8"] | None = None
     compute: DType | None = None
+
+
+SHORTEST_CHUNK = 16
+"""Tokens of the shortest pieces that texts are read in, where a step may read as many."""
+
+
+LONGEST_SCORED = 128
+"""Tokens of a prompt that are scored at once; there are logits of all of them."""
+
+
+TOKENS_OF_CALL, TOKENS_OF_CALL_ON_HOST = 256, 16
+"""Tokens whose products with a weight take as long as reading it: by an accelerator's operations
+and bytes a second, and by a host's, which has about a tenth as many operations for each byte."""
+
+
+@attrs.frozen
+class CallShapes:
+    """Shapes of calls, the smallest first.
+
+    Args:
+        draw_sizes: Numbers of rows that draw.
+        chunk_lengths: Numbers of tokens of a row that are read at once.
+        read_sizes: Numbers of rows for each of those.
+        alone_length: That of `chunk_lengths` in which a prompt is read whose tokens are scored.
+        chunk_alignment: Tokens; pieces begin at multiples of this.
+        tokens_of_call: Tokens that take as long as a call does whatever it reads.
+        reads_by_score: Whether every text is read by the program that scores its tokens: one
+            program fewer to compile, which computes more.
+    """
+
+    draw_sizes: tuple[int, ...]
+    chunk_lengths: tuple[int, ...]
+    read_sizes: tuple[tuple[int, ...], ...]
+    alone_length: int
+    chunk_alignment: int = 1
+    tokens_of_call: int = 0
+    reads_by_score: bool = False
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What they mean for a schedule: fields of `Limits`."""
+        return {
+            "chunk_lengths": self.chunk_lengths,
+            "read_sizes": self.read_sizes,
+            "tokens_of_call": self.tokens_of_call,
+            "alone_length": self.alone_length,
+            "chunk_alignment": self.chunk_alignment,
+        }
+
+    def draw_rows(self, num_rows: int) -> int:
+        """Returns the rows of the program that draws for so many."""
+        return next(size for size in self.draw_sizes if size >= num_rows)
+
+    def read_rows(self, num_rows: int, length: int) -> int:
+        """Returns the rows of the program that reads so many tokens of so many rows."""
+        sizes = self.read_sizes[self.chunk_lengths.index(length)]
+        return next(size for size in sizes if size >= num_rows)
+
+
+def call_shapes(cfg: EngineConfig, hardware: Hardware | None = None) -> CallShapes:
+    """Returns the shapes of an engine's calls.
+
+    Args:
+        cfg: The engine's.
+        hardware: Decides in which of them texts are read; None is any accelerator.
+
+    Raises:
+        ConfigError: The sizes do not fit together.
+    """
+    if cfg.fixed_shapes:
+        return _fixed_shapes(cfg)
+    draw_sizes = tuple(sorted(cfg.decode_sizes or _grown(1, cfg.max_rows, 4)))
+    if draw_sizes[-1] < cfg.max_rows:
+        raise ConfigError(
+            f"decode_sizes end at {draw_sizes[-1]}, and max_rows is {cfg.max_rows}",
+            hint=f"add {cfg.max_rows} to decode_sizes",
+        )
+    shortest = min(SHORTEST_CHUNK, cfg.step_tokens)
+    lengths = _no_longer_than(cfg.max_length, _grown(shortest, cfg.step_tokens, 2))
+    most = [max(1, cfg.step_tokens // length) for length in lengths]
+    fits = [max((size for size in draw_sizes if size <= rows), default=1) for rows in most]
+    read_sizes = tuple(tuple(sorted({1, rows})) for rows in fits)
+    alone = max(length for length in lengths if length <= LONGEST_SCORED)
+    is_host = hardware is not None and hardware.family == "cpu"
+    tokens_of_call = TOKENS_OF_CALL_ON_HOST if is_host else TOKENS_OF_CALL
+    return CallShapes(draw_sizes, lengths, read_sizes, alone, tokens_of_call=tokens_of_call)
+
+
+def _fixed_shapes(cfg: EngineConfig) -> CallShapes:
+    page_size = cfg.page_size or 1
+    longest = -(-(cfg.max_length or cfg.step_tokens) // page_size) * page_size
+    length = min(longest, cfg.step_tokens // page_size * page_size)
+    if length < 1 or cfg.decode_sizes not in (None, (cfg.max_rows,)):
+        raise ConfigError(
+            f"fixed_shapes draws for {cfg.max_rows} rows and reads whole pages of {page_size} "
+            f"tokens; step_tokens is {cfg.step_tokens}, and decode_sizes {cfg.decode_sizes}",
+            hint=f"leave decode_sizes out; set step_tokens to {page_size} or more",
+        )
+    return CallShapes((cfg.max_rows,), (length,), ((1,),), length, length)
+
+
+def _no_longer_than(length: int | None, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns sizes up to the first that holds so many."""
+    shorter = [size for size in sizes if length is not None and size >= length]
+    return sizes if not shorter else sizes[: sizes.index(shorter[0]) + 1]
+
+
+def _grown(first: int, last: int, factor: int) -> tuple[int, ...]:
+    """Returns `first`, multiplied as often as it is less than `last`, and `last`."""
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= factor
+    return (*sizes, last)

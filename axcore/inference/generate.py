@@ -12,10 +12,8 @@ import attrs
 from axcore.data import Tokenizer, decoded
 from axcore.errors import ConfigError
 from axcore.inference.config import EngineConfig
-from axcore.inference.drawing import DrawKind, kind_for
 from axcore.inference.engine import Engine
-from axcore.inference.request import Request
-from axcore.inference.sampling import Sampling
+from axcore.inference.request import DrawKind, Request, Sampling, kind_for
 from axcore.module import Module
 
 READ_AT_ONCE = 64

@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import UInt32
 
 from axcore.config.json_files import parse_json
-from axcore.data import Tokenizer
+from axcore.data import HuggingFaceTokenizer, Tokenizer
 from axcore.errors import RequestError
-from axcore.inference.drawing.token_masks import WORD
-from axcore.inference.grammar_tokenizer import grammar_tokenizer, import_llguidance
+from axcore.extras import import_extra
+from axcore.inference.sampler import WORD
+from axcore.inference.token_bytes import TokenBytes
 
 _SPACES_BETWEEN = {"whitespace_pattern": " ?"}
 """White space between the parts of JSON: with any number, a greedy model may write no end of it."""
@@ -303,3 +304,50 @@ def _with_token_numbers(text: str, tokenizer: Tokenizer) -> str:
         return part[0] if number is None else f"<[{number}]>"
 
     return _LARK_PARTS.sub(numbered, text)
+
+
+def import_llguidance() -> Any:
+    """Returns the library.
+
+    Raises:
+        RequestError: It is not installed.
+    """
+    return import_extra("llguidance", used_by="a grammar", error=RequestError, where="grammar")
+
+
+def grammar_tokenizer(tokenizer: Tokenizer) -> Any:
+    """Returns the library's tokenizer with the same tokens.
+
+    Raises:
+        RequestError: What bytes its tokens are is not known.
+    """
+    library = import_llguidance()
+    wrapped = TokenBytes(
+        known_token_bytes(tokenizer),
+        eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
+        encode=lambda text: tokenizer.encode(text).tolist(),
+    )
+    return library.LLTokenizer(wrapped, eos_token=list(tokenizer.end_ids))
+
+
+def known_token_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """Return the bytes of each token, none of special ones.
+
+    Raises:
+        RequestError: They are not known.
+    """
+    tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    if not any(tokens):
+        is_file = isinstance(tokenizer, HuggingFaceTokenizer)
+        why = "its tokenizer.json does not say it" if is_file else None
+        raise _unknown(why or f"it is a {type(tokenizer).__name__}")
+    return [token or b"" for token in tokens]
+
+
+def _unknown(why: str) -> RequestError:
+    return RequestError(
+        f"grammars need to know which bytes each token is: {why}",
+        where="tokenizer",
+        hint="serve a model with a byte-level or SentencePiece tokenizer",
+    )

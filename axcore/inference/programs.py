@@ -1,15 +1,14 @@
-"""`Programs`: runs the compiled programs of an engine, and holds what they change on the device.
+"""`program_table`: the programs of an engine: what each takes, what it changes, and its shapes.
 
-A program is made for a number of rows and of tokens. What a call's rows are comes as one array of
-whole numbers, so that a call costs one transfer.
-
-Letters of shapes: B rows of a call, T tokens, V vocabulary, S slots, W words of a mask.
+Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, W words of a mask.
 """
 
+import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +16,184 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
 from axcore.hardware.large_pages import use_large_pages
-from axcore.inference.cached_model import mesh_of
-from axcore.inference.compiled import CompiledPrograms
-from axcore.inference.device_calls import Drawn, Memory
-from axcore.inference.drafted_model import AnyCachedModel
-from axcore.inference.drawing import DrawKind, LogProbs, SamplingRows, empty_history, greedy_rows
-from axcore.inference.model_calls import ModelCalls
-from axcore.inference.program_table import program_table
-from axcore.inference.served_weights import ServedWeights, abstract
+from axcore.inference.cached_model import NUM_COLUMNS, mesh_of
+from axcore.inference.model_functions import Drawn, ModelCalls, copy_page, draw_rows, start_history
+from axcore.inference.request import DrawKind
+from axcore.inference.sampler import LogProbs, Memory, SamplingRows, empty_history, greedy_rows
+from axcore.inference.speculation import AnyCachedModel
+from axcore.inference.weights import ServedWeights, abstract
+from axcore.ops import current_policy, use_policy
+from axcore.plugins import wanted_compiler_options
+
+
+@attrs.frozen(kw_only=True)
+class Program:
+    """A function that is compiled for some sizes, those in a key behind the program's name.
+
+    Args:
+        function: What it computes: of what it takes and of inputs, results and what it changes.
+        takes: Names of what an engine holds.
+        changes: Names of those among them that it gives back changed, its last results.
+        inputs: Returns the shapes of the inputs by the sizes.
+        options: Returns keywords of the function by the sizes.
+    """
+
+    function: Callable[..., Any]
+    takes: tuple[str, ...]
+    changes: tuple[str, ...]
+    inputs: Callable[..., tuple[Any, ...]]
+    options: Callable[..., dict[str, Any]] = lambda *_: {}
+
+    def lowered(self, sizes: tuple[Any, ...], held: Mapping[str, Any], places: Any) -> Any:
+        """Returns the program for some sizes, not yet compiled.
+
+        Args:
+            sizes: Of the key.
+            held: What an engine holds, as shapes.
+            places: How results lie, and by name what is changed.
+        """
+        options = self.options(*sizes)
+
+        def program(*args: Any) -> Any:
+            results = self.function(*args, **options)
+            count = len(results) - len(self.changes)
+            return tuple(results[:count]), tuple(results[count:])
+
+        program.__name__ = getattr(self.function, "__name__", "program")
+        results, changed = places
+        jitted = jax.jit(
+            program,
+            donate_argnums=tuple(self.takes.index(name) for name in self.changes),
+            out_shardings=(results, tuple(changed[name] for name in self.changes)),
+        )
+        return jitted.lower(*(held[name] for name in self.takes), *self.inputs(*sizes))
+
+
+def _ints(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)  # type: ignore[no-untyped-call]
+
+
+def program_table(
+    calls: ModelCalls, *, pages_per_row: int, vocab_size: int, mask: Any
+) -> dict[str, Program]:
+    """Returns the programs by name, which is the first of a key; the others are:
+
+    - `read`: rows and tokens of each; `score`: tokens of one row; `advance`: rows.
+    - `draw`: rows and the kind of draw; `draw_many`: rows, tokens of each, and the kind;
+      `check_guesses`: the same.
+    - `copy_page`: none; `start_history`: tokens.
+
+    Args:
+        calls: Those of the model.
+        pages_per_row: P.
+        vocab_size: V.
+        mask: Shape of what rows may draw, `[1, W]`.
+    """
+    columns = NUM_COLUMNS + pages_per_row
+    model, drawing = ("weights", "caches"), ("memory", "sampling", "allowed")
+
+    def call(rows: int, num_tokens: int = 0) -> Any:
+        return _ints(rows, columns + num_tokens)
+
+    def drawn_inputs(rows: int, _: Any) -> tuple[Any, ...]:
+        masks = jax.ShapeDtypeStruct((rows, mask.shape[1]), mask.dtype, sharding=mask.sharding)  # type: ignore[no-untyped-call]
+        logits = jax.ShapeDtypeStruct((rows, vocab_size), jnp.float32)  # type: ignore[no-untyped-call]
+        return masks, logits, call(rows)
+
+    return {
+        "read": Program(
+            function=calls.read,
+            takes=model,
+            changes=("caches",),
+            inputs=lambda rows, length: (call(rows, length),),
+        ),
+        "score": Program(
+            function=calls.score,
+            takes=model,
+            changes=("caches",),
+            inputs=lambda length: (call(1, 2 * length),),
+        ),
+        "advance": Program(
+            function=calls.advance,
+            takes=(*model, "memory"),
+            changes=("caches",),
+            inputs=lambda rows: (call(rows),),
+        ),
+        "draw": Program(
+            function=draw_rows,
+            takes=("memory", "sampling"),
+            changes=("memory",),
+            inputs=drawn_inputs,
+            options=lambda _, kind: {"kind": kind},
+        ),
+        "draw_many": Program(
+            function=calls.draw_many,
+            takes=model + drawing,
+            changes=("caches", "memory"),
+            inputs=lambda rows, count, kind: (call(rows),),
+            options=lambda _, count, kind: {"count": count, "kind": kind},
+        ),
+        "check_guesses": Program(
+            function=calls.check_guesses,
+            takes=model + drawing,
+            changes=("caches", "memory"),
+            inputs=lambda rows, length, kind: (call(rows, length),),
+            options=lambda _rows, _length, kind: {"kind": kind},
+        ),
+        "copy_page": Program(
+            function=copy_page,
+            takes=("caches",),
+            changes=("caches",),
+            inputs=lambda: (_ints(2),),
+        ),
+        "start_history": Program(
+            function=start_history,
+            takes=("memory",),
+            changes=("memory",),
+            inputs=lambda size: (_ints(1), _ints(1, size), _ints(1, 2)),
+        ),
+    }
+
+
+class CompiledPrograms:
+    """Compiles programs, in any thread, for the policy that it was made under.
+
+    Args:
+        lowered: Returns the program of a key, not yet compiled.
+
+    Attributes:
+        num_compiled: Programs compiled so far.
+        num_waited_for: Those of them that a call waited for.
+    """
+
+    def __init__(self, lowered: Callable[[Any], Any]) -> None:
+        self.num_compiled = 0
+        self.num_waited_for = 0
+        self._lowered = lowered
+        self._found: dict[Hashable, Any] = {}
+        self._lock = threading.Lock()
+        self._policy = current_policy()
+        self._options = dict(wanted_compiler_options(self._policy.hardware, serves=True)) or None
+
+    def prepare(self, key: Hashable) -> Any:
+        """Returns the program of a key; compiles it if nobody did."""
+        found = self._found.get(key)
+        if found is not None:
+            return found
+        with use_policy(self._policy):
+            found = self._lowered(key).compile(compiler_options=self._options)
+        with self._lock:
+            self.num_compiled += key not in self._found
+            return self._found.setdefault(key, found)
+
+    def of_call(self, key: Hashable) -> Any:
+        """Returns what `prepare` does, for a call that needs it now."""
+        found = self._found.get(key)
+        if found is None:
+            self.num_waited_for += 1
+            found = self.prepare(key)
+        return found
+
 
 _NO_TRIFLE = 1 << 18
 """Bytes of arrays whose place in memory matters."""

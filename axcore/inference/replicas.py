@@ -4,28 +4,28 @@ import itertools
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self, TypeVar
 
 import attrs
+import numpy as np
 from jax.sharding import Mesh
 
 from axcore.data import Tokenizer
 from axcore.errors import AxcoreError, EngineError
-from axcore.inference.adapters import Adapter
-from axcore.inference.answer import Answer
+from axcore.inference.adapters import Adapter, EngineAdapter
+from axcore.inference.block_manager import next_digest
+from axcore.inference.cached_model import mesh_of
+from axcore.inference.completion import Answer
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine
-from axcore.inference.engine_adapters import EngineAdapter
-from axcore.inference.engine_stats import EngineStats, summed, without_room
+from axcore.inference.engine import Engine, EngineStats, summed, without_room
 from axcore.inference.grammar import GrammarCompiler
-from axcore.inference.replica_choice import SentPrompts, by_preference
-from axcore.inference.replica_parts import replica_meshes
+from axcore.inference.output_processor import Task, fail_all
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
-from axcore.inference.task import Task, fail_all
 from axcore.inference.warm_up import Progress
 from axcore.module import Module
 
@@ -329,3 +329,107 @@ def _after(
             when_all(next((one for one in found if one is not None), None))
 
     return one
+
+
+class SentPrompts:
+    """Full pages of the prompts that a replica was sent last; not for several threads.
+
+    Args:
+        page_size: Tokens of a page.
+        most: Pages that are remembered, as many as the replica has.
+    """
+
+    def __init__(self, *, page_size: int, most: int) -> None:
+        self._page_size, self._most = page_size, most
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
+        """Returns digests of a prompt, read with an adapter, up to the end of each full page."""
+        size, found = self._page_size, [(adapter or "").encode()]
+        text = np.asarray(prompt, np.int64)
+        for start in range(0, len(text) - size + 1, size):
+            found.append(next_digest(found[-1], text[start : start + size]))
+        return found[1:]
+
+    def num_first(self, digests: Sequence[bytes]) -> int:
+        """Returns how many first pages of a prompt the replica was sent."""
+        return next((n for n, one in enumerate(digests) if one not in self._known), len(digests))
+
+    def add(self, digests: Sequence[bytes]) -> None:
+        """Remembers a prompt; forgets the pages sent longest ago where they are too many."""
+        for digest in reversed(digests):
+            self._known[digest] = None
+            self._known.move_to_end(digest)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forgets all pages."""
+        self._known.clear()
+
+
+def by_preference(stats: Sequence[EngineStats], held: Sequence[int]) -> list[int]:
+    """Returns the numbers of replicas, the one that is to take a request first.
+
+    Args:
+        stats: Of each replica.
+        held: First pages of the prompt that each was sent.
+    """
+    loads = [one.num_waiting + one.num_running for one in stats]
+
+    def key(index: int) -> tuple[bool, int, int, int]:
+        is_full = loads[index] >= stats[index].num_slots
+        pages = -held[index]
+        return (
+            is_full,
+            loads[index] if is_full else pages,
+            pages if is_full else loads[index],
+            index,
+        )
+
+    return sorted(range(len(stats)), key=key)
+
+
+REPLICAS = "data"
+"""The mesh axis along which there are replicas."""
+
+
+def replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
+    """Returns the mesh of each replica, whose data axis has one place."""
+    axis = mesh.axis_names.index(REPLICAS)
+    return tuple(
+        Mesh(np.take(mesh.devices, [place], axis), mesh.axis_names, axis_types=mesh.axis_types)
+        for place in range(mesh.shape[REPLICAS])
+    )
+
+
+AnyEngine = Engine | Replicas
+
+
+def open_engine(
+    model: Module,
+    state: Any,
+    tokenizer: Tokenizer,
+    cfg: EngineConfig = EngineConfig(),  # noqa: B008 - a frozen value
+    *,
+    mesh: Mesh | None = None,
+    draft: Draft | None = None,
+) -> AnyEngine:
+    """Returns an engine on a mesh, or replicas where its data axis is longer than 1.
+
+    Args:
+        model: See `Engine`.
+        state: See `Engine`.
+        tokenizer: See `Engine`.
+        cfg: Of each engine.
+        mesh: By default the one that the state lies on.
+        draft: See `Engine`.
+
+    Raises:
+        ConfigError: The config does not fit the model, or itself.
+        ShardingError: The model does not divide over the mesh.
+    """
+    found = mesh_of(state) if mesh is None else mesh
+    if found is not None and found.shape.get(REPLICAS, 1) > 1:
+        return Replicas(model, state, tokenizer, cfg, mesh=found, draft=draft)
+    return Engine(model, state, tokenizer, cfg, mesh=found, draft=draft)

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 import attrs
 import numpy as np
 
-from axcore.inference.row_pages import RowPages
-from axcore.inference.row_table import RowTable
-from axcore.inference.step_plan import Call, Job, Limits, StepPlan
+from axcore.inference.block_manager import RowPages
+from axcore.inference.schedule import Call, Job, Limits, RowTable, StepPlan
 
 
 class Scheduler:

@@ -5,14 +5,16 @@ all. What an engine calls is changed when all programs of a stage are compiled, 
 """
 
 import concurrent.futures
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import attrs
 
-from axcore.inference.call_shapes import CallShapes
-from axcore.inference.drawing import DrawKind
+from axcore.inference.config import CallShapes, EngineConfig
+from axcore.inference.request import DrawKind
+from axcore.inference.schedule import Limits
 
 Progress = Callable[[int, int, str], None]
 """Is called with the number of compiled programs, of all, and the name of the last."""
@@ -51,6 +53,47 @@ def growing(
     second = attrs.evolve(first, draw_sizes=tuple(sorted({least, most})))
     stages = [(first, kinds[-1:]), (second, kinds), (shapes, kinds)]
     return [stage for place, stage in enumerate(stages) if stage not in stages[:place]]
+
+
+def stages(
+    cfg: EngineConfig, limits: Limits, shapes: CallShapes, kinds: tuple[DrawKind, ...]
+) -> list[Stage]:
+    """Returns stages in which programs can be compiled; the last one has all."""
+    found = [] if cfg.fixed_shapes else growing(shapes, kinds)
+    return [
+        Stage(fewer, some, tuple(program_keys(cfg, limits, fewer, some)))
+        for fewer, some in found or [(shapes, kinds)]
+    ]
+
+
+def program_keys(
+    cfg: EngineConfig, limits: Limits, shapes: CallShapes, kinds: tuple[DrawKind, ...]
+) -> list[tuple[Any, ...]]:
+    """Returns the keys of all programs that requests can need; see `Programs`.
+
+    Those that take longest to compile come first: then no core waits for the last one.
+    """
+    keys: list[tuple[Any, ...]] = []
+    if limits.tokens_per_call > 1:
+        name = "check_guesses" if cfg.speculation else "draw_many"
+        keys += [
+            (name, size, limits.tokens_per_call, kind)
+            for size in shapes.draw_sizes
+            for kind in kinds
+        ]
+    keys.append(("score", shapes.alone_length))
+    keys += [
+        ("read", size, length)
+        for length, sizes in zip(shapes.chunk_lengths, shapes.read_sizes, strict=True)
+        for size in sizes
+        if not shapes.reads_by_score
+    ]
+    keys += [("advance", size) for size in shapes.draw_sizes]
+    drawing = {*shapes.draw_sizes, *itertools.chain.from_iterable(shapes.read_sizes)}
+    keys += [("draw", size, kind) for size in sorted(drawing) for kind in kinds]
+    if limits.shares_prefixes:
+        keys.append(("copy_page",))
+    return [*keys, ("start_history", limits.max_length)]
 
 
 class WarmUp:

@@ -1,20 +1,57 @@
 """`ServerMetrics`: what `/metrics` says to Prometheus."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from axcore.serving.answering import RequestFigures
+from axcore.inference import Piece
 from axcore.serving.served_model import ServedModel
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
+@attrs.define
+class RequestStats:
+    """What is measured of one request.
+
+    Args:
+        began: When it came, on the monotonic clock.
+        first_token_s: Seconds to its first token; None before.
+        last_token_s: Seconds to its newest token; None before.
+        num_prompt_tokens: Tokens of its prompts.
+        num_cached_tokens: Of those, tokens that another request had computed.
+        num_tokens: Tokens of its answers so far.
+        finish_reasons: Of each answer that ended.
+        is_abandoned: Whether the client went away.
+    """
+
+    began: float = attrs.field(factory=time.monotonic)
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    finish_reasons: list[str] = attrs.field(factory=list)
+    is_abandoned: bool = False
+
+    def add(self, piece: Piece) -> None:
+        """Counts a piece of an answer."""
+        if piece.drawn:
+            now = time.monotonic() - self.began
+            self.first_token_s = now if self.first_token_s is None else self.first_token_s
+            self.last_token_s = now
+            self.num_tokens += len(piece.drawn)
+        if piece.finish_reason is not None:
+            self.finish_reasons.append(piece.finish_reason)
+
+
 class EngineCollector(Collector):
-    """Reads the figures of a model's engine each time that somebody asks."""
+    """Reads the stats of a model's engine each time that somebody asks."""
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
@@ -53,7 +90,7 @@ class ServerMetrics:
     """Counts and times requests.
 
     Args:
-        served: Whose figures are shown beside them.
+        served: Whose stats are shown beside them.
     """
 
     def __init__(self, served: ServedModel) -> None:
@@ -76,20 +113,20 @@ class ServerMetrics:
             "request_seconds", "From a request with a prompt to its end, however it ends", **timed
         )
 
-    def add(self, path: str, status: int, figures: RequestFigures, seconds: float) -> None:
+    def add(self, path: str, status: int, stats: RequestStats, seconds: float) -> None:
         """Counts a request that ended."""
         self.requests.labels(path, str(status)).inc()
-        self.prompt_tokens.inc(figures.num_prompt_tokens)
-        self.answer_tokens.inc(figures.num_tokens)
-        self.abandoned.inc(int(figures.is_abandoned))
-        if figures.num_prompt_tokens:
+        self.prompt_tokens.inc(stats.num_prompt_tokens)
+        self.answer_tokens.inc(stats.num_tokens)
+        self.abandoned.inc(int(stats.is_abandoned))
+        if stats.num_prompt_tokens:
             self.duration.observe(seconds)
-        if figures.first_token_s is None or figures.last_token_s is None:
+        if stats.first_token_s is None or stats.last_token_s is None:
             return
-        self.first_token.observe(figures.first_token_s)
-        if figures.num_tokens > 1:
-            between = figures.last_token_s - figures.first_token_s
-            self.token_time.observe(between / (figures.num_tokens - 1))
+        self.first_token.observe(stats.first_token_s)
+        if stats.num_tokens > 1:
+            between = stats.last_token_s - stats.first_token_s
+            self.token_time.observe(between / (stats.num_tokens - 1))
 
     def text(self) -> bytes:
         """Returns everything in Prometheus's text format."""

@@ -1,4 +1,4 @@
-"""`Placement`: the devices that the weights of a server lie on."""
+"""`start_engine`: an engine for a model, with programs compiled by which it can answer."""
 
 import math
 from collections.abc import Sequence

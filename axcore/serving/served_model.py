@@ -20,17 +20,15 @@ from axcore.inference import (
     RequestError,
     Sampling,
 )
-from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
-from axcore.serving.body import Bodies
-from axcore.serving.completion_request import PromptOptions
-from axcore.serving.fields import checked_text
-from axcore.serving.limits import Limits
+from axcore.serving.config import Limits
+from axcore.serving.logprobs import TokenTexts
 from axcore.serving.placement import Placement
-from axcore.serving.seeds import Seeds
-from axcore.serving.token_texts import TokenTexts
-from axcore.serving.tool_choice import ToolChoice
-from axcore.serving.work import RequestWork
+from axcore.serving.request_body import Bodies
+from axcore.serving.request_parser import checked_text
+from axcore.serving.request_settings import PromptOptions, Seeds
+from axcore.serving.tools import ToolChoice
+from axcore.serving.worker_pool import RequestWork
 
 _FIELDS = {"grammar": "response_format", "num_logprobs": "logprobs", "adapter": "model"}
 """What requests call what an engine refuses."""
@@ -280,15 +278,11 @@ class ServedModel:
             code="context_length_exceeded",
         )
 
-    async def submit(
-        self, requests: Sequence[Request], figures: RequestFigures, *, keeps_tokens: bool = True
-    ) -> Answers:
+    async def submit(self, requests: Sequence[Request]) -> list[Answer]:
         """Returns the answers to requests, all of them or none.
 
         Args:
             requests: What is asked.
-            figures: What counts the answers' tokens.
-            keeps_tokens: See `Answers`.
 
         Raises:
             ApiError: A request cannot be answered, or not now.
@@ -297,15 +291,13 @@ class ServedModel:
         grammar = requests[0].grammar  # all requests have the same
         if grammar is None:
             size = sum(len(request.prompt) for request in requests)
-            answers = await self.work.compute(work, size=size, when_late=_cancel)
-        else:
-            try:
-                await self.work.check_grammar(grammar)
-            except AxcoreError as error:
-                raise self._refused(error) from error
-            # The engine compiles it again, which takes as long: that has its turn with grammars.
-            answers = await self.work.grammars.turns.run(work, when_late=_cancel)
-        return Answers(answers, figures, keeps_tokens=keeps_tokens)
+            return await self.work.compute(work, size=size, when_late=_cancel)
+        try:
+            await self.work.check_grammar(grammar)
+        except AxcoreError as error:
+            raise self._refused(error) from error
+        # The engine compiles it again, which takes as long: that has its turn with grammars.
+        return await self.work.grammars.turns.run(work, when_late=_cancel)
 
     def _submit(self, requests: Sequence[Request]) -> list[Answer]:
         answers: list[Answer] = []

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer
 from axcore.errors import ConfigError
-from axcore.inference.answer_text import AnswerText
-from axcore.inference.stop_strings import StopStrings
-from axcore.inference.text_stream import MAX_PENDING, TextStream
+from axcore.inference.detokenizer import MAX_PENDING, AnswerText, StopStrings, TextStream
 
 BYTES = ByteTokenizer.Config().build()
 TEXT = "It's  the text: naïve café, 日本語 🙂🙂 e\u0301.\n\n  And 1234 words \u200d more, DONÉE."

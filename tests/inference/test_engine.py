@@ -28,10 +28,10 @@ from axcore.inference import (
     RequestError,
     Sampling,
 )
-from axcore.inference.call_shapes import call_shapes
+from axcore.inference.config import call_shapes
 from axcore.inference.grammar import regex
 from axcore.inference.programs import Programs
-from axcore.inference.served_weights import ServedWeights
+from axcore.inference.weights import ServedWeights
 
 TOKENIZER = ByteTokenizer.Config().build()
 GREEDY = Sampling(temperature=0)

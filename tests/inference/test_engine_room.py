@@ -4,7 +4,7 @@ import pytest
 
 from axcore.errors import ConfigError
 from axcore.inference import EngineConfig
-from axcore.inference.engine_room import check_pages_fit, pages_within, serving_room
+from axcore.inference.kv_cache import check_pages_fit, pages_within, serving_room
 
 ROOM = serving_room(EngineConfig(max_rows=4, max_length=100, page_size=16))
 

@@ -16,7 +16,7 @@ from tokenizers import models
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer
 from axcore.errors import RequestError
-from axcore.inference.answer_text import AnswerText
+from axcore.inference.detokenizer import AnswerText
 from axcore.inference.grammar import (
     KEPT_GRAMMARS,
     MAX_OPTIONAL,

@@ -25,9 +25,9 @@ from axcore.inference import (
     Sampling,
     open_engine,
 )
-from axcore.inference.compiled import CompiledPrograms
-from axcore.inference.engine_adapters import EngineAdapter
+from axcore.inference.adapters import EngineAdapter
 from axcore.inference.grammar import GrammarCompiler, regex
+from axcore.inference.programs import CompiledPrograms
 from axcore.parallel import make_mesh
 
 TOKENIZER = ByteTokenizer.Config().build()

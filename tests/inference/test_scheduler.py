@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from schedule_simulation import Simulation
 
+from axcore.inference.schedule import Job, Limits
 from axcore.inference.scheduler import Scheduler
-from axcore.inference.step_plan import Job, Limits
 
 
 def simulate(seeds):

@@ -2,7 +2,7 @@
 
 from axcore.config import evolve
 from axcore.inference import EngineConfig, serving_mesh
-from axcore.inference.serving_mesh import weight_bytes
+from axcore.inference.kv_cache import weight_bytes
 from axcore.models import transformer
 from axcore.module import DTypes
 from axcore.plugins import Hardware

@@ -5,8 +5,8 @@ import pytest
 
 from axcore.config import evolve
 from axcore.inference import EngineConfig
-from axcore.inference.call_shapes import call_shapes
-from axcore.inference.step_plan import Limits
+from axcore.inference.config import call_shapes
+from axcore.inference.schedule import Limits
 from axcore.plugins import Hardware
 
 HOST, CHIP = "cpu-1", "tpu-v5p-8"

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from axcore.config import update_config
 from axcore.errors import CheckpointError
-from axcore.inference import EngineConfig, Request, Sampling, open_engine, weight_conversion
+from axcore.inference import EngineConfig, Request, Sampling, open_engine, weights
 from axcore.inference.cached_model import CachedModel
-from axcore.inference.weight_conversion import WeightConversion
+from axcore.inference.weights import WeightConversion
 from axcore.interop import from_hugging_face, host_room, to_hugging_face
 from axcore.layers import KVCacheConfig
 from axcore.models import llama2, mixtral
@@ -78,7 +78,7 @@ def peaks(monkeypatch):
         now = [bytes_on(device) - least for device, least in zip(devices, before, strict=True)]
         found[:] = map(max, found, now)
 
-    kept, made = weight_conversion.kept_weight, WeightConversion.arrays
+    kept, made = weights.kept_weight, WeightConversion.arrays
 
     def kept_watched(specs, weight):
         arrays = jax.block_until_ready(kept(specs, weight))
@@ -90,7 +90,7 @@ def peaks(monkeypatch):
             look()
             yield one
 
-    monkeypatch.setattr(weight_conversion, "kept_weight", kept_watched)
+    monkeypatch.setattr(weights, "kept_weight", kept_watched)
     monkeypatch.setattr(WeightConversion, "arrays", arrays_watched)
     return found
 

@@ -14,7 +14,7 @@ from axcore.data import ByteTokenizer
 from axcore.errors import EngineError
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.inference.cached_model import CachedModel, _split
-from axcore.inference.weight_conversion import WeightConversion
+from axcore.inference.weights import WeightConversion
 from axcore.layers import KVCacheConfig
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom, for_serving, is_widened

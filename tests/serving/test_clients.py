@@ -11,7 +11,7 @@ import pytest
 from model_server import serving
 
 from axcore.serving import ApiKeys
-from axcore.serving.fields import say_ignored
+from axcore.serving.request_parser import say_ignored
 
 KEY = "key-of-somebody"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]

@@ -17,9 +17,9 @@ from axcore.errors import DataError
 from axcore.inference import Request, Sampling
 from axcore.inference.programs import Programs
 from axcore.serving import ApiKeys, HttpServer, ServedModel
-from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ApiError
-from axcore.serving.event_stream import EventStream
+from axcore.serving.metrics import RequestStats
+from axcore.serving.responses import Answers, EventStream
 
 GREEDY = Sampling(temperature=0)
 
@@ -472,7 +472,7 @@ def test_a_fault_in_the_middle_of_a_stream_is_its_last_event(caplog):
         async def send(message):
             sent.append(message)
 
-        stream = EventStream(items(), Answers((), RequestFigures()), on_end=lambda: None)
+        stream = EventStream(items(), Answers((), RequestStats()), on_end=lambda: None)
         await stream({"type": "http"}, receive, send)
 
     asyncio.run(run())

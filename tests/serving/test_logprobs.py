@@ -12,7 +12,7 @@ from model_server import chat_tokenizer, ending_engine, serving
 
 from axcore.evaluation import EngineModel, Likelihood, MultipleChoice, SampleFile, evaluate_tasks
 from axcore.inference import DrawnToken
-from axcore.serving.token_texts import TokenTexts
+from axcore.serving.logprobs import TokenTexts
 
 WORDS = ("a", "to be", "x" * 9, "or not", "zz", "é", "the end.")
 QUESTIONS = [

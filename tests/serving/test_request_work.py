@@ -14,9 +14,9 @@ from axcore.errors import DataError, RequestError
 from axcore.inference.grammar import lark, plain_words
 from axcore.serving import Limits
 from axcore.serving.api_error import ApiError
-from axcore.serving.body import Bodies
-from axcore.serving.parsing import parse_body
-from axcore.serving.work import CLIENT, LONG_BODY, RequestWork, Turns
+from axcore.serving.request_body import Bodies
+from axcore.serving.request_parser import parse_body
+from axcore.serving.worker_pool import CLIENT, LONG_BODY, RequestWork, Turns
 
 ASKED = [{"role": "user", "content": "hi"}]
 

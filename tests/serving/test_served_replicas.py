@@ -11,7 +11,7 @@ from held_engines import broken, busy
 from model_server import SMALL, byte_tokenizer, serving, small_model
 
 from axcore.inference import open_engine, replicas
-from axcore.inference.engine_adapters import EngineAdapter
+from axcore.inference.adapters import EngineAdapter
 from axcore.parallel import make_mesh
 
 

@@ -19,7 +19,7 @@ from axcore.config import evolve
 from axcore.evaluation.find_task import find_task
 from axcore.experiments.named import experiment
 from axcore.experiments.tiny import tiny
-from axcore.inference.text_stream import TextStream
+from axcore.inference.detokenizer import TextStream
 from axcore.interop.corrections import corrections_in
 from axcore.interop.family import family_named
 from axcore.launch.launcher import find_launcher, launcher_class

@@ -15,8 +15,7 @@ from axcore.data import ByteTokenizer, Tokenizer, tokenizer_in
 from axcore.inference import Engine, EngineConfig
 from axcore.models import transformer
 from axcore.serving import NO_KEYS, ApiKeys, HttpServer, Limits, ServedModel, listen, serving_app
-from axcore.serving.seeds import Seeds
-from axcore.serving.settings import Settings
+from axcore.serving.request_settings import Seeds, Settings
 
 LENGTH = 128
 SMALL = EngineConfig(

@@ -10,8 +10,8 @@ import random
 import attrs
 import numpy as np
 
+from axcore.inference.schedule import Job, Limits
 from axcore.inference.scheduler import Scheduler
-from axcore.inference.step_plan import Job, Limits
 
 END = 7
 """The token that ends a text in these schedules."""

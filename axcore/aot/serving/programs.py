@@ -12,20 +12,13 @@ from axcore.aot.cost.memory import bytes_on_a_device, capacity_bytes
 from axcore.aot.serving.load import ServingLoad
 from axcore.errors import AotError, ConfigError
 from axcore.inference.cached_model import CachedModel
-from axcore.inference.call_shapes import call_shapes
-from axcore.inference.drawing import packed_mask
-from axcore.inference.engine_room import (
-    draw_kinds,
-    program_keys,
-    room_within,
-    schedule_limits,
-    serving_room,
-    with_caches,
-)
-from axcore.inference.model_calls import ModelCalls
-from axcore.inference.program_table import program_table
-from axcore.inference.programs import drawing_values
-from axcore.inference.serving_mesh import serving_mesh
+from axcore.inference.config import call_shapes
+from axcore.inference.engine_core import draw_kinds, schedule_limits
+from axcore.inference.kv_cache import room_within, serving_mesh, serving_room, with_caches
+from axcore.inference.model_functions import ModelCalls
+from axcore.inference.programs import drawing_values, program_table
+from axcore.inference.sampler import packed_mask
+from axcore.inference.warm_up import program_keys
 from axcore.layers import KVCacheConfig, PagedKVCacheConfig
 from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
 from axcore.parallel import make_mesh

@@ -9,7 +9,7 @@ from axcore.config import update_config
 from axcore.data import ByteTokenizer
 from axcore.experiments.tiny import tiny
 from axcore.inference import EngineConfig
-from axcore.inference.engine_parts import EngineParts
+from axcore.inference.engine_core import EngineParts
 from axcore.ops import KernelPolicy, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware

@@ -12,18 +12,18 @@ from scipy.stats import chisquare
 
 from axcore.errors import ConfigError
 from axcore.inference import Sampling
-from axcore.inference.drawing import (
+from axcore.inference.request import kind_for
+from axcore.inference.sampler import (
     TokenHistory,
+    changed_logits,
     draw,
     empty_history,
-    kind_for,
     log_probabilities,
     packed_mask,
     row_keys,
     sampling_rows,
     scaled_logits,
 )
-from axcore.inference.drawing.draw import changed_logits
 
 VOCAB = 37
 

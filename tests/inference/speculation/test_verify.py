@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from axcore.inference import Sampling
-from axcore.inference.drawing import (
+from axcore.inference.sampler import (
     draw,
     empty_history,
     packed_mask,

@@ -1,0 +1,304 @@
+"""`PagePool`: who holds which pages of the cache, and what those hold that nobody has.
+
+A page that nobody holds may still hold the beginning of a text. It is found by the digest of all
+tokens up to its end, and is overwritten when no other page is free, the one that was given back
+first before the others.
+"""
+
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from axcore.errors import AxcoreError
+from axcore.inference.schedule import Call, Job, Limits, RowTable
+
+
+class OutOfPages(AxcoreError):  # noqa: N818 - a state, which passes
+    """Every page is held; some must be given back first."""
+
+
+def next_digest(before: bytes, tokens: np.ndarray) -> bytes:
+    """Returns the digest of a text that ends with a page of tokens.
+
+    Args:
+        before: Digest of the text before that page; what begins a text is the caller's, so that
+            texts of different adapters or weights differ.
+        tokens: The page's tokens.
+    """
+    page = np.asarray(tokens, "<i8").tobytes()
+    return hashlib.blake2b(before + page, digest_size=16).digest()
+
+
+class PagePool:
+    """Pages `0 .. num_pages - 1`, each held by any number of texts.
+
+    Args:
+        num_pages: How many there are.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._holders = [0] * num_pages
+        self._empty = list(range(num_pages - 1, -1, -1))
+        self._kept: OrderedDict[int, bytes] = OrderedDict()  # of pages that nobody holds
+        self._digests: dict[int, bytes] = {}
+        self._pages: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Number of pages that nobody holds."""
+        return len(self._empty) + len(self._kept)
+
+    @property
+    def num_used(self) -> int:
+        """Number of pages that somebody holds."""
+        return self.num_pages - self.num_free
+
+    @property
+    def holders(self) -> Sequence[int]:
+        """How many texts hold each page, now and later."""
+        return self._holders
+
+    def take(self) -> int:
+        """Returns a page that nobody holds, to write on.
+
+        Raises:
+            OutOfPages: There is none.
+        """
+        if self._empty:
+            page = self._empty.pop()
+        elif self._kept:
+            page, digest = self._kept.popitem(last=False)
+            del self._pages[digest], self._digests[page]
+        else:
+            raise OutOfPages(f"all {self.num_pages} pages are held")
+        self._holders[page] = 1
+        return page
+
+    def find(self, digest: bytes) -> int | None:
+        """Returns the page that ends the text of a digest, if there is one."""
+        return self._pages.get(digest)
+
+    def hold(self, page: int) -> None:
+        """Holds a page that was found."""
+        if not self._holders[page]:
+            del self._kept[page]
+        self._holders[page] += 1
+
+    def remember(self, page: int, digest: bytes) -> None:
+        """Lets a held page be found; it is full and written no more, unless with the same."""
+        if digest not in self._pages and page not in self._digests:
+            self._pages[digest] = page
+            self._digests[page] = digest
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Gives pages of a text back, in their order; the last is the first to be overwritten."""
+        for page in reversed(tuple(pages)):
+            self._holders[page] -= 1
+            if self._holders[page]:
+                continue
+            if page in self._digests:
+                self._kept[page] = self._digests[page]
+            else:
+                self._empty.append(page)
+
+    def forget(self) -> None:
+        """Lets no page be found any more."""
+        self._empty.extend(self._kept)
+        self._kept.clear()
+        self._digests.clear()
+        self._pages.clear()
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raises AssertionError unless the tables of all texts hold exactly what is held."""
+        held = Counter(page for table in tables for page in table)
+        assert {page: n for page, n in enumerate(self._holders) if n} == dict(held), held
+        free = [*self._empty, *self._kept]
+        assert len(set(free)) == len(free) == self.num_pages - len(held), free
+        assert set(self._kept) <= set(self._digests)
+        assert {digest: page for page, digest in self._digests.items()} == self._pages
+
+
+Holders = Sequence[int] | np.ndarray
+"""How many texts hold each page."""
+
+
+class RowPages:
+    """Gives pages to rows; not for several threads.
+
+    Args:
+        limits: What bounds the schedule.
+        rows: The rows.
+
+    Attributes:
+        pool: All pages.
+        jobs: At each slot.
+        copies: Pages that this step copies before all else, from and to.
+        num_shared: Tokens of prompts that others had computed.
+    """
+
+    def __init__(self, limits: Limits, rows: RowTable) -> None:
+        self.limits = limits
+        self.rows = rows
+        self.pool = PagePool(limits.num_pages)
+        self.jobs: list[Job | None] = [None] * limits.num_slots
+        self.copies: list[tuple[int, int]] = []
+        self.num_shared = 0
+
+    def extend_digests(self, job: Job, text: np.ndarray) -> None:
+        """Writes down the digests of a job's full pages, as far as its text is known."""
+        size = self.limits.page_size
+        if not self.limits.shares_prefixes:
+            return
+        for place in range(len(job.digests), len(text) // size):
+            before = job.digests[-1] if job.digests else job.salt
+            page = text[place * size : (place + 1) * size]
+            job.digests.append(next_digest(before, page))
+
+    def share(self, job: Job) -> None:
+        """Lets a job that is read hold the pages that others computed of its next tokens."""
+        limits, rows, slot = self.limits, self.rows, job.slot
+        assert slot is not None
+        start, target = int(rows.num_cached[slot]), int(rows.target[slot])
+        unit = max(1, limits.chunk_alignment // limits.page_size)
+        if (
+            not limits.shares_prefixes
+            or job.reads_alone
+            or start % limits.page_size
+            or len(job.pages) % unit
+        ):
+            return
+        first = len(job.pages)
+        while pages := self._found(job.digests[len(job.pages) : len(job.pages) + unit], unit):
+            if limits.chunk_alignment > 1 and (len(job.pages) + unit) * limits.page_size >= target:
+                break
+            for page in pages:
+                self.pool.hold(page)
+            job.pages += pages
+        if len(job.pages) > first:
+            rows.set_pages(slot, first, job.pages[first:])
+            rows.num_cached[slot] = min(len(job.pages) * limits.page_size, target - 1)
+            if not job.num_preemptions:
+                shared = int(rows.num_cached[slot]) - start
+                job.num_shared += shared
+                self.num_shared += shared
+
+    def give(self, slot: int, count: int) -> None:
+        """Gives a row so many pages more."""
+        job = self.jobs[slot]
+        assert job is not None
+        pages = [self.pool.take() for _ in range(count)]
+        self.rows.set_pages(slot, len(job.pages), pages)
+        job.pages += pages
+
+    def num_missing(self, job: Job, holders: Holders) -> int:
+        """Returns how many pages a job that begins takes, to read all of its text.
+
+        Args:
+            job: It has no page yet.
+            holders: How many texts hold each page then.
+        """
+        limits = self.limits
+        missing = -(-(len(job.text) + 1) // limits.page_size)
+        shares = limits.shares_prefixes and not job.reads_alone
+        for digest in job.digests if shares else ():
+            page = self.pool.find(digest)
+            if page is None:
+                break
+            missing -= bool(holders[page])
+        return missing
+
+    def holders_without(self, slots: np.ndarray) -> np.ndarray:
+        """Returns how many texts would hold each page if those at some slots were gone."""
+        holders = np.array(self.pool.holders)
+        for slot in slots.tolist():
+            job = self.jobs[slot]
+            assert job is not None
+            holders[job.pages] -= 1
+        return holders
+
+    def num_copies(self, slots: np.ndarray, holders: Holders | None = None) -> int:
+        """Returns how many pages some rows need to copy before they are written on.
+
+        Args:
+            slots: Of the rows.
+            holders: How many texts hold each page then; None takes those that do now.
+        """
+        return len(self._shared(slots, self.pool.holders if holders is None else holders))
+
+    def copy_shared(self, slots: np.ndarray) -> None:
+        """Gives rows copies of the pages that they are to write on and others hold too."""
+        for slot in self._shared(slots, self.pool.holders):
+            job = self.jobs[slot]
+            assert job is not None
+            place = int(self.rows.num_cached[slot]) // self.limits.page_size
+            page, own = job.pages[place], self.pool.take()
+            self.copies.append((page, own))
+            self.pool.release([page])
+            job.pages[place] = self.rows.page_table[slot, place] = own
+
+    def remember_read(self, read: Call) -> None:
+        """Lets pages be found that a call reads to their end."""
+        if not self.limits.shares_prefixes:
+            return
+        size = self.limits.page_size
+        for slot, start, count in zip(read.slots, read.starts, read.sizes, strict=True):
+            job = self.jobs[slot]
+            assert job is not None
+            self._remember(job, range(int(start) // size, int(start + count) // size))
+
+    def remember_drawn(self, slots: np.ndarray) -> None:
+        """Lets pages be found that drawn tokens filled."""
+        rows, size = self.rows, self.limits.page_size
+        full = np.minimum(rows.num_known[slots], rows.num_cached[slots]) // size
+        for slot in slots[full > rows.num_digests[slots]].tolist():
+            job = self.jobs[slot]
+            assert job is not None
+            first = len(job.digests)
+            end = min(int(rows.num_known[slot]), int(rows.num_cached[slot]))
+            self.extend_digests(job, rows.text[slot, :end])
+            rows.num_digests[slot] = len(job.digests)
+            self._remember(job, range(first, len(job.digests)))
+
+    def digests_within(self, job: Job, size: int) -> list[bytes]:
+        """Returns the digests of pages that the next tokens of a job begin or fill."""
+        if not self.limits.shares_prefixes:
+            return []
+        start = int(self.rows.num_cached[job.slot])
+        page_size = self.limits.page_size
+        return job.digests[start // page_size : (start + size) // page_size]
+
+    def next_digest_of(self, job: Job) -> bytes | None:
+        """Returns the digest of the page that a job reads next; None where that is not full."""
+        place = int(self.rows.num_cached[job.slot]) // self.limits.page_size
+        return job.digests[place] if place < len(job.digests) else None
+
+    def _found(self, digests: list[bytes], count: int) -> list[int]:
+        """Returns the pages of so many digests, or none."""
+        pages = [self.pool.find(digest) for digest in digests]
+        found = [page for page in pages if page is not None]
+        return found if len(found) == count else []
+
+    def _shared(self, slots: np.ndarray, holders: Holders) -> list[int]:
+        """Returns the slots whose next token is to be written on a page that others hold too.
+
+        That is so only of a text whose every page was found: its last token is computed again, for
+        what follows it.
+        """
+        if not self.limits.shares_prefixes:
+            return []
+        rows, size = self.rows, self.limits.page_size
+        found = slots[rows.num_cached[slots] == rows.target[slots] - 1]
+        place = rows.num_cached[found] // size
+        is_held = place < rows.num_pages[found]
+        found, place = found[is_held], place[is_held]
+        pages = rows.page_table[found, place]
+        return [
+            int(slot) for slot, page in zip(found, pages, strict=True) if holders[int(page)] > 1
+        ]
+
+    def _remember(self, job: Job, places: range) -> None:
+        for place in places:
+            self.pool.remember(job.pages[place], job.digests[place])

@@ -1,0 +1,301 @@
+"""What an engine is asked, and what it gives back: plain values, without jax."""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import attrs
+import numpy as np
+
+from axcore.inference.detokenizer import AnswerText
+from axcore.inference.request import Request
+
+Likeliest = tuple[tuple[int, float], ...]
+"""Numbers and log-probabilities of the likeliest tokens at a place, the likeliest one first."""
+
+
+@attrs.frozen
+class DrawnToken:
+    """A token of an answer.
+
+    Args:
+        id: Its number.
+        logprob: Its log-probability, where the request asks for it.
+        likeliest: Numbers and log-probabilities of the likeliest tokens, the likeliest one first.
+    """
+
+    id: int
+    logprob: float | None = None
+    likeliest: Likeliest = ()
+
+
+@attrs.frozen
+class Piece:
+    """What one step added to an answer.
+
+    Args:
+        text: Whole characters, and no part of a stop string.
+        tokens: The tokens drawn; their text may come with a later piece.
+        finish_reason: "stop", "length", "cancelled" or "error" of the last piece, None before.
+        end: The end token, where the model drew one; it has no text.
+    """
+
+    text: str
+    tokens: tuple[DrawnToken, ...]
+    finish_reason: str | None = None
+    end: DrawnToken | None = None
+
+    @property
+    def drawn(self) -> tuple[DrawnToken, ...]:
+        """Every token that was drawn, the end token included."""
+        return self.tokens if self.end is None else (*self.tokens, self.end)
+
+
+@attrs.frozen
+class Completion:
+    """A whole answer.
+
+    Args:
+        text: Its text.
+        tokens: Its tokens, without the end token.
+        finish_reason: "stop", "length" or "cancelled".
+        prompt_logprobs: Of each token of the prompt, the first of which has none; None where the
+            request does not ask for them.
+        prompt_likeliest: The likeliest tokens at each of those places, as many as the request asks
+            for by `num_logprobs`, but at least one.
+        num_cached_prompt_tokens: Tokens of the prompt that another request had computed.
+        end: The end token, where the model drew one.
+    """
+
+    text: str
+    tokens: tuple[DrawnToken, ...]
+    finish_reason: str
+    prompt_logprobs: tuple[float | None, ...] | None = None
+    prompt_likeliest: tuple[Likeliest | None, ...] | None = None
+    num_cached_prompt_tokens: int = 0
+    end: DrawnToken | None = None
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of some tokens of an answer, arrays `[tokens]` and `[tokens, n]`."""
+
+    drawn: np.ndarray
+    likeliest: np.ndarray
+    of_likeliest: np.ndarray
+
+
+class TokenPiece(NamedTuple):
+    """Tokens of an answer as the engine has them.
+
+    Args:
+        tokens: Their numbers.
+        logprobs: Where the request asks for them.
+        finish_reason: See `Piece`.
+        has_end: Whether the last of them is the end token.
+    """
+
+    tokens: Sequence[int]
+    logprobs: TokenLogprobs | None = None
+    finish_reason: str | None = None
+    has_end: bool = False
+
+
+class Answer:
+    """The answer to a request while it is drawn.
+
+    Every iteration yields all pieces from the first one on; the last one has a finish reason.
+
+    Args:
+        request: What is asked.
+        text: Makes text of the answer's tokens.
+        cancel: What `cancel` calls.
+
+    Attributes:
+        request: What was asked.
+        error: Why the answer ended with finish reason "error"; None otherwise.
+        prompt_logprobs: See `Completion`.
+        prompt_likeliest: See `Completion`.
+        num_cached_prompt_tokens: See `Completion`.
+    """
+
+    def __init__(self, request: Request, text: AnswerText, cancel: Callable[[], None]) -> None:
+        self.request = request
+        self.error: Exception | None = None
+        self.prompt_logprobs: tuple[float | None, ...] | None = None
+        self.prompt_likeliest: tuple[Likeliest | None, ...] | None = None
+        self.num_cached_prompt_tokens = 0
+        self._text = text
+        self._cancel, self._is_cancelled = cancel, False
+        self._put: deque[TokenPiece] = deque()
+        self._pieces: list[Piece] = []
+        self._is_whole = threading.Event()
+        self._changed = threading.Condition()
+        self._num_waiting = 0
+        self._wakers: list[Callable[[], None]] = []
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yields pieces as they come."""
+        index, is_last = 0, False
+        while not is_last:
+            self._wait_for(index)
+            yield self._pieces[index]
+            is_last = self._pieces[index].finish_reason is not None
+            index += 1
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Yields pieces as they come."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._wakers.append(wake)
+        try:
+            index, is_last = 0, False
+            while not is_last:
+                while not self._has_now(index):
+                    await changed.wait()
+                    changed.clear()
+                yield self._pieces[index]
+                is_last = self._pieces[index].finish_reason is not None
+                index += 1
+        finally:
+            with self._changed:
+                self._wakers.remove(wake)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more comes."""
+        return self._is_whole.is_set()
+
+    def cancel(self) -> None:
+        """Ends the answer within a step; what it had is free again for others."""
+        with self._changed:
+            self._is_cancelled, cancel = True, self._cancel
+        cancel()
+
+    def take_over(self, cancel: Callable[[], None]) -> None:
+        """Has `cancel` call something else from here on, as the engine does that continues it.
+
+        Args:
+            cancel: What is called; at once where the answer was cancelled before.
+        """
+        with self._changed:
+            self._cancel, is_cancelled = cancel, self._is_cancelled
+        if is_cancelled:
+            cancel()
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Returns the whole answer when it is finished.
+
+        Args:
+            timeout: Seconds to wait at most; None waits for as long as it takes.
+
+        Raises:
+            TimeoutError: It was not finished in time.
+            Exception: The engine could not finish it; see `error`.
+        """
+        if not self._is_whole.wait(timeout):
+            raise TimeoutError(f"the answer is not finished after {timeout} s")
+        with self._changed:
+            self._convert()
+        if self.error is not None:
+            raise self.error
+        return Completion(
+            "".join(piece.text for piece in self._pieces),
+            tuple(token for piece in self._pieces for token in piece.tokens),
+            self._pieces[-1].finish_reason or "",
+            self.prompt_logprobs,
+            self.prompt_likeliest,
+            self.num_cached_prompt_tokens,
+            self._pieces[-1].end,
+        )
+
+    def put(self, piece: TokenPiece) -> None:
+        """Adds tokens, as the engine alone does; what comes after the last piece is dropped.
+
+        Where nobody waits no lock is taken, as this is done for each row of each step. A reader
+        counts itself and then looks, and here a piece is added before readers are looked for: so
+        one of the two sees the other.
+        """
+        if self.request.stop:
+            with self._changed:
+                self._add(piece)
+                self._convert()
+        else:
+            self._add(piece)
+        if self._num_waiting or self._wakers:
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Ends the answer with an error, as the engine alone does."""
+        self.error = self.error or error
+        self.put(TokenPiece((), None, "error"))
+
+    def _add(self, piece: TokenPiece) -> None:
+        if self._is_whole.is_set():
+            return
+        self._put.append(piece)
+        if piece.finish_reason is not None:
+            self._is_whole.set()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+            wakers = tuple(self._wakers)
+        for wake in wakers:
+            wake()
+
+    def _wait_for(self, index: int) -> None:
+        """Waits until a piece is there."""
+        with self._changed:
+            self._num_waiting += 1
+            try:
+                self._changed.wait_for(partial(self._has, index))
+            finally:
+                self._num_waiting -= 1
+
+    def _has_now(self, index: int) -> bool:
+        with self._changed:
+            return self._has(index)
+
+    def _has(self, index: int) -> bool:
+        """Returns whether a piece is there, made of what was put."""
+        if len(self._pieces) <= index:
+            self._convert()
+        return len(self._pieces) > index
+
+    def _convert(self) -> None:
+        """Makes pieces of what was put; a stop string ends them."""
+        while self._put:
+            piece = self._put.popleft()
+            num_written = len(piece.tokens) - piece.has_end  # an end token may decode to its name
+            text, num_tokens, is_stopped = self._text.push(piece.tokens[:num_written])
+            reason = "stop" if is_stopped else piece.finish_reason
+            if reason is not None and not is_stopped:
+                left = self._text.flush()
+                text += left.text
+                reason = "stop" if left.is_stopped else reason
+            drawn = _drawn_tokens(piece, self.request.num_logprobs)
+            end = drawn[-1] if piece.has_end and not is_stopped else None
+            self._pieces.append(Piece(text, drawn[:num_tokens], reason, end))
+            if is_stopped:
+                self._is_whole.set()
+                self._put.clear()
+
+
+def _drawn_tokens(piece: TokenPiece, num_logprobs: int | None) -> tuple[DrawnToken, ...]:
+    if piece.logprobs is None or num_logprobs is None:
+        return tuple(DrawnToken(token) for token in piece.tokens)
+    return tuple(
+        DrawnToken(token, drawn, tuple(zip(likeliest, values, strict=True))[:num_logprobs])
+        for token, drawn, likeliest, values in zip(
+            piece.tokens, *(part.tolist() for part in piece.logprobs), strict=True
+        )
+    )

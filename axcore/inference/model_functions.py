@@ -1,0 +1,273 @@
+"""What the programs of an engine compute besides the model: pure functions, and their values.
+
+Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S slots, W words.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from axcore.inference.cached_model import NUM_COLUMNS, CallRows, call_rows
+from axcore.inference.request import MAX_LOGPROBS, DrawKind
+from axcore.inference.sampler import (
+    LogProbs,
+    Memory,
+    SamplingRows,
+    draw,
+    log_probabilities,
+    row_keys,
+)
+from axcore.inference.speculation import AnyCachedModel, DraftedModel, verify
+
+
+class Drawn(NamedTuple):
+    """What a call drew, `[count, B]`; log-probabilities are 0 where no row wants any."""
+
+    tokens: Array
+    logprobs: LogProbs
+
+
+class ModelCalls:
+    """Calls of a model that keeps what it read. Each returns the changed caches last.
+
+    Args:
+        model: The model with caches.
+        pages_per_row: Pages of the longest text.
+    """
+
+    def __init__(self, model: AnyCachedModel, pages_per_row: int) -> None:
+        self._model = model
+        self._pages_per_row = pages_per_row
+
+    def read(
+        self, weights: Any, caches: Any, call: Int[Array, "B columns"]
+    ) -> tuple[Float[Array, "B V"], Any]:
+        """Reads tokens of rows; returns the logits after the last one of each."""
+        rows = self._rows(call)
+        last = jnp.maximum(rows.sizes - 1, 0)[:, None]
+        logits, caches = self._step(weights, caches, rows, at=last)
+        return logits[:, 0], caches
+
+    def advance(
+        self, weights: Any, caches: Any, memory: Memory, call: Int[Array, "B columns"]
+    ) -> tuple[Float[Array, "B V"], Any]:
+        """Reads the token that each row drew last; returns the logits after it."""
+        tokens = jnp.take(memory.last, call[:, 0], mode="clip")
+        return self.read(weights, caches, jnp.concatenate([call, tokens[:, None]], axis=1))
+
+    def score(
+        self, weights: Any, caches: Any, call: Int[Array, "1 columns"]
+    ) -> tuple[LogProbs, Float[Array, "1 V"], Any]:
+        """Reads tokens of a row; returns what could follow each, and the logits after the last."""
+        rows = self._rows(call)
+        tokens, following = jnp.split(rows.tokens, 2, axis=1)
+        logits, caches = self._step_everywhere(weights, caches, rows._replace(tokens=tokens))
+        scores = scores_of(logits[0], following[0], rows.wants_logprobs[0] > 0)
+        return scores, logits[:, jnp.maximum(rows.sizes[0] - 1, 0)], caches
+
+    def draw_many(
+        self,
+        weights: Any,
+        caches: Any,
+        memory: Memory,
+        sampling: SamplingRows,
+        allowed: UInt32[Array, "1 W"],
+        call: Int[Array, "B columns"],
+        *,
+        count: int,
+        kind: DrawKind,
+    ) -> tuple[Drawn, Any, Memory]:
+        """Draws tokens of each row, one after the other."""
+        rows = self._rows(call)
+
+        def one(carry: Any, step: Array) -> Any:
+            caches, memory = carry
+            draws = (step < rows.sizes).astype(jnp.int32)
+            last = jnp.take(memory.last, rows.slots, mode="clip")
+            here = rows._replace(
+                slots=slots_that_draw(rows._replace(draws=draws), memory),
+                starts=(rows.starts + step) * draws,
+                sizes=draws,
+                first=rows.first + step,
+                draws=draws,
+                tokens=last[:, None],
+            )
+            logits, caches = self._step(weights, caches, here, at=jnp.zeros_like(here.tokens))
+            drawn, memory = drawn_tokens(memory, sampling, allowed, logits[:, 0], here, kind=kind)
+            return (caches, memory), drawn
+
+        (caches, memory), drawn = jax.lax.scan(
+            one, (caches, memory), jnp.arange(count, dtype=jnp.int32)
+        )
+        return drawn, caches, memory
+
+    def check_guesses(
+        self,
+        weights: Any,
+        caches: Any,
+        memory: Memory,
+        sampling: SamplingRows,
+        allowed: UInt32[Array, "1 W"],
+        call: Int[Array, "B columns"],
+        *,
+        kind: DrawKind,
+    ) -> tuple[Drawn, Int[Array, " B"], Any, Memory]:
+        """Reads the last token of each row and guesses of those after it; draws at each place.
+
+        The guesses are those of the call's tokens, or those of the draft model, if there is one.
+        """
+        rows = self._rows(call)
+        if isinstance(self._model, DraftedModel):
+            rows, caches = self._model.with_guesses(
+                weights,
+                caches,
+                rows,
+                memory=memory,
+                sampling=sampling,
+                allowed=allowed,
+                kind=kind,
+            )
+        length, held = rows.tokens.shape[1], memory.held(rows.slots)
+        logits, caches = self._step_everywhere(weights, caches, rows)
+        tokens, counts = verify(
+            logits,
+            rows.tokens[:, 1:],
+            sampling.take(held),
+            first=rows.first,
+            num_guesses=rows.sizes - 1,
+            allowed=allowed,
+            history=memory.history.take(held) if kind == "full" else None,
+            kind=kind,
+        )
+        slots = slots_that_draw(rows, memory)
+        history = memory.history
+        for place in range(length if kind == "full" else 0):
+            taken = jnp.where(place < counts, slots, memory.num_slots)
+            history = history.drawn(taken, tokens[:, place])
+        last = jnp.take_along_axis(tokens, counts[:, None] - 1, axis=1)[:, 0]
+        memory = memory.drew(slots, last, history)
+        wanted = jnp.any(rows.wants_logprobs > 0)
+        logprobs = [logprobs_of(logits[:, i], tokens[:, i], wanted) for i in range(length)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *logprobs)
+        return Drawn(tokens.T, stacked), counts, caches, memory
+
+    def _rows(self, call: Int[Array, "B columns"]) -> CallRows:
+        return call_rows(call, self._pages_per_row)
+
+    def _step_everywhere(
+        self, weights: Any, caches: Any, rows: CallRows
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        places = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)
+        at = jnp.broadcast_to(places, rows.tokens.shape)
+        return self._step(weights, caches, rows, at=at)
+
+    def _step(
+        self, weights: Any, caches: Any, rows: CallRows, *, at: Int[Array, "B N"]
+    ) -> tuple[Float[Array, "B N V"], Any]:
+        """Returns float32 logits at some places of each row, and the caches with its tokens."""
+        logits, caches = self._model.step_at(
+            weights,
+            caches,
+            rows.tokens,
+            rows.starts,
+            rows.sizes,
+            at=at,
+            slots=rows.slots,
+            page_table=rows.pages,
+            adapters=rows.adapters if self._model.has_adapters else None,
+        )
+        return logits.astype(jnp.float32), caches
+
+
+def draw_rows(
+    memory: Memory,
+    sampling: SamplingRows,
+    allowed: UInt32[Array, "#B W"],
+    logits: Float[Array, "B V"],
+    call: Int[Array, "B columns"],
+    *,
+    kind: DrawKind,
+) -> tuple[Drawn, Memory]:
+    """Returns a token of each row of a call, `[1, B]`, and the memory with it."""
+    rows = call_rows(call, call.shape[1] - NUM_COLUMNS)
+    drawn, memory = drawn_tokens(memory, sampling, allowed, logits, rows, kind=kind)
+    return jax.tree.map(lambda leaf: leaf[None], drawn), memory
+
+
+def drawn_tokens(
+    memory: Memory,
+    sampling: SamplingRows,
+    allowed: UInt32[Array, "#B W"],
+    logits: Float[Array, "B V"],
+    rows: CallRows,
+    *,
+    kind: DrawKind,
+) -> tuple[Drawn, Memory]:
+    """Returns a token of each row, `[B]`, and the memory with it."""
+    held = memory.held(rows.slots)
+    own = sampling.take(held)
+    keys = row_keys(own.seed, rows.first)
+    history = memory.history.take(held) if kind == "full" else None
+    tokens = draw(logits, own, keys, allowed=allowed, history=history, kind=kind)
+    logprobs = logprobs_of(logits, tokens, jnp.any(rows.wants_logprobs > 0))
+    slots = slots_that_draw(rows, memory)
+    counted = memory.history.drawn(slots, tokens) if kind == "full" else memory.history
+    return Drawn(tokens, logprobs), memory.drew(slots, tokens, counted)
+
+
+def slots_that_draw(rows: CallRows, memory: Memory) -> Int[Array, " B"]:
+    """Returns the slot of each row; one out of range where the row does not draw."""
+    return jnp.where(rows.draws > 0, rows.slots, memory.num_slots)
+
+
+def logprobs_of(
+    logits: Float[Array, "B V"], tokens: Int[Array, " B"], is_wanted: Bool[Array, ""]
+) -> LogProbs:
+    """Returns log-probabilities of drawn tokens; zeros where no row wants any."""
+    number = min(MAX_LOGPROBS, logits.shape[1])
+
+    def wanted() -> LogProbs:
+        return log_probabilities(logits, tokens, number)
+
+    def unwanted() -> LogProbs:
+        shape = jax.eval_shape(wanted)
+        return LogProbs(*(jnp.zeros(leaf.shape, leaf.dtype) for leaf in shape))
+
+    logprobs: LogProbs = jax.lax.cond(is_wanted, wanted, unwanted)
+    return logprobs
+
+
+def scores_of(
+    logits: Float[Array, "T V"], following: Int[Array, " T"], is_wanted: Bool[Array, ""]
+) -> LogProbs:
+    """Returns log-probabilities of tokens of a text; of the likeliest but one where none more is
+    wanted, with zeros behind it.
+    """
+    number = min(MAX_LOGPROBS, logits.shape[1])
+
+    def one() -> LogProbs:
+        found = log_probabilities(logits, following, 1)
+        fill = ((0, 0), (0, number - 1))
+        return found._replace(
+            likeliest=jnp.pad(found.likeliest, fill),
+            of_likeliest=jnp.pad(found.of_likeliest, fill),
+        )
+
+    scores: LogProbs = jax.lax.cond(
+        is_wanted, lambda: log_probabilities(logits, following, number), one
+    )
+    return scores
+
+
+def copy_page(caches: Any, pages: Int[Array, " 2"]) -> tuple[Any]:
+    """Returns caches with a page copied: from the first to the second."""
+    return (jax.tree.map(lambda held: held.at[pages[1]].set(held[pages[0]]), caches),)
+
+
+def start_history(
+    memory: Memory, slots: Int[Array, " 1"], tokens: Int[Array, "1 T"], lengths: Int[Array, "1 2"]
+) -> tuple[Memory]:
+    """Returns the memory with a slot whose penalties count the tokens of a text."""
+    return (memory._replace(history=memory.history.started(slots, tokens, lengths=lengths)),)
