@@ -6,7 +6,7 @@ import attrs
 
 from axcore.errors import ConfigError, RequestError
 from axcore.evaluation.questions import Continuation, Likelihood, Question, Scored, Written
-from axcore.inference import Answer, Completion, Engine, Request, Sampling
+from axcore.inference import Completion, CompletionStream, Engine, Request, Sampling
 
 GREEDY = Sampling(temperature=0)
 
@@ -86,7 +86,7 @@ class EngineModel:
             )
         )
 
-    def _scores(self, tokens: Sequence[int]) -> Answer:
+    def _scores(self, tokens: Sequence[int]) -> CompletionStream:
         request = Request(prompt=tuple(tokens), max_tokens=1, sampling=GREEDY, prompt_logprobs=True)
         return self.engine.submit(request)
 
@@ -114,7 +114,7 @@ class EngineModel:
 class _Window:
     """A piece of text that the engine reads, and how many of its last tokens are scored."""
 
-    answer: Answer
+    answer: CompletionStream
     num_scored: int
 
 
@@ -141,7 +141,7 @@ class PendingScore:
             if not window.num_scored:
                 continue
             logprobs = (found.prompt_logprobs or ())[-window.num_scored :]
-            likeliest = (found.prompt_likeliest or ())[-window.num_scored :]
+            likeliest = (found.prompt_top_logprobs or ())[-window.num_scored :]
             tokens = window.answer.request.prompt[-window.num_scored :]
             logprob += sum(one for one in logprobs if one is not None)
             num_tokens += window.num_scored
@@ -160,7 +160,7 @@ class PendingText:
         num_cut: Tokens of the prompt that were left out.
     """
 
-    def __init__(self, answer: Answer, *, num_cut: int) -> None:
+    def __init__(self, answer: CompletionStream, *, num_cut: int) -> None:
         self._answer, self._num_cut = answer, num_cut
 
     def reply(self, timeout_s: float) -> Written:
@@ -178,7 +178,7 @@ class PendingText:
         )
 
 
-def _result(answer: Answer, timeout_s: float) -> Completion:
+def _result(answer: CompletionStream, timeout_s: float) -> Completion:
     try:
         return answer.result(timeout_s)
     except TimeoutError:

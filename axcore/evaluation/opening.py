@@ -10,14 +10,14 @@ from axcore.runs import OpenedModel
 
 
 @contextmanager
-def engine_model(opened: OpenedModel, *, max_rows: int = 16) -> Iterator[EngineModel]:
+def engine_model(opened: OpenedModel, *, max_num_seqs: int = 16) -> Iterator[EngineModel]:
     """Yields a model that answers questions, by the kernels that it trains with.
 
     Args:
         opened: What `open_model` returned.
-        max_rows: Answers that are drawn at once.
+        max_num_seqs: Answers that are drawn at once.
     """
-    cfg = EngineConfig(max_rows=max_rows, max_length=opened.length, max_queue=1_000_000)
+    cfg = EngineConfig(max_num_seqs=max_num_seqs, max_length=opened.length, max_queue=1_000_000)
     with use_policy(opened.trainer.compiler.kernel_policy):
         engine = Engine(opened.model, opened.state, opened.tokenizer, cfg)
     with engine:

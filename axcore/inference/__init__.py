@@ -1,7 +1,7 @@
 """Inference: text from a trained model."""
 
 from axcore.errors import EngineError, RequestError
-from axcore.inference.completion import Answer, Completion, DrawnToken, Piece
+from axcore.inference.completion import Completion, CompletionDelta, CompletionStream, SampledToken
 from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine, EngineStats
 from axcore.inference.generate import Generation, Generator
@@ -11,13 +11,13 @@ from axcore.inference.request import Draining, QueueFull, Request, Sampling
 from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
 __all__ = [
-    "Answer",
     "AnyEngine",
     "Completion",
+    "CompletionDelta",
+    "CompletionStream",
     "Draft",
     "DraftModel",
     "Draining",
-    "DrawnToken",
     "Engine",
     "EngineConfig",
     "EngineError",
@@ -25,11 +25,11 @@ __all__ = [
     "Generation",
     "Generator",
     "NGramLookup",
-    "Piece",
     "QueueFull",
     "Replicas",
     "Request",
     "RequestError",
+    "SampledToken",
     "Sampling",
     "open_engine",
     "serving_mesh",

@@ -93,7 +93,7 @@ def adapter_from(cfg: Any, source: ArraySource) -> Adapter:
     return Adapter(cfg, arrays)
 
 
-def factors_of(adapter: Adapter, room: KVCacheConfig) -> dict[tuple[str, ...], Factors]:
+def factors_of(adapter: Adapter, cache_config: KVCacheConfig) -> dict[tuple[str, ...], Factors]:
     """Returns the factors of each layer that an adapter corrects, by its path where it serves.
 
     Raises:
@@ -106,7 +106,7 @@ def factors_of(adapter: Adapter, room: KVCacheConfig) -> dict[tuple[str, ...], F
             "adds factors alone",
             hint="serve the model with it merged: axcore convert RUN hf:FOLDER --merged",
         )
-    trained, served = adapter.cfg.build(), for_serving(adapter.cfg, room).build()
+    trained, served = adapter.cfg.build(), for_serving(adapter.cfg, cache_config).build()
     scales = {one.scale for one in corrections}
     if len(scales) != 1:
         raise ConfigError(
@@ -141,13 +141,13 @@ class EngineAdapter:
     digest: str
 
     @classmethod
-    def of(cls, adapter: Adapter, room: KVCacheConfig) -> "EngineAdapter":
+    def of(cls, adapter: Adapter, cache_config: KVCacheConfig) -> "EngineAdapter":
         """Returns an adapter for engines of some room.
 
         Raises:
             ConfigError: Its layers differ in scale, or have more than factors.
         """
-        factors = factors_of(adapter, room)
+        factors = factors_of(adapter, cache_config)
         digest = hashlib.blake2b(digest_size=16)
         for path, pair in sorted(factors.items()):
             for name, array in zip(("down", "up"), map(np.asarray, pair), strict=True):

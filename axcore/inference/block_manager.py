@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from axcore.errors import AxcoreError
-from axcore.inference.schedule import Call, Job, Limits, RowTable
+from axcore.inference.schedule import ScheduledBatch, SchedulerConfig, SequenceState, SequenceTable
 
 
 class OutOfPages(AxcoreError):  # noqa: N818 - a state, which passes
@@ -125,7 +125,7 @@ Holders = Sequence[int] | np.ndarray
 """How many texts hold each page."""
 
 
-class RowPages:
+class BlockManager:
     """Gives pages to rows; not for several threads.
 
     Args:
@@ -134,76 +134,81 @@ class RowPages:
 
     Attributes:
         pool: All pages.
-        jobs: At each slot.
+        sequences: At each slot.
         copies: Pages that this step copies before all else, from and to.
         num_shared: Tokens of prompts that others had computed.
     """
 
-    def __init__(self, limits: Limits, rows: RowTable) -> None:
+    def __init__(self, limits: SchedulerConfig, rows: SequenceTable) -> None:
         self.limits = limits
         self.rows = rows
         self.pool = PagePool(limits.num_pages)
-        self.jobs: list[Job | None] = [None] * limits.num_slots
+        self.sequences: list[SequenceState | None] = [None] * limits.num_slots
         self.copies: list[tuple[int, int]] = []
         self.num_shared = 0
 
-    def extend_digests(self, job: Job, text: np.ndarray) -> None:
+    def extend_digests(self, sequence: SequenceState, text: np.ndarray) -> None:
         """Writes down the digests of a job's full pages, as far as its text is known."""
         size = self.limits.page_size
-        if not self.limits.shares_prefixes:
+        if not self.limits.enable_prefix_caching:
             return
-        for place in range(len(job.digests), len(text) // size):
-            before = job.digests[-1] if job.digests else job.salt
+        for place in range(len(sequence.digests), len(text) // size):
+            before = sequence.digests[-1] if sequence.digests else sequence.salt
             page = text[place * size : (place + 1) * size]
-            job.digests.append(next_digest(before, page))
+            sequence.digests.append(next_digest(before, page))
 
-    def share(self, job: Job) -> None:
+    def share(self, sequence: SequenceState) -> None:
         """Lets a job that is read hold the pages that others computed of its next tokens."""
-        limits, rows, slot = self.limits, self.rows, job.slot
+        limits, rows, slot = self.limits, self.rows, sequence.slot
         assert slot is not None
         start, target = int(rows.num_cached[slot]), int(rows.target[slot])
         unit = max(1, limits.chunk_alignment // limits.page_size)
         if (
-            not limits.shares_prefixes
-            or job.reads_alone
+            not limits.enable_prefix_caching
+            or sequence.reads_alone
             or start % limits.page_size
-            or len(job.pages) % unit
+            or len(sequence.pages) % unit
         ):
             return
-        first = len(job.pages)
-        while pages := self._found(job.digests[len(job.pages) : len(job.pages) + unit], unit):
-            if limits.chunk_alignment > 1 and (len(job.pages) + unit) * limits.page_size >= target:
+        first = len(sequence.pages)
+        while pages := self._found(
+            sequence.digests[len(sequence.pages) : len(sequence.pages) + unit], unit
+        ):
+            if (
+                limits.chunk_alignment > 1
+                and (len(sequence.pages) + unit) * limits.page_size >= target
+            ):
                 break
             for page in pages:
                 self.pool.hold(page)
-            job.pages += pages
-        if len(job.pages) > first:
-            rows.set_pages(slot, first, job.pages[first:])
-            rows.num_cached[slot] = min(len(job.pages) * limits.page_size, target - 1)
-            if not job.num_preemptions:
+            sequence.pages += pages
+        if len(sequence.pages) > first:
+            rows.set_pages(slot, first, sequence.pages[first:])
+            rows.num_cached[slot] = min(len(sequence.pages) * limits.page_size, target - 1)
+            if not sequence.num_preemptions:
                 shared = int(rows.num_cached[slot]) - start
-                job.num_shared += shared
+                sequence.num_shared += shared
                 self.num_shared += shared
 
     def give(self, slot: int, count: int) -> None:
         """Gives a row so many pages more."""
-        job = self.jobs[slot]
-        assert job is not None
+        sequence = self.sequences[slot]
+        assert sequence is not None
         pages = [self.pool.take() for _ in range(count)]
-        self.rows.set_pages(slot, len(job.pages), pages)
-        job.pages += pages
+        self.rows.set_pages(slot, len(sequence.pages), pages)
+        sequence.pages += pages
 
-    def num_missing(self, job: Job, holders: Holders) -> int:
+    def num_missing(self, sequence: SequenceState, holders: Holders) -> int:
         """Returns how many pages a job that begins takes, to read all of its text.
 
         Args:
-            job: It has no page yet.
+            sequence: It has no page yet.
             holders: How many texts hold each page then.
         """
         limits = self.limits
-        missing = -(-(len(job.text) + 1) // limits.page_size)
-        shares = limits.shares_prefixes and not job.reads_alone
-        for digest in job.digests if shares else ():
+        missing = -(-(len(sequence.text) + 1) // limits.page_size)
+        shares = limits.enable_prefix_caching and not sequence.reads_alone
+        for digest in sequence.digests if shares else ():
             page = self.pool.find(digest)
             if page is None:
                 break
@@ -214,9 +219,9 @@ class RowPages:
         """Returns how many texts would hold each page if those at some slots were gone."""
         holders = np.array(self.pool.holders)
         for slot in slots.tolist():
-            job = self.jobs[slot]
-            assert job is not None
-            holders[job.pages] -= 1
+            sequence = self.sequences[slot]
+            assert sequence is not None
+            holders[sequence.pages] -= 1
         return holders
 
     def num_copies(self, slots: np.ndarray, holders: Holders | None = None) -> int:
@@ -231,49 +236,49 @@ class RowPages:
     def copy_shared(self, slots: np.ndarray) -> None:
         """Gives rows copies of the pages that they are to write on and others hold too."""
         for slot in self._shared(slots, self.pool.holders):
-            job = self.jobs[slot]
-            assert job is not None
+            sequence = self.sequences[slot]
+            assert sequence is not None
             place = int(self.rows.num_cached[slot]) // self.limits.page_size
-            page, own = job.pages[place], self.pool.take()
+            page, own = sequence.pages[place], self.pool.take()
             self.copies.append((page, own))
             self.pool.release([page])
-            job.pages[place] = self.rows.page_table[slot, place] = own
+            sequence.pages[place] = self.rows.page_table[slot, place] = own
 
-    def remember_read(self, read: Call) -> None:
+    def remember_read(self, read: ScheduledBatch) -> None:
         """Lets pages be found that a call reads to their end."""
-        if not self.limits.shares_prefixes:
+        if not self.limits.enable_prefix_caching:
             return
         size = self.limits.page_size
         for slot, start, count in zip(read.slots, read.starts, read.sizes, strict=True):
-            job = self.jobs[slot]
-            assert job is not None
-            self._remember(job, range(int(start) // size, int(start + count) // size))
+            sequence = self.sequences[slot]
+            assert sequence is not None
+            self._remember(sequence, range(int(start) // size, int(start + count) // size))
 
     def remember_drawn(self, slots: np.ndarray) -> None:
         """Lets pages be found that drawn tokens filled."""
         rows, size = self.rows, self.limits.page_size
         full = np.minimum(rows.num_known[slots], rows.num_cached[slots]) // size
         for slot in slots[full > rows.num_digests[slots]].tolist():
-            job = self.jobs[slot]
-            assert job is not None
-            first = len(job.digests)
+            sequence = self.sequences[slot]
+            assert sequence is not None
+            first = len(sequence.digests)
             end = min(int(rows.num_known[slot]), int(rows.num_cached[slot]))
-            self.extend_digests(job, rows.text[slot, :end])
-            rows.num_digests[slot] = len(job.digests)
-            self._remember(job, range(first, len(job.digests)))
+            self.extend_digests(sequence, rows.text[slot, :end])
+            rows.num_digests[slot] = len(sequence.digests)
+            self._remember(sequence, range(first, len(sequence.digests)))
 
-    def digests_within(self, job: Job, size: int) -> list[bytes]:
+    def digests_within(self, sequence: SequenceState, size: int) -> list[bytes]:
         """Returns the digests of pages that the next tokens of a job begin or fill."""
-        if not self.limits.shares_prefixes:
+        if not self.limits.enable_prefix_caching:
             return []
-        start = int(self.rows.num_cached[job.slot])
+        start = int(self.rows.num_cached[sequence.slot])
         page_size = self.limits.page_size
-        return job.digests[start // page_size : (start + size) // page_size]
+        return sequence.digests[start // page_size : (start + size) // page_size]
 
-    def next_digest_of(self, job: Job) -> bytes | None:
+    def next_digest_of(self, sequence: SequenceState) -> bytes | None:
         """Returns the digest of the page that a job reads next; None where that is not full."""
-        place = int(self.rows.num_cached[job.slot]) // self.limits.page_size
-        return job.digests[place] if place < len(job.digests) else None
+        place = int(self.rows.num_cached[sequence.slot]) // self.limits.page_size
+        return sequence.digests[place] if place < len(sequence.digests) else None
 
     def _found(self, digests: list[bytes], count: int) -> list[int]:
         """Returns the pages of so many digests, or none."""
@@ -287,7 +292,7 @@ class RowPages:
         That is so only of a text whose every page was found: its last token is computed again, for
         what follows it.
         """
-        if not self.limits.shares_prefixes:
+        if not self.limits.enable_prefix_caching:
             return []
         rows, size = self.rows, self.limits.page_size
         found = slots[rows.num_cached[slots] == rows.target[slots] - 1]
@@ -299,6 +304,6 @@ class RowPages:
             int(slot) for slot, page in zip(found, pages, strict=True) if holders[int(page)] > 1
         ]
 
-    def _remember(self, job: Job, places: range) -> None:
+    def _remember(self, sequence: SequenceState, places: range) -> None:
         for place in places:
-            self.pool.remember(job.pages[place], job.digests[place])
+            self.pool.remember(sequence.pages[place], sequence.digests[place])

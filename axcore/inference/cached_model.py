@@ -41,7 +41,7 @@ class CachedModel:
     Args:
         model: The model, as it is trained; its root takes its sizes from its own config.
         state: Its state; None makes no weights.
-        room: How much there is room for; every call has all rows.
+        cache_config: How much there is room for; every call has all rows.
         mesh: Where weights and caches lie; by default where the state does.
         quantization: Keeps weights narrow; None keeps them as layers read them.
         adapters: Makes room for adapters; None makes none.
@@ -57,15 +57,15 @@ class CachedModel:
         self,
         model: Module,
         state: Any,
-        room: KVCacheConfig,
+        cache_config: KVCacheConfig,
         *,
         mesh: Mesh | None = None,
         quantization: QuantizedWeights | None = None,
         adapters: AdapterRoom | None = None,
         compute: DType | None = None,
     ) -> None:
-        served = for_serving(model.config, room, current_policy().hardware, compute=compute)
-        self.num_rows = room.num_rows
+        served = for_serving(model.config, cache_config, current_policy().hardware, compute=compute)
+        self.num_rows = cache_config.num_rows
         self.vocab_size: int = getattr(served, "vocab_size")  # noqa: B009 - not of every model
         trained = model.param_specs()
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
@@ -261,7 +261,7 @@ def _merged(one: Any, other: Any) -> Any:
     }
 
 
-class CallRows(NamedTuple):
+class ModelInput(NamedTuple):
     """The rows of a call: columns of one array.
 
     Args:
@@ -291,10 +291,10 @@ NUM_COLUMNS = 7
 """Columns of a call's array before pages and tokens."""
 
 
-def call_rows(call: Int[Array, "B columns"], num_pages: int) -> CallRows:
+def model_input(call: Int[Array, "B columns"], num_pages: int) -> ModelInput:
     """Returns what the columns of a call's array mean."""
     slots, starts, sizes, first, draws, wants, adapters = call[:, :NUM_COLUMNS].T
     end = NUM_COLUMNS + num_pages
-    return CallRows(
+    return ModelInput(
         slots, starts, sizes, first, draws, wants, adapters, call[:, NUM_COLUMNS:end], call[:, end:]
     )

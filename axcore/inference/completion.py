@@ -11,30 +11,30 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
-from axcore.inference.detokenizer import AnswerText
+from axcore.inference.detokenizer import IncrementalDetokenizer
 from axcore.inference.request import Request
 
-Likeliest = tuple[tuple[int, float], ...]
+TopLogprobs = tuple[tuple[int, float], ...]
 """Numbers and log-probabilities of the likeliest tokens at a place, the likeliest one first."""
 
 
 @attrs.frozen
-class DrawnToken:
+class SampledToken:
     """A token of an answer.
 
     Args:
         id: Its number.
         logprob: Its log-probability, where the request asks for it.
-        likeliest: Numbers and log-probabilities of the likeliest tokens, the likeliest one first.
+        top_tokens: Numbers and log-probabilities of the likeliest tokens, the likeliest one first.
     """
 
     id: int
     logprob: float | None = None
-    likeliest: Likeliest = ()
+    top_tokens: TopLogprobs = ()
 
 
 @attrs.frozen
-class Piece:
+class CompletionDelta:
     """What one step added to an answer.
 
     Args:
@@ -45,12 +45,12 @@ class Piece:
     """
 
     text: str
-    tokens: tuple[DrawnToken, ...]
+    tokens: tuple[SampledToken, ...]
     finish_reason: str | None = None
-    end: DrawnToken | None = None
+    end: SampledToken | None = None
 
     @property
-    def drawn(self) -> tuple[DrawnToken, ...]:
+    def sampled(self) -> tuple[SampledToken, ...]:
         """Every token that was drawn, the end token included."""
         return self.tokens if self.end is None else (*self.tokens, self.end)
 
@@ -65,36 +65,36 @@ class Completion:
         finish_reason: "stop", "length" or "cancelled".
         prompt_logprobs: Of each token of the prompt, the first of which has none; None where the
             request does not ask for them.
-        prompt_likeliest: The likeliest tokens at each of those places, as many as the request asks
-            for by `num_logprobs`, but at least one.
+        prompt_top_logprobs: The likeliest tokens at each of those places: `num_logprobs` of them,
+            but at least one.
         num_cached_prompt_tokens: Tokens of the prompt that another request had computed.
         end: The end token, where the model drew one.
     """
 
     text: str
-    tokens: tuple[DrawnToken, ...]
+    tokens: tuple[SampledToken, ...]
     finish_reason: str
     prompt_logprobs: tuple[float | None, ...] | None = None
-    prompt_likeliest: tuple[Likeliest | None, ...] | None = None
+    prompt_top_logprobs: tuple[TopLogprobs | None, ...] | None = None
     num_cached_prompt_tokens: int = 0
-    end: DrawnToken | None = None
+    end: SampledToken | None = None
 
 
 class TokenLogprobs(NamedTuple):
     """Log-probabilities of some tokens of an answer, arrays `[tokens]` and `[tokens, n]`."""
 
-    drawn: np.ndarray
-    likeliest: np.ndarray
-    of_likeliest: np.ndarray
+    sampled: np.ndarray
+    top_tokens: np.ndarray
+    top_logprobs: np.ndarray
 
 
-class TokenPiece(NamedTuple):
+class TokenDelta(NamedTuple):
     """Tokens of an answer as the engine has them.
 
     Args:
         tokens: Their numbers.
         logprobs: Where the request asks for them.
-        finish_reason: See `Piece`.
+        finish_reason: See `CompletionDelta`.
         has_end: Whether the last of them is the end token.
     """
 
@@ -104,7 +104,7 @@ class TokenPiece(NamedTuple):
     has_end: bool = False
 
 
-class Answer:
+class CompletionStream:
     """The answer to a request while it is drawn.
 
     Every iteration yields all pieces from the first one on; the last one has a finish reason.
@@ -118,26 +118,28 @@ class Answer:
         request: What was asked.
         error: Why the answer ended with finish reason "error"; None otherwise.
         prompt_logprobs: See `Completion`.
-        prompt_likeliest: See `Completion`.
+        prompt_top_logprobs: See `Completion`.
         num_cached_prompt_tokens: See `Completion`.
     """
 
-    def __init__(self, request: Request, text: AnswerText, cancel: Callable[[], None]) -> None:
+    def __init__(
+        self, request: Request, text: IncrementalDetokenizer, cancel: Callable[[], None]
+    ) -> None:
         self.request = request
         self.error: Exception | None = None
         self.prompt_logprobs: tuple[float | None, ...] | None = None
-        self.prompt_likeliest: tuple[Likeliest | None, ...] | None = None
+        self.prompt_top_logprobs: tuple[TopLogprobs | None, ...] | None = None
         self.num_cached_prompt_tokens = 0
         self._text = text
         self._cancel, self._is_cancelled = cancel, False
-        self._put: deque[TokenPiece] = deque()
-        self._pieces: list[Piece] = []
+        self._put: deque[TokenDelta] = deque()
+        self._pieces: list[CompletionDelta] = []
         self._is_whole = threading.Event()
         self._changed = threading.Condition()
         self._num_waiting = 0
         self._wakers: list[Callable[[], None]] = []
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[CompletionDelta]:
         """Yields pieces as they come."""
         index, is_last = 0, False
         while not is_last:
@@ -146,7 +148,7 @@ class Answer:
             is_last = self._pieces[index].finish_reason is not None
             index += 1
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
+    async def __aiter__(self) -> AsyncIterator[CompletionDelta]:
         """Yields pieces as they come."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
@@ -212,12 +214,12 @@ class Answer:
             tuple(token for piece in self._pieces for token in piece.tokens),
             self._pieces[-1].finish_reason or "",
             self.prompt_logprobs,
-            self.prompt_likeliest,
+            self.prompt_top_logprobs,
             self.num_cached_prompt_tokens,
             self._pieces[-1].end,
         )
 
-    def put(self, piece: TokenPiece) -> None:
+    def put(self, piece: TokenDelta) -> None:
         """Adds tokens, as the engine alone does; what comes after the last piece is dropped.
 
         Where nobody waits no lock is taken, as this is done for each row of each step. A reader
@@ -236,9 +238,9 @@ class Answer:
     def fail(self, error: Exception) -> None:
         """Ends the answer with an error, as the engine alone does."""
         self.error = self.error or error
-        self.put(TokenPiece((), None, "error"))
+        self.put(TokenDelta((), None, "error"))
 
-    def _add(self, piece: TokenPiece) -> None:
+    def _add(self, piece: TokenDelta) -> None:
         if self._is_whole.is_set():
             return
         self._put.append(piece)
@@ -282,20 +284,20 @@ class Answer:
                 left = self._text.flush()
                 text += left.text
                 reason = "stop" if left.is_stopped else reason
-            drawn = _drawn_tokens(piece, self.request.num_logprobs)
-            end = drawn[-1] if piece.has_end and not is_stopped else None
-            self._pieces.append(Piece(text, drawn[:num_tokens], reason, end))
+            sampled = _sampled_tokens(piece, self.request.num_logprobs)
+            end = sampled[-1] if piece.has_end and not is_stopped else None
+            self._pieces.append(CompletionDelta(text, sampled[:num_tokens], reason, end))
             if is_stopped:
                 self._is_whole.set()
                 self._put.clear()
 
 
-def _drawn_tokens(piece: TokenPiece, num_logprobs: int | None) -> tuple[DrawnToken, ...]:
+def _sampled_tokens(piece: TokenDelta, num_logprobs: int | None) -> tuple[SampledToken, ...]:
     if piece.logprobs is None or num_logprobs is None:
-        return tuple(DrawnToken(token) for token in piece.tokens)
+        return tuple(SampledToken(token) for token in piece.tokens)
     return tuple(
-        DrawnToken(token, drawn, tuple(zip(likeliest, values, strict=True))[:num_logprobs])
-        for token, drawn, likeliest, values in zip(
+        SampledToken(token, sampled, tuple(zip(top_tokens, values, strict=True))[:num_logprobs])
+        for token, sampled, top_tokens, values in zip(
             piece.tokens, *(part.tolist() for part in piece.logprobs), strict=True
         )
     )

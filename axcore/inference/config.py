@@ -16,28 +16,29 @@ class EngineConfig:
     """Describes an engine.
 
     Args:
-        max_rows: Answers that are drawn at once.
+        max_num_seqs: Requests that are decoded at once.
         max_length: Tokens of the longest prompt and answer together; None takes the length that
             the model was trained with.
         page_size: Tokens of a page of the cache; None gives each row one piece of memory for the
             longest text.
-        num_pages: Pages of the cache; None takes as many as `max_rows` of the longest texts need,
-            or as memory holds where that is less.
-        step_tokens: Tokens of prompts that a step reads at most, beside one of each row that draws.
-        decode_sizes: Numbers of rows that programs are compiled for; None takes powers of four up
-            to `max_rows`.
-        tokens_per_call: Tokens of each row that one call draws while nothing waits.
-        fixed_shapes: Whether every call has one of two shapes: `max_rows` rows that draw
-            `tokens_per_call` tokens, or a row that reads a piece which begins where it begins for
+        num_pages: Pages of the KV cache; None takes as many as `max_num_seqs` of the longest texts
+            need, or as memory holds where that is less.
+        max_num_batched_tokens: Tokens of prompts that a step prefills at most; each decoding row
+            adds one to them.
+        batch_size_buckets: Numbers of rows that programs are compiled for; None takes powers of
+            four up to `max_num_seqs`.
+        num_decode_steps: Tokens of each row that one call decodes while nothing waits.
+        fixed_shapes: Whether every call has one of two shapes: `max_num_seqs` rows that draw
+            `num_decode_steps` tokens, or a row that reads a piece which begins where it begins for
             every such text. Then the bits of an answer do not depend on what else runs; many
             calls compute more than they need.
-        draw_kinds: What programs can draw, the cheapest first: "greedy" the likeliest tokens,
+        sampler_kinds: What programs can draw, the cheapest first: "greedy" the likeliest tokens,
             "plain" by a temperature too, "full" by every setting. A call takes the first that
             does for its rows.
         max_queue: Requests that wait at most.
-        shares_prefixes: Whether prompts that begin alike are computed once.
+        enable_prefix_caching: Whether prompts that begin alike are computed once.
         speculation: How tokens are guessed ahead, to be checked by one call: from the text, or by
-            a draft model. It takes the place of `tokens_per_call`. None guesses none.
+            a draft model. It takes the place of `num_decode_steps`. None guesses none.
         num_adapters: Adapters that requests may choose from at once.
         adapter_rank: The largest rank of one.
         weights: What linear layers keep their weights in; None keeps what they compute with.
@@ -45,17 +46,17 @@ class EngineConfig:
             where 16 bits are slow, and else 16 bits.
     """
 
-    max_rows: PositiveInt = 16
+    max_num_seqs: PositiveInt = 16
     max_length: PositiveInt | None = None
     page_size: PositiveInt | None = 16
     num_pages: PositiveInt | None = None
-    step_tokens: PositiveInt = 512
-    decode_sizes: tuple[PositiveInt, ...] | None = None
-    tokens_per_call: PositiveInt = 8
+    max_num_batched_tokens: PositiveInt = 512
+    batch_size_buckets: tuple[PositiveInt, ...] | None = None
+    num_decode_steps: PositiveInt = 8
     fixed_shapes: bool = False
-    draw_kinds: tuple[Literal["greedy", "plain", "full"], ...] = ("greedy", "full")
+    sampler_kinds: tuple[Literal["greedy", "plain", "full"], ...] = ("greedy", "full")
     max_queue: PositiveInt = 1024
-    shares_prefixes: bool = True
+    enable_prefix_caching: bool = True
     speculation: NGramLookup | DraftModel | None = None
     num_adapters: NonNegativeInt = 0
     adapter_rank: PositiveInt = 16
@@ -67,7 +68,7 @@ SHORTEST_CHUNK = 16
 """Tokens of the shortest pieces that texts are read in, where a step may read as many."""
 
 
-LONGEST_SCORED = 128
+MAX_SCORED = 128
 """Tokens of a prompt that are scored at once; there are logits of all of them."""
 
 
@@ -77,50 +78,50 @@ and bytes a second, and by a host's, which has about a tenth as many operations 
 
 
 @attrs.frozen
-class CallShapes:
+class BatchBuckets:
     """Shapes of calls, the smallest first.
 
     Args:
-        draw_sizes: Numbers of rows that draw.
+        decode_buckets: Numbers of rows that draw.
         chunk_lengths: Numbers of tokens of a row that are read at once.
-        read_sizes: Numbers of rows for each of those.
+        prefill_buckets: Numbers of rows for each of those.
         alone_length: That of `chunk_lengths` in which a prompt is read whose tokens are scored.
         chunk_alignment: Tokens; pieces begin at multiples of this.
         tokens_of_call: Tokens that take as long as a call does whatever it reads.
-        reads_by_score: Whether every text is read by the program that scores its tokens: one
+        prefills_by_score: Whether every text is read by the program that scores its tokens: one
             program fewer to compile, which computes more.
     """
 
-    draw_sizes: tuple[int, ...]
+    decode_buckets: tuple[int, ...]
     chunk_lengths: tuple[int, ...]
-    read_sizes: tuple[tuple[int, ...], ...]
+    prefill_buckets: tuple[tuple[int, ...], ...]
     alone_length: int
     chunk_alignment: int = 1
     tokens_of_call: int = 0
-    reads_by_score: bool = False
+    prefills_by_score: bool = False
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What they mean for a schedule: fields of `Limits`."""
+        """What they mean for a schedule: fields of `SchedulerConfig`."""
         return {
             "chunk_lengths": self.chunk_lengths,
-            "read_sizes": self.read_sizes,
+            "prefill_buckets": self.prefill_buckets,
             "tokens_of_call": self.tokens_of_call,
             "alone_length": self.alone_length,
             "chunk_alignment": self.chunk_alignment,
         }
 
-    def draw_rows(self, num_rows: int) -> int:
+    def decode_bucket(self, num_rows: int) -> int:
         """Returns the rows of the program that draws for so many."""
-        return next(size for size in self.draw_sizes if size >= num_rows)
+        return next(size for size in self.decode_buckets if size >= num_rows)
 
-    def read_rows(self, num_rows: int, length: int) -> int:
+    def prefill_bucket(self, num_rows: int, length: int) -> int:
         """Returns the rows of the program that reads so many tokens of so many rows."""
-        sizes = self.read_sizes[self.chunk_lengths.index(length)]
+        sizes = self.prefill_buckets[self.chunk_lengths.index(length)]
         return next(size for size in sizes if size >= num_rows)
 
 
-def call_shapes(cfg: EngineConfig, hardware: Hardware | None = None) -> CallShapes:
+def batch_buckets(cfg: EngineConfig, hardware: Hardware | None = None) -> BatchBuckets:
     """Returns the shapes of an engine's calls.
 
     Args:
@@ -132,34 +133,37 @@ def call_shapes(cfg: EngineConfig, hardware: Hardware | None = None) -> CallShap
     """
     if cfg.fixed_shapes:
         return _fixed_shapes(cfg)
-    draw_sizes = tuple(sorted(cfg.decode_sizes or _grown(1, cfg.max_rows, 4)))
-    if draw_sizes[-1] < cfg.max_rows:
+    decode_buckets = tuple(sorted(cfg.batch_size_buckets or _grown(1, cfg.max_num_seqs, 4)))
+    if decode_buckets[-1] < cfg.max_num_seqs:
         raise ConfigError(
-            f"decode_sizes end at {draw_sizes[-1]}, and max_rows is {cfg.max_rows}",
-            hint=f"add {cfg.max_rows} to decode_sizes",
+            f"batch_size_buckets end at {decode_buckets[-1]}; max_num_seqs is {cfg.max_num_seqs}",
+            hint=f"add {cfg.max_num_seqs} to batch_size_buckets",
         )
-    shortest = min(SHORTEST_CHUNK, cfg.step_tokens)
-    lengths = _no_longer_than(cfg.max_length, _grown(shortest, cfg.step_tokens, 2))
-    most = [max(1, cfg.step_tokens // length) for length in lengths]
-    fits = [max((size for size in draw_sizes if size <= rows), default=1) for rows in most]
-    read_sizes = tuple(tuple(sorted({1, rows})) for rows in fits)
-    alone = max(length for length in lengths if length <= LONGEST_SCORED)
+    shortest = min(SHORTEST_CHUNK, cfg.max_num_batched_tokens)
+    lengths = _no_longer_than(cfg.max_length, _grown(shortest, cfg.max_num_batched_tokens, 2))
+    most = [max(1, cfg.max_num_batched_tokens // length) for length in lengths]
+    fits = [max((size for size in decode_buckets if size <= rows), default=1) for rows in most]
+    prefill_buckets = tuple(tuple(sorted({1, rows})) for rows in fits)
+    alone = max(length for length in lengths if length <= MAX_SCORED)
     is_host = hardware is not None and hardware.family == "cpu"
     tokens_of_call = TOKENS_OF_CALL_ON_HOST if is_host else TOKENS_OF_CALL
-    return CallShapes(draw_sizes, lengths, read_sizes, alone, tokens_of_call=tokens_of_call)
+    return BatchBuckets(
+        decode_buckets, lengths, prefill_buckets, alone, tokens_of_call=tokens_of_call
+    )
 
 
-def _fixed_shapes(cfg: EngineConfig) -> CallShapes:
+def _fixed_shapes(cfg: EngineConfig) -> BatchBuckets:
     page_size = cfg.page_size or 1
-    longest = -(-(cfg.max_length or cfg.step_tokens) // page_size) * page_size
-    length = min(longest, cfg.step_tokens // page_size * page_size)
-    if length < 1 or cfg.decode_sizes not in (None, (cfg.max_rows,)):
+    longest = -(-(cfg.max_length or cfg.max_num_batched_tokens) // page_size) * page_size
+    length = min(longest, cfg.max_num_batched_tokens // page_size * page_size)
+    if length < 1 or cfg.batch_size_buckets not in (None, (cfg.max_num_seqs,)):
         raise ConfigError(
-            f"fixed_shapes draws for {cfg.max_rows} rows and reads whole pages of {page_size} "
-            f"tokens; step_tokens is {cfg.step_tokens}, and decode_sizes {cfg.decode_sizes}",
-            hint=f"leave decode_sizes out; set step_tokens to {page_size} or more",
+            f"fixed_shapes draws for {cfg.max_num_seqs} rows and reads whole pages of {page_size} "
+            f"tokens; max_num_batched_tokens is {cfg.max_num_batched_tokens}, and "
+            f"batch_size_buckets {cfg.batch_size_buckets}",
+            hint=f"leave batch_size_buckets out; set max_num_batched_tokens to {page_size} or more",
         )
-    return CallShapes((cfg.max_rows,), (length,), ((1,),), length, length)
+    return BatchBuckets((cfg.max_num_seqs,), (length,), ((1,),), length, length)
 
 
 def _no_longer_than(length: int | None, sizes: tuple[int, ...]) -> tuple[int, ...]:

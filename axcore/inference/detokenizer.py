@@ -1,4 +1,4 @@
-"""`AnswerText`: from the tokens of an answer to the text that its reader gets."""
+"""`IncrementalDetokenizer`: from the tokens of an answer to the text that its reader gets."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -39,7 +39,7 @@ class TextUpdate(NamedTuple):
     is_stopped: bool
 
 
-class AnswerText:
+class IncrementalDetokenizer:
     """Decodes an answer as it grows and ends it before a stop string.
 
     Args:

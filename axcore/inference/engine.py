@@ -11,13 +11,13 @@ from jax.sharding import Mesh
 from axcore.data import Tokenizer
 from axcore.errors import EngineError, RequestError
 from axcore.inference.adapters import Adapter, EngineAdapter, EngineAdapters, NumberedAdapter
-from axcore.inference.completion import Answer
+from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
-from axcore.inference.detokenizer import AnswerText
-from axcore.inference.engine_core import EngineParts
+from axcore.inference.detokenizer import IncrementalDetokenizer
+from axcore.inference.engine_core import build_engine
 from axcore.inference.engine_thread import EngineThread
 from axcore.inference.grammar import GrammarCompiler
-from axcore.inference.output_processor import OnFailure, Task, fail_all, new_task
+from axcore.inference.output_processor import OnFailure, RequestState, fail_all, new_request_state
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
 from axcore.inference.warm_up import Progress, Stage, WarmUp, stages
@@ -36,11 +36,11 @@ class EngineStats:
         pages_total: Pages there are.
         num_prompt_tokens: Tokens of all prompts.
         num_cached_prompt_tokens: Those of them that another request had computed.
-        shares_prefixes: Whether prompts that begin alike are computed once.
+        enable_prefix_caching: Whether prompts that begin alike are computed once.
         num_preemptions: How often a request lost its pages and was read again.
-        num_drawn: Tokens drawn.
-        num_guesses: Tokens guessed ahead.
-        num_right_guesses: Those of them that were drawn.
+        num_sampled_tokens: Tokens drawn.
+        num_draft_tokens: Tokens guessed ahead.
+        num_accepted_draft_tokens: Those of them that were drawn.
         num_steps: Steps run.
         compilations_after_warm_up: Programs compiled while requests waited for them.
         host_seconds_per_step: Time of a step that is the engine's own, not the device's.
@@ -57,11 +57,11 @@ class EngineStats:
     pages_total: int
     num_prompt_tokens: int
     num_cached_prompt_tokens: int
-    shares_prefixes: bool
+    enable_prefix_caching: bool
     num_preemptions: int
-    num_drawn: int
-    num_guesses: int
-    num_right_guesses: int
+    num_sampled_tokens: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
     num_steps: int
     compilations_after_warm_up: int
     host_seconds_per_step: float
@@ -77,11 +77,11 @@ def summed(parts: Sequence[EngineStats]) -> EngineStats:
     total = {name: sum(getattr(one, name) for one in parts) for name in names}
     host = sum(one.host_seconds_per_step * one.num_steps for one in parts)
     total["host_seconds_per_step"] = host / max(1, total["num_steps"])
-    total["shares_prefixes"] = all(one.shares_prefixes for one in parts)
+    total["enable_prefix_caching"] = all(one.enable_prefix_caching for one in parts)
     return EngineStats(**total)
 
 
-def without_room(stats: EngineStats) -> EngineStats:
+def without_capacity(stats: EngineStats) -> EngineStats:
     """Returns what an engine did that does nothing any more."""
     return attrs.evolve(
         stats, num_waiting=0, num_running=0, num_slots=0, pages_used=0, pages_total=0
@@ -117,17 +117,17 @@ class Engine:
         on_failure: OnFailure | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        parts = EngineParts.of(model, state, tokenizer, cfg, mesh=mesh, draft=draft)
-        self.tokenizer, self.config = tokenizer, parts.config
-        self.max_length = parts.room.max_length
-        self._parts, self._programs, self._runner = parts, parts.programs, parts.runner
+        core = build_engine(model, state, tokenizer, cfg, mesh=mesh, draft=draft)
+        self.tokenizer, self.config = tokenizer, core.config
+        self.max_length = core.cache_config.max_length
+        self._core, self._programs, self._runner = core, core.programs, core.runner
         self._grammars = grammars or GrammarCompiler(tokenizer)
         self._waited_before = 0
         self._warm_up: WarmUp | None = None
         self._numbers = itertools.count()
         self._adapters = EngineAdapters(cfg.num_adapters)
         self._epoch = 0
-        self._submitted: dict[int, Task] = {}
+        self._submitted: dict[int, RequestState] = {}
         self._num_prompt_tokens = 0
         self._is_draining = False
         self._on_failure = on_failure or fail_all
@@ -159,7 +159,7 @@ class Engine:
             num_threads: How many are compiled at once; by default as many as there are cores.
         """
         limits = self._runner.scheduler.limits
-        found = stages(self.config, limits, self._parts.shapes, self._parts.kinds)
+        found = stages(self.config, limits, self._core.buckets, self._core.kinds)
         compiled = self._programs.compiled
         self._warm_up = WarmUp(
             compiled.prepare,
@@ -179,7 +179,7 @@ class Engine:
         """Why the engine answers nothing any more; None while no step has failed."""
         return self._thread.error
 
-    def submit(self, request: Request) -> Answer:
+    def submit(self, request: Request) -> CompletionStream:
         """Takes a request; returns at once.
 
         Raises:
@@ -188,20 +188,20 @@ class Engine:
             Draining: The engine takes no more.
             EngineError: The engine is closed, or a step failed.
         """
-        self._parts.accepted.check(request)
-        text = AnswerText(self.tokenizer, request.prompt, request.stop)
-        task = self._task(Answer(request, text, _nothing))
+        self._core.request_limits.check(request)
+        text = IncrementalDetokenizer(self.tokenizer, request.prompt, request.stop)
+        request_state = self._new_request_state(CompletionStream(request, text, _nothing))
         with self._changed:
             self._thread.check_open()
             if self._num_waiting() >= self.config.max_queue:
                 raise QueueFull(f"{self.config.max_queue} requests wait already")
             if self._is_draining:
                 raise Draining("the engine finishes what it has and takes no new requests")
-            task.adapter = self._adapters.find(request.adapter)
-            self._add(task)
-        return task.answer
+            request_state.adapter = self._adapters.find(request.adapter)
+            self._add(request_state)
+        return request_state.answer
 
-    def take_over(self, other: Task) -> None:
+    def take_over(self, other: RequestState) -> None:
         """Answers a request that another engine took and no step of it began; returns at once.
 
         The queue may be full, and the engine may drain: the request was taken before.
@@ -211,18 +211,18 @@ class Engine:
             EngineError: The engine is closed, or a step failed.
         """
         request = other.request
-        self._parts.accepted.check(request)
-        task = self._task(other.answer)
+        self._core.request_limits.check(request)
+        request_state = self._new_request_state(other.answer)
         with self._changed:
             self._thread.check_open()
-            task.adapter = self._adapters.find(request.adapter)
-            if task.adapter.digest != other.adapter.digest:
+            request_state.adapter = self._adapters.find(request.adapter)
+            if request_state.adapter.digest != other.adapter.digest:
                 raise RequestError(
                     f"the adapter {request.adapter!r} was replaced while the request waited",
                     where="adapter",
                     hint="ask again",
                 )
-            self._add(task)
+            self._add(request_state)
 
     def stats(self) -> EngineStats:
         """Returns what the engine does now."""
@@ -230,16 +230,16 @@ class Engine:
         return EngineStats(
             num_waiting=self._num_waiting(),
             num_running=scheduler.num_running,
-            num_slots=self.config.max_rows,
+            num_slots=self.config.max_num_seqs,
             pages_used=scheduler.pool.num_used,
             pages_total=scheduler.pool.num_pages,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_prompt_tokens=scheduler.pages.num_shared,
-            shares_prefixes=scheduler.limits.shares_prefixes,
+            enable_prefix_caching=scheduler.limits.enable_prefix_caching,
             num_preemptions=scheduler.num_preemptions,
-            num_drawn=runner.num_drawn,
-            num_guesses=runner.num_guesses,
-            num_right_guesses=runner.num_right_guesses,
+            num_sampled_tokens=runner.num_sampled,
+            num_draft_tokens=runner.num_draft_tokens,
+            num_accepted_draft_tokens=runner.num_accepted_draft_tokens,
             num_steps=runner.num_steps,
             compilations_after_warm_up=self._programs.compiled.num_waited_for - self._waited_before,
             host_seconds_per_step=runner.host_seconds / max(1, runner.num_steps),
@@ -265,7 +265,7 @@ class Engine:
         def replace() -> None:
             self._programs.replace_weights(state)
             self._epoch += 1
-            self._runner.scheduler.forget_prefixes()
+            self._runner.scheduler.reset_prefix_cache()
 
         self._thread.do(replace)
 
@@ -297,7 +297,7 @@ class Engine:
         Raises:
             ConfigError: Its layers differ in scale, or have more than factors.
         """
-        return EngineAdapter.of(adapter, self._parts.room)
+        return EngineAdapter.of(adapter, self._core.cache_config)
 
     def set_adapter(self, name: str, adapter: EngineAdapter) -> None:
         """Does what `add_adapter` does."""
@@ -306,7 +306,7 @@ class Engine:
             with self._changed:  # so that no request is given a number that changes its meaning
                 if self._adapters.has(name, adapter.digest):
                     return
-                used = {task.adapter.number for task in self._submitted.values()}
+                used = {request_state.adapter.number for request_state in self._submitted.values()}
                 used |= self._runner.adapters_in_use
                 number = self._adapters.free_number(name, used)
                 self._programs.weights.set_adapter(number, adapter.factors)
@@ -343,32 +343,32 @@ class Engine:
     def _use(self, stage: Stage) -> None:
         self._thread.do(lambda: self._runner.use(stage))
 
-    def _task(self, answer: Answer) -> Task:
-        return new_task(
+    def _new_request_state(self, answer: CompletionStream) -> RequestState:
+        return new_request_state(
             answer,
             next(self._numbers),
             grammars=self._grammars,
             speculation=self.config.speculation,
         )
 
-    def _add(self, task: Task) -> None:
+    def _add(self, request_state: RequestState) -> None:
         """Lets a request wait for its turn; call it with the lock."""
-        job = task.job
+        sequence = request_state.sequence
 
         def add() -> None:
-            self._num_prompt_tokens += len(task.request.prompt)
-            job.salt = f"{self._epoch}/{task.adapter.digest}".encode()
-            self._runner.add(task)
-            del self._submitted[job.number]
+            self._num_prompt_tokens += len(request_state.request.prompt)
+            sequence.salt = f"{self._epoch}/{request_state.adapter.digest}".encode()
+            self._runner.add(request_state)
+            del self._submitted[sequence.number]
 
-        self._submitted[job.number] = task
+        self._submitted[sequence.number] = request_state
         self._thread.send(add)
-        task.answer.take_over(lambda: self._cancel(task))
+        request_state.answer.take_over(lambda: self._cancel(request_state))
 
-    def _cancel(self, task: Task) -> None:
+    def _cancel(self, request_state: RequestState) -> None:
         with self._changed:
-            if not (self._thread.is_closed or task.job.is_over):
-                self._thread.send(lambda: self._runner.cancel(task))
+            if not (self._thread.is_closed or request_state.sequence.is_over):
+                self._thread.send(lambda: self._runner.cancel(request_state))
 
     def _num_waiting(self) -> int:
         return len(self._submitted) + self._runner.scheduler.num_waiting
@@ -380,9 +380,12 @@ class Engine:
         """Ends all requests, or lets `on_failure` do so."""
         with self._changed:
             submitted, self._submitted = self._submitted, {}
-            tasks = {task.job.number: task for task in self._runner.give_up()} | submitted
+            request_states = {
+                request_state.sequence.number: request_state
+                for request_state in self._runner.give_up()
+            } | submitted
         end = fail_all if self.error is None else self._on_failure
-        end(error, tuple(tasks.values()))
+        end(error, tuple(request_states.values()))
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""`EngineParts`: what an engine is made of, built from a model and a config."""
+"""`EngineCore`: what an engine is made of, built from a model and a config."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from jax.sharding import Mesh
 from axcore.config import evolve
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError
-from axcore.inference.config import CallShapes, EngineConfig, call_shapes
-from axcore.inference.kv_cache import served_model, serving_room
-from axcore.inference.model_runner import StepRunner
+from axcore.inference.config import BatchBuckets, EngineConfig, batch_buckets
+from axcore.inference.kv_cache import build_cached_model, kv_cache_config
+from axcore.inference.model_runner import ModelRunner
 from axcore.inference.programs import Programs
-from axcore.inference.request import Accepted, DrawKind
+from axcore.inference.request import RequestLimits, SamplerKind
 from axcore.inference.sampler import allowed_tokens
-from axcore.inference.schedule import Limits
+from axcore.inference.schedule import SchedulerConfig
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import Draft, DraftModel
 from axcore.layers import KVCacheConfig
@@ -22,111 +22,111 @@ from axcore.ops import current_policy
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class EngineParts:
-    """What an engine is made of.
+class EngineCore:
+    """What an engine consists of, below the thread that drives it; see `build_engine`.
 
     Args:
-        config: The engine's, with the number of its pages.
-        room: That the model's caches have.
-        shapes: Those that programs are made for.
-        kinds: What programs can draw, the cheapest first.
-        programs: What runs on the device.
-        runner: Runs the steps.
-        accepted: What requests can be answered.
+        config: The engine's config, with the number of its pages.
+        cache_config: The size of the KV cache.
+        buckets: Batch sizes and lengths that programs are compiled for.
+        kinds: What programs can sample, the cheapest first.
+        programs: The compiled programs, with the weights and the KV cache.
+        runner: Runs the scheduler's steps.
+        request_limits: The requests that can be answered.
     """
 
     config: EngineConfig
-    room: KVCacheConfig
-    shapes: CallShapes
-    kinds: tuple[DrawKind, ...]
+    cache_config: KVCacheConfig
+    buckets: BatchBuckets
+    kinds: tuple[SamplerKind, ...]
     programs: Programs
-    runner: StepRunner
-    accepted: Accepted
-
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        state: Any,
-        tokenizer: Tokenizer,
-        cfg: EngineConfig,
-        *,
-        mesh: Mesh | None,
-        draft: Draft | None,
-    ) -> "EngineParts":
-        """Returns the parts of an engine; see `Engine`.
-
-        Raises:
-            ConfigError: The config does not fit the model, or itself.
-        """
-        check_draft(cfg, draft, tokenizer)
-        shapes = call_shapes(cfg, current_policy().hardware)
-        served, weights, room = served_model(
-            model, state, cfg, serving_room(cfg), mesh=mesh, draft=draft
-        )
-        check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
-        limits = schedule_limits(cfg, room, shapes, keeps_pages_only=served.keeps_pages_only)
-        kinds = draw_kinds(cfg)
-        programs = Programs(
-            served,
-            weights,
-            pages_per_row=-(-limits.max_length // limits.page_size),
-            max_length=limits.max_length,
-            allowed=allowed_tokens(model.config.vocab_size, tokenizer),
-        )
-        runner = StepRunner(
-            programs,
-            Scheduler(limits),
-            shapes,
-            end_ids=tuple(tokenizer.end_ids),
-            kinds=kinds,
-            guesses=cfg.speculation is not None,
-        )
-        accepted = Accepted(
-            num_tokens=programs.vocab_size,
-            num_text_tokens=tokenizer.vocab_size,
-            max_length=limits.max_length,
-            page_size=limits.page_size,
-            num_pages=limits.num_pages,
-            kinds=kinds,
-            draws_one_by_one=not cfg.fixed_shapes,
-        )
-        return cls(
-            config=evolve(cfg, num_pages=limits.num_pages),
-            room=room,
-            shapes=shapes,
-            kinds=kinds,
-            programs=programs,
-            runner=runner,
-            accepted=accepted,
-        )
+    runner: ModelRunner
+    request_limits: RequestLimits
 
 
-def schedule_limits(
-    cfg: EngineConfig, room: KVCacheConfig, shapes: CallShapes, *, keeps_pages_only: bool
-) -> Limits:
-    """Returns what bounds the schedule of an engine."""
-    page_size = room.pages.page_size if room.pages else room.max_length
-    return Limits(
-        num_slots=cfg.max_rows,
-        max_length=room.max_length,
-        page_size=page_size,
-        num_pages=room.pages.num_pages if room.pages else cfg.max_rows,
-        tokens_per_call=tokens_per_call(cfg),
-        shares_prefixes=cfg.shares_prefixes and keeps_pages_only,
-        fixed_calls=cfg.fixed_shapes,
-        **shapes.limits,
+def build_engine(
+    model: Any,
+    state: Any,
+    tokenizer: Tokenizer,
+    cfg: EngineConfig,
+    *,
+    mesh: Mesh | None,
+    draft: Draft | None,
+) -> EngineCore:
+    """Return the parts of an engine; see `Engine` for the arguments.
+
+    Raises:
+        ConfigError: The config does not fit the model, or itself.
+    """
+    check_draft(cfg, draft, tokenizer)
+    buckets = batch_buckets(cfg, current_policy().hardware)
+    # Weights are placed before the cache is sized: its pages take what memory they leave.
+    served, weights, cache_config = build_cached_model(
+        model, state, cfg, kv_cache_config(cfg), mesh=mesh, draft=draft
+    )
+    check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
+    limits = scheduler_config(cfg, cache_config, buckets, keeps_pages_only=served.keeps_pages_only)
+    kinds = sampler_kinds(cfg)
+    programs = Programs(
+        served,
+        weights,
+        pages_per_row=-(-limits.max_length // limits.page_size),
+        max_length=limits.max_length,
+        allowed=allowed_tokens(model.config.vocab_size, tokenizer),
+    )
+    runner = ModelRunner(
+        programs,
+        Scheduler(limits),
+        buckets,
+        end_ids=tuple(tokenizer.end_ids),
+        kinds=kinds,
+        has_drafts=cfg.speculation is not None,
+    )
+    request_limits = RequestLimits(
+        num_tokens=programs.vocab_size,
+        num_text_tokens=tokenizer.vocab_size,
+        max_length=limits.max_length,
+        page_size=limits.page_size,
+        num_pages=limits.num_pages,
+        kinds=kinds,
+        samples_one_by_one=not cfg.fixed_shapes,
+    )
+    return EngineCore(
+        config=evolve(cfg, num_pages=limits.num_pages),
+        cache_config=cache_config,
+        buckets=buckets,
+        kinds=kinds,
+        programs=programs,
+        runner=runner,
+        request_limits=request_limits,
     )
 
 
-def tokens_per_call(cfg: EngineConfig) -> int:
+def scheduler_config(
+    cfg: EngineConfig, cache_config: KVCacheConfig, buckets: BatchBuckets, *, keeps_pages_only: bool
+) -> SchedulerConfig:
+    """Returns what bounds the schedule of an engine."""
+    page_size = cache_config.pages.page_size if cache_config.pages else cache_config.max_length
+    return SchedulerConfig(
+        num_slots=cfg.max_num_seqs,
+        max_length=cache_config.max_length,
+        page_size=page_size,
+        num_pages=cache_config.pages.num_pages if cache_config.pages else cfg.max_num_seqs,
+        num_decode_steps=num_decode_steps(cfg),
+        enable_prefix_caching=cfg.enable_prefix_caching and keeps_pages_only,
+        fixed_calls=cfg.fixed_shapes,
+        **buckets.limits,
+    )
+
+
+def num_decode_steps(cfg: EngineConfig) -> int:
     """Returns how many tokens of a row one call draws at most."""
-    return 1 + cfg.speculation.num_tokens if cfg.speculation else cfg.tokens_per_call
+    return 1 + cfg.speculation.num_tokens if cfg.speculation else cfg.num_decode_steps
 
 
-def draw_kinds(cfg: EngineConfig) -> tuple[DrawKind, ...]:
+def sampler_kinds(cfg: EngineConfig) -> tuple[SamplerKind, ...]:
     """Returns what programs can draw, the cheapest first."""
-    return cfg.draw_kinds[-1:] if cfg.fixed_shapes else cfg.draw_kinds
+    return cfg.sampler_kinds[-1:] if cfg.fixed_shapes else cfg.sampler_kinds
 
 
 def check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) -> None:

@@ -13,16 +13,16 @@ from axcore.data import Tokenizer, decoded
 from axcore.errors import ConfigError
 from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
-from axcore.inference.request import DrawKind, Request, Sampling, kind_for
+from axcore.inference.request import Request, SamplerKind, Sampling, kind_for
 from axcore.module import Module
 
-READ_AT_ONCE = 64
+PREFILL_TOKENS = 64
 """Tokens of a prompt that one call reads."""
 
-DRAWN_AT_ONCE = 16
+DECODE_STEPS = 16
 """Tokens of a row that one call draws."""
 
-MAX_ROWS = 32
+MAX_SAMPLES = 32
 """Samples that are drawn at once."""
 
 
@@ -153,28 +153,28 @@ class Generator:
             sample.num_left -= len(found.tokens)
             sample.is_ended = found.finish_reason == "stop"
 
-    def _engine(self, num_samples: int, max_tokens: int, kind: DrawKind) -> Engine:
+    def _engine(self, num_samples: int, max_tokens: int, kind: SamplerKind) -> Engine:
         """Returns an engine with few programs, each of a fixed shape."""
-        rows = min(num_samples, MAX_ROWS)
-        count = max(1, min(DRAWN_AT_ONCE, max_tokens - 1))
+        rows = min(num_samples, MAX_SAMPLES)
+        count = max(1, min(DECODE_STEPS, max_tokens - 1))
         key = (rows, count, kind)
         if key not in self._engines:
             page_size = min(16, self.context)
             cfg = EngineConfig(
-                max_rows=rows,
+                max_num_seqs=rows,
                 max_length=self.context,
                 page_size=page_size,
-                step_tokens=max(READ_AT_ONCE, page_size),
-                tokens_per_call=count,
+                max_num_batched_tokens=max(PREFILL_TOKENS, page_size),
+                num_decode_steps=count,
                 fixed_shapes=True,
-                draw_kinds=(kind,),
+                sampler_kinds=(kind,),
                 max_queue=num_samples,
             )
             self._engines[key] = Engine(self.model, self.state, self.tokenizer, cfg)
         return self._engines[key]
 
-    def _finished(self, prompt: str, drawn: list[int], sample: _Sample) -> Generation:
-        return Generation(prompt, decoded(self.tokenizer, drawn), len(drawn), sample.is_ended)
+    def _finished(self, prompt: str, sampled: list[int], sample: _Sample) -> Generation:
+        return Generation(prompt, decoded(self.tokenizer, sampled), len(sampled), sample.is_ended)
 
 
 def _seed(text: str) -> int:

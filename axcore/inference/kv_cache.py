@@ -23,8 +23,8 @@ MEMORY_SHARE = 0.9
 place of old ones; programs need some, too."""
 
 
-def serving_room(cfg: EngineConfig) -> KVCacheConfig:
-    """Returns the room of an engine, with pages for `max_rows` of the longest texts where the
+def kv_cache_config(cfg: EngineConfig) -> KVCacheConfig:
+    """Returns the room of an engine, with pages for `max_num_seqs` of the longest texts where the
     config names no number.
 
     Raises:
@@ -37,31 +37,31 @@ def serving_room(cfg: EngineConfig) -> KVCacheConfig:
             hint="set it to the length that the model was trained with",
         )
     page_size = min(cfg.page_size or cfg.max_length, cfg.max_length)
-    wanted = cfg.max_rows * -(-cfg.max_length // page_size)
+    wanted = cfg.max_num_seqs * -(-cfg.max_length // page_size)
     num_pages = cfg.num_pages or wanted
     if cfg.fixed_shapes and num_pages < wanted:
         raise ConfigError(
-            f"num_pages is {num_pages}; {cfg.max_rows} rows of {cfg.max_length} tokens need "
+            f"num_pages is {num_pages}; {cfg.max_num_seqs} rows of {cfg.max_length} tokens need "
             f"{wanted}, and with fixed_shapes none may be read again",
             where="num_pages",
             hint="leave num_pages out, or serve fewer rows",
         )
     return KVCacheConfig(
-        num_rows=cfg.max_rows,
+        num_rows=cfg.max_num_seqs,
         capacity=-(-cfg.max_length // 64) * 64,
         max_length=cfg.max_length,
         pages=PagedKVCacheConfig(num_pages=num_pages, page_size=page_size)
         if cfg.page_size
         else None,
-        call_tokens=cfg.step_tokens,
+        call_tokens=cfg.max_num_batched_tokens,
     )
 
 
-def served_model(
+def build_cached_model(
     model: Module,
     state: Any,
     cfg: EngineConfig,
-    room: KVCacheConfig,
+    cache_config: KVCacheConfig,
     *,
     mesh: Mesh | None = None,
     draft: Draft | None = None,
@@ -74,16 +74,21 @@ def served_model(
         ConfigError: Memory does not hold one longest text, or not the pages of the config.
     """
     mesh = mesh_of(state) if mesh is None else mesh
-    served = with_caches(model, cfg, room, mesh=mesh, draft=draft)
+    served = cached_model_of(model, cfg, cache_config, mesh=mesh, draft=draft)
     weights = served.weights_of(state, draft and draft.state)
-    held = room_within(cfg, room, served, _free_bytes(mesh))
-    if held != room:
-        served = with_caches(model, cfg, held, mesh=mesh, draft=draft)
+    held = fit_kv_cache(cfg, cache_config, served, _free_bytes(mesh))
+    if held != cache_config:
+        served = cached_model_of(model, cfg, held, mesh=mesh, draft=draft)
     return served, weights, held
 
 
-def with_caches(
-    model: Module, cfg: EngineConfig, room: KVCacheConfig, *, mesh: Mesh | None, draft: Draft | None
+def cached_model_of(
+    model: Module,
+    cfg: EngineConfig,
+    cache_config: KVCacheConfig,
+    *,
+    mesh: Mesh | None,
+    draft: Draft | None,
 ) -> AnyCachedModel:
     """Returns a model with caches, without weights."""
     options: dict[str, Any] = {
@@ -96,63 +101,64 @@ def with_caches(
         if cfg.num_adapters
         else None
     )
-    served = CachedModel(model, None, room, adapters=adapters, **options)
+    served = CachedModel(model, None, cache_config, adapters=adapters, **options)
     if draft is None:
         return served
-    return DraftedModel(served, CachedModel(draft.model, None, room, **options))
+    return DraftedModel(served, CachedModel(draft.model, None, cache_config, **options))
 
 
-def room_within(
-    cfg: EngineConfig, room: KVCacheConfig, served: AnyCachedModel, free_bytes: int | None
+def fit_kv_cache(
+    cfg: EngineConfig, cache_config: KVCacheConfig, served: AnyCachedModel, free_bytes: int | None
 ) -> KVCacheConfig:
     """Returns a room with no more pages than memory holds.
 
     Args:
         cfg: Of the engine.
-        room: With as many pages as are wanted.
+        cache_config: With as many pages as are wanted.
         served: The model with caches of this room.
         free_bytes: What a device has beside weights; None where it does not say.
 
     Raises:
         ConfigError: Memory does not hold one longest text, or not the pages of the config.
     """
-    if room.pages is None:
-        return room
+    if cache_config.pages is None:
+        return cache_config
     if cfg.num_pages is not None:
         free = host_bytes() if free_bytes is None else free_bytes
-        check_pages_fit(room.pages, served.cache_bytes, free)
-        return room
+        check_pages_fit(cache_config.pages, served.cache_bytes, free)
+        return cache_config
     if free_bytes is None:
-        return room
-    spare = max(0, free_bytes - served.conversion.room_bytes)
-    pages = pages_within(room, served.cache_bytes, int(MEMORY_SHARE * spare))
-    if cfg.fixed_shapes and pages != room.pages:
+        return cache_config
+    spare = max(0, free_bytes - served.conversion.replacement_bytes)
+    pages = fit_pages(cache_config, served.cache_bytes, int(MEMORY_SHARE * spare))
+    if cfg.fixed_shapes and pages != cache_config.pages:
         raise ConfigError(
-            f"memory holds {pages.num_pages} pages; fixed_shapes needs {room.pages.num_pages}",
-            where="max_rows",
+            f"memory holds {pages.num_pages} pages; fixed_shapes needs "
+            f"{cache_config.pages.num_pages}",
+            where="max_num_seqs",
             hint="serve fewer rows, or shorter texts",
         )
-    return attrs.evolve(room, pages=pages)
+    return attrs.evolve(cache_config, pages=pages)
 
 
-def pages_within(room: KVCacheConfig, cache_bytes: int, free_bytes: int) -> PagedKVCacheConfig:
+def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) -> PagedKVCacheConfig:
     """Returns the pages of a room, or as many as memory holds.
 
     Args:
-        room: With as many pages as are wanted.
+        cache_config: With as many pages as are wanted.
         cache_bytes: What caches of this room take on a device.
         free_bytes: What they may take.
 
     Raises:
         ConfigError: They do not hold one longest text.
     """
-    assert room.pages is not None
-    wanted, size = room.pages.num_pages, room.pages.page_size
+    assert cache_config.pages is not None
+    wanted, size = cache_config.pages.num_pages, cache_config.pages.page_size
     number = min(wanted, int(wanted * free_bytes / max(1, cache_bytes)))
-    if number * size < room.max_length:
+    if number * size < cache_config.max_length:
         raise ConfigError(
             f"memory holds {number} pages of {size} tokens, and a text may have "
-            f"{room.max_length} tokens",
+            f"{cache_config.max_length} tokens",
             where="max_length",
             hint="set a smaller max_length, or keep weights or caches in fewer bits",
         )
@@ -220,7 +226,7 @@ def serving_mesh(
 
 def weight_bytes(model: Module, cfg: EngineConfig) -> int:
     """Returns what the weights of an engine take, on all devices that they are split over."""
-    served = with_caches(model, cfg, serving_room(cfg), mesh=None, draft=None)
+    served = cached_model_of(model, cfg, kv_cache_config(cfg), mesh=None, draft=None)
     leaves = jax.tree.leaves(served.conversion.abstract)
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 

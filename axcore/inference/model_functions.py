@@ -9,27 +9,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from axcore.inference.cached_model import NUM_COLUMNS, CallRows, call_rows
-from axcore.inference.request import MAX_LOGPROBS, DrawKind
+from axcore.inference.cached_model import NUM_COLUMNS, ModelInput, model_input
+from axcore.inference.request import MAX_LOGPROBS, SamplerKind
 from axcore.inference.sampler import (
     LogProbs,
-    Memory,
+    SamplerState,
     SamplingRows,
-    draw,
     log_probabilities,
     row_keys,
+    sample,
 )
-from axcore.inference.speculation import AnyCachedModel, DraftedModel, verify
+from axcore.inference.speculation import AnyCachedModel, DraftedModel, verify_draft_tokens
 
 
-class Drawn(NamedTuple):
+class SamplerOutput(NamedTuple):
     """What a call drew, `[count, B]`; log-probabilities are 0 where no row wants any."""
 
     tokens: Array
     logprobs: LogProbs
 
 
-class ModelCalls:
+class ModelFunctions:
     """Calls of a model that keeps what it read. Each returns the changed caches last.
 
     Args:
@@ -41,7 +41,7 @@ class ModelCalls:
         self._model = model
         self._pages_per_row = pages_per_row
 
-    def read(
+    def prefill(
         self, weights: Any, caches: Any, call: Int[Array, "B columns"]
     ) -> tuple[Float[Array, "B V"], Any]:
         """Reads tokens of rows; returns the logits after the last one of each."""
@@ -50,14 +50,14 @@ class ModelCalls:
         logits, caches = self._step(weights, caches, rows, at=last)
         return logits[:, 0], caches
 
-    def advance(
-        self, weights: Any, caches: Any, memory: Memory, call: Int[Array, "B columns"]
+    def decode(
+        self, weights: Any, caches: Any, sampler_state: SamplerState, call: Int[Array, "B columns"]
     ) -> tuple[Float[Array, "B V"], Any]:
         """Reads the token that each row drew last; returns the logits after it."""
-        tokens = jnp.take(memory.last, call[:, 0], mode="clip")
-        return self.read(weights, caches, jnp.concatenate([call, tokens[:, None]], axis=1))
+        tokens = jnp.take(sampler_state.last, call[:, 0], mode="clip")
+        return self.prefill(weights, caches, jnp.concatenate([call, tokens[:, None]], axis=1))
 
-    def score(
+    def score_prompt(
         self, weights: Any, caches: Any, call: Int[Array, "1 columns"]
     ) -> tuple[LogProbs, Float[Array, "1 V"], Any]:
         """Reads tokens of a row; returns what could follow each, and the logits after the last."""
@@ -67,27 +67,27 @@ class ModelCalls:
         scores = scores_of(logits[0], following[0], rows.wants_logprobs[0] > 0)
         return scores, logits[:, jnp.maximum(rows.sizes[0] - 1, 0)], caches
 
-    def draw_many(
+    def multi_step_decode(
         self,
         weights: Any,
         caches: Any,
-        memory: Memory,
+        sampler_state: SamplerState,
         sampling: SamplingRows,
         allowed: UInt32[Array, "1 W"],
         call: Int[Array, "B columns"],
         *,
         count: int,
-        kind: DrawKind,
-    ) -> tuple[Drawn, Any, Memory]:
+        kind: SamplerKind,
+    ) -> tuple[SamplerOutput, Any, SamplerState]:
         """Draws tokens of each row, one after the other."""
         rows = self._rows(call)
 
         def one(carry: Any, step: Array) -> Any:
-            caches, memory = carry
+            caches, sampler_state = carry
             draws = (step < rows.sizes).astype(jnp.int32)
-            last = jnp.take(memory.last, rows.slots, mode="clip")
+            last = jnp.take(sampler_state.last, rows.slots, mode="clip")
             here = rows._replace(
-                slots=slots_that_draw(rows._replace(draws=draws), memory),
+                slots=sampling_slots(rows._replace(draws=draws), sampler_state),
                 starts=(rows.starts + step) * draws,
                 sizes=draws,
                 first=rows.first + step,
@@ -95,76 +95,78 @@ class ModelCalls:
                 tokens=last[:, None],
             )
             logits, caches = self._step(weights, caches, here, at=jnp.zeros_like(here.tokens))
-            drawn, memory = drawn_tokens(memory, sampling, allowed, logits[:, 0], here, kind=kind)
-            return (caches, memory), drawn
+            sampled, sampler_state = sample_tokens(
+                sampler_state, sampling, allowed, logits[:, 0], here, kind=kind
+            )
+            return (caches, sampler_state), sampled
 
-        (caches, memory), drawn = jax.lax.scan(
-            one, (caches, memory), jnp.arange(count, dtype=jnp.int32)
+        (caches, sampler_state), sampled = jax.lax.scan(
+            one, (caches, sampler_state), jnp.arange(count, dtype=jnp.int32)
         )
-        return drawn, caches, memory
+        return sampled, caches, sampler_state
 
-    def check_guesses(
+    def verify_draft_tokens(
         self,
         weights: Any,
         caches: Any,
-        memory: Memory,
+        sampler_state: SamplerState,
         sampling: SamplingRows,
         allowed: UInt32[Array, "1 W"],
         call: Int[Array, "B columns"],
         *,
-        kind: DrawKind,
-    ) -> tuple[Drawn, Int[Array, " B"], Any, Memory]:
+        kind: SamplerKind,
+    ) -> tuple[SamplerOutput, Int[Array, " B"], Any, SamplerState]:
         """Reads the last token of each row and guesses of those after it; draws at each place.
 
         The guesses are those of the call's tokens, or those of the draft model, if there is one.
         """
         rows = self._rows(call)
         if isinstance(self._model, DraftedModel):
-            rows, caches = self._model.with_guesses(
+            rows, caches = self._model.with_draft_tokens(
                 weights,
                 caches,
                 rows,
-                memory=memory,
+                sampler_state=sampler_state,
                 sampling=sampling,
                 allowed=allowed,
                 kind=kind,
             )
-        length, held = rows.tokens.shape[1], memory.held(rows.slots)
+        length, held = rows.tokens.shape[1], sampler_state.held(rows.slots)
         logits, caches = self._step_everywhere(weights, caches, rows)
-        tokens, counts = verify(
+        tokens, counts = verify_draft_tokens(
             logits,
             rows.tokens[:, 1:],
             sampling.take(held),
             first=rows.first,
-            num_guesses=rows.sizes - 1,
+            num_draft_tokens=rows.sizes - 1,
             allowed=allowed,
-            history=memory.history.take(held) if kind == "full" else None,
+            history=sampler_state.history.take(held) if kind == "full" else None,
             kind=kind,
         )
-        slots = slots_that_draw(rows, memory)
-        history = memory.history
+        slots = sampling_slots(rows, sampler_state)
+        history = sampler_state.history
         for place in range(length if kind == "full" else 0):
-            taken = jnp.where(place < counts, slots, memory.num_slots)
-            history = history.drawn(taken, tokens[:, place])
+            taken = jnp.where(place < counts, slots, sampler_state.num_slots)
+            history = history.sampled(taken, tokens[:, place])
         last = jnp.take_along_axis(tokens, counts[:, None] - 1, axis=1)[:, 0]
-        memory = memory.drew(slots, last, history)
+        sampler_state = sampler_state.drew(slots, last, history)
         wanted = jnp.any(rows.wants_logprobs > 0)
         logprobs = [logprobs_of(logits[:, i], tokens[:, i], wanted) for i in range(length)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *logprobs)
-        return Drawn(tokens.T, stacked), counts, caches, memory
+        return SamplerOutput(tokens.T, stacked), counts, caches, sampler_state
 
-    def _rows(self, call: Int[Array, "B columns"]) -> CallRows:
-        return call_rows(call, self._pages_per_row)
+    def _rows(self, call: Int[Array, "B columns"]) -> ModelInput:
+        return model_input(call, self._pages_per_row)
 
     def _step_everywhere(
-        self, weights: Any, caches: Any, rows: CallRows
+        self, weights: Any, caches: Any, rows: ModelInput
     ) -> tuple[Float[Array, "B T V"], Any]:
         places = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)
         at = jnp.broadcast_to(places, rows.tokens.shape)
         return self._step(weights, caches, rows, at=at)
 
     def _step(
-        self, weights: Any, caches: Any, rows: CallRows, *, at: Int[Array, "B N"]
+        self, weights: Any, caches: Any, rows: ModelInput, *, at: Int[Array, "B N"]
     ) -> tuple[Float[Array, "B N V"], Any]:
         """Returns float32 logits at some places of each row, and the caches with its tokens."""
         logits, caches = self._model.step_at(
@@ -181,45 +183,49 @@ class ModelCalls:
         return logits.astype(jnp.float32), caches
 
 
-def draw_rows(
-    memory: Memory,
+def sample_rows(
+    sampler_state: SamplerState,
     sampling: SamplingRows,
     allowed: UInt32[Array, "#B W"],
     logits: Float[Array, "B V"],
     call: Int[Array, "B columns"],
     *,
-    kind: DrawKind,
-) -> tuple[Drawn, Memory]:
+    kind: SamplerKind,
+) -> tuple[SamplerOutput, SamplerState]:
     """Returns a token of each row of a call, `[1, B]`, and the memory with it."""
-    rows = call_rows(call, call.shape[1] - NUM_COLUMNS)
-    drawn, memory = drawn_tokens(memory, sampling, allowed, logits, rows, kind=kind)
-    return jax.tree.map(lambda leaf: leaf[None], drawn), memory
+    rows = model_input(call, call.shape[1] - NUM_COLUMNS)
+    sampled, sampler_state = sample_tokens(
+        sampler_state, sampling, allowed, logits, rows, kind=kind
+    )
+    return jax.tree.map(lambda leaf: leaf[None], sampled), sampler_state
 
 
-def drawn_tokens(
-    memory: Memory,
+def sample_tokens(
+    sampler_state: SamplerState,
     sampling: SamplingRows,
     allowed: UInt32[Array, "#B W"],
     logits: Float[Array, "B V"],
-    rows: CallRows,
+    rows: ModelInput,
     *,
-    kind: DrawKind,
-) -> tuple[Drawn, Memory]:
+    kind: SamplerKind,
+) -> tuple[SamplerOutput, SamplerState]:
     """Returns a token of each row, `[B]`, and the memory with it."""
-    held = memory.held(rows.slots)
+    held = sampler_state.held(rows.slots)
     own = sampling.take(held)
     keys = row_keys(own.seed, rows.first)
-    history = memory.history.take(held) if kind == "full" else None
-    tokens = draw(logits, own, keys, allowed=allowed, history=history, kind=kind)
+    history = sampler_state.history.take(held) if kind == "full" else None
+    tokens = sample(logits, own, keys, allowed=allowed, history=history, kind=kind)
     logprobs = logprobs_of(logits, tokens, jnp.any(rows.wants_logprobs > 0))
-    slots = slots_that_draw(rows, memory)
-    counted = memory.history.drawn(slots, tokens) if kind == "full" else memory.history
-    return Drawn(tokens, logprobs), memory.drew(slots, tokens, counted)
+    slots = sampling_slots(rows, sampler_state)
+    counted = (
+        sampler_state.history.sampled(slots, tokens) if kind == "full" else sampler_state.history
+    )
+    return SamplerOutput(tokens, logprobs), sampler_state.drew(slots, tokens, counted)
 
 
-def slots_that_draw(rows: CallRows, memory: Memory) -> Int[Array, " B"]:
+def sampling_slots(rows: ModelInput, sampler_state: SamplerState) -> Int[Array, " B"]:
     """Returns the slot of each row; one out of range where the row does not draw."""
-    return jnp.where(rows.draws > 0, rows.slots, memory.num_slots)
+    return jnp.where(rows.draws > 0, rows.slots, sampler_state.num_slots)
 
 
 def logprobs_of(
@@ -251,8 +257,8 @@ def scores_of(
         found = log_probabilities(logits, following, 1)
         fill = ((0, 0), (0, number - 1))
         return found._replace(
-            likeliest=jnp.pad(found.likeliest, fill),
-            of_likeliest=jnp.pad(found.of_likeliest, fill),
+            top_tokens=jnp.pad(found.top_tokens, fill),
+            top_logprobs=jnp.pad(found.top_logprobs, fill),
         )
 
     scores: LogProbs = jax.lax.cond(
@@ -267,7 +273,14 @@ def copy_page(caches: Any, pages: Int[Array, " 2"]) -> tuple[Any]:
 
 
 def start_history(
-    memory: Memory, slots: Int[Array, " 1"], tokens: Int[Array, "1 T"], lengths: Int[Array, "1 2"]
-) -> tuple[Memory]:
+    sampler_state: SamplerState,
+    slots: Int[Array, " 1"],
+    tokens: Int[Array, "1 T"],
+    lengths: Int[Array, "1 2"],
+) -> tuple[SamplerState]:
     """Returns the memory with a slot whose penalties count the tokens of a text."""
-    return (memory._replace(history=memory.history.started(slots, tokens, lengths=lengths)),)
+    return (
+        sampler_state._replace(
+            history=sampler_state.history.started(slots, tokens, lengths=lengths)
+        ),
+    )

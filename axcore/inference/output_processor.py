@@ -1,4 +1,4 @@
-"""`Task`: a request at work, with its answer and its place in the schedule."""
+"""`RequestState`: a request at work, with its answer and its place in the schedule."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,33 +9,34 @@ from jaxtyping import Array
 
 from axcore.errors import EngineError
 from axcore.inference.adapters import WITHOUT_ADAPTER, NumberedAdapter
-from axcore.inference.completion import Answer, TokenLogprobs
+from axcore.inference.completion import CompletionStream, TokenLogprobs
 from axcore.inference.grammar import GrammarCompiler, GrammarMatcher
-from axcore.inference.model_functions import Drawn
+from axcore.inference.model_functions import SamplerOutput
 from axcore.inference.request import Request
 from axcore.inference.sampler import LogProbs
-from axcore.inference.schedule import Call, Job
-from axcore.inference.speculation import DraftModel, Guesses, NGramLookup
+from axcore.inference.schedule import ScheduledBatch, SequenceState
+from axcore.inference.speculation import Drafter, DraftModel, NGramLookup
 
 
 @attrs.define(eq=False)
-class Task:
+class RequestState:
     """A request at work.
 
     Args:
         answer: Where its tokens go.
-        job: Its place in the schedule.
+        sequence: Its place in the schedule.
         matcher: Where it is in its grammar, if it has one.
-        scores: Of the prompt's tokens after the first, once some are there; see `Programs.score`.
-        index: Guesses its next tokens, where the engine guesses.
-        adapter: What it is answered by.
+        scores: Log-probabilities of the prompt's tokens after the first, once some are known; see
+            `Programs.score_prompt`.
+        drafter: Proposes its next tokens, with speculative decoding.
+        adapter: The adapter that it is answered with.
     """
 
-    answer: Answer
-    job: Job
+    answer: CompletionStream
+    sequence: SequenceState
     matcher: GrammarMatcher | None = None
     scores: TokenLogprobs | None = None
-    index: Guesses | None = None
+    drafter: Drafter | None = None
     adapter: NumberedAdapter = WITHOUT_ADAPTER
 
     @property
@@ -44,24 +45,24 @@ class Task:
         return self.answer.request
 
 
-OnFailure = Callable[[EngineError, Sequence[Task]], None]
+OnFailure = Callable[[EngineError, Sequence[RequestState]], None]
 """Is called in the thread of an engine of which a step failed, with why, and all requests that are
 not answered, in the order of arrival. It ends them, or has another engine take them over."""
 
 
-def fail_all(error: EngineError, tasks: Sequence[Task]) -> None:
+def fail_all(error: EngineError, request_states: Sequence[RequestState]) -> None:
     """Ends requests with an error."""
-    for task in tasks:
-        task.answer.fail(error)
+    for request_state in request_states:
+        request_state.answer.fail(error)
 
 
-def new_task(
-    answer: Answer,
+def new_request_state(
+    answer: CompletionStream,
     number: int,
     *,
     grammars: GrammarCompiler,
     speculation: NGramLookup | DraftModel | None,
-) -> Task:
+) -> RequestState:
     """Returns a request that no step has begun.
 
     Args:
@@ -75,7 +76,7 @@ def new_task(
     """
     request = answer.request
     size = len(request.prompt)
-    job = Job(
+    sequence = SequenceState(
         number=number,
         priority=request.priority,
         text=np.asarray(request.prompt, np.int32),
@@ -84,54 +85,54 @@ def new_task(
         one_by_one=request.grammar is not None,
         reads_alone=request.prompt_logprobs,
     )
-    return Task(
+    return RequestState(
         answer,
-        job,
+        sequence,
         matcher=None if request.grammar is None else grammars.matcher(request.grammar),
-        index=speculation.index(request.prompt) if speculation else None,
+        drafter=speculation.drafter(request.prompt) if speculation else None,
     )
 
 
-class LaunchedCall(NamedTuple):
+class InFlightBatch(NamedTuple):
     """A call that is under way.
 
     Args:
         call: The rows.
-        tasks: Theirs.
-        drawn: What it draws, if anything.
-        scores: Of a prompt's tokens, where they are wanted; see `Programs.score`.
+        request_states: Theirs.
+        sampled: What it draws, if anything.
+        scores: Of a prompt's tokens, where they are wanted; see `Programs.score_prompt`.
         counts: How many of the tokens belong to each answer, where guesses decide.
     """
 
-    call: Call
-    tasks: list[Task | None]
-    drawn: Drawn | None
+    call: ScheduledBatch
+    request_states: list[RequestState | None]
+    sampled: SamplerOutput | None
     scores: LogProbs | None
     counts: Array | None = None
 
     def keep_scores(self, values: TokenLogprobs) -> None:
         """Keeps the log-probabilities of tokens of a prompt, `[T]` and `[T, n]`, for its answer."""
-        task, call = self.tasks[0], self.call
-        assert task is not None
-        count, first = len(task.request.prompt) - 1, int(call.starts[0])
-        most = max(1, task.request.num_logprobs or 0)
+        request_state, call = self.request_states[0], self.call
+        assert request_state is not None
+        count, first = len(request_state.request.prompt) - 1, int(call.starts[0])
+        most = max(1, request_state.request.num_logprobs or 0)
         values = TokenLogprobs(values[0], values[1][:, :most], values[2][:, :most])
-        if task.scores is None:
-            task.scores = TokenLogprobs(
+        if request_state.scores is None:
+            request_state.scores = TokenLogprobs(
                 *(np.zeros((count, *one.shape[1:]), one.dtype) for one in values)
             )
         end = min(first + int(call.sizes[0]), count)
         if first < end:
-            for kept, new in zip(task.scores, values, strict=True):
+            for kept, new in zip(request_state.scores, values, strict=True):
                 kept[first:end] = new[: end - first]
         if end == count:
-            drawn, *likeliest = (one.tolist() for one in task.scores)
-            task.answer.prompt_logprobs = (None, *drawn)
-            pairs = (tuple(zip(*one, strict=True)) for one in zip(*likeliest, strict=True))
-            task.answer.prompt_likeliest = (None, *pairs)
+            sampled, *top_tokens = (one.tolist() for one in request_state.scores)
+            request_state.answer.prompt_logprobs = (None, *sampled)
+            pairs = (tuple(zip(*one, strict=True)) for one in zip(*top_tokens, strict=True))
+            request_state.answer.prompt_top_logprobs = (None, *pairs)
 
     def logprobs(self) -> TokenLogprobs:
         """Returns log-probabilities `[rows, count]` and `[rows, count, n]`."""
-        assert self.drawn is not None
-        values = (np.asarray(value) for value in self.drawn.logprobs)
+        assert self.sampled is not None
+        values = (np.asarray(value) for value in self.sampled.logprobs)
         return TokenLogprobs(*(value.swapaxes(0, 1) for value in values))

@@ -17,9 +17,21 @@ from jaxtyping import Array, Float, UInt32
 
 from axcore.hardware.large_pages import use_large_pages
 from axcore.inference.cached_model import NUM_COLUMNS, mesh_of
-from axcore.inference.model_functions import Drawn, ModelCalls, copy_page, draw_rows, start_history
-from axcore.inference.request import DrawKind
-from axcore.inference.sampler import LogProbs, Memory, SamplingRows, empty_history, greedy_rows
+from axcore.inference.model_functions import (
+    ModelFunctions,
+    SamplerOutput,
+    copy_page,
+    sample_rows,
+    start_history,
+)
+from axcore.inference.request import SamplerKind
+from axcore.inference.sampler import (
+    LogProbs,
+    SamplerState,
+    SamplingRows,
+    empty_history,
+    greedy_rows,
+)
 from axcore.inference.speculation import AnyCachedModel
 from axcore.inference.weights import ServedWeights, abstract
 from axcore.ops import current_policy, use_policy
@@ -74,13 +86,13 @@ def _ints(*shape: int) -> Any:
 
 
 def program_table(
-    calls: ModelCalls, *, pages_per_row: int, vocab_size: int, mask: Any
+    calls: ModelFunctions, *, pages_per_row: int, vocab_size: int, mask: Any
 ) -> dict[str, Program]:
     """Returns the programs by name, which is the first of a key; the others are:
 
-    - `read`: rows and tokens of each; `score`: tokens of one row; `advance`: rows.
-    - `draw`: rows and the kind of draw; `draw_many`: rows, tokens of each, and the kind;
-      `check_guesses`: the same.
+    - `prefill`: rows and tokens of each; `score_prompt`: tokens of one row; `decode`: rows.
+    - `sample`: rows and the kind of draw; `multi_step_decode`: rows, tokens of each, and the kind;
+      `verify_draft_tokens`: the same.
     - `copy_page`: none; `start_history`: tokens.
 
     Args:
@@ -90,7 +102,7 @@ def program_table(
         mask: Shape of what rows may draw, `[1, W]`.
     """
     columns = NUM_COLUMNS + pages_per_row
-    model, drawing = ("weights", "caches"), ("memory", "sampling", "allowed")
+    model, drawing = ("weights", "caches"), ("sampler_state", "sampling", "allowed")
 
     def call(rows: int, num_tokens: int = 0) -> Any:
         return _ints(rows, columns + num_tokens)
@@ -101,42 +113,42 @@ def program_table(
         return masks, logits, call(rows)
 
     return {
-        "read": Program(
-            function=calls.read,
+        "prefill": Program(
+            function=calls.prefill,
             takes=model,
             changes=("caches",),
             inputs=lambda rows, length: (call(rows, length),),
         ),
-        "score": Program(
-            function=calls.score,
+        "score_prompt": Program(
+            function=calls.score_prompt,
             takes=model,
             changes=("caches",),
             inputs=lambda length: (call(1, 2 * length),),
         ),
-        "advance": Program(
-            function=calls.advance,
-            takes=(*model, "memory"),
+        "decode": Program(
+            function=calls.decode,
+            takes=(*model, "sampler_state"),
             changes=("caches",),
             inputs=lambda rows: (call(rows),),
         ),
-        "draw": Program(
-            function=draw_rows,
-            takes=("memory", "sampling"),
-            changes=("memory",),
+        "sample": Program(
+            function=sample_rows,
+            takes=("sampler_state", "sampling"),
+            changes=("sampler_state",),
             inputs=drawn_inputs,
             options=lambda _, kind: {"kind": kind},
         ),
-        "draw_many": Program(
-            function=calls.draw_many,
+        "multi_step_decode": Program(
+            function=calls.multi_step_decode,
             takes=model + drawing,
-            changes=("caches", "memory"),
+            changes=("caches", "sampler_state"),
             inputs=lambda rows, count, kind: (call(rows),),
             options=lambda _, count, kind: {"count": count, "kind": kind},
         ),
-        "check_guesses": Program(
-            function=calls.check_guesses,
+        "verify_draft_tokens": Program(
+            function=calls.verify_draft_tokens,
             takes=model + drawing,
-            changes=("caches", "memory"),
+            changes=("caches", "sampler_state"),
             inputs=lambda rows, length, kind: (call(rows, length),),
             options=lambda _rows, _length, kind: {"kind": kind},
         ),
@@ -148,8 +160,8 @@ def program_table(
         ),
         "start_history": Program(
             function=start_history,
-            takes=("memory",),
-            changes=("memory",),
+            takes=("sampler_state",),
+            changes=("sampler_state",),
             inputs=lambda size: (_ints(1), _ints(1, size), _ints(1, 2)),
         ),
     }
@@ -235,13 +247,13 @@ class Programs:
         self._allowed_rows: dict[int, Any] = {}
         self._held: dict[str, Any] = {
             "caches": model.empty_caches(),
-            **self._put(drawing_values(model.num_rows, allowed, self.vocab_size)),
+            **self._put(sampler_values(model.num_rows, allowed, self.vocab_size)),
         }
         _use_large_pages((self.weights.value, self.caches))
         self._shapes = abstract({**self._held, "weights": self.weights.value})
-        self._places = {"caches": model.cache_shardings, "memory": self._everywhere}
+        self._places = {"caches": model.cache_shardings, "sampler_state": self._everywhere}
         self._table = program_table(
-            ModelCalls(model, pages_per_row),
+            ModelFunctions(model, pages_per_row),
             pages_per_row=pages_per_row,
             vocab_size=self.vocab_size,
             mask=self._shapes["allowed"],
@@ -266,39 +278,39 @@ class Programs:
         self._held["sampling"] = self._put(SamplingRows(*(value.copy() for value in sampling)))
         self.device_seconds += time.perf_counter() - start
 
-    def read(self, call: np.ndarray, length: int) -> Float[Array, "B V"]:
+    def prefill(self, call: np.ndarray, length: int) -> Float[Array, "B V"]:
         """Reads tokens of rows; returns the logits after the last one of each."""
-        (logits,) = self._run(("read", len(call), length), call)
+        (logits,) = self._run(("prefill", len(call), length), call)
         return logits  # type: ignore[no-any-return]
 
-    def advance(self, call: np.ndarray) -> Float[Array, "B V"]:
+    def decode(self, call: np.ndarray) -> Float[Array, "B V"]:
         """Reads the token that each row drew last; returns the logits after it."""
-        (logits,) = self._run(("advance", len(call)), call)
+        (logits,) = self._run(("decode", len(call)), call)
         return logits  # type: ignore[no-any-return]
 
-    def score(self, call: np.ndarray, length: int) -> tuple[LogProbs, Float[Array, "1 V"]]:
+    def score_prompt(self, call: np.ndarray, length: int) -> tuple[LogProbs, Float[Array, "1 V"]]:
         """Reads tokens of one row; returns what could follow each of them, `[T]` and `[T, n]`.
 
         The tokens after each are in the columns behind the tokens. Of the likeliest only the first
         is there where the row wants no log-probabilities of its answer. The logits after the last
         token are returned too.
         """
-        scores, logits = self._run(("score", length), call)
+        scores, logits = self._run(("score_prompt", length), call)
         return scores, logits
 
-    def draw(
+    def sample(
         self,
         logits: Float[Array, "B V"],
         call: np.ndarray,
-        kind: DrawKind,
+        kind: SamplerKind,
         *,
         allowed: UInt32[np.ndarray, "B W"] | None = None,
-    ) -> Drawn:
+    ) -> SamplerOutput:
         """Draws a token of each row from logits.
 
         Args:
             logits: Of the rows.
-            call: The rows; see `CallRows`.
+            call: The rows; see `ModelInput`.
             kind: What the program can do.
             allowed: Packed bits of the tokens that each row may draw; None allows all of the text.
         """
@@ -307,22 +319,24 @@ class Programs:
             whole = np.repeat(self.allowed, rows, axis=0)
             self._allowed_rows[rows] = self._put(whole)
         masks = self._allowed_rows[rows] if allowed is None else allowed
-        (drawn,) = self._run(("draw", rows, kind), masks, logits, call)
-        return drawn  # type: ignore[no-any-return]
+        (sampled,) = self._run(("sample", rows, kind), masks, logits, call)
+        return sampled  # type: ignore[no-any-return]
 
-    def draw_many(self, call: np.ndarray, count: int, kind: DrawKind) -> Drawn:
+    def multi_step_decode(self, call: np.ndarray, count: int, kind: SamplerKind) -> SamplerOutput:
         """Draws tokens of each row, one after the other."""
-        (drawn,) = self._run(("draw_many", len(call), count, kind), call)
-        return drawn  # type: ignore[no-any-return]
+        (sampled,) = self._run(("multi_step_decode", len(call), count, kind), call)
+        return sampled  # type: ignore[no-any-return]
 
-    def check_guesses(self, call: np.ndarray, length: int, kind: DrawKind) -> tuple[Drawn, Array]:
+    def verify_draft_tokens(
+        self, call: np.ndarray, length: int, kind: SamplerKind
+    ) -> tuple[SamplerOutput, Array]:
         """Reads the last token of each row and guesses of those after it; draws at each place.
 
         Returns:
             What was drawn, `[length, B]`, and how many of each row belong to its answer, `[B]`.
         """
-        drawn, counts = self._run(("check_guesses", len(call), length, kind), call)
-        return drawn, counts
+        sampled, counts = self._run(("verify_draft_tokens", len(call), length, kind), call)
+        return sampled, counts
 
     def copy_page(self, source: int, target: int) -> None:
         """Copies a page of all caches."""
@@ -356,12 +370,14 @@ class Programs:
         return self._table[name].lowered(tuple(sizes), self._shapes, places)
 
 
-def drawing_values(
+def sampler_values(
     num_slots: int, allowed: UInt32[np.ndarray, "1 W"], vocab_size: int
 ) -> dict[str, Any]:
     """Returns what an engine holds besides weights and caches, by the names in `program_table`."""
     return {
-        "memory": Memory(jnp.zeros(num_slots, jnp.int32), empty_history(num_slots, vocab_size)),
+        "sampler_state": SamplerState(
+            jnp.zeros(num_slots, jnp.int32), empty_history(num_slots, vocab_size)
+        ),
         "sampling": greedy_rows(num_slots),
         "allowed": allowed,
     }

@@ -19,11 +19,11 @@ from axcore.errors import AxcoreError, EngineError
 from axcore.inference.adapters import Adapter, EngineAdapter
 from axcore.inference.block_manager import next_digest
 from axcore.inference.cached_model import mesh_of
-from axcore.inference.completion import Answer
+from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine, EngineStats, summed, without_room
+from axcore.inference.engine import Engine, EngineStats, summed, without_capacity
 from axcore.inference.grammar import GrammarCompiler
-from axcore.inference.output_processor import Task, fail_all
+from axcore.inference.output_processor import RequestState, fail_all
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
 from axcore.inference.warm_up import Progress
@@ -129,7 +129,7 @@ class Replicas:
         errors = [one.error for one in self._engines]
         return None if None in errors else errors[0]
 
-    def submit(self, request: Request) -> Answer:
+    def submit(self, request: Request) -> CompletionStream:
         """Takes a request; returns at once.
 
         Where a replica fails, the requests of which it began no step go to others; those that it
@@ -160,7 +160,8 @@ class Replicas:
     def replica_stats(self) -> tuple[EngineStats, ...]:
         """Returns what each replica does now, in the order of the data axis."""
         return tuple(
-            one.stats() if one.error is None else without_room(one.stats()) for one in self._engines
+            one.stats() if one.error is None else without_capacity(one.stats())
+            for one in self._engines
         )
 
     def replace_weights(self, state: Any) -> None:
@@ -257,20 +258,28 @@ class Replicas:
         assert self.error is not None
         raise self.error
 
-    def _fail(self, index: int, error: EngineError, tasks: Sequence[Task]) -> None:
+    def _fail(self, index: int, error: EngineError, request_states: Sequence[RequestState]) -> None:
         """Ends the requests that a failed replica worked on, and moves the others.
 
         One that it worked on may be why it failed, and is to make no other replica fail.
         """
         where = f"replica {index} of {len(self._engines)}"
-        begun = [task for task in tasks if task.job.has_begun]
-        waiting = [task for task in tasks if not task.job.has_begun]
+        begun = [
+            request_state for request_state in request_states if request_state.sequence.has_begun
+        ]
+        waiting = [
+            request_state
+            for request_state in request_states
+            if not request_state.sequence.has_begun
+        ]
         failed = EngineError(error.what, where=where, hint="ask again: other replicas answer")
         failed.__cause__ = error.__cause__
         with self._choosing:
-            moved = [task for task in waiting if self._has_moved(task, where)]
+            moved = [
+                request_state for request_state in waiting if self._has_moved(request_state, where)
+            ]
             self._num_moved += len(moved)
-            self._num_lost += len(tasks) - len(moved)
+            self._num_lost += len(request_states) - len(moved)
         _LOG.error(
             "%s answers no more: %s; %d requests that it worked on failed, %d of %d that waited "
             "were moved to others",
@@ -279,10 +288,10 @@ class Replicas:
         )
         fail_all(error if self.error is not None else failed, begun)
 
-    def _has_moved(self, task: Task, where: str) -> bool:
+    def _has_moved(self, request_state: RequestState, where: str) -> bool:
         """Moves a request to another replica; returns whether one takes it, and ends it if not."""
         try:
-            self._at_best(task.request, lambda engine: engine.take_over(task))
+            self._at_best(request_state.request, lambda engine: engine.take_over(request_state))
         except Exception as error:  # whatever it is, nobody may wait for ever
             failed = EngineError(
                 f"the replica failed before it began the request, and no other took it: {error}",
@@ -290,7 +299,7 @@ class Replicas:
                 hint="ask again",
             )
             failed.__cause__ = error
-            task.answer.fail(failed)
+            request_state.answer.fail(failed)
             return False
         return True
 

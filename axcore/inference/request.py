@@ -127,18 +127,18 @@ def _range_text(lowest: float, highest: float) -> str:
     return f"{start} and at most {highest:g}" if start == "above 0" else f"{start} to {highest:g}"
 
 
-DrawKind = Literal["greedy", "plain", "full"]
+SamplerKind = Literal["greedy", "plain", "full"]
 """What a program can do: `greedy` takes the likeliest token, `plain` has a temperature too, and
 `full` every setting. Each does all that those before it do."""
 
 
-KIND_ORDER: tuple[DrawKind, ...] = ("greedy", "plain", "full")
+KIND_ORDER: tuple[SamplerKind, ...] = ("greedy", "plain", "full")
 """What programs can draw; each does all that those before it do."""
 
 
-def kind_for(samplings: Iterable[Sampling]) -> DrawKind:
+def kind_for(samplings: Iterable[Sampling]) -> SamplerKind:
     """Returns the cheapest kind of program that can draw for all of several requests."""
-    kind: DrawKind = "greedy"
+    kind: SamplerKind = "greedy"
     for sampling in samplings:
         if not sampling.is_plain:
             return "full"
@@ -146,7 +146,7 @@ def kind_for(samplings: Iterable[Sampling]) -> DrawKind:
     return kind
 
 
-def kind_index(sampling: Sampling, kinds: tuple[DrawKind, ...]) -> int:
+def kind_index(sampling: Sampling, kinds: tuple[SamplerKind, ...]) -> int:
     """Returns the place of the first kind of program that can draw so.
 
     Raises:
@@ -206,7 +206,7 @@ class Draining(EngineError):  # noqa: N818 - a state, which passes
 
 
 @attrs.frozen(kw_only=True)
-class Accepted:
+class RequestLimits:
     """What requests an engine can answer.
 
     Args:
@@ -216,7 +216,7 @@ class Accepted:
         page_size: Tokens of a page.
         num_pages: Pages there are.
         kinds: What programs can draw, the cheapest first.
-        draws_one_by_one: Whether a token can be known before the next is drawn.
+        samples_one_by_one: Whether a token can be known before the next is drawn.
     """
 
     num_tokens: int
@@ -224,8 +224,8 @@ class Accepted:
     max_length: int
     page_size: int
     num_pages: int
-    kinds: tuple[DrawKind, ...]
-    draws_one_by_one: bool
+    kinds: tuple[SamplerKind, ...]
+    samples_one_by_one: bool
 
     def check(self, request: Request) -> None:
         """Refuses a request that can never be answered.
@@ -249,7 +249,7 @@ class Accepted:
         except ConfigError as error:
             raise RequestError(error.what, where="sampling", hint=error.hint) from error
         kind_index(request.sampling, self.kinds)
-        if request.grammar is not None and not self.draws_one_by_one:
+        if request.grammar is not None and not self.samples_one_by_one:
             raise RequestError(
                 "an engine of fixed_shapes draws several tokens in a call, and a grammar needs "
                 "each before the next",

@@ -1,4 +1,4 @@
-"""`draw`: a token a row, each row by its own settings and its own key.
+"""`sample`: a token a row, each row by its own settings and its own key.
 
 Letters of shapes: B rows, V vocabulary, W words of 32 tokens, n likeliest tokens.
 """
@@ -12,21 +12,21 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt32
 
 from axcore.data import Tokenizer
-from axcore.inference.request import MAX_BIASES, DrawKind, Sampling
+from axcore.inference.request import MAX_BIASES, SamplerKind, Sampling
 
 
 class LogProbs(NamedTuple):
     """Log-probabilities by the model alone: before penalties, biases, masks and temperature.
 
     Args:
-        drawn: Of the drawn token.
-        likeliest: The likeliest tokens, the likeliest first.
-        of_likeliest: Theirs.
+        sampled: Of the drawn token.
+        top_tokens: The likeliest tokens, the likeliest first.
+        top_logprobs: Theirs.
     """
 
-    drawn: Float[Array, " B"]
-    likeliest: Int[Array, "B n"]
-    of_likeliest: Float[Array, "B n"]
+    sampled: Float[Array, " B"]
+    top_tokens: Int[Array, "B n"]
+    top_logprobs: Float[Array, "B n"]
 
 
 ALL_TOKENS = np.iinfo(np.int32).max
@@ -121,15 +121,15 @@ class TokenHistory(NamedTuple):
 
     Args:
         is_prompted: Whether the prompt has a token.
-        num_drawn: How often the answer so far has it.
+        num_sampled: How often the answer so far has it.
     """
 
     is_prompted: Bool[Array, "S V"]
-    num_drawn: Int[Array, "S V"]
+    num_sampled: Int[Array, "S V"]
 
     def take(self, slots: Int[Array, " B"]) -> "TokenHistory":
         """Returns the rows of some slots."""
-        return TokenHistory(self.is_prompted[slots], self.num_drawn[slots])
+        return TokenHistory(self.is_prompted[slots], self.num_sampled[slots])
 
     def started(
         self, slots: Int[Array, " B"], tokens: Int[Array, "B T"], *, lengths: Int[Array, "B 2"]
@@ -146,17 +146,17 @@ class TokenHistory(NamedTuple):
         in_answer = ~in_prompt & (place < lengths[:, 1:])
         cleared = TokenHistory(
             self.is_prompted.at[slots].set(False, mode="drop"),
-            self.num_drawn.at[slots].set(0, mode="drop"),
+            self.num_sampled.at[slots].set(0, mode="drop"),
         )
         rows = slots[:, None]
         return TokenHistory(
             cleared.is_prompted.at[rows, _kept(tokens, in_prompt)].set(True, mode="drop"),
-            cleared.num_drawn.at[rows, _kept(tokens, in_answer)].add(1, mode="drop"),
+            cleared.num_sampled.at[rows, _kept(tokens, in_answer)].add(1, mode="drop"),
         )
 
-    def drawn(self, slots: Int[Array, " B"], tokens: Int[Array, " B"]) -> "TokenHistory":
+    def sampled(self, slots: Int[Array, " B"], tokens: Int[Array, " B"]) -> "TokenHistory":
         """Returns the histories with a drawn token more in some slots; those out of range drop."""
-        return self._replace(num_drawn=self.num_drawn.at[slots, tokens].add(1, mode="drop"))
+        return self._replace(num_sampled=self.num_sampled.at[slots, tokens].add(1, mode="drop"))
 
 
 def empty_history(num_slots: int, vocab_size: int) -> TokenHistory:
@@ -170,14 +170,14 @@ def _kept(tokens: Int[Array, "B T"], is_kept: Bool[Array, "B T"]) -> Int[Array, 
     return jnp.where(is_kept, tokens, NO_TOKEN)
 
 
-def draw(
+def sample(
     logits: Float[Array, "B V"],
     rows: SamplingRows,
     keys: Array,
     *,
     allowed: UInt32[ArrayLike, "#B W"] | None = None,
     history: TokenHistory | None = None,
-    kind: DrawKind = "full",
+    kind: SamplerKind = "full",
 ) -> Int[Array, " B"]:
     """Returns a token of each row, drawn by Gumbel noise (the largest of logits plus noise).
 
@@ -193,14 +193,14 @@ def draw(
         kind: What the program can do. A row whose settings it lacks is drawn without them, so
             choose it by `kind_for`.
     """
-    changed = changed_logits(logits, rows, allowed=allowed, history=history, kind=kind)
-    likeliest = _argmax(changed)
+    changed = processed_logits(logits, rows, allowed=allowed, history=history, kind=kind)
+    top_tokens = _argmax(changed)
     if kind == "greedy":
-        return likeliest
+        return top_tokens
     scaled = scaled_logits(changed, rows, kind=kind)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:], jnp.float32))(keys)
-    drawn = _argmax(scaled + noise)
-    return jnp.where(rows.temperature > 0, drawn, likeliest)
+    sampled = _argmax(scaled + noise)
+    return jnp.where(rows.temperature > 0, sampled, top_tokens)
 
 
 def _argmax(x: Float[Array, "B V"]) -> Int[Array, " B"]:
@@ -213,15 +213,15 @@ def _argmax(x: Float[Array, "B V"]) -> Int[Array, " B"]:
     return jnp.min(jnp.where(is_largest, numbers, x.shape[1]), axis=1)
 
 
-def changed_logits(
+def processed_logits(
     logits: Float[Array, "B V"],
     rows: SamplingRows,
     *,
     allowed: UInt32[ArrayLike, "#B W"] | None = None,
     history: TokenHistory | None = None,
-    kind: DrawKind = "full",
+    kind: SamplerKind = "full",
 ) -> Float[Array, "B V"]:
-    """Returns logits after penalties, biases and the mask; the arguments are those of `draw`."""
+    """Returns logits after penalties, biases and the mask; the arguments are those of `sample`."""
     logits = jnp.asarray(logits, jnp.float32)
     if kind == "full":
         logits = logits if history is None else penalize(logits, rows, history)
@@ -230,12 +230,12 @@ def changed_logits(
 
 
 def scaled_logits(
-    changed: Float[Array, "B V"], rows: SamplingRows, *, kind: DrawKind = "full"
+    changed: Float[Array, "B V"], rows: SamplingRows, *, kind: SamplerKind = "full"
 ) -> Float[Array, "B V"]:
     """Returns logits whose softmax is the distribution that rows with a temperature draw from.
 
     Args:
-        changed: What `changed_logits` returned.
+        changed: What `processed_logits` returned.
         rows: How each row draws; a temperature of 0 counts as 1.
         kind: Whether there are filters.
     """
@@ -245,19 +245,19 @@ def scaled_logits(
 
 
 def log_probabilities(
-    logits: Float[Array, "B V"], tokens: Int[Array, " B"], num_likeliest: int
+    logits: Float[Array, "B V"], tokens: Int[Array, " B"], num_top: int
 ) -> LogProbs:
     """Returns the log-probabilities of tokens and of the likeliest, by the model alone.
 
     Args:
         logits: As the model gave them.
         tokens: The drawn ones.
-        num_likeliest: How many of the likeliest to return.
+        num_top: How many of the likeliest to return.
     """
     whole = jax.nn.log_softmax(logits.astype(jnp.float32), axis=1)
-    drawn = jnp.take_along_axis(whole, tokens[:, None], axis=1)[:, 0]
-    of_likeliest, likeliest = jax.lax.top_k(whole, num_likeliest)
-    return LogProbs(drawn, likeliest.astype(jnp.int32), of_likeliest)
+    sampled = jnp.take_along_axis(whole, tokens[:, None], axis=1)[:, 0]
+    top_logprobs, top_tokens = jax.lax.top_k(whole, num_top)
+    return LogProbs(sampled, top_tokens.astype(jnp.int32), top_logprobs)
 
 
 def penalize(
@@ -268,11 +268,11 @@ def penalize(
     Source: Keskar et al. 2019, arXiv:1909.05858, section 4.1, for the repetition penalty; the
     others are those of OpenAI's interface.
     """
-    is_repeated = history.is_prompted | (history.num_drawn > 0)
+    is_repeated = history.is_prompted | (history.num_sampled > 0)
     penalty = rows.repetition_penalty[:, None]
     weakened = jnp.where(logits > 0, logits / penalty, logits * penalty)
     logits = jnp.where(is_repeated, weakened, logits)
-    counts = history.num_drawn.astype(logits.dtype)
+    counts = history.num_sampled.astype(logits.dtype)
     logits = logits - rows.frequency_penalty[:, None] * counts
     penalized: Array = logits - rows.presence_penalty[:, None] * jnp.minimum(counts, 1)
     return penalized
@@ -380,7 +380,7 @@ def allowed_tokens(vocab_size: int, tokenizer: Tokenizer) -> UInt32[np.ndarray, 
     return packed_mask(allowed[None])
 
 
-class Memory(NamedTuple):
+class SamplerState(NamedTuple):
     """What slots keep on the device besides caches. Methods return a changed copy.
 
     Args:
@@ -402,6 +402,6 @@ class Memory(NamedTuple):
 
     def drew(
         self, slots: Int[Array, " B"], tokens: Int[Array, " B"], history: TokenHistory
-    ) -> "Memory":
+    ) -> "SamplerState":
         """Returns the memory with the last tokens of some slots; those out of range drop."""
-        return Memory(self.last.at[slots].set(tokens, mode="drop"), history)
+        return SamplerState(self.last.at[slots].set(tokens, mode="drop"), history)

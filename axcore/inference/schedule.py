@@ -8,7 +8,7 @@ PATIENCE = 256
 
 
 @attrs.frozen(kw_only=True)
-class Limits:
+class SchedulerConfig:
     """What bounds a schedule.
 
     Args:
@@ -16,14 +16,14 @@ class Limits:
         max_length: Tokens of the longest text.
         page_size: Tokens of a page.
         num_pages: Pages there are.
-        tokens_per_call: Tokens of a row that a call draws while nothing is read.
+        num_decode_steps: Tokens of a row that a call draws while nothing is read.
         chunk_lengths: Numbers of tokens of a row that are read at once, the smallest first.
-        read_sizes: Numbers of rows that are read at once in each of those lengths.
+        prefill_buckets: Numbers of rows that are read at once in each of those lengths.
         tokens_of_call: Tokens that take as long as a call does whatever it reads, for its weights.
         alone_length: That of them in which a text is read that is read alone.
-        shares_prefixes: Whether texts that begin alike hold the same pages.
+        enable_prefix_caching: Whether texts that begin alike hold the same pages.
         chunk_alignment: Tokens; a text is read from multiples of this on, and shared in them.
-        fixed_calls: Whether a call always draws `tokens_per_call` tokens, and no row is read again
+        fixed_calls: Whether a call always draws `num_decode_steps` tokens, and no row is read again
             for one that is to be served sooner.
     """
 
@@ -31,12 +31,12 @@ class Limits:
     max_length: int
     page_size: int
     num_pages: int
-    tokens_per_call: int
+    num_decode_steps: int
     chunk_lengths: tuple[int, ...]
-    read_sizes: tuple[tuple[int, ...], ...]
+    prefill_buckets: tuple[tuple[int, ...], ...]
     alone_length: int
     tokens_of_call: int = 0
-    shares_prefixes: bool = True
+    enable_prefix_caching: bool = True
     chunk_alignment: int = 1
     fixed_calls: bool = False
 
@@ -58,7 +58,7 @@ class Limits:
         read = np.minimum(missing, length).cumsum()
         numbers = {
             min(size, len(missing)): size * length + self.tokens_of_call
-            for size in reversed(self.read_sizes[self.chunk_lengths.index(length)])
+            for size in reversed(self.prefill_buckets[self.chunk_lengths.index(length)])
         }
         return max(numbers, key=lambda number: read[number - 1] / numbers[number])
 
@@ -74,7 +74,7 @@ class Limits:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Job:
+class SequenceState:
     """A text that is continued, from request to answer.
 
     Args:
@@ -121,17 +121,17 @@ class Job:
 
 
 @attrs.frozen(eq=False)
-class Call:
+class ScheduledBatch:
     """Rows that run through the model together. Arrays are `[rows]`.
 
     Args:
         slots: Of the rows.
-        generations: Of the slots; see `RowTable`.
+        generations: Of the slots; see `SequenceTable`.
         starts: Tokens of each row that came before.
         sizes: Tokens of each row that are read, or that are drawn one after the other.
         length: Tokens of a row that the program has room for.
-        first_drawn: Place in its text of the first token that each row draws.
-        num_drawn: Tokens that each row draws.
+        first_sampled: Place in its text of the first token that each row draws.
+        num_sampled: Tokens that each row draws.
     """
 
     slots: np.ndarray
@@ -139,33 +139,33 @@ class Call:
     starts: np.ndarray
     sizes: np.ndarray
     length: int
-    first_drawn: np.ndarray
-    num_drawn: np.ndarray
+    first_sampled: np.ndarray
+    num_sampled: np.ndarray
 
 
 @attrs.frozen(eq=False)
-class StepPlan:
+class SchedulerOutput:
     """What one step does, in this order.
 
     Args:
         copies: Pages to copy, from and to.
         read: Pieces of texts to read.
-        draw: Rows that draw tokens.
+        sample: Rows that draw tokens.
         started: Jobs that got a slot.
     """
 
     copies: tuple[tuple[int, int], ...]
-    read: Call | None
-    draw: Call | None
-    started: tuple[Job, ...]
+    read: ScheduledBatch | None
+    sample: ScheduledBatch | None
+    started: tuple[SequenceState, ...]
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to run."""
-        return self.read is None and self.draw is None
+        return self.read is None and self.sample is None
 
 
-class RowTable:
+class SequenceTable:
     """Arrays `[num_slots]`, unless they say otherwise.
 
     Args:

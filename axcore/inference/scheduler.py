@@ -1,6 +1,6 @@
 """`Scheduler`: which rows run in a step, and which pages they have. Plain values, without jax.
 
-A step reads pieces of some texts, as many as `Limits` allow, and draws tokens of all others. Rows
+A step reads pieces of some texts, as many as `SchedulerConfig` allows, and decodes tokens of all others. Rows
 are in the order of their requests, `priority * PATIENCE` places later. Pages are given out in this
 order; where none is free, the last row loses its own, waits, and is read again. So the first row
 always gets on, and with it every row in its turn.
@@ -12,8 +12,14 @@ from collections.abc import Iterable
 import attrs
 import numpy as np
 
-from axcore.inference.block_manager import RowPages
-from axcore.inference.schedule import Call, Job, Limits, RowTable, StepPlan
+from axcore.inference.block_manager import BlockManager
+from axcore.inference.schedule import (
+    ScheduledBatch,
+    SchedulerConfig,
+    SchedulerOutput,
+    SequenceState,
+    SequenceTable,
+)
 
 
 class Scheduler:
@@ -23,15 +29,15 @@ class Scheduler:
         limits: What bounds the schedule.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerConfig) -> None:
         self.limits = limits
-        self.rows = RowTable(limits.num_slots, limits.max_length, limits.page_size)
-        self.pages = RowPages(limits, self.rows)
+        self.rows = SequenceTable(limits.num_slots, limits.max_length, limits.page_size)
+        self.pages = BlockManager(limits, self.rows)
         self.pool = self.pages.pool
-        self.jobs = self.pages.jobs
+        self.sequences = self.pages.sequences
         self.num_preemptions = 0
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
-        self._waiting: list[tuple[int, int, Job]] = []
+        self._waiting: list[tuple[int, int, SequenceState]] = []
         self._num_waiting = 0
         self._was_short = False
 
@@ -45,22 +51,22 @@ class Scheduler:
         """Number of jobs with a slot."""
         return self.limits.num_slots - len(self._free_slots)
 
-    def add(self, job: Job) -> None:
+    def add(self, sequence: SequenceState) -> None:
         """Lets a job wait for its turn."""
-        self.pages.extend_digests(job, job.text)
-        self._wait(job)
+        self.pages.extend_digests(sequence, sequence.text)
+        self._wait(sequence)
 
-    def finish(self, job: Job) -> None:
+    def finish(self, sequence: SequenceState) -> None:
         """Takes a job out, whether it waits, runs or is finished already."""
-        if job.is_over:
+        if sequence.is_over:
             return
-        job.is_over = True
-        if job.slot is None:
+        sequence.is_over = True
+        if sequence.slot is None:
             self._num_waiting -= 1
         else:
-            self._leave(job)
+            self._leave(sequence)
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> SchedulerOutput:
         """Returns the next step; what it plans is taken as done from here on."""
         self.pages.copies = []
         started = tuple(self._admit())
@@ -77,31 +83,31 @@ class Scheduler:
         got = self._allocate(slots, sizes)
         is_read = np.arange(len(slots)) < len(reading)
         read = self._call(slots[got & is_read], sizes[got & is_read], length, is_read=True)
-        draw = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
+        sample = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
         if read is not None:
             self.pages.remember_read(read)
-        return StepPlan(tuple(self.pages.copies), read, draw, started)
+        return SchedulerOutput(tuple(self.pages.copies), read, sample, started)
 
-    def record(self, call: Call, drawn: np.ndarray) -> np.ndarray:
-        """Takes in the tokens that a call drew, `[rows, drawn at most]`.
+    def record(self, call: ScheduledBatch, sampled: np.ndarray) -> np.ndarray:
+        """Takes in the tokens that a call drew, `[rows, sampled at most]`.
 
         Returns:
             Which rows they count for, `[rows]`: those whose jobs still have their slot.
         """
         rows, slots = self.rows, call.slots
         current: np.ndarray = rows.generation[slots] == call.generations
-        steps = np.arange(drawn.shape[1])
-        counts = current[:, None] & (steps < call.num_drawn[:, None])
+        steps = np.arange(sampled.shape[1])
+        counts = current[:, None] & (steps < call.num_sampled[:, None])
         row, step = np.nonzero(counts)
-        rows.text[slots[row], call.first_drawn[row] + step] = drawn[row, step]
-        draws = current & (call.num_drawn > 0)
+        rows.text[slots[row], call.first_sampled[row] + step] = sampled[row, step]
+        draws = current & (call.num_sampled > 0)
         slots = slots[draws]
-        rows.num_known[slots] = call.first_drawn[draws] + call.num_drawn[draws]
-        if self.limits.shares_prefixes:
+        rows.num_known[slots] = call.first_sampled[draws] + call.num_sampled[draws]
+        if self.limits.enable_prefix_caching:
             self.pages.remember_drawn(slots)
         return current
 
-    def take_back(self, call: Call, counts: np.ndarray) -> Call:
+    def truncate(self, call: ScheduledBatch, counts: np.ndarray) -> ScheduledBatch:
         """Returns a call that drew fewer tokens than was planned, `[rows]`.
 
         No step may have been planned since. The rows keep the pages that they got.
@@ -109,71 +115,71 @@ class Scheduler:
         current = self.rows.generation[call.slots] == call.generations
         ends = call.starts + counts
         self.rows.num_cached[call.slots[current]] = ends[current]
-        return attrs.evolve(call, sizes=counts, num_drawn=counts, length=int(counts.max()))
+        return attrs.evolve(call, sizes=counts, num_sampled=counts, length=int(counts.max()))
 
-    def forget_prefixes(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Lets no text find what others computed up to now."""
         self.pool.forget()
 
-    def _wait(self, job: Job) -> None:
-        heapq.heappush(self._waiting, (job.order, job.number, job))
+    def _wait(self, sequence: SequenceState) -> None:
+        heapq.heappush(self._waiting, (sequence.order, sequence.number, sequence))
         self._num_waiting += 1
 
-    def _admit(self) -> Iterable[Job]:
+    def _admit(self) -> Iterable[SequenceState]:
         """Yields waiting jobs that get a slot, in order; none overtakes another."""
         while self._waiting and not self._was_short:
-            job = self._waiting[0][2]
-            if job.is_over:
+            sequence = self._waiting[0][2]
+            if sequence.is_over:
                 heapq.heappop(self._waiting)
-            elif self._has_room(job):
+            elif self._has_room(sequence):
                 heapq.heappop(self._waiting)
-                self._start(job)
-                yield job
-            elif self.limits.fixed_calls or not self._can_have_room(job):
+                self._start(sequence)
+                yield sequence
+            elif self.limits.fixed_calls or not self._can_have_room(sequence):
                 return
             else:
                 self._preempt_last()
 
-    def _has_room(self, job: Job) -> bool:
+    def _has_room(self, sequence: SequenceState) -> bool:
         """Returns whether there is a slot, and pages to read all of a job's text."""
         if not self._free_slots:
             return False
-        return self.pages.num_missing(job, self.pool.holders) <= self.pool.num_free
+        return self.pages.num_missing(sequence, self.pool.holders) <= self.pool.num_free
 
-    def _can_have_room(self, job: Job) -> bool:
+    def _can_have_room(self, sequence: SequenceState) -> bool:
         """Returns whether there would be room for a job without the rows after it."""
-        later = self._later(job.order)
+        later = self._later(sequence.order)
         if not len(later):
             return False
         holders = self.pages.holders_without(later)
-        return self.pages.num_missing(job, holders) <= int(np.count_nonzero(holders == 0))
+        return self.pages.num_missing(sequence, holders) <= int(np.count_nonzero(holders == 0))
 
-    def _start(self, job: Job) -> None:
+    def _start(self, sequence: SequenceState) -> None:
         rows, slot = self.rows, self._free_slots.pop()
         self._num_waiting -= 1
-        self.jobs[slot], job.slot = job, slot
+        self.sequences[slot], sequence.slot = sequence, slot
         rows.is_running[slot] = True
         rows.generation[slot] += 1
-        rows.order[slot] = job.order
+        rows.order[slot] = sequence.order
         rows.num_cached[slot] = rows.num_pages[slot] = 0
-        rows.target[slot] = rows.num_known[slot] = len(job.text)
-        rows.limit[slot], rows.num_prompt[slot] = job.limit, job.num_prompt
-        rows.one_by_one[slot] = job.one_by_one
-        self.pages.extend_digests(job, job.text)
-        rows.num_digests[slot] = len(job.digests)
-        rows.text[slot, : len(job.text)] = job.text
-        self.pages.share(job)
+        rows.target[slot] = rows.num_known[slot] = len(sequence.text)
+        rows.limit[slot], rows.num_prompt[slot] = sequence.limit, sequence.num_prompt
+        rows.one_by_one[slot] = sequence.one_by_one
+        self.pages.extend_digests(sequence, sequence.text)
+        rows.num_digests[slot] = len(sequence.digests)
+        rows.text[slot, : len(sequence.text)] = sequence.text
+        self.pages.share(sequence)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, sequence: SequenceState) -> None:
         """Takes slot and pages of a job."""
-        slot = job.slot
+        slot = sequence.slot
         assert slot is not None
         self.rows.is_running[slot] = False
         self.rows.generation[slot] += 1
-        self.jobs[slot], job.slot = None, None
+        self.sequences[slot], sequence.slot = None, None
         self._free_slots.append(slot)
-        self.pool.release(job.pages)
-        job.pages = []
+        self.pool.release(sequence.pages)
+        sequence.pages = []
 
     def _later(self, order: int) -> np.ndarray:
         """Returns the slots whose rows come after a place in the order."""
@@ -183,19 +189,19 @@ class Scheduler:
         """Takes the slot and the pages of the last row, which waits and is read again."""
         running = np.flatnonzero(self.rows.is_running)
         slot = int(running[np.argmax(self.rows.order[running])])
-        job = self.jobs[slot]
-        assert job is not None
-        job.text = self.rows.text[slot, : self.rows.num_known[slot]].copy()
-        job.num_preemptions += 1
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        sequence.text = self.rows.text[slot, : self.rows.num_known[slot]].copy()
+        sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self._leave(job)
-        self._wait(job)
+        self._leave(sequence)
+        self._wait(sequence)
 
     def _choose_decoding(self, *, is_reading: bool) -> tuple[np.ndarray, int]:
         """Returns the slots that draw, and how many tokens each at most."""
         rows, limits = self.rows, self.limits
         slots = rows.decoding()
-        count = limits.tokens_per_call
+        count = limits.num_decode_steps
         if count == 1 or limits.fixed_calls or not len(slots):
             return slots, count
         left = rows.limit[slots] - 1 - rows.num_cached[slots]
@@ -216,22 +222,22 @@ class Scheduler:
         computing: set[bytes] = set()
         length = 0
         for slot in waiting.tolist():
-            job = self.jobs[slot]
-            assert job is not None
-            if job.reads_alone and chosen:
+            sequence = self.sequences[slot]
+            assert sequence is not None
+            if sequence.reads_alone and chosen:
                 continue
-            if limits.shares_prefixes:
-                self.pages.share(job)
-                if self.pages.next_digest_of(job) in computing:
+            if limits.enable_prefix_caching:
+                self.pages.share(sequence)
+                if self.pages.next_digest_of(sequence) in computing:
                     continue
             missing = int(rows.target[slot] - rows.num_cached[slot])
             if not length:
                 length = limits.piece_length(missing)
-                length = limits.alone_length if job.reads_alone else length
+                length = limits.alone_length if sequence.reads_alone else length
             chosen.append(slot)
-            computing.update(self.pages.digests_within(job, min(missing, length)))
-            most = limits.read_sizes[limits.chunk_lengths.index(length)][-1]
-            if job.reads_alone or len(chosen) == most:
+            computing.update(self.pages.digests_within(sequence, min(missing, length)))
+            most = limits.prefill_buckets[limits.chunk_lengths.index(length)][-1]
+            if sequence.reads_alone or len(chosen) == most:
                 break
         slots = np.asarray(chosen, np.int64)
         missing = rows.target[slots] - rows.num_cached[slots]
@@ -256,11 +262,11 @@ class Scheduler:
 
     def _give_first(self, slot: int, missing: int) -> bool:
         """Gives a row its pages, those of later rows too if that is enough; returns whether so."""
-        job = self.jobs[slot]
-        if job is None:
+        sequence = self.sequences[slot]
+        if sequence is None:
             return False
         one = np.asarray([slot])
-        holders = self.pages.holders_without(self._later(job.order))
+        holders = self.pages.holders_without(self._later(sequence.order))
         if missing + self.pages.num_copies(one, holders) > int(np.count_nonzero(holders == 0)):
             return False
         while missing + self.pages.num_copies(one) > self.pool.num_free:
@@ -271,7 +277,7 @@ class Scheduler:
 
     def _call(
         self, slots: np.ndarray, sizes: np.ndarray, length: int, *, is_read: bool
-    ) -> Call | None:
+    ) -> ScheduledBatch | None:
         """Returns the call of rows that got what they need, and takes it as done."""
         if not len(slots):
             return None
@@ -280,7 +286,7 @@ class Scheduler:
         ends = starts + sizes
         rows.num_cached[slots] = ends
         if is_read:
-            first, drawn = ends, (ends == rows.target[slots]).astype(np.int32)
+            first, sampled = ends, (ends == rows.target[slots]).astype(np.int32)
         else:
-            first, drawn = starts + 1, sizes
-        return Call(slots, rows.generation[slots], starts, sizes, length, first, drawn)
+            first, sampled = starts + 1, sizes
+        return ScheduledBatch(slots, rows.generation[slots], starts, sizes, length, first, sampled)

@@ -11,9 +11,9 @@ from jaxtyping import Array, ArrayLike, Float, Int, UInt32
 from axcore.config import PositiveInt, config
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError
-from axcore.inference.cached_model import CachedModel, CallRows
-from axcore.inference.request import DrawKind
-from axcore.inference.sampler import Memory, SamplingRows, TokenHistory, draw, row_keys
+from axcore.inference.cached_model import CachedModel, ModelInput
+from axcore.inference.request import SamplerKind
+from axcore.inference.sampler import SamplerState, SamplingRows, TokenHistory, row_keys, sample
 from axcore.inference.weights import WeightConversion
 from axcore.module import Module
 
@@ -45,12 +45,12 @@ class NGramLookup:
                 hint="look for as many tokens or fewer",
             )
 
-    def index(self, text: Iterable[int]) -> "NGramIndex":
+    def drafter(self, text: Iterable[int]) -> "NGramDrafter":
         """Returns what guesses for one text."""
-        return NGramIndex(self, text)
+        return NGramDrafter(self, text)
 
 
-class NGramIndex:
+class NGramDrafter:
     """Where each run of tokens was last in one text; each new token costs `longest` entries.
 
     Args:
@@ -73,7 +73,7 @@ class NGramIndex:
                     self._follows[tuple(text[-length:])] = len(text)
             text.append(int(token))
 
-    def guess(self) -> list[int]:
+    def propose(self) -> list[int]:
         """Returns tokens that may come next: as many as are guessed, or none.
 
         A guess that reaches the end of the text continues with itself.
@@ -85,11 +85,11 @@ class NGramIndex:
         return []
 
     def _copied(self, start: int) -> list[int]:
-        guess = self._text[start : start + self._cfg.num_tokens]
+        propose = self._text[start : start + self._cfg.num_tokens]
         period = len(self._text) - start
-        while len(guess) < self._cfg.num_tokens:
-            guess.append(guess[-period] if period <= len(guess) else guess[0])
-        return guess
+        while len(propose) < self._cfg.num_tokens:
+            propose.append(propose[-period] if period <= len(propose) else propose[0])
+        return propose
 
 
 _PROBE = (
@@ -114,14 +114,14 @@ class DraftModel:
     def check(self) -> None:
         """Every value makes sense."""
 
-    def index(self, text: Iterable[int]) -> "DraftPlaces":
+    def drafter(self, text: Iterable[int]) -> "DeviceDrafter":
         """Returns what guesses for one text: places alone, which the draft model fills."""
         del text
-        return DraftPlaces(self.num_tokens)
+        return DeviceDrafter(self.num_tokens)
 
 
 @attrs.frozen
-class DraftPlaces:
+class DeviceDrafter:
     """Places for guesses that are drawn on the device.
 
     Args:
@@ -133,7 +133,7 @@ class DraftPlaces:
     def push(self, tokens: Iterable[int]) -> None:
         """Needs no tokens: the draft model's cache has them."""
 
-    def guess(self) -> list[int]:
+    def propose(self) -> list[int]:
         """Returns any tokens, in the place of those to be drawn."""
         return [0] * self.num_tokens
 
@@ -186,16 +186,16 @@ class Verified(NamedTuple):
     counts: Int[Array, " B"]
 
 
-def verify(
+def verify_draft_tokens(
     logits: Float[Array, "B K+1 V"],
-    guesses: Int[Array, "B K"],
+    draft_tokens: Int[Array, "B K"],
     rows: SamplingRows,
     *,
     first: Int[Array, " B"],
-    num_guesses: Int[Array, " B"],
+    num_draft_tokens: Int[Array, " B"],
     allowed: UInt32[ArrayLike, "#B W"] | None = None,
     history: TokenHistory | None = None,
-    kind: DrawKind = "full",
+    kind: SamplerKind = "full",
 ) -> Verified:
     """Returns the tokens that plain decoding draws, one after the other.
 
@@ -212,13 +212,13 @@ def verify(
 
     Args:
         logits: After the last known token and after each guess.
-        guesses: They may be any tokens where there are none.
+        draft_tokens: They may be any tokens where there are none.
         rows: How each row draws.
         first: Number of tokens of each row's answer before.
-        num_guesses: How many of the guesses are some, of each row.
-        allowed: As of `draw`; the same at each place, so a row with a grammar has no guesses.
-        history: As of `draw`, of the text before.
-        kind: As of `draw`.
+        num_draft_tokens: How many of the guesses are some, of each row.
+        allowed: As of `sample`; the same at each place, so a row with a grammar has no guesses.
+        history: As of `sample`, of the text before.
+        kind: As of `sample`.
     """
     num_places = logits.shape[1]
     in_row = jnp.arange(logits.shape[0])
@@ -226,15 +226,15 @@ def verify(
     def at_place(carry: TokenHistory | None, place: Array) -> Any:
         keys = row_keys(rows.seed, first + place)
         here = logits[:, place]
-        drawn = draw(here, rows, keys, allowed=allowed, history=carry, kind=kind)
+        sampled = sample(here, rows, keys, allowed=allowed, history=carry, kind=kind)
         if carry is not None:
-            carry = carry.drawn(in_row, guesses[:, jnp.minimum(place, num_places - 2)])
-        return carry, drawn
+            carry = carry.sampled(in_row, draft_tokens[:, jnp.minimum(place, num_places - 2)])
+        return carry, sampled
 
-    _, drawn = jax.lax.scan(at_place, history, jnp.arange(num_places, dtype=jnp.int32))
-    tokens = drawn.T
+    _, sampled = jax.lax.scan(at_place, history, jnp.arange(num_places, dtype=jnp.int32))
+    tokens = sampled.T
     steps = jnp.arange(num_places - 1)[None, :]
-    is_right = (tokens[:, :-1] == guesses) & (steps < num_guesses[:, None])
+    is_right = (tokens[:, :-1] == draft_tokens) & (steps < num_draft_tokens[:, None])
     counts = 1 + jnp.sum(jnp.cumprod(is_right.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
     return Verified(tokens, counts)
 
@@ -310,22 +310,22 @@ class DraftedModel:
         )
         return logits, {**changed, DRAFT: read}
 
-    def with_guesses(
+    def with_draft_tokens(
         self,
         weights: Any,
         caches: Any,
-        rows: CallRows,
+        rows: ModelInput,
         *,
-        memory: Memory,
+        sampler_state: SamplerState,
         sampling: SamplingRows,
         allowed: UInt32[Array, "1 W"],
-        kind: DrawKind,
-    ) -> tuple[CallRows, Any]:
+        kind: SamplerKind,
+    ) -> tuple[ModelInput, Any]:
         """Returns rows with the tokens that the draft draws after the first of each.
 
         They are drawn as the model's own are: by the row's settings, with the same noise.
         """
-        held = memory.held(rows.slots)
+        held = sampler_state.held(rows.slots)
         own, in_row = sampling.take(held), jnp.arange(len(held))
 
         def one(carry: Any, step: Array) -> Any:
@@ -337,10 +337,10 @@ class DraftedModel:
                 self._known(tokens[:, None]),
                 (rows.starts + step) * draws,
                 draws,
-                slots=jnp.where(draws > 0, rows.slots, memory.num_slots),
+                slots=jnp.where(draws > 0, rows.slots, sampler_state.num_slots),
                 page_table=rows.pages,
             )
-            drawn = draw(
+            sampled = sample(
                 _of_width(logits, self.vocab_size),
                 own,
                 row_keys(own.seed, rows.first + step),
@@ -348,15 +348,15 @@ class DraftedModel:
                 history=history,
                 kind=kind,
             )
-            history = None if history is None else history.drawn(in_row, drawn)
-            return (caches, drawn, history), drawn
+            history = None if history is None else history.sampled(in_row, sampled)
+            return (caches, sampled, history), sampled
 
-        history = memory.history.take(held) if kind == "full" else None
+        history = sampler_state.history.take(held) if kind == "full" else None
         places = jnp.arange(rows.tokens.shape[1] - 1, dtype=jnp.int32)
-        (read, _, _), guesses = jax.lax.scan(
+        (read, _, _), draft_tokens = jax.lax.scan(
             one, (caches[DRAFT], rows.tokens[:, 0], history), places
         )
-        tokens = jnp.concatenate([rows.tokens[:, :1], guesses.T], axis=1)
+        tokens = jnp.concatenate([rows.tokens[:, :1], draft_tokens.T], axis=1)
         return rows._replace(tokens=tokens), {**caches, DRAFT: read}
 
     def _known(self, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
@@ -379,5 +379,5 @@ def _of_width(logits: Float[Array, "B V"], width: int) -> Float[Array, "B width"
     return padded.astype(jnp.float32)
 
 
-Guesses = NGramIndex | DraftPlaces
+Drafter = NGramDrafter | DeviceDrafter
 """What guesses the next tokens of one text."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 
-from axcore.inference.config import CallShapes, EngineConfig
-from axcore.inference.request import DrawKind
-from axcore.inference.schedule import Limits
+from axcore.inference.config import BatchBuckets, EngineConfig
+from axcore.inference.request import SamplerKind
+from axcore.inference.schedule import SchedulerConfig
 
 Progress = Callable[[int, int, str], None]
 """Is called with the number of compiled programs, of all, and the name of the last."""
@@ -25,73 +25,79 @@ class Stage:
     """Programs that an engine can work with.
 
     Args:
-        shapes: Of its calls.
+        buckets: Of its calls.
         kinds: What they can draw, the cheapest first.
         keys: Of the programs; see `Programs`.
     """
 
-    shapes: CallShapes
-    kinds: tuple[DrawKind, ...]
+    buckets: BatchBuckets
+    kinds: tuple[SamplerKind, ...]
     keys: tuple[Hashable, ...]
 
 
 def growing(
-    shapes: CallShapes, kinds: tuple[DrawKind, ...]
-) -> list[tuple[CallShapes, tuple[DrawKind, ...]]]:
-    """Returns shapes and kinds of stages: those of few programs first, all of them last.
+    buckets: BatchBuckets, kinds: tuple[SamplerKind, ...]
+) -> list[tuple[BatchBuckets, tuple[SamplerKind, ...]]]:
+    """Returns buckets and kinds of stages: those of few programs first, all of them last.
 
     The first computes all rows in every call; the second has programs for the fewest rows, too.
     """
-    most, least = shapes.draw_sizes[-1], shapes.draw_sizes[0]
+    largest, smallest = buckets.decode_buckets[-1], buckets.decode_buckets[0]
     first = attrs.evolve(
-        shapes,
-        draw_sizes=(most,),
-        chunk_lengths=(shapes.alone_length,),
-        read_sizes=((1,),),
-        reads_by_score=True,
+        buckets,
+        decode_buckets=(largest,),
+        chunk_lengths=(buckets.alone_length,),
+        prefill_buckets=((1,),),
+        prefills_by_score=True,
     )
-    second = attrs.evolve(first, draw_sizes=tuple(sorted({least, most})))
-    stages = [(first, kinds[-1:]), (second, kinds), (shapes, kinds)]
+    second = attrs.evolve(first, decode_buckets=tuple(sorted({smallest, largest})))
+    stages = [(first, kinds[-1:]), (second, kinds), (buckets, kinds)]
     return [stage for place, stage in enumerate(stages) if stage not in stages[:place]]
 
 
 def stages(
-    cfg: EngineConfig, limits: Limits, shapes: CallShapes, kinds: tuple[DrawKind, ...]
+    cfg: EngineConfig,
+    limits: SchedulerConfig,
+    buckets: BatchBuckets,
+    kinds: tuple[SamplerKind, ...],
 ) -> list[Stage]:
     """Returns stages in which programs can be compiled; the last one has all."""
-    found = [] if cfg.fixed_shapes else growing(shapes, kinds)
+    found = [] if cfg.fixed_shapes else growing(buckets, kinds)
     return [
         Stage(fewer, some, tuple(program_keys(cfg, limits, fewer, some)))
-        for fewer, some in found or [(shapes, kinds)]
+        for fewer, some in found or [(buckets, kinds)]
     ]
 
 
 def program_keys(
-    cfg: EngineConfig, limits: Limits, shapes: CallShapes, kinds: tuple[DrawKind, ...]
+    cfg: EngineConfig,
+    limits: SchedulerConfig,
+    buckets: BatchBuckets,
+    kinds: tuple[SamplerKind, ...],
 ) -> list[tuple[Any, ...]]:
     """Returns the keys of all programs that requests can need; see `Programs`.
 
     Those that take longest to compile come first: then no core waits for the last one.
     """
     keys: list[tuple[Any, ...]] = []
-    if limits.tokens_per_call > 1:
-        name = "check_guesses" if cfg.speculation else "draw_many"
+    if limits.num_decode_steps > 1:
+        name = "verify_draft_tokens" if cfg.speculation else "multi_step_decode"
         keys += [
-            (name, size, limits.tokens_per_call, kind)
-            for size in shapes.draw_sizes
+            (name, size, limits.num_decode_steps, kind)
+            for size in buckets.decode_buckets
             for kind in kinds
         ]
-    keys.append(("score", shapes.alone_length))
+    keys.append(("score_prompt", buckets.alone_length))
     keys += [
-        ("read", size, length)
-        for length, sizes in zip(shapes.chunk_lengths, shapes.read_sizes, strict=True)
+        ("prefill", size, length)
+        for length, sizes in zip(buckets.chunk_lengths, buckets.prefill_buckets, strict=True)
         for size in sizes
-        if not shapes.reads_by_score
+        if not buckets.prefills_by_score
     ]
-    keys += [("advance", size) for size in shapes.draw_sizes]
-    drawing = {*shapes.draw_sizes, *itertools.chain.from_iterable(shapes.read_sizes)}
-    keys += [("draw", size, kind) for size in sorted(drawing) for kind in kinds]
-    if limits.shares_prefixes:
+    keys += [("decode", size) for size in buckets.decode_buckets]
+    drawing = {*buckets.decode_buckets, *itertools.chain.from_iterable(buckets.prefill_buckets)}
+    keys += [("sample", size, kind) for size in sorted(drawing) for kind in kinds]
+    if limits.enable_prefix_caching:
         keys.append(("copy_page",))
     return [*keys, ("start_history", limits.max_length)]
 

@@ -56,7 +56,7 @@ class WeightConversion:
         return jax.tree.map(of_spec, self._served, is_leaf=_is_spec)
 
     @property
-    def room_bytes(self) -> int:
+    def replacement_bytes(self) -> int:
         """What a device needs beside old and new weights while arrays take each other's places.
 
         That is the largest array, and the same as it was trained where it is quantized.

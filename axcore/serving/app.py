@@ -89,8 +89,8 @@ async def ready(request: HttpRequest) -> Response:
     if served.is_draining:
         raise draining(served.limits.retry_after_s)
     _check_engine(served)
-    answer = {"status": "ready", "model": served.name, **_failed_replicas(served)}
-    return JSONResponse(answer)
+    completion = {"status": "ready", "model": served.name, **_failed_replicas(served)}
+    return JSONResponse(completion)
 
 
 async def prometheus(request: HttpRequest) -> Response:

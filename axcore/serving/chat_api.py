@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from axcore.config.json_files import parse_json
-from axcore.inference import Answer, DrawnToken, Piece, Request
+from axcore.inference import CompletionDelta, CompletionStream, Request, SampledToken
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.config import Limits
 from axcore.serving.metrics import RequestStats
@@ -22,7 +22,7 @@ from axcore.serving.request_settings import (
     read_response_format,
     read_settings,
 )
-from axcore.serving.responses import Answers, GenerationJob
+from axcore.serving.responses import CompletionSet, GenerationJob
 from axcore.serving.served_model import ServedModel
 from axcore.serving.tools import (
     ToolCall,
@@ -70,7 +70,7 @@ class ChatRequest:
         messages: The turns, as templates read them.
         tool_choice: Functions that the model may or must call.
         template_values: What else the template reads.
-        template_wishes: What it may read, and what is ignored where it does not.
+        optional_template_values: What it may read, and what is ignored where it does not.
         max_tokens: Tokens of an answer at most; None is all that the model has room for.
         num_logprobs: Likeliest tokens that are listed beside each one; None lists nothing.
         grammar: What answers must follow.
@@ -81,7 +81,7 @@ class ChatRequest:
     messages: tuple[dict[str, Any], ...]
     tool_choice: ToolChoice
     template_values: dict[str, Any]
-    template_wishes: dict[str, str]
+    optional_template_values: dict[str, str]
     max_tokens: int | None
     num_logprobs: int | None
     grammar: Any
@@ -100,7 +100,7 @@ def read_chat(content: Any, limits: Limits) -> ChatRequest:
         messages=read_messages(fields),
         tool_choice=read_tool_choice(fields),
         template_values={**_template_values(fields), **_prompt_end(fields)},
-        template_wishes={
+        optional_template_values={
             name: value for name in _OF_TEMPLATES if (value := fields.text(name)) is not None
         },
         max_tokens=_max_tokens(fields),
@@ -277,21 +277,21 @@ class ChatChoice:
     reader: ToolCallReader
     text: str = ""
     calls: list[ToolCall] = attrs.field(factory=list)
-    tokens: list[DrawnToken] = attrs.field(factory=list)
+    tokens: list[SampledToken] = attrs.field(factory=list)
     finish_reason: str | None = None
     is_begun: bool = False
 
-    def add(self, piece: Piece) -> list[str | ToolCall]:
+    def add(self, delta: CompletionDelta) -> list[str | ToolCall]:
         """Appends a piece; returns the text and the calls that it completes."""
-        found = self.reader.read(piece.text)
-        if piece.finish_reason is not None:
+        found = self.reader.read(delta.text)
+        if delta.finish_reason is not None:
             found += self.reader.finish()
         self.text += "".join(one for one in found if isinstance(one, str))
         self.calls += [one for one in found if isinstance(one, ToolCall)]
-        self.tokens += piece.drawn
-        if piece.finish_reason is not None:
-            made_calls = self.calls and piece.finish_reason == "stop"
-            self.finish_reason = "tool_calls" if made_calls else piece.finish_reason
+        self.tokens += delta.sampled
+        if delta.finish_reason is not None:
+            made_calls = self.calls and delta.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if made_calls else delta.finish_reason
         return found
 
 
@@ -300,23 +300,23 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def add(self, number: int, piece: Piece) -> None:
+    def add(self, number: int, delta: CompletionDelta) -> None:
         """Appends a piece to an answer."""
-        self.choices[number].add(piece)
+        self.choices[number].add(delta)
 
-    def changes(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+    def changes(self, number: int, delta: CompletionDelta) -> Iterator[dict[str, Any]]:
         """Yields what a new piece adds to an answer, as streams have it."""
-        for delta, logprobs, reason in self._deltas(self.choices[number], piece):
-            choice = {"index": number, "delta": delta, "finish_reason": reason}
+        for change, logprobs, reason in self._deltas(self.choices[number], delta):
+            choice = {"index": number, "delta": change, "finish_reason": reason}
             yield {**choice, "logprobs": logprobs}
 
     def _deltas(
-        self, choice: ChatChoice, piece: Piece
+        self, choice: ChatChoice, delta: CompletionDelta
     ) -> list[tuple[dict[str, Any], dict[str, Any] | None, str | None]]:
         """Returns what a piece adds to a choice, as several changes."""
         num_calls = len(choice.calls)
         found: list[tuple[dict[str, Any], dict[str, Any] | None, str | None]] = []
-        for one in choice.add(piece):
+        for one in choice.add(delta):
             if isinstance(one, str):
                 found.append(({"content": one}, None, None))
             else:
@@ -325,7 +325,7 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
         if not choice.is_begun:
             found.insert(0, ({"role": "assistant", "content": ""}, None, None))
             choice.is_begun = True
-        logprobs = self._logprobs(piece.drawn) if piece.drawn else None
+        logprobs = self._logprobs(delta.sampled) if delta.sampled else None
         if logprobs is not None:
             delta = found.pop()[0] if found else {}
             found.append((delta, logprobs, None))
@@ -350,7 +350,7 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
             "finish_reason": choice.finish_reason,
         }
 
-    def _logprobs(self, tokens: Sequence[DrawnToken]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         if self.request.num_logprobs is None:
             return None
         return self.served.texts.as_chat(tokens)
@@ -376,13 +376,16 @@ async def start_chat(
     if choice.forced:  # whose schemas may be long
         write = partial(forced_calls, choice, template, special)
         grammar = await served.work.threads.run(write)
-    values = {**_known_wishes(request.template_wishes, template), **request.template_values}
+    values = {
+        **_known_values(request.optional_template_values, template),
+        **request.template_values,
+    }
     tokens = await served.chat_tokens(request.messages, choice.tools, **values)
     stats.num_prompt_tokens = len(tokens)
     requests = [
         Request(
             prompt=tokens,
-            max_tokens=served.answer_size(tokens, request.max_tokens),
+            max_tokens=served.max_new_tokens(tokens, request.max_tokens),
             sampling=settings.sampling,
             seed=seed,
             stop=(*settings.stop, *call_stops(choice, template, special)),
@@ -399,11 +402,13 @@ async def start_chat(
         request=request,
         id=identity,
         choices=[ChatChoice(reader=call_reader(choice, template, special)) for _ in requests],
-        answers=Answers(await _submit(served, requests, is_forced=bool(choice.forced)), stats),
+        completions=CompletionSet(
+            await _submit(served, requests, is_forced=bool(choice.forced)), stats
+        ),
     )
 
 
-def _known_wishes(wishes: dict[str, str], template: str | None) -> dict[str, str]:
+def _known_values(wishes: dict[str, str], template: str | None) -> dict[str, str]:
     """Return what a template reads of what it may read; the rest is ignored."""
     known = {name: value for name, value in wishes.items() if name in (template or "")}
     for name in wishes.keys() - known.keys():
@@ -413,7 +418,7 @@ def _known_wishes(wishes: dict[str, str], template: str | None) -> dict[str, str
 
 async def _submit(
     served: ServedModel, requests: Sequence[Request], *, is_forced: bool
-) -> list[Answer]:
+) -> list[CompletionStream]:
     """Returns answers; what is wrong with the grammar of a forced call is wrong with the tools."""
     try:
         return await served.submit(requests)

@@ -7,7 +7,7 @@ import attrs
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from axcore.inference import Answer, DrawnToken, Piece, Request
+from axcore.inference import CompletionDelta, CompletionStream, Request, SampledToken
 from axcore.serving.api_error import invalid
 from axcore.serving.config import Limits
 from axcore.serving.metrics import RequestStats
@@ -21,7 +21,7 @@ from axcore.serving.request_settings import (
     read_response_format,
     read_settings,
 )
-from axcore.serving.responses import Answers, GenerationJob
+from axcore.serving.responses import CompletionSet, GenerationJob
 from axcore.serving.served_model import ServedModel
 
 Prompt = str | tuple[int, ...]
@@ -97,8 +97,8 @@ def _prompts(fields: RequestParser, limits: Limits) -> tuple[Prompt, ...]:
         raise invalid(f"prompt is {found!r:.40}; expected {expected}", path, code="invalid_type")
     if all(_is_token(one) for one in found):
         return (tuple(found),)
-    if len(found) > limits.max_answers:
-        most = limits.max_answers
+    if len(found) > limits.max_completions:
+        most = limits.max_completions
         raise invalid(f"prompt has {len(found)} texts; at most {most} are accepted", path)
     return tuple(_prompt(one, f"{path}[{number}]") for number, one in enumerate(found))
 
@@ -133,16 +133,16 @@ class Choice:
     prompt: tuple[int, ...]
     prompt_text: str = ""
     text: str = ""
-    tokens: list[DrawnToken] = attrs.field(factory=list)
+    tokens: list[SampledToken] = attrs.field(factory=list)
     offset: int = 0
     finish_reason: str | None = None
     is_begun: bool = False
 
-    def add(self, piece: Piece) -> None:
+    def add(self, delta: CompletionDelta) -> None:
         """Appends a piece."""
-        self.text += piece.text
-        self.tokens += piece.drawn
-        self.finish_reason = piece.finish_reason
+        self.text += delta.text
+        self.tokens += delta.sampled
+        self.finish_reason = delta.finish_reason
 
 
 class CompletionJob(GenerationJob[CompletionRequest, Choice]):
@@ -150,20 +150,20 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
 
     kind = chunk_kind = "text_completion"
 
-    def add(self, number: int, piece: Piece) -> None:
+    def add(self, number: int, delta: CompletionDelta) -> None:
         """Appends a piece to an answer."""
-        self.choices[number].add(piece)
+        self.choices[number].add(delta)
 
-    def changes(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+    def changes(self, number: int, delta: CompletionDelta) -> Iterator[dict[str, Any]]:
         """Yields what a new piece adds to an answer, as streams have it."""
         choice = self.choices[number]
-        text, logprobs = piece.text, self._logprobs(choice, piece.drawn)
+        text, logprobs = delta.text, self._logprobs(choice, delta.sampled)
         if self.request.echo and not choice.is_begun:
             text = choice.prompt_text + text
             logprobs = self._with_prompt(number, logprobs)
         choice.is_begun = True
-        if text or piece.drawn or piece.finish_reason:
-            yield _choice(number, text, logprobs, piece.finish_reason)
+        if text or delta.sampled or delta.finish_reason:
+            yield _choice(number, text, logprobs, delta.finish_reason)
 
     def whole(self, number: int) -> dict[str, Any]:
         """Returns an answer that has ended, as responses have it."""
@@ -174,7 +174,7 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
             logprobs = self._with_prompt(number, logprobs)
         return _choice(number, text, logprobs, choice.finish_reason)
 
-    def _logprobs(self, choice: Choice, tokens: Sequence[DrawnToken]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         """Returns log-probabilities of new tokens of a choice."""
         if self.request.num_logprobs is None:
             return None
@@ -185,7 +185,7 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
         """Returns log-probabilities of a choice's prompt, and others after them."""
         if logprobs is None:
             return None
-        prompt = _prompt_tokens(self.choices[number], self.answers.answers[number])
+        prompt = _prompt_tokens(self.choices[number], self.completions.completions[number])
         before, _ = self.served.texts.as_completion(prompt, 0)
         return {name: before[name] + logprobs[name] for name in before}
 
@@ -211,14 +211,16 @@ async def start_completion(
         stats.num_prompt_tokens += len(tokens)
         # An engine draws one token at least; that of a request for none is left out.
         asked = 1 if request.max_tokens == 0 else request.max_tokens
-        size = served.answer_size(tokens, asked, default=MAX_TOKENS)
+        size = served.max_new_tokens(tokens, asked, default=MAX_TOKENS)
         for seed in served.seeds.of(settings):
             text = _echoed(served, prompt) if request.echo else ""
             choices.append(Choice(prompt=tokens, prompt_text=text, offset=len(text)))
             requests.append(_request(request, tokens, size=size, seed=seed, adapter=adapter))
-    answers = Answers(await served.submit(requests), stats, keeps_tokens=request.max_tokens != 0)
+    completions = CompletionSet(
+        await served.submit(requests), stats, keeps_tokens=request.max_tokens != 0
+    )
     return CompletionJob(
-        served=served, request=request, id=identity, choices=choices, answers=answers
+        served=served, request=request, id=identity, choices=choices, completions=completions
     )
 
 
@@ -243,13 +245,16 @@ def _echoed(served: ServedModel, prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else served.decode(prompt)
 
 
-def _prompt_tokens(choice: Choice, answer: Answer) -> list[DrawnToken]:
+def _prompt_tokens(choice: Choice, completion: CompletionStream) -> list[SampledToken]:
     """Returns the tokens of a prompt with their log-probabilities, the first of which has none."""
     none = (None,) * len(choice.prompt)
-    logprobs, likeliest = answer.prompt_logprobs or none, answer.prompt_likeliest or none
+    logprobs, top_logprobs = (
+        completion.prompt_logprobs or none,
+        completion.prompt_top_logprobs or none,
+    )
     return [
-        DrawnToken(token, logprob, (best or ())[: answer.request.num_logprobs])
-        for token, logprob, best in zip(choice.prompt, logprobs, likeliest, strict=True)
+        SampledToken(token, logprob, (best or ())[: completion.request.num_logprobs])
+        for token, logprob, best in zip(choice.prompt, logprobs, top_logprobs, strict=True)
     ]
 
 

@@ -16,7 +16,7 @@ class Limits:
             has half, and always that of one body. Others wait unread, until 429.
         max_prompt_tokens: Of one prompt; None leaves the model's length as the only limit.
         max_tokens: Of one answer; None leaves the model's length as the only limit.
-        max_answers: Answers that one request asks for: its prompts times its `n`.
+        max_completions: Answers that one request asks for: its prompts times its `n`.
         max_requests: Requests that are answered or wait at a time; 429 beyond.
         max_grammar_bytes: Of the text of a grammar, or of a JSON schema.
         grammar_timeout_s: Seconds of processor time that its compilation may take.
@@ -32,7 +32,7 @@ class Limits:
     max_bodies_bytes: PositiveInt = 32 << 20
     max_prompt_tokens: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
-    max_answers: PositiveInt = 64
+    max_completions: PositiveInt = 64
     max_requests: PositiveInt = 256
     max_grammar_bytes: PositiveInt = 1 << 20
     grammar_timeout_s: PositiveFloat = 2.0

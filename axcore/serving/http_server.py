@@ -99,7 +99,7 @@ class HttpServer(uvicorn.Server):
     def drain(self) -> None:
         """Refuses new requests from here on, and ends when those there are were answered."""
         self._served.is_draining = True
-        self._num_at_signal = self._served.num_answering
+        self._num_at_signal = self._served.num_active_requests
         self._ends_at = time.monotonic() + self._drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -115,7 +115,7 @@ class HttpServer(uvicorn.Server):
             LOGGER.error("the server ends: %s", failed.what, exc_info=failed.__cause__)
             self.should_exit = True
         if self._ends_at is not None:
-            num_left = self._served.num_answering
+            num_left = self._served.num_active_requests
             if not self._has_said:
                 LOGGER.info("draining: %s requests are being answered", self._num_at_signal)
                 self._has_said = True

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from axcore.data import Tokenizer
-from axcore.inference import DrawnToken
+from axcore.inference import SampledToken
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LEAST = -9999.0
@@ -42,7 +42,7 @@ class TokenTexts:
         return self._written(token).text
 
     def as_completion(
-        self, tokens: Sequence[DrawnToken], offset: int
+        self, tokens: Sequence[SampledToken], offset: int
     ) -> tuple[dict[str, Any], int]:
         """Returns log-probabilities as `/v1/completions` has them, and the offset after them.
 
@@ -62,18 +62,18 @@ class TokenTexts:
         }
         return content, offset
 
-    def as_chat(self, tokens: Sequence[DrawnToken]) -> dict[str, Any]:
+    def as_chat(self, tokens: Sequence[SampledToken]) -> dict[str, Any]:
         """Returns log-probabilities as `/v1/chat/completions` has them."""
         content = []
         for token in tokens:
-            likeliest = [self._entry(number, logprob) for number, logprob in token.likeliest]
-            content.append({**self._entry(token.id, token.logprob), "top_logprobs": likeliest})
+            top_logprobs = [self._entry(number, logprob) for number, logprob in token.top_logprobs]
+            content.append({**self._entry(token.id, token.logprob), "top_logprobs": top_logprobs})
         return {"content": content, "refusal": None}
 
-    def _by_text(self, token: DrawnToken) -> dict[str, float | None]:
+    def _by_text(self, token: SampledToken) -> dict[str, float | None]:
         """Return the likeliest tokens by their text; of those with one text the likeliest one."""
         found: dict[str, float | None] = {}
-        for number, logprob in token.likeliest:
+        for number, logprob in token.top_logprobs:
             found.setdefault(self.text(number), _finite(logprob))
         return found
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from axcore.inference import Piece
+from axcore.inference import CompletionDelta
 from axcore.serving.served_model import ServedModel
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -39,15 +39,15 @@ class RequestStats:
     finish_reasons: list[str] = attrs.field(factory=list)
     is_abandoned: bool = False
 
-    def add(self, piece: Piece) -> None:
+    def add(self, delta: CompletionDelta) -> None:
         """Counts a piece of an answer."""
-        if piece.drawn:
+        if delta.sampled:
             now = time.monotonic() - self.began
             self.first_token_s = now if self.first_token_s is None else self.first_token_s
             self.last_token_s = now
-            self.num_tokens += len(piece.drawn)
-        if piece.finish_reason is not None:
-            self.finish_reasons.append(piece.finish_reason)
+            self.num_tokens += len(delta.sampled)
+        if delta.finish_reason is not None:
+            self.finish_reasons.append(delta.finish_reason)
 
 
 class EngineCollector(Collector):
@@ -77,7 +77,7 @@ class EngineCollector(Collector):
                 stats.num_cached_prompt_tokens,
             ),
             ("preemptions", "Answers that made room for others", stats.num_preemptions),
-            ("drawn_tokens", "Tokens drawn by the engine", stats.num_drawn),
+            ("sampled_tokens", "Tokens sampled by the engine", stats.num_sampled_tokens),
             ("steps", "Steps of the engine", stats.num_steps),
             ("moved_requests", "Requests moved from a failed replica", stats.num_moved),
             ("lost_requests", "Requests that failed with their replica", stats.num_lost),
@@ -99,7 +99,7 @@ class ServerMetrics:
         kept: Any = {"registry": self.registry, "namespace": "axcore"}
         self.requests = Counter("requests", "Requests", ["path", "status"], **kept)
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts", **kept)
-        self.answer_tokens = Counter("answer_tokens", "Tokens of answers", **kept)
+        self.completion_tokens = Counter("completion_tokens", "Tokens of answers", **kept)
         self.abandoned = Counter("abandoned", "Requests whose client went away", **kept)
         self.in_flight = Gauge("requests_in_flight", "Requests being answered", **kept)
         timed: Any = {**kept, "buckets": _SECONDS}
@@ -117,7 +117,7 @@ class ServerMetrics:
         """Counts a request that ended."""
         self.requests.labels(path, str(status)).inc()
         self.prompt_tokens.inc(stats.num_prompt_tokens)
-        self.answer_tokens.inc(stats.num_tokens)
+        self.completion_tokens.inc(stats.num_tokens)
         self.abandoned.inc(int(stats.is_abandoned))
         if stats.num_prompt_tokens:
             self.duration.observe(seconds)

@@ -61,7 +61,7 @@ async def generate(
 
 async def compute(
     request: HttpRequest,
-    answer: Callable[[ServedModel, RequestParser], Awaitable[dict[str, Any]]],
+    completion: Callable[[ServedModel, RequestParser], Awaitable[dict[str, Any]]],
 ) -> Response:
     """Answer a request for which the engine does nothing."""
     served = served_model(request)
@@ -72,7 +72,7 @@ async def compute(
             content, size = await _parsed(served, body)
             fields = RequestParser(content)
             served.adapter(fields.text("model"))  # refuses a name that nothing here has
-            found = await answer(served, fields)
+            found = await completion(served, fields)
             return await served.work.compute(partial(JSONResponse, found), size=size)
 
         with RequestSlot(served):
@@ -103,10 +103,10 @@ class RequestSlot:
         if served.is_draining:
             raise draining(wait)
         most = served.limits.max_requests
-        if served.num_answering >= most:
+        if served.num_active_requests >= most:
             message = f"The server answers {most} requests, as many as it may."
             raise ApiError(429, message, code="too_many_requests", retry_after_s=wait)
-        served.num_answering += 1
+        served.num_active_requests += 1
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -119,15 +119,15 @@ class RequestSlot:
             # Starlette sends a stream after this function has returned, and the drain of a server
             # waits for `num_answering`: so the slot is left by the stream, not by `__exit__`.
             self._is_kept = True
-            return EventStream(job.events(), job.answers, on_end=self._leave)
+            return EventStream(job.events(), job.completions, on_end=self._leave)
         try:
             found = await unless_abandoned(request, job.response)
         finally:
-            job.answers.cancel()
+            job.completions.cancel()
         return _abandoned(request) if found is None else found
 
     def _leave(self) -> None:
-        self._served.num_answering -= 1
+        self._served.num_active_requests -= 1
 
 
 async def _parsed(served: ServedModel, body: Body) -> tuple[Any, int]:

@@ -63,7 +63,7 @@ def read_settings(fields: RequestParser, limits: Limits) -> Settings:
     is_streamed = fields.boolean("stream")
     return Settings(
         sampling=_sampling(fields),
-        num_choices=fields.integer("n", least=1, most=limits.max_answers) or 1,
+        num_choices=fields.integer("n", least=1, most=limits.max_completions) or 1,
         seed=fields.integer("seed", least=-_MOST, most=_MOST),
         stop=_stop(fields),
         ignores_end=fields.boolean("ignore_eos"),

@@ -1,4 +1,4 @@
-"""`Answers`: the answers to one request, read together and given up when nobody waits for them."""
+"""Responses: the completions of one request, sent as one JSON object or as server-sent events."""
 
 import abc
 import asyncio
@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from axcore.inference import Answer, EngineError, Piece, RequestError
+from axcore.inference import CompletionDelta, CompletionStream, EngineError, RequestError
 from axcore.serving.api_error import FAILED, ApiError, from_error
 from axcore.serving.metrics import RequestStats
 from axcore.serving.request_settings import Settings
@@ -25,26 +25,30 @@ KEEP_ALIVE_S = 15.0
 Result = TypeVar("Result")
 
 
-class Answers:
+class CompletionSet:
     """Answers that are drawn at the same time.
 
     Args:
-        answers: What the engine returned.
+        completions: What the engine returned.
         stats: What counts their tokens.
         keeps_tokens: Whether tokens are wanted; without, only the prompts are looked at.
     """
 
     def __init__(
-        self, answers: Sequence[Answer], stats: RequestStats, *, keeps_tokens: bool = True
+        self,
+        completions: Sequence[CompletionStream],
+        stats: RequestStats,
+        *,
+        keeps_tokens: bool = True,
     ) -> None:
-        self.answers, self.stats, self._keeps_tokens = answers, stats, keeps_tokens
+        self.completions, self.stats, self._keeps_tokens = completions, stats, keeps_tokens
 
     def cancel(self) -> None:
         """Frees what the engine holds for them; those that ended stay as they are."""
-        for answer in self.answers:
-            answer.cancel()
+        for completion in self.completions:
+            completion.cancel()
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece] | None]:
+    async def deltas(self) -> AsyncIterator[tuple[int, CompletionDelta] | None]:
         """Yields pieces with the number of their answer, and None where none came for long.
 
         Leaving the loop early cancels what is left.
@@ -52,29 +56,29 @@ class Answers:
         Raises:
             ApiError: The engine could not finish an answer.
         """
-        arrived: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+        arrived: asyncio.Queue[tuple[int, CompletionDelta | Exception]] = asyncio.Queue()
         tasks = [
-            asyncio.create_task(_forward(answer, number, arrived))
-            for number, answer in enumerate(self.answers)
+            asyncio.create_task(_forward(completion, number, arrived))
+            for number, completion in enumerate(self.completions)
         ]
         num_open = len(tasks)
         try:
             while num_open:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_S):
-                        number, piece = await arrived.get()
+                        number, delta = await arrived.get()
                 except TimeoutError:
                     yield None
                     continue
-                if isinstance(piece, Exception):
-                    raise piece
-                piece = piece if self._keeps_tokens else _without_tokens(piece)
-                self.stats.add(piece)
-                if piece.finish_reason == "error":
-                    raise engine_failed(self.answers[number])
-                num_open -= piece.finish_reason is not None
-                yield number, piece
-            cached = sum(answer.num_cached_prompt_tokens for answer in self.answers)
+                if isinstance(delta, Exception):
+                    raise delta
+                delta = delta if self._keeps_tokens else _without_tokens(delta)
+                self.stats.add(delta)
+                if delta.finish_reason == "error":
+                    raise engine_failed(self.completions[number])
+                num_open -= delta.finish_reason is not None
+                yield number, delta
+            cached = sum(completion.num_cached_prompt_tokens for completion in self.completions)
             self.stats.num_cached_tokens = cached
         finally:
             for task in tasks:
@@ -83,14 +87,16 @@ class Answers:
                 self.cancel()
 
 
-def _without_tokens(piece: Piece) -> Piece:
+def _without_tokens(delta: CompletionDelta) -> CompletionDelta:
     """Returns a piece without its tokens, which are drawn as an engine draws one at least."""
-    return Piece("", (), "length" if piece.finish_reason == "stop" else piece.finish_reason)
+    return CompletionDelta(
+        "", (), "length" if delta.finish_reason == "stop" else delta.finish_reason
+    )
 
 
-def engine_failed(answer: Answer) -> ApiError:
+def engine_failed(completion: CompletionStream) -> ApiError:
     """Returns the error of an answer that the engine could not finish."""
-    error, adapter = answer.error, answer.request.adapter
+    error, adapter = completion.error, completion.request.adapter
     if isinstance(error, RequestError):  # a grammar that nothing can follow
         return from_error(error, "response_format")
     cause = None if error is None else error.__cause__
@@ -105,11 +111,13 @@ def engine_failed(answer: Answer) -> ApiError:
 
 
 async def _forward(
-    answer: Answer, number: int, arrived: asyncio.Queue[tuple[int, Piece | Exception]]
+    completion: CompletionStream,
+    number: int,
+    arrived: asyncio.Queue[tuple[int, CompletionDelta | Exception]],
 ) -> None:
     try:
-        async for piece in answer:
-            arrived.put_nowait((number, piece))
+        async for delta in completion:
+            arrived.put_nowait((number, delta))
     except Exception as error:  # whatever it is, the reader of the queue must not wait for ever
         arrived.put_nowait((number, error))
 
@@ -155,15 +163,15 @@ class GenerationRequest(Protocol):
         ...
 
 
-Asked = TypeVar("Asked", bound=GenerationRequest)
-Growing = TypeVar("Growing")
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
+ChoiceT = TypeVar("ChoiceT")
 
 _LETTERS_A_LOGPROB = 30
 """What the log-probability of a token is in JSON, about."""
 
 
 @attrs.define(kw_only=True)
-class GenerationJob(abc.ABC, Generic[Asked, Growing]):
+class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
     """A request that is answered.
 
     Attributes:
@@ -173,7 +181,7 @@ class GenerationJob(abc.ABC, Generic[Asked, Growing]):
         request: What was asked.
         id: What the response is called.
         choices: Its answers as they grow.
-        answers: Where their tokens come from.
+        completions: Where their tokens come from.
         created: When the answers were begun, in seconds of Unix time.
     """
 
@@ -181,18 +189,18 @@ class GenerationJob(abc.ABC, Generic[Asked, Growing]):
     chunk_kind: ClassVar[str]
 
     served: ServedModel
-    request: Asked
+    request: RequestT
     id: str
-    choices: list[Growing]
-    answers: Answers
+    choices: list[ChoiceT]
+    completions: CompletionSet
     created: int = attrs.field(factory=lambda: int(time.time()))
 
     async def response(self) -> Response:
         """Returns the whole response."""
-        async for arrived in self.answers.pieces():
+        async for arrived in self.completions.deltas():
             if arrived is not None:
                 self.add(*arrived)
-        stats, num_logprobs = self.answers.stats, self.request.num_logprobs
+        stats, num_logprobs = self.completions.stats, self.request.num_logprobs
         num_tokens = stats.num_tokens + stats.num_prompt_tokens * len(self.choices)
         size = num_tokens * (1 if num_logprobs is None else _LETTERS_A_LOGPROB * (1 + num_logprobs))
         return await self.served.work.compute(self._response, size=size)
@@ -204,7 +212,7 @@ class GenerationJob(abc.ABC, Generic[Asked, Growing]):
     async def events(self) -> AsyncIterator[dict[str, Any] | None]:
         """Yields the response in pieces, and None where none came for long."""
         head = self._head(self.chunk_kind)
-        async for arrived in self.answers.pieces():
+        async for arrived in self.completions.deltas():
             if arrived is None:
                 yield None
                 continue
@@ -215,17 +223,17 @@ class GenerationJob(abc.ABC, Generic[Asked, Growing]):
 
     def usage(self) -> dict[str, Any]:
         """Returns the numbers of tokens."""
-        stats = self.answers.stats
-        prompt, drawn = stats.num_prompt_tokens, stats.num_tokens
+        stats = self.completions.stats
+        prompt, sampled = stats.num_prompt_tokens, stats.num_tokens
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": drawn,
-            "total_tokens": prompt + drawn,
+            "completion_tokens": sampled,
+            "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
         }
 
     @abc.abstractmethod
-    def add(self, number: int, piece: Piece) -> None:
+    def add(self, number: int, delta: CompletionDelta) -> None:
         """Appends a piece to an answer."""
 
     @abc.abstractmethod
@@ -233,7 +241,7 @@ class GenerationJob(abc.ABC, Generic[Asked, Growing]):
         """Returns an answer that has ended, as responses have it."""
 
     @abc.abstractmethod
-    def changes(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+    def changes(self, number: int, delta: CompletionDelta) -> Iterator[dict[str, Any]]:
         """Yields what a new piece adds to an answer, as streams have it."""
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -251,7 +259,7 @@ class EventStream(Response):
 
     Args:
         items: What is sent, as JSON.
-        answers: What the items are made of; cancelled when the client goes away.
+        completions: What the items are made of; cancelled when the client goes away.
         on_end: Called when nothing more is sent.
     """
 
@@ -260,13 +268,13 @@ class EventStream(Response):
     def __init__(
         self,
         items: AsyncIterator[dict[str, Any] | None],
-        answers: Answers,
+        completions: CompletionSet,
         *,
         on_end: Callable[[], None],
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._items, self._answers, self._on_end = items, answers, on_end
+        self._items, self._completions, self._on_end = items, completions, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream."""
@@ -277,9 +285,9 @@ class EventStream(Response):
 
         try:
             if await unless_abandoned(HttpRequest(scope, receive), work) is None:
-                self._answers.stats.is_abandoned = True
+                self._completions.stats.is_abandoned = True
         finally:
-            self._answers.cancel()
+            self._completions.cancel()
             self._on_end()
 
     async def _send_all(self, send: Send) -> None:

@@ -11,8 +11,8 @@ from axcore.config import field_names
 from axcore.data import Tokenizer
 from axcore.errors import AxcoreError
 from axcore.inference import (
-    Answer,
     AnyEngine,
+    CompletionStream,
     Draining,
     EngineError,
     QueueFull,
@@ -57,7 +57,7 @@ class ServedModel:
         seeds: What decides the draws of each answer.
         created: When the server began, in seconds of Unix time.
         is_draining: Whether requests are refused because the server ends.
-        num_answering: Requests that are being answered.
+        num_active_requests: Requests that are being answered.
         bodies: Long bodies that arrive.
         texts: What tokens are as text.
         max_prompt_bytes: Bytes that the text of a prompt has at most.
@@ -75,7 +75,7 @@ class ServedModel:
     seeds: Seeds = attrs.field(factory=lambda: Seeds(None))
     created: int = attrs.field(factory=lambda: int(time.time()))
     is_draining: bool = False
-    num_answering: int = 0
+    num_active_requests: int = 0
     bodies: Bodies = attrs.field(init=False)
     texts: TokenTexts = attrs.field(init=False)
     max_prompt_bytes: int = attrs.field(init=False)
@@ -244,7 +244,7 @@ class ServedModel:
             raise invalid(f"{param} has token {max(tokens)}; the vocabulary has {size}", param)
         return tokens
 
-    def answer_size(
+    def max_new_tokens(
         self, prompt: Sequence[int], max_tokens: int | None, *, default: int | None = None
     ) -> int:
         """Returns the tokens that an answer may have.
@@ -278,7 +278,7 @@ class ServedModel:
             code="context_length_exceeded",
         )
 
-    async def submit(self, requests: Sequence[Request]) -> list[Answer]:
+    async def submit(self, requests: Sequence[Request]) -> list[CompletionStream]:
         """Returns the answers to requests, all of them or none.
 
         Args:
@@ -297,17 +297,17 @@ class ServedModel:
         except AxcoreError as error:
             raise self._refused(error) from error
         # The engine compiles it again, which takes as long: that has its turn with grammars.
-        return await self.work.grammars.turns.run(work, when_late=_cancel)
+        return await self.work.grammars.pool.run(work, when_late=_cancel)
 
-    def _submit(self, requests: Sequence[Request]) -> list[Answer]:
-        answers: list[Answer] = []
+    def _submit(self, requests: Sequence[Request]) -> list[CompletionStream]:
+        completions: list[CompletionStream] = []
         try:
             for request in requests:
-                answers.append(self.engine.submit(request))
+                completions.append(self.engine.submit(request))
         except (RequestError, EngineError) as error:
-            _cancel(answers)
+            _cancel(completions)
             raise self._refused(error) from error
-        return answers
+        return completions
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens, as UTF-8 can write it."""
@@ -324,9 +324,9 @@ class ServedModel:
         return ApiError(500, ENGINE_FAILED, code="engine_error")
 
 
-def _cancel(answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        answer.cancel()
+def _cancel(completions: Sequence[CompletionStream]) -> None:
+    for completion in completions:
+        completion.cancel()
 
 
 def draining(retry_after_s: int) -> ApiError:

@@ -53,7 +53,7 @@ _PARSE_S = 10
 Result = TypeVar("Result")
 
 
-class Turns:
+class FairThreadPool:
     """Lets functions run in threads, so many at a time, and of each client fewer.
 
     Args:
@@ -241,7 +241,7 @@ class Workers:
     """
 
     def __init__(self, number: int, setup: Callable[[], tuple[str, dict[str, Any]]]) -> None:
-        self.turns = Turns(number)
+        self.pool = FairThreadPool(number)
         self._setup, self._pickled = setup, b""
         self._idle: list[Worker] = []
         self._busy: list[Worker] = []
@@ -270,11 +270,11 @@ class Workers:
             for worker in tuple(mine):
                 worker.kill()
 
-        return await self.turns.run(work, when_cancelled=kill)
+        return await self.pool.run(work, when_cancelled=kill)
 
     def close(self) -> None:
         """End the processes."""
-        self.turns.close()
+        self.pool.close()
         for worker in tuple(self._busy):
             worker.kill()
         while self._idle:
@@ -293,7 +293,7 @@ class RequestWork:
     def __init__(self, tokenizer: Tokenizer, limits: Limits, *, max_bytes: int) -> None:
         number = limits.num_workers or min(8, max(2, (os.cpu_count() or 1) // 2))
         self._tokenizer, self._limits, self._max_bytes = tokenizer, limits, max_bytes
-        self.threads = Turns(number)
+        self.threads = FairThreadPool(number)
         self.bodies = Workers(number, lambda: ("body", {}))
         self.templates = Workers(number, self._template_setup)
         self.grammars = Workers(number, self._grammar_setup)
@@ -311,7 +311,7 @@ class RequestWork:
         Args:
             function: Takes time in proportion to its size.
             size: Letters or bytes that it reads.
-            when_late: As `Turns.run`.
+            when_late: As `FairThreadPool.run`.
         """
         if size < SHORT:
             return function()

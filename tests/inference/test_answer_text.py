@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer
 from axcore.errors import ConfigError
-from axcore.inference.detokenizer import MAX_PENDING, AnswerText, StopStrings, TextStream
+from axcore.inference.detokenizer import (
+    MAX_PENDING,
+    IncrementalDetokenizer,
+    StopStrings,
+    TextStream,
+)
 
 BYTES = ByteTokenizer.Config().build()
 TEXT = "It's  the text: naïve café, 日本語 🙂🙂 e\u0301.\n\n  And 1234 words \u200d more, DONÉE."
@@ -68,9 +73,9 @@ def test_a_word_after_the_prompt_keeps_the_space_in_front(tokenizers):
 @settings(max_examples=200, deadline=None, phases=[Phase.generate])
 def test_any_bytes_become_what_they_decode_to(data):
     some = st.integers(0, 258) | st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x99])
-    tokens = data.draw(st.lists(st.sampled_from([0x80, 0xE2, 0x9F]), max_size=40))
-    tokens = tokens + data.draw(st.lists(some))
-    cuts = data.draw(st.lists(st.integers(0, len(tokens))).map(sorted))
+    tokens = data.sample(st.lists(st.sampled_from([0x80, 0xE2, 0x9F]), max_size=40))
+    tokens = tokens + data.sample(st.lists(some))
+    cuts = data.sample(st.lists(st.integers(0, len(tokens))).map(sorted))
     stream, found = TextStream(BYTES), ""
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         found += stream.push(tokens[start:end])
@@ -115,7 +120,7 @@ letters = st.text("ab.", max_size=30)
 @given(text=letters, stops=st.lists(st.text("ab.", min_size=1, max_size=6)), data=st.data())
 @settings(max_examples=400, deadline=None)
 def test_stop_strings_end_a_text_as_a_plain_search_does(text, stops, data):
-    cuts = data.draw(st.lists(st.integers(0, len(text))).map(sorted))
+    cuts = data.sample(st.lists(st.integers(0, len(text))).map(sorted))
     expected, is_stopped = naive(text, stops)
     stream, found = StopStrings(stops), ""
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
@@ -129,7 +134,7 @@ def test_stop_strings_end_a_text_as_a_plain_search_does(text, stops, data):
 
 def test_a_stop_string_across_tokens_ends_the_answer_at_its_last_token():
     tokens = list(b"The end.\n\nUser: more")
-    answer = AnswerText(BYTES, stops=["\n\nUser:"])
+    answer = IncrementalDetokenizer(BYTES, stops=["\n\nUser:"])
     first, second = answer.push(tokens[:12]), answer.push(tokens[12:])
     assert (first.text, first.num_tokens, first.is_stopped) == ("The end.", 12, False)
     assert (second.text, second.num_tokens, second.is_stopped) == ("", 3, True)
@@ -137,7 +142,7 @@ def test_a_stop_string_across_tokens_ends_the_answer_at_its_last_token():
 
 
 def test_what_looked_like_a_stop_string_comes_in_the_end():
-    answer = AnswerText(BYTES, stops=["END"])
+    answer = IncrementalDetokenizer(BYTES, stops=["END"])
     assert answer.push(list(b"The EN")).text == "The "
     assert answer.flush() == ("EN", 0, False)
 

@@ -9,7 +9,7 @@ from axcore.plugins import Hardware
 
 CFG = transformer(vocab_size=264, dim=64, num_layers=2, num_heads=4, hidden_dim=96)
 MODEL = evolve(CFG, dtypes=DTypes(param="float32", compute="bfloat16")).build()
-SIZES = EngineConfig(max_rows=1, max_length=32, compute="bfloat16")
+SIZES = EngineConfig(max_num_seqs=1, max_length=32, compute="bfloat16")
 
 
 def split(memory_bytes, num_devices=8, cfg=SIZES, **figures):

@@ -12,7 +12,9 @@ from axcore.inference import EngineConfig, Request, Sampling
 from axcore.runs import open_model
 from axcore.serving import ServerConfig, start_engine
 
-SMALL = ServerConfig(engine=EngineConfig(max_rows=1, step_tokens=16, tokens_per_call=1))
+SMALL = ServerConfig(
+    engine=EngineConfig(max_num_seqs=1, max_num_batched_tokens=16, num_decode_steps=1)
+)
 GREEDY = Sampling(temperature=0.0)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from axcore.trainer.request_state import task_of
 from broken_plugins import HANG, BrokenPlugin, brings
 from click.testing import CliRunner
 
@@ -43,7 +44,6 @@ from axcore.trainer.callbacks.events import Observers
 from axcore.trainer.callbacks.observers import named_observers
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.step import TrainStep
-from axcore.trainer.task import task_of
 
 CPU = Hardware.parse("cpu-1")
 
@@ -371,7 +371,9 @@ class Odd(Task):
 """
 
 
-def _task(what: str, names: str, body: str, units: str = "return {}", meet=traced) -> BrokenPlugin:
+def _new_request_state(
+    what: str, names: str, body: str, units: str = "return {}", meet=traced
+) -> BrokenPlugin:
     plugin = record("training_tasks", "TrainingTask", "config", "Odd.Config")
     code = TASK.format(body, units)
     return BrokenPlugin(
@@ -385,10 +387,12 @@ def made(cfg: Any) -> None:
 
 TASKS = [
     *_by_value("Training tasks", "training_tasks", "TrainingTask", modified, "config"),
-    _task("The loss is not a scalar", "Odd of plugin", "self.add_loss('odd', jnp.ones(3), 1)"),
-    _task("It raises", "Odd of plugin", "raise KeyError('logits')"),
-    _task("It adds no loss", "Odd of plugin", "return None"),
-    _task(
+    _new_request_state(
+        "The loss is not a scalar", "Odd of plugin", "self.add_loss('odd', jnp.ones(3), 1)"
+    ),
+    _new_request_state("It raises", "Odd of plugin", "raise KeyError('logits')"),
+    _new_request_state("It adds no loss", "Odd of plugin", "return None"),
+    _new_request_state(
         "`metric_units` returns None",
         "Odd.metric_units",
         "self.add_loss('odd', 1.0, 1)",

@@ -19,12 +19,12 @@ from axcore.serving.request_settings import Seeds, Settings
 
 LENGTH = 128
 SMALL = EngineConfig(
-    max_rows=4,
+    max_num_seqs=4,
     max_length=LENGTH,
     page_size=16,
-    step_tokens=20,
-    decode_sizes=(4,),
-    tokens_per_call=1,
+    max_num_batched_tokens=20,
+    batch_size_buckets=(4,),
+    num_decode_steps=1,
 )
 """Few shapes, so that little is compiled."""
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from axcore.aot.cost.analysis import ProgramAnalysis, analyse, total_s
 from axcore.aot.cost.flops import Product
-from axcore.aot.cost.memory import capacity_bytes
+from axcore.aot.cost.sampler_state import capacity_bytes
 from axcore.aot.cost.times import products_s
 from axcore.aot.hlo.executions import unknown_loops
 from axcore.aot.hlo.program import parse_program
 from axcore.aot.serving.call_cost import CallCost, shared_evenly, sum_of_calls
 from axcore.aot.serving.load import ServingLoad
-from axcore.aot.serving.programs import DRAWING, READING, Key, ServingProgram, ServingPrograms
+from axcore.aot.serving.programs import DECODING, PREFILLING, Key, ServingProgram, ServingPrograms
 from axcore.aot.serving.report import FirstToken, ServingReport
 from axcore.aot.targets import compile_devices
 from axcore.plugins import AotTarget, Hardware
@@ -38,11 +38,14 @@ def measure_serving(
         AxcoreError: The config does not fit the hardware.
     """
     programs = ServingPrograms(cfg, hardware, compile_devices(target, hardware), load)
-    engine, pages = load.engine, programs.room.pages
+    engine, pages = load.engine, programs.cache_config.pages
     row_bytes, page_bytes = programs.cache_bytes()
     measured = _Measured(programs, row_bytes + programs.pages_of_row * page_bytes)
-    beside = (0, *dict.fromkeys(min(size, engine.max_rows - 1) for size in programs.draw_sizes))
-    decode = {size: measured.token(size) for size in programs.draw_sizes}
+    beside = (
+        0,
+        *dict.fromkeys(min(size, engine.max_num_seqs - 1) for size in programs.decode_buckets),
+    )
+    decode = {size: measured.token(size) for size in programs.decode_buckets}
     first = [measured.first_token(rows, decode) for rows in dict.fromkeys(beside)]
     return ServingReport(
         experiment=experiment,
@@ -54,9 +57,9 @@ def measure_serving(
         mesh={name: size for name, size in programs.mesh.shape.items() if size > 1},
         prompt=load.prompt,
         context=load.context,
-        max_rows=engine.max_rows,
-        step_tokens=engine.step_tokens,
-        tokens_per_call=programs.tokens_per_call,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        num_decode_steps=programs.num_decode_steps,
         page_size=None if pages is None else pages.page_size,
         num_pages=None if pages is None else pages.num_pages,
         num_programs=len(programs.keys),
@@ -87,7 +90,7 @@ def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
             (cost.program_bytes for key, cost in costs.items() if key[0] in names), default=0
         )
 
-    kinds = {name: largest(names) for names in (READING, DRAWING) for name in names}
+    kinds = {name: largest(names) for names in (PREFILLING, DECODING) for name in names}
     return sum(costs[key].program_bytes if key in costs else kinds.get(key[0], 0) for key in keys)
 
 
@@ -105,7 +108,7 @@ class _Measured:
         keys = self._programs.token_keys(rows)
         return shared_evenly(
             sum_of_calls([self._cost(key) for key in keys], rows=rows),
-            self._programs.tokens_per_call,
+            self._programs.num_decode_steps,
         )
 
     def first_token(self, beside: int, decode: Mapping[int, CallCost]) -> FirstToken:
@@ -116,7 +119,7 @@ class _Measured:
         if beside:
             token = decode[min(size for size in decode if size >= beside)]
             costs += [token] * (len(pieces) - 1)
-            count = NUM_AHEAD * self._programs.tokens_per_call
+            count = NUM_AHEAD * self._programs.num_decode_steps
             waits_s = None if token.seconds is None else count * token.seconds
         total = sum_of_calls(costs, rows=1, tokens=self._programs.load.prompt)
         return FirstToken(beside=beside, pieces=pieces, waits_s=waits_s, cost=total)
@@ -141,14 +144,14 @@ class _Measured:
         moved_s = _memory_s(sum(found.nbytes for found in analysis.costs), hardware)
         known = compiled_s is not None and moved_s is not None
         caches = programs.all_cache_bytes() if one.num_passes else 0
-        least = one.num_passes * (programs.weight_bytes() + one.rows * self._text_bytes)
+        min_kind = one.num_passes * (programs.weight_bytes() + one.rows * self._text_bytes)
         return CallCost(
             rows=one.rows,
             tokens=one.num_passes,
             seconds=max(compiled_s or 0.0, moved_s or 0.0) if known else None,
             compiled_s=compiled_s,
             moved_s=moved_s,
-            floor_s=_memory_s(least, hardware),
+            floor_s=_memory_s(min_kind, hardware),
             products_s=_products_s(analysis, programs),
             waiting_s=waiting,
             num_collectives=sum(found.times for found in analysis.collectives),

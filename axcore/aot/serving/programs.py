@@ -8,15 +8,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from axcore.aot.cost.memory import bytes_on_a_device, capacity_bytes
+from axcore.aot.cost.sampler_state import bytes_on_a_device, capacity_bytes
 from axcore.aot.serving.load import ServingLoad
 from axcore.errors import AotError, ConfigError
 from axcore.inference.cached_model import CachedModel
-from axcore.inference.config import call_shapes
-from axcore.inference.engine_core import draw_kinds, schedule_limits
-from axcore.inference.kv_cache import room_within, serving_mesh, serving_room, with_caches
-from axcore.inference.model_functions import ModelCalls
-from axcore.inference.programs import drawing_values, program_table
+from axcore.inference.config import batch_buckets
+from axcore.inference.engine_core import sampler_kinds, scheduler_config
+from axcore.inference.kv_cache import cached_model_of, fit_kv_cache, kv_cache_config, serving_mesh
+from axcore.inference.model_functions import ModelFunctions
+from axcore.inference.programs import program_table, sampler_values
 from axcore.inference.sampler import packed_mask
 from axcore.inference.warm_up import program_keys
 from axcore.layers import KVCacheConfig, PagedKVCacheConfig
@@ -27,8 +27,8 @@ from axcore.plugins import Hardware, wanted_compiler_options
 Key = tuple[Any, ...]
 """Of a program: its name, and the sizes that it is made for; see `program_table`."""
 
-READING = ("read", "score")
-DRAWING = ("draw_many", "advance")
+PREFILLING = ("prefill", "score_prompt")
+DECODING = ("multi_step_decode", "decode")
 """Names of programs that run the model: on texts, and on the last token of each row."""
 
 
@@ -60,10 +60,10 @@ class ServingPrograms:
 
     Attributes:
         mesh: What the model is split over.
-        room: Of the engine: as many pages as it takes there.
+        cache_config: Of the engine: as many pages as it takes there.
         keys: Of all programs that it compiles.
-        draw_sizes: Numbers of rows that programs draw for.
-        tokens_per_call: Tokens of a row that a call draws.
+        decode_buckets: Numbers of rows that programs draw for.
+        num_decode_steps: Tokens of a row that a call draws.
         pages_of_row: Pages of the longest text.
 
     Raises:
@@ -82,21 +82,21 @@ class ServingPrograms:
             shape = cfg.mesh or serving_mesh(self._trained, engine, hardware, len(devices))
         used = devices if -1 in shape.values() else devices[: math.prod(shape.values())]
         self.mesh: Mesh = make_mesh(shape, used)
-        self.room = self._held_room(serving_room(engine))
-        self._served = self._with_caches(self.room)
-        shapes = call_shapes(engine, hardware)
-        limits = schedule_limits(
-            engine, self.room, shapes, keeps_pages_only=self._served.keeps_pages_only
+        self.cache_config = self._fitting_config(kv_cache_config(engine))
+        self._served = self._with_caches(self.cache_config)
+        shapes = batch_buckets(engine, hardware)
+        limits = scheduler_config(
+            engine, self.cache_config, shapes, keeps_pages_only=self._served.keeps_pages_only
         )
         self._limits, self._shapes = limits, shapes
-        self._kind, *_ = kinds = draw_kinds(engine)
+        self._kind, *_ = kinds = sampler_kinds(engine)
         self.keys: tuple[Key, ...] = tuple(program_keys(engine, limits, shapes, kinds))
-        self.draw_sizes = shapes.draw_sizes
-        self.tokens_per_call = limits.tokens_per_call
+        self.decode_buckets = shapes.decode_buckets
+        self.num_decode_steps = limits.num_decode_steps
         self.compute_dtype = str(self._served.model.dtypes.compute)
         self.pages_of_row = -(-limits.max_length // limits.page_size)
         self._table = program_table(
-            ModelCalls(self._served, self.pages_of_row),
+            ModelFunctions(self._served, self.pages_of_row),
             pages_per_row=self.pages_of_row,
             vocab_size=self._served.vocab_size,
             mask=self._held["allowed"],
@@ -108,10 +108,10 @@ class ServingPrograms:
         return dict(wanted_compiler_options(self.hardware, serves=True)) or None
 
     def token_keys(self, rows: int) -> tuple[Key, ...]:
-        """Returns the programs that draw `tokens_per_call` tokens of rows, the likeliest ones."""
-        if self.tokens_per_call > 1:
-            return (("draw_many", rows, self.tokens_per_call, self._kind),)
-        return ("advance", rows), ("draw", rows, self._kind)
+        """Returns the programs that draw `num_decode_steps` tokens of rows, the likeliest ones."""
+        if self.num_decode_steps > 1:
+            return (("multi_step_decode", rows, self.num_decode_steps, self._kind),)
+        return ("decode", rows), ("sample", rows, self._kind)
 
     @property
     def pieces(self) -> tuple[int, ...]:
@@ -125,8 +125,8 @@ class ServingPrograms:
     @property
     def reading_keys(self) -> tuple[Key, ...]:
         """The programs that read a prompt, and draw its first token, one by one."""
-        read = (("read", self._shapes.read_rows(1, size), size) for size in self.pieces)
-        return *read, ("draw", self._shapes.read_rows(1, self.pieces[-1]), self._kind)
+        read = (("prefill", self._shapes.prefill_bucket(1, size), size) for size in self.pieces)
+        return *read, ("sample", self._shapes.prefill_bucket(1, self.pieces[-1]), self._kind)
 
     def weight_bytes(self) -> int:
         """Returns the bytes of weights on a device."""
@@ -134,20 +134,24 @@ class ServingPrograms:
 
     def drawing_bytes(self) -> int:
         """Returns the bytes on a device of what slots draw by."""
-        return bytes_on_a_device([self._held[name] for name in ("memory", "sampling", "allowed")])
+        return bytes_on_a_device(
+            [self._held[name] for name in ("sampler_state", "sampling", "allowed")]
+        )
 
     def cache_bytes(self) -> tuple[int, int]:
         """Returns the bytes on a device that caches keep of a row, and besides of a page."""
-        if self.room.pages is None:
-            return self._served.cache_bytes // self.room.num_rows, 0
-        size = self.room.pages.page_size
+        if self.cache_config.pages is None:
+            return self._served.cache_bytes // self.cache_config.num_rows, 0
+        size = self.cache_config.pages.page_size
         one, two = (
             self._with_caches(
-                attrs.evolve(self.room, pages=PagedKVCacheConfig(num_pages=number, page_size=size))
+                attrs.evolve(
+                    self.cache_config, pages=PagedKVCacheConfig(num_pages=number, page_size=size)
+                )
             ).cache_bytes
             for number in (1, 2)
         )
-        return (2 * one - two) // self.room.num_rows, two - one
+        return (2 * one - two) // self.cache_config.num_rows, two - one
 
     def all_cache_bytes(self) -> int:
         """Returns the bytes of all caches of the engine on a device."""
@@ -156,10 +160,10 @@ class ServingPrograms:
     def lowered(self, key: Key) -> ServingProgram:
         """Returns the program of a key."""
         name, *sizes = key
-        places = {"caches": self._placed_caches, "memory": self._whole}
+        places = {"caches": self._placed_caches, "sampler_state": self._whole}
         with recording_plan() as recording, use_policy(self._policy):
             lowered = self._table[name].lowered(tuple(sizes), self._held, (self._whole, places))
-        passes = {"read": 1, "advance": 1, "draw_many": self.tokens_per_call}
+        passes = {"prefill": 1, "decode": 1, "multi_step_decode": self.num_decode_steps}
         return ServingProgram(
             lowered=lowered, plan=recording.plan(), num_passes=passes.get(name, 0), rows=sizes[0]
         )
@@ -177,19 +181,21 @@ class ServingPrograms:
         """Shape, type and place of what an engine holds."""
         vocab_size = self._served.vocab_size
         allowed = packed_mask(np.ones((1, vocab_size), bool))
-        drawing = jax.eval_shape(lambda: drawing_values(self.room.num_rows, allowed, vocab_size))
+        drawing = jax.eval_shape(
+            lambda: sampler_values(self.cache_config.num_rows, allowed, vocab_size)
+        )
         return {
             "weights": self._served.conversion.abstract,
             "caches": self._served.abstract_caches,
             **jax.tree.map(lambda leaf: leaf.update(sharding=self._whole), drawing),
         }
 
-    def _held_room(self, room: KVCacheConfig) -> KVCacheConfig:
-        served, capacity = self._with_caches(room), capacity_bytes(self.hardware)
+    def _fitting_config(self, cache_config: KVCacheConfig) -> KVCacheConfig:
+        served, capacity = self._with_caches(cache_config), capacity_bytes(self.hardware)
         weights = bytes_on_a_device(served.conversion.abstract)
         free = None if capacity is None else capacity - weights
         try:
-            return room_within(self.load.engine, room, served, free)
+            return fit_kv_cache(self.load.engine, cache_config, served, free)
         except ConfigError as error:
             raise AotError(
                 f"it does not fit: weights take {weights:,} of {capacity:,} bytes, and "
@@ -198,8 +204,10 @@ class ServingPrograms:
                 hint=f"{error.hint}; or name more chips, or chips with more memory",
             ) from error
 
-    def _with_caches(self, room: KVCacheConfig) -> CachedModel:
+    def _with_caches(self, cache_config: KVCacheConfig) -> CachedModel:
         with use_policy(self._policy):
-            made = with_caches(self._trained, self.load.engine, room, mesh=self.mesh, draft=None)
+            made = cached_model_of(
+                self._trained, self.load.engine, cache_config, mesh=self.mesh, draft=None
+            )
         assert isinstance(made, CachedModel)  # there is no draft
         return made

@@ -47,7 +47,14 @@ def test_what_nobody_knows_of_a_host_is_null(serving_json):
 
 @pytest.mark.slow
 def test_a_target_with_figures_has_times(aot):
-    how = ("--prompt", "40", "--set", "engine.max_rows=4", "--set", "engine.step_tokens=32")
+    how = (
+        "--prompt",
+        "40",
+        "--set",
+        "engine.max_num_seqs=4",
+        "--set",
+        "engine.max_num_batched_tokens=32",
+    )
     ran = aot("tiny", "--serve", "--target", "trainium-trn2-1", *how, "--json")
     assert ran.exit_code == 0, ran.stderr
     told = json.loads(ran.stdout)

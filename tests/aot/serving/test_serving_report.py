@@ -40,9 +40,9 @@ REPORT = ServingReport(
     compiler="acme",
     prompt=64,
     context=30,
-    max_rows=8,
-    step_tokens=128,
-    tokens_per_call=4,
+    max_num_seqs=8,
+    max_num_batched_tokens=128,
+    num_decode_steps=4,
     page_size=16,
     num_pages=6,
     num_programs=9,
@@ -82,9 +82,12 @@ def test_a_model_without_pages_has_no_number_of_them():
 
 def test_programs_that_were_not_compiled_take_as_much_as_the_largest_of_their_kind():
     large = attrs.evolve(DECODE, program_bytes=5 * MIB)
-    costs = {("draw_many", 1, 8, "greedy"): DECODE, ("draw_many", 4, 8, "greedy"): large}
-    costs |= {("read", 1, 64): attrs.evolve(READ, program_bytes=7 * MIB)}
-    keys = (*costs, ("read", 1, 16), ("score", 16), ("advance", 4), ("copy_page",))
+    costs = {
+        ("multi_step_decode", 1, 8, "greedy"): DECODE,
+        ("multi_step_decode", 4, 8, "greedy"): large,
+    }
+    costs |= {("prefill", 1, 64): attrs.evolve(READ, program_bytes=7 * MIB)}
+    keys = (*costs, ("prefill", 1, 16), ("score_prompt", 16), ("decode", 4), ("copy_page",))
     assert program_bytes(keys, costs) == (3 + 5 + 7 + 7 + 7 + 5 + 0) * MIB
 
 
