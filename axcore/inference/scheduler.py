@@ -1,6 +1,6 @@
 """`Scheduler`: which rows run in a step, and which pages they have. Plain values, without jax.
 
-A step reads pieces of some texts, as many as `SchedulerConfig` allows, and decodes tokens of all others. Rows
+A step prefills pieces of some texts, as many as `SchedulerConfig` allows, and decodes all others. Rows
 are in the order of their requests, `priority * PATIENCE` places later. Pages are given out in this
 order; where none is free, the last row loses its own, waits, and is read again. So the first row
 always gets on, and with it every row in its turn.
