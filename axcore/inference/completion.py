@@ -25,12 +25,12 @@ class SampledToken:
     Args:
         id: Its number.
         logprob: Its log-probability, where the request asks for it.
-        top_tokens: Numbers and log-probabilities of the likeliest tokens, the likeliest one first.
+        top_logprobs: Numbers and log-probabilities of the likeliest tokens, the likeliest first.
     """
 
     id: int
     logprob: float | None = None
-    top_tokens: TopLogprobs = ()
+    top_logprobs: TopLogprobs = ()
 
 
 @attrs.frozen

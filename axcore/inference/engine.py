@@ -17,7 +17,7 @@ from axcore.inference.detokenizer import IncrementalDetokenizer
 from axcore.inference.engine_core import build_engine
 from axcore.inference.engine_thread import EngineThread
 from axcore.inference.grammar import GrammarCompiler
-from axcore.inference.output_processor import OnFailure, RequestState, fail_all, new_request_state
+from axcore.inference.input_batch import OnFailure, RequestState, fail_all, new_request_state
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
 from axcore.inference.warm_up import Progress, Stage, WarmUp, stages
@@ -190,16 +190,16 @@ class Engine:
         """
         self._core.request_limits.check(request)
         text = IncrementalDetokenizer(self.tokenizer, request.prompt, request.stop)
-        request_state = self._new_request_state(CompletionStream(request, text, _nothing))
+        state = self._new_request_state(CompletionStream(request, text, _nothing))
         with self._changed:
             self._thread.check_open()
             if self._num_waiting() >= self.config.max_queue:
                 raise QueueFull(f"{self.config.max_queue} requests wait already")
             if self._is_draining:
                 raise Draining("the engine finishes what it has and takes no new requests")
-            request_state.adapter = self._adapters.find(request.adapter)
-            self._add(request_state)
-        return request_state.answer
+            state.adapter = self._adapters.find(request.adapter)
+            self._add(state)
+        return state.completion
 
     def take_over(self, other: RequestState) -> None:
         """Answers a request that another engine took and no step of it began; returns at once.
@@ -212,17 +212,17 @@ class Engine:
         """
         request = other.request
         self._core.request_limits.check(request)
-        request_state = self._new_request_state(other.answer)
+        state = self._new_request_state(other.completion)
         with self._changed:
             self._thread.check_open()
-            request_state.adapter = self._adapters.find(request.adapter)
-            if request_state.adapter.digest != other.adapter.digest:
+            state.adapter = self._adapters.find(request.adapter)
+            if state.adapter.digest != other.adapter.digest:
                 raise RequestError(
                     f"the adapter {request.adapter!r} was replaced while the request waited",
                     where="adapter",
                     hint="ask again",
                 )
-            self._add(request_state)
+            self._add(state)
 
     def stats(self) -> EngineStats:
         """Returns what the engine does now."""
@@ -237,9 +237,9 @@ class Engine:
             num_cached_prompt_tokens=scheduler.pages.num_shared,
             enable_prefix_caching=scheduler.limits.enable_prefix_caching,
             num_preemptions=scheduler.num_preemptions,
-            num_sampled_tokens=runner.num_sampled,
+            num_sampled_tokens=runner.output.num_sampled,
             num_draft_tokens=runner.num_draft_tokens,
-            num_accepted_draft_tokens=runner.num_accepted_draft_tokens,
+            num_accepted_draft_tokens=runner.output.num_accepted_draft_tokens,
             num_steps=runner.num_steps,
             compilations_after_warm_up=self._programs.compiled.num_waited_for - self._waited_before,
             host_seconds_per_step=runner.host_seconds / max(1, runner.num_steps),
@@ -306,7 +306,7 @@ class Engine:
             with self._changed:  # so that no request is given a number that changes its meaning
                 if self._adapters.has(name, adapter.digest):
                     return
-                used = {request_state.adapter.number for request_state in self._submitted.values()}
+                used = {state.adapter.number for state in self._submitted.values()}
                 used |= self._runner.adapters_in_use
                 number = self._adapters.free_number(name, used)
                 self._programs.weights.set_adapter(number, adapter.factors)
@@ -343,32 +343,32 @@ class Engine:
     def _use(self, stage: Stage) -> None:
         self._thread.do(lambda: self._runner.use(stage))
 
-    def _new_request_state(self, answer: CompletionStream) -> RequestState:
+    def _new_request_state(self, completion: CompletionStream) -> RequestState:
         return new_request_state(
-            answer,
+            completion,
             next(self._numbers),
             grammars=self._grammars,
             speculation=self.config.speculation,
         )
 
-    def _add(self, request_state: RequestState) -> None:
+    def _add(self, state: RequestState) -> None:
         """Lets a request wait for its turn; call it with the lock."""
-        sequence = request_state.sequence
+        sequence = state.sequence
 
         def add() -> None:
-            self._num_prompt_tokens += len(request_state.request.prompt)
-            sequence.salt = f"{self._epoch}/{request_state.adapter.digest}".encode()
-            self._runner.add(request_state)
+            self._num_prompt_tokens += len(state.request.prompt)
+            sequence.salt = f"{self._epoch}/{state.adapter.digest}".encode()
+            self._runner.add(state)
             del self._submitted[sequence.number]
 
-        self._submitted[sequence.number] = request_state
+        self._submitted[sequence.number] = state
         self._thread.send(add)
-        request_state.answer.take_over(lambda: self._cancel(request_state))
+        state.completion.take_over(lambda: self._cancel(state))
 
-    def _cancel(self, request_state: RequestState) -> None:
+    def _cancel(self, state: RequestState) -> None:
         with self._changed:
-            if not (self._thread.is_closed or request_state.sequence.is_over):
-                self._thread.send(lambda: self._runner.cancel(request_state))
+            if not (self._thread.is_closed or state.sequence.is_over):
+                self._thread.send(lambda: self._runner.cancel(state))
 
     def _num_waiting(self) -> int:
         return len(self._submitted) + self._runner.scheduler.num_waiting
@@ -380,12 +380,9 @@ class Engine:
         """Ends all requests, or lets `on_failure` do so."""
         with self._changed:
             submitted, self._submitted = self._submitted, {}
-            request_states = {
-                request_state.sequence.number: request_state
-                for request_state in self._runner.give_up()
-            } | submitted
+            states = {state.sequence.number: state for state in self._runner.give_up()} | submitted
         end = fail_all if self.error is None else self._on_failure
-        end(error, tuple(request_states.values()))
+        end(error, tuple(states.values()))
 
 
 def _nothing() -> None:

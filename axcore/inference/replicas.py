@@ -23,7 +23,7 @@ from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine, EngineStats, summed, without_capacity
 from axcore.inference.grammar import GrammarCompiler
-from axcore.inference.output_processor import RequestState, fail_all
+from axcore.inference.input_batch import RequestState, fail_all
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
 from axcore.inference.warm_up import Progress
@@ -258,28 +258,20 @@ class Replicas:
         assert self.error is not None
         raise self.error
 
-    def _fail(self, index: int, error: EngineError, request_states: Sequence[RequestState]) -> None:
+    def _fail(self, index: int, error: EngineError, states: Sequence[RequestState]) -> None:
         """Ends the requests that a failed replica worked on, and moves the others.
 
         One that it worked on may be why it failed, and is to make no other replica fail.
         """
         where = f"replica {index} of {len(self._engines)}"
-        begun = [
-            request_state for request_state in request_states if request_state.sequence.has_begun
-        ]
-        waiting = [
-            request_state
-            for request_state in request_states
-            if not request_state.sequence.has_begun
-        ]
+        begun = [state for state in states if state.sequence.has_begun]
+        waiting = [state for state in states if not state.sequence.has_begun]
         failed = EngineError(error.what, where=where, hint="ask again: other replicas answer")
         failed.__cause__ = error.__cause__
         with self._choosing:
-            moved = [
-                request_state for request_state in waiting if self._has_moved(request_state, where)
-            ]
+            moved = [state for state in waiting if self._has_moved(state, where)]
             self._num_moved += len(moved)
-            self._num_lost += len(request_states) - len(moved)
+            self._num_lost += len(states) - len(moved)
         _LOG.error(
             "%s answers no more: %s; %d requests that it worked on failed, %d of %d that waited "
             "were moved to others",
@@ -288,10 +280,10 @@ class Replicas:
         )
         fail_all(error if self.error is not None else failed, begun)
 
-    def _has_moved(self, request_state: RequestState, where: str) -> bool:
+    def _has_moved(self, state: RequestState, where: str) -> bool:
         """Moves a request to another replica; returns whether one takes it, and ends it if not."""
         try:
-            self._at_best(request_state.request, lambda engine: engine.take_over(request_state))
+            self._at_best(state.request, lambda engine: engine.take_over(state))
         except Exception as error:  # whatever it is, nobody may wait for ever
             failed = EngineError(
                 f"the replica failed before it began the request, and no other took it: {error}",
@@ -299,7 +291,7 @@ class Replicas:
                 hint="ask again",
             )
             failed.__cause__ = error
-            request_state.answer.fail(failed)
+            state.completion.fail(failed)
             return False
         return True
 

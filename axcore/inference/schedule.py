@@ -149,20 +149,20 @@ class SchedulerOutput:
 
     Args:
         copies: Pages to copy, from and to.
-        read: Pieces of texts to read.
-        sample: Rows that draw tokens.
-        started: Jobs that got a slot.
+        prefill: Pieces of texts to read.
+        decode: Rows that decode tokens.
+        started: Sequences that got a slot.
     """
 
     copies: tuple[tuple[int, int], ...]
-    read: ScheduledBatch | None
-    sample: ScheduledBatch | None
+    prefill: ScheduledBatch | None
+    decode: ScheduledBatch | None
     started: tuple[SequenceState, ...]
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to run."""
-        return self.read is None and self.sample is None
+        return self.prefill is None and self.decode is None
 
 
 class SequenceTable:

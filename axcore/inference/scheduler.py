@@ -1,9 +1,12 @@
-"""`Scheduler`: which rows run in a step, and which pages they have. Plain values, without jax.
+"""`Scheduler`: which rows run in a step, and which pages of the KV cache they have.
 
-A step prefills pieces of some texts, as many as `SchedulerConfig` allows, and decodes all others. Rows
-are in the order of their requests, `priority * PATIENCE` places later. Pages are given out in this
-order; where none is free, the last row loses its own, waits, and is read again. So the first row
-always gets on, and with it every row in its turn.
+A step prefills pieces of some prompts (chunked prefill), as many as `SchedulerConfig` allows, and
+decodes tokens of all other rows. Rows are in the order of their requests, where a request of the
+next priority counts as one that came `PATIENCE` requests later. Pages are given out in this order;
+where none is free, the last row is preempted: it loses its pages, waits, and is read again. So the
+first row always gets on, and with it every row in its turn.
+
+Plain values, without jax: a step is planned while the device runs the one before.
 """
 
 import heapq
@@ -66,7 +69,7 @@ class Scheduler:
         else:
             self._leave(sequence)
 
-    def plan(self) -> SchedulerOutput:
+    def schedule(self) -> SchedulerOutput:
         """Returns the next step; what it plans is taken as done from here on."""
         self.pages.copies = []
         started = tuple(self._admit())
@@ -88,7 +91,7 @@ class Scheduler:
             self.pages.remember_read(read)
         return SchedulerOutput(tuple(self.pages.copies), read, sample, started)
 
-    def record(self, call: ScheduledBatch, sampled: np.ndarray) -> np.ndarray:
+    def update_from_output(self, call: ScheduledBatch, sampled: np.ndarray) -> np.ndarray:
         """Takes in the tokens that a call drew, `[rows, sampled at most]`.
 
         Returns:

@@ -327,8 +327,9 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
             choice.is_begun = True
         logprobs = self._logprobs(delta.sampled) if delta.sampled else None
         if logprobs is not None:
-            delta = found.pop()[0] if found else {}
-            found.append((delta, logprobs, None))
+            # Log-probabilities go with the last change that has text, not in a chunk of their own.
+            change = found.pop()[0] if found else {}
+            found.append((change, logprobs, None))
         if choice.finish_reason is not None:
             found.append(({}, None, choice.finish_reason))
         return found

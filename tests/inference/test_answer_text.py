@@ -73,9 +73,9 @@ def test_a_word_after_the_prompt_keeps_the_space_in_front(tokenizers):
 @settings(max_examples=200, deadline=None, phases=[Phase.generate])
 def test_any_bytes_become_what_they_decode_to(data):
     some = st.integers(0, 258) | st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x99])
-    tokens = data.sample(st.lists(st.sampled_from([0x80, 0xE2, 0x9F]), max_size=40))
-    tokens = tokens + data.sample(st.lists(some))
-    cuts = data.sample(st.lists(st.integers(0, len(tokens))).map(sorted))
+    tokens = data.draw(st.lists(st.sampled_from([0x80, 0xE2, 0x9F]), max_size=40))
+    tokens = tokens + data.draw(st.lists(some))
+    cuts = data.draw(st.lists(st.integers(0, len(tokens))).map(sorted))
     stream, found = TextStream(BYTES), ""
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         found += stream.push(tokens[start:end])
@@ -120,7 +120,7 @@ letters = st.text("ab.", max_size=30)
 @given(text=letters, stops=st.lists(st.text("ab.", min_size=1, max_size=6)), data=st.data())
 @settings(max_examples=400, deadline=None)
 def test_stop_strings_end_a_text_as_a_plain_search_does(text, stops, data):
-    cuts = data.sample(st.lists(st.integers(0, len(text))).map(sorted))
+    cuts = data.draw(st.lists(st.integers(0, len(text))).map(sorted))
     expected, is_stopped = naive(text, stops)
     stream, found = StopStrings(stops), ""
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):

@@ -121,8 +121,8 @@ def test_log_probabilities_are_those_of_the_model(engine):
     expected = row - np.log(np.exp(row).sum())
     first = answer.tokens[0]
     np.testing.assert_allclose(first.logprob, expected[ord("b")], atol=1e-6)
-    assert [token for token, _ in first.top_tokens] == [ord("b"), 0]
-    np.testing.assert_allclose(first.top_tokens[1][1], expected[0], rtol=1e-5)
+    assert [token for token, _ in first.top_logprobs] == [ord("b"), 0]
+    np.testing.assert_allclose(first.top_logprobs[1][1], expected[0], rtol=1e-5)
 
 
 def test_log_probabilities_of_a_prompt_are_those_of_the_model(engine):
@@ -145,7 +145,7 @@ def test_as_many_of_the_likeliest_tokens_of_a_prompt_are_returned_as_of_its_answ
     answer = engine.submit(request("abxbcd", 1, prompt_logprobs=True, num_logprobs=5)).result(60)
     table = np.asarray(chain(ALPHABET)["table"])
     table = table - np.log(np.exp(table).sum(axis=1, keepdims=True))
-    found = [*answer.prompt_top_logprobs[1:], answer.tokens[0].top_tokens]
+    found = [*answer.prompt_top_logprobs[1:], answer.tokens[0].top_logprobs]
     for before, top_tokens in zip("abxbcd", found, strict=True):
         numbers, logprobs = zip(*top_tokens, strict=True)
         assert len(set(numbers)) == 5

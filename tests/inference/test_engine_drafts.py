@@ -100,7 +100,7 @@ def test_answers_with_log_probabilities_and_grammars_are_as_without_a_draft():
     found, _ = answers(asked, draft_of(SMALLER))
     for one, other in zip(found, expected, strict=True):
         assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
-        for name in ("logprob", "top_tokens"):
+        for name in ("logprob", "top_logprobs"):
             own, theirs = ([getattr(t, name) for t in x.tokens] for x in (one, other))
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), own, theirs)
         assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)

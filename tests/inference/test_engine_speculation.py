@@ -89,7 +89,7 @@ def test_log_probabilities_and_grammars_are_as_without_guesses():
         for a, b in zip(one.tokens, other.tokens, strict=True):
             assert a.id == b.id
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
-            assert [t for t, _ in a.top_tokens] == [t for t, _ in b.top_tokens]
+            assert [t for t, _ in a.top_logprobs] == [t for t, _ in b.top_logprobs]
 
 
 @pytest.mark.parametrize(

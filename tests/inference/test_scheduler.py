@@ -45,10 +45,10 @@ def added(scheduler, number, priority, size, limit):
 
 
 def step(scheduler):
-    plan = scheduler.plan()
-    for call in (plan.read, plan.sample):
+    plan = scheduler.schedule()
+    for call in (plan.prefill, plan.decode):
         if call is not None:
-            scheduler.record(call, np.zeros((len(call.slots), 1), np.int32))
+            scheduler.update_from_output(call, np.zeros((len(call.slots), 1), np.int32))
     return plan
 
 

@@ -131,7 +131,7 @@ class Simulation:
             for sequence in self.sequences
         ]
         holders = list(scheduler.pool.holders)
-        plan = scheduler.plan()
+        plan = scheduler.schedule()
         self.assert_taken_for_somebody(before, holders, plan)
         for source, target in plan.copies:
             self.sampler_state[target] = list(self.sampler_state[source])
@@ -139,9 +139,9 @@ class Simulation:
             [sequence.pages for sequence in scheduler.sequences if sequence is not None]
         )
         self.assert_within_limits(plan)
-        for call in (plan.read, plan.sample):
+        for call in (plan.prefill, plan.decode):
             if call is not None:
-                self.launch(call, is_guessed=self.draft_tokens and call is plan.sample)
+                self.launch(call, is_guessed=self.draft_tokens and call is plan.decode)
         while len(self.pending) > (0 if self.rng.random() < 0.3 else 2):
             self.take_in(*self.pending.pop(0))
         if plan.is_empty:
@@ -149,14 +149,14 @@ class Simulation:
         return plan
 
     def assert_within_limits(self, plan):
-        limits, read, sample = self.scheduler.limits, plan.read, plan.sample
+        limits, read, decode = self.scheduler.limits, plan.prefill, plan.decode
         if read is not None:
             assert read.sizes.max() <= read.length
             most = limits.prefill_buckets[limits.chunk_lengths.index(read.length)][-1]
             assert len(read.slots) <= most
         if self.is_fixed:
             assert read is None or not (read.starts % limits.chunk_alignment).any()
-            assert sample is None or sample.length == limits.num_decode_steps
+            assert decode is None or decode.length == limits.num_decode_steps
             assert self.scheduler.num_preemptions == 0
 
     def assert_taken_for_somebody(self, before, holders, plan):
@@ -181,7 +181,7 @@ class Simulation:
 
     def written_first(self, plan):
         """Yields the rows of a plan, each with the first page that it writes on."""
-        for call in filter(None, (plan.read, plan.sample)):
+        for call in filter(None, (plan.prefill, plan.decode)):
             for slot, start in zip(call.slots, call.starts, strict=True):
                 sequence = self.scheduler.sequences[slot]
                 yield sequence, sequence.pages[start // self.limits.page_size]
@@ -239,7 +239,7 @@ class Simulation:
         sequences = [self.scheduler.sequences[slot] for slot in call.slots]
         if counts is not None:
             call = self.scheduler.truncate(call, counts)
-        current = self.scheduler.record(call, drawn)
+        current = self.scheduler.update_from_output(call, drawn)
         for row in np.flatnonzero(current):
             sequence, first = sequences[row], int(call.first_sampled[row])
             tokens = drawn[row, : int(call.num_sampled[row])].tolist()

@@ -7,7 +7,7 @@ from typing import Any
 
 from axcore.aot.cost.analysis import ProgramAnalysis, analyse, total_s
 from axcore.aot.cost.flops import Product
-from axcore.aot.cost.sampler_state import capacity_bytes
+from axcore.aot.cost.memory import capacity_bytes
 from axcore.aot.cost.times import products_s
 from axcore.aot.hlo.executions import unknown_loops
 from axcore.aot.hlo.program import parse_program

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from axcore.aot.cost.sampler_state import bytes_on_a_device, capacity_bytes
+from axcore.aot.cost.memory import bytes_on_a_device, capacity_bytes
 from axcore.aot.serving.load import ServingLoad
 from axcore.errors import AotError, ConfigError
 from axcore.inference.cached_model import CachedModel

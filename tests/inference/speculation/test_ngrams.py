@@ -24,8 +24,8 @@ def naive(text, cfg):
 @given(text=st.lists(st.integers(0, 2), max_size=25), data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_a_guess_is_what_followed_the_last_tokens_before(text, data):
-    cfg = NGramLookup(num_tokens=5, longest=data.sample(st.integers(2, 4)), shortest=2)
-    cut = data.sample(st.integers(0, len(text)))
+    cfg = NGramLookup(num_tokens=5, longest=data.draw(st.integers(2, 4)), shortest=2)
+    cut = data.draw(st.integers(0, len(text)))
     index = NGramDrafter(cfg, text[:cut])
     index.push(text[cut:])
     assert index.propose() == naive(text, cfg)
