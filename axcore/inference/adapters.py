@@ -53,7 +53,7 @@ class Adapter:
 
 
 def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
-    """Returns the adapter in a folder, of PEFT's format or another that a plugin brings.
+    """Return the adapter in a folder, of PEFT's format or another that a plugin brings.
 
     Args:
         folder: Holds the adapter.
@@ -73,7 +73,7 @@ def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
 
 
 def adapter_from(cfg: Any, source: ArraySource) -> Adapter:
-    """Returns the adapter among the arrays of a source; what it lacks of one corrects nothing.
+    """Return the adapter among the arrays of a source; what it lacks of one corrects nothing.
 
     Args:
         cfg: The model's config with the adapter.
@@ -94,7 +94,7 @@ def adapter_from(cfg: Any, source: ArraySource) -> Adapter:
 
 
 def factors_of(adapter: Adapter, cache_config: KVCacheConfig) -> dict[tuple[str, ...], Factors]:
-    """Returns the factors of each layer that an adapter corrects, by its path where it serves.
+    """Return the factors of each layer that an adapter corrects, by its path where it serves.
 
     Raises:
         ConfigError: Its layers differ in scale, or have more than factors.
@@ -142,7 +142,7 @@ class EngineAdapter:
 
     @classmethod
     def of(cls, adapter: Adapter, cache_config: KVCacheConfig) -> "EngineAdapter":
-        """Returns an adapter for engines of some room.
+        """Return an adapter for engines of some room.
 
         Raises:
             ConfigError: Its layers differ in scale, or have more than factors.
@@ -164,13 +164,13 @@ class NumberedAdapter(NamedTuple):
 
 
 def _named(specs: Any) -> dict[str, ParamSpec]:
-    """Returns the specs of adapters, by name."""
+    """Return the specs of adapters, by name."""
     leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     return {spec.name: spec for spec in leaves if set(map(str, spec.state_path)) & FACTORS}
 
 
 def _without_gaps(array: Array | None, spec: ParamSpec, places: Container[Any]) -> Array:
-    """Returns an array with zeros where the folder has nothing."""
+    """Return an array with zeros where the folder has nothing."""
     whole = jnp.zeros(spec.shape, spec.dtype) if array is None else array
     for index in np.ndindex(*spec.shape[: spec.num_stacked]):
         if index not in places:
@@ -179,7 +179,7 @@ def _without_gaps(array: Array | None, spec: ParamSpec, places: Container[Any]) 
 
 
 def _is_correction(node: Any) -> bool:
-    """Returns whether a config is of a layer with a correction, by the fields that scale it."""
+    """Return whether a config is of a layer with a correction, by the fields that scale it."""
     return is_config(node) and {"alpha", "rank"} <= set(field_names(node))
 
 
@@ -199,7 +199,7 @@ class EngineAdapters:
         self._known: dict[str, NumberedAdapter] = {}
 
     def find(self, name: str | None) -> NumberedAdapter:
-        """Returns the adapter of a name; None names none.
+        """Return the adapter of a name; None names none.
 
         Raises:
             RequestError: There is none of that name.
@@ -213,12 +213,12 @@ class EngineAdapters:
         return found
 
     def has(self, name: str, digest: str) -> bool:
-        """Returns whether an adapter has this name and these factors."""
+        """Return whether an adapter has this name and these factors."""
         found = self._known.get(name)
         return found is not None and found.digest == digest
 
     def free_number(self, name: str, used: Collection[int]) -> int:
-        """Returns a number for an adapter, whose name another one may have until then.
+        """Return a number for an adapter, whose name another one may have until then.
 
         Args:
             name: Its name.
@@ -238,11 +238,11 @@ class EngineAdapters:
         return free[0]
 
     def set(self, name: str, adapter: NumberedAdapter) -> None:
-        """Gives an adapter a name; one that had it has none any more."""
+        """Give an adapter a name; one that had it has none any more."""
         self._known[name] = adapter
 
     def remove(self, name: str) -> None:
-        """Takes a name away.
+        """Take a name away.
 
         Raises:
             ConfigError: No adapter has it.

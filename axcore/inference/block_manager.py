@@ -1,8 +1,8 @@
-"""`PagePool`: who holds which pages of the cache, and what those hold that nobody has.
+"""`BlockManager`: the block table of each row, and the prefix cache. Blocks are called pages here.
 
-A page that nobody holds may still hold the beginning of a text. It is found by the digest of all
-tokens up to its end, and is overwritten when no other page is free, the one that was given back
-first before the others.
+A page is held by any number of texts that begin alike. A page that no text holds may still have the
+beginning of one: that is the prefix cache. It is found by the digest of all tokens up to its end,
+and is overwritten when no other page is free, the least recently released first.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ from axcore.inference.schedule import ScheduledBatch, SchedulerConfig, SequenceS
 
 
 class OutOfPages(AxcoreError):  # noqa: N818 - a state, which passes
-    """Every page is held; some must be given back first."""
+    """Every page is held; some must be released first."""
 
 
 def next_digest(before: bytes, tokens: np.ndarray) -> bytes:
-    """Returns the digest of a text that ends with a page of tokens.
+    """Return the digest of a text that ends with a page of tokens.
 
     Args:
-        before: Digest of the text before that page; what begins a text is the caller's, so that
-            texts of different adapters or weights differ.
+        before: Digest of the text before that page. Callers begin with a salt, so that texts of
+            other adapters or weights, whose keys and values differ, are never shared.
         tokens: The page's tokens.
     """
     page = np.asarray(tokens, "<i8").tobytes()
@@ -42,7 +42,7 @@ class PagePool:
         self.num_pages = num_pages
         self._holders = [0] * num_pages
         self._empty = list(range(num_pages - 1, -1, -1))
-        self._kept: OrderedDict[int, bytes] = OrderedDict()  # of pages that nobody holds
+        self._kept: OrderedDict[int, bytes] = OrderedDict()  # the prefix cache: held by nobody
         self._digests: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
 
@@ -62,7 +62,7 @@ class PagePool:
         return self._holders
 
     def take(self) -> int:
-        """Returns a page that nobody holds, to write on.
+        """Return a page that nobody holds, to write on.
 
         Raises:
             OutOfPages: There is none.
@@ -78,23 +78,25 @@ class PagePool:
         return page
 
     def find(self, digest: bytes) -> int | None:
-        """Returns the page that ends the text of a digest, if there is one."""
+        """Return the page that ends the text of a digest, if there is one."""
         return self._pages.get(digest)
 
     def hold(self, page: int) -> None:
-        """Holds a page that was found."""
+        """Hold a page that `find` returned."""
         if not self._holders[page]:
             del self._kept[page]
         self._holders[page] += 1
 
-    def remember(self, page: int, digest: bytes) -> None:
-        """Lets a held page be found; it is full and written no more, unless with the same."""
+    def cache(self, page: int, digest: bytes) -> None:
+        """Let `find` return a held page, which is full and not written any more."""
         if digest not in self._pages and page not in self._digests:
             self._pages[digest] = page
             self._digests[page] = digest
 
     def release(self, pages: Iterable[int]) -> None:
-        """Gives pages of a text back, in their order; the last is the first to be overwritten."""
+        """Release the pages of a text, in their order; the last is the first to be overwritten."""
+        # The last pages go first: they are of no use without those before them, and other texts
+        # are more likely to share a beginning.
         for page in reversed(tuple(pages)):
             self._holders[page] -= 1
             if self._holders[page]:
@@ -104,15 +106,15 @@ class PagePool:
             else:
                 self._empty.append(page)
 
-    def forget(self) -> None:
-        """Lets no page be found any more."""
+    def clear_cache(self) -> None:
+        """Clear the prefix cache."""
         self._empty.extend(self._kept)
         self._kept.clear()
         self._digests.clear()
         self._pages.clear()
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError unless the tables of all texts hold exactly what is held."""
+        """Raise AssertionError unless the tables of all texts hold exactly what is held."""
         held = Counter(page for table in tables for page in table)
         assert {page: n for page, n in enumerate(self._holders) if n} == dict(held), held
         free = [*self._empty, *self._kept]
@@ -126,7 +128,7 @@ Holders = Sequence[int] | np.ndarray
 
 
 class BlockManager:
-    """Gives pages to rows; not for several threads.
+    """Allocates pages to rows; not for several threads.
 
     Args:
         limits: What bounds the schedule.
@@ -136,7 +138,7 @@ class BlockManager:
         pool: All pages.
         sequences: At each slot.
         copies: Pages that this step copies before all else, from and to.
-        num_shared: Tokens of prompts that others had computed.
+        num_shared: Tokens of prompts that were found in the prefix cache.
     """
 
     def __init__(self, limits: SchedulerConfig, rows: SequenceTable) -> None:
@@ -148,7 +150,7 @@ class BlockManager:
         self.num_shared = 0
 
     def extend_digests(self, sequence: SequenceState, text: np.ndarray) -> None:
-        """Writes down the digests of a job's full pages, as far as its text is known."""
+        """Write down the digests of a sequence's full pages, as far as its text is known."""
         size = self.limits.page_size
         if not self.limits.enable_prefix_caching:
             return
@@ -157,8 +159,8 @@ class BlockManager:
             page = text[place * size : (place + 1) * size]
             sequence.digests.append(next_digest(before, page))
 
-    def share(self, sequence: SequenceState) -> None:
-        """Lets a job that is read hold the pages that others computed of its next tokens."""
+    def share_prefix(self, sequence: SequenceState) -> None:
+        """Hold the pages of the prefix cache that have the next tokens of a sequence."""
         limits, rows, slot = self.limits, self.rows, sequence.slot
         assert slot is not None
         start, target = int(rows.num_cached[slot]), int(rows.target[slot])
@@ -184,22 +186,23 @@ class BlockManager:
             sequence.pages += pages
         if len(sequence.pages) > first:
             rows.set_pages(slot, first, sequence.pages[first:])
+            # The last token is always computed: its logits are not in the cache.
             rows.num_cached[slot] = min(len(sequence.pages) * limits.page_size, target - 1)
             if not sequence.num_preemptions:
                 shared = int(rows.num_cached[slot]) - start
                 sequence.num_shared += shared
                 self.num_shared += shared
 
-    def give(self, slot: int, count: int) -> None:
-        """Gives a row so many pages more."""
+    def allocate(self, slot: int, count: int) -> None:
+        """Allocate so many more pages to a row."""
         sequence = self.sequences[slot]
         assert sequence is not None
         pages = [self.pool.take() for _ in range(count)]
         self.rows.set_pages(slot, len(sequence.pages), pages)
         sequence.pages += pages
 
-    def num_missing(self, sequence: SequenceState, holders: Holders) -> int:
-        """Returns how many pages a job that begins takes, to read all of its text.
+    def num_pages_needed(self, sequence: SequenceState, holders: Holders) -> int:
+        """Return how many free pages a sequence needs to be read to its end.
 
         Args:
             sequence: It has no page yet.
@@ -216,7 +219,7 @@ class BlockManager:
         return missing
 
     def holders_without(self, slots: np.ndarray) -> np.ndarray:
-        """Returns how many texts would hold each page if those at some slots were gone."""
+        """Return how many texts would hold each page if those at some slots were gone."""
         holders = np.array(self.pool.holders)
         for slot in slots.tolist():
             sequence = self.sequences[slot]
@@ -225,7 +228,7 @@ class BlockManager:
         return holders
 
     def num_copies(self, slots: np.ndarray, holders: Holders | None = None) -> int:
-        """Returns how many pages some rows need to copy before they are written on.
+        """Return how many pages some rows need to copy before they are written on.
 
         Args:
             slots: Of the rows.
@@ -233,8 +236,8 @@ class BlockManager:
         """
         return len(self._shared(slots, self.pool.holders if holders is None else holders))
 
-    def copy_shared(self, slots: np.ndarray) -> None:
-        """Gives rows copies of the pages that they are to write on and others hold too."""
+    def copy_on_write(self, slots: np.ndarray) -> None:
+        """Give rows copies of the pages that they will write on and that others hold too."""
         for slot in self._shared(slots, self.pool.holders):
             sequence = self.sequences[slot]
             assert sequence is not None
@@ -244,18 +247,21 @@ class BlockManager:
             self.pool.release([page])
             sequence.pages[place] = self.rows.page_table[slot, place] = own
 
-    def remember_read(self, read: ScheduledBatch) -> None:
-        """Lets pages be found that a call reads to their end."""
+    def cache_prefilled(self, read: ScheduledBatch) -> None:
+        """Add the pages that a call fills to the prefix cache.
+
+        They are found before the call has run, as calls run in the order in which they are planned.
+        """
         if not self.limits.enable_prefix_caching:
             return
         size = self.limits.page_size
         for slot, start, count in zip(read.slots, read.starts, read.sizes, strict=True):
             sequence = self.sequences[slot]
             assert sequence is not None
-            self._remember(sequence, range(int(start) // size, int(start + count) // size))
+            self._cache(sequence, range(int(start) // size, int(start + count) // size))
 
-    def remember_drawn(self, slots: np.ndarray) -> None:
-        """Lets pages be found that drawn tokens filled."""
+    def cache_decoded(self, slots: np.ndarray) -> None:
+        """Add pages that sampled tokens filled to the prefix cache, once they are known."""
         rows, size = self.rows, self.limits.page_size
         full = np.minimum(rows.num_known[slots], rows.num_cached[slots]) // size
         for slot in slots[full > rows.num_digests[slots]].tolist():
@@ -265,10 +271,10 @@ class BlockManager:
             end = min(int(rows.num_known[slot]), int(rows.num_cached[slot]))
             self.extend_digests(sequence, rows.text[slot, :end])
             rows.num_digests[slot] = len(sequence.digests)
-            self._remember(sequence, range(first, len(sequence.digests)))
+            self._cache(sequence, range(first, len(sequence.digests)))
 
     def digests_within(self, sequence: SequenceState, size: int) -> list[bytes]:
-        """Returns the digests of pages that the next tokens of a job begin or fill."""
+        """Return the digests of the pages that the next tokens of a sequence fill."""
         if not self.limits.enable_prefix_caching:
             return []
         start = int(self.rows.num_cached[sequence.slot])
@@ -276,18 +282,18 @@ class BlockManager:
         return sequence.digests[start // page_size : (start + size) // page_size]
 
     def next_digest_of(self, sequence: SequenceState) -> bytes | None:
-        """Returns the digest of the page that a job reads next; None where that is not full."""
+        """Return the digest of the page that a sequence reads next; None where it is not full."""
         place = int(self.rows.num_cached[sequence.slot]) // self.limits.page_size
         return sequence.digests[place] if place < len(sequence.digests) else None
 
     def _found(self, digests: list[bytes], count: int) -> list[int]:
-        """Returns the pages of so many digests, or none."""
+        """Return the pages of so many digests, or none."""
         pages = [self.pool.find(digest) for digest in digests]
         found = [page for page in pages if page is not None]
         return found if len(found) == count else []
 
     def _shared(self, slots: np.ndarray, holders: Holders) -> list[int]:
-        """Returns the slots whose next token is to be written on a page that others hold too.
+        """Return the slots whose next token is to be written on a page that others hold too.
 
         That is so only of a text whose every page was found: its last token is computed again, for
         what follows it.
@@ -304,6 +310,6 @@ class BlockManager:
             int(slot) for slot, page in zip(found, pages, strict=True) if holders[int(page)] > 1
         ]
 
-    def _remember(self, sequence: SequenceState, places: range) -> None:
+    def _cache(self, sequence: SequenceState, places: range) -> None:
         for place in places:
-            self.pool.remember(sequence.pages[place], sequence.digests[place])
+            self.pool.cache(sequence.pages[place], sequence.digests[place])

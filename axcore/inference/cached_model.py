@@ -88,11 +88,11 @@ class CachedModel:
         self.extend = jax.jit(self.step, donate_argnums=1)
 
     def weights_of(self, state: Any, draft_state: Any = None) -> Any:
-        """Returns what programs take of a state; there is no draft."""
+        """Return what programs take of a state; there is no draft."""
         return self.conversion.whole(state)
 
     def empty_caches(self) -> Any:
-        """Returns caches of rows without a token."""
+        """Return caches of rows without a token."""
         caches = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches)
         return jax.device_put(caches, self.cache_shardings)
 
@@ -147,7 +147,7 @@ class CachedModel:
         page_table: Int[Array, "B P"] | None = None,
         adapters: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B vocab"], Any]:
-        """Returns the logits after the last new token of each row, and the caches with all of them.
+        """Return the logits after the last new token of each row, and the caches with all of them.
 
         It is pure, to be a part of programs.
 
@@ -188,7 +188,7 @@ class CachedModel:
         page_table: Int[Array, "B P"] | None = None,
         adapters: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B N vocab"], Any]:
-        """Returns what `step` does, with the logits after new tokens at some places of each row."""
+        """Return what `step` does, with the logits after new tokens at some places of each row."""
         info = continued_rows(tokens, num_cached, num_new, slots=slots, page_table=page_table)
         with self._on_mesh(), using_adapters(adapters), self._products():
             logits, outputs = functional(
@@ -209,7 +209,7 @@ class CachedModel:
 
 
 def mesh_of(weights: Any) -> Mesh | None:
-    """Returns the mesh that arrays lie on; None where they lie on the device that jax takes itself.
+    """Return the mesh that arrays lie on; None where they lie on the device that jax takes itself.
 
     Arrays on one other device have a mesh of it alone, so that all else follows them there.
     """
@@ -225,7 +225,7 @@ def mesh_of(weights: Any) -> Mesh | None:
 
 
 def _beyond_default(mesh: Mesh) -> Mesh | None:
-    """Returns a mesh unless it is the device alone that jax takes itself."""
+    """Return a mesh unless it is the device alone that jax takes itself."""
     return None if {*mesh.devices.flat} == jnp.zeros(()).devices() else mesh
 
 
@@ -238,7 +238,7 @@ def _leaves(specs: Any) -> list[ParamSpec]:
 
 
 def _split(specs: Any, is_in: Callable[[ParamSpec], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the specs that are in, and the others: trees without empty branches."""
+    """Return the specs that are in, and the others: trees without empty branches."""
     parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for name, below in specs.items():
         if _is_spec(below):
@@ -251,7 +251,7 @@ def _split(specs: Any, is_in: Callable[[ParamSpec], bool]) -> tuple[dict[str, An
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """Returns a tree with the branches of both."""
+    """Return a tree with the branches of both."""
     return {
         **one,
         **{
@@ -267,9 +267,9 @@ class ModelInput(NamedTuple):
     Args:
         slots: Of the caches; of padding one out of range.
         starts: Tokens that came before.
-        sizes: Tokens of the row, or that are drawn one after the other.
-        first: Number of the answer's tokens before the first that is drawn.
-        draws: 1 where the row draws, else 0.
+        sizes: Tokens of the row, or that are sampled one after the other.
+        first: Number of the answer's tokens before the first that is sampled.
+        samples: 1 where the row samples, else 0.
         wants_logprobs: 1 where log-probabilities are wanted, else 0.
         adapters: Number of the row's adapter; -1 for none.
         pages: Of the row, `[B, P]`.
@@ -280,7 +280,7 @@ class ModelInput(NamedTuple):
     starts: Int[Array, " B"]
     sizes: Int[Array, " B"]
     first: Int[Array, " B"]
-    draws: Int[Array, " B"]
+    samples: Int[Array, " B"]
     wants_logprobs: Int[Array, " B"]
     adapters: Int[Array, " B"]
     pages: Int[Array, "B P"]
@@ -292,9 +292,9 @@ NUM_COLUMNS = 7
 
 
 def model_input(call: Int[Array, "B columns"], num_pages: int) -> ModelInput:
-    """Returns what the columns of a call's array mean."""
-    slots, starts, sizes, first, draws, wants, adapters = call[:, :NUM_COLUMNS].T
+    """Return what the columns of a call's array mean."""
+    slots, starts, sizes, first, samples, wants, adapters = call[:, :NUM_COLUMNS].T
     end = NUM_COLUMNS + num_pages
     return ModelInput(
-        slots, starts, sizes, first, draws, wants, adapters, call[:, NUM_COLUMNS:end], call[:, end:]
+        slots, starts, sizes, first, samples, wants, adapters, call[:, NUM_COLUMNS:end], call[:, end:]
     )

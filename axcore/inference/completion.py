@@ -1,4 +1,8 @@
-"""What an engine is asked, and what it gives back: plain values, without jax."""
+"""`CompletionStream`: the completion of a request as it grows, for any thread or event loop.
+
+The engine thread puts tokens; their text is made by whoever reads it, so that the engine thread,
+which every request waits for, spends no time on it.
+"""
 
 import asyncio
 import contextlib
@@ -20,7 +24,7 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @attrs.frozen
 class SampledToken:
-    """A token of an answer.
+    """A token of a completion.
 
     Args:
         id: Its number.
@@ -35,12 +39,12 @@ class SampledToken:
 
 @attrs.frozen
 class CompletionDelta:
-    """What one step added to an answer.
+    """What one step added to a completion.
 
     Args:
         text: Whole characters, and no part of a stop string.
-        tokens: The tokens drawn; their text may come with a later piece.
-        finish_reason: "stop", "length", "cancelled" or "error" of the last piece, None before.
+        tokens: The tokens sampled; their text may come with a later delta.
+        finish_reason: "stop", "length", "cancelled" or "error" of the last delta, None before.
         end: The end token, where the model drew one; it has no text.
     """
 
@@ -51,13 +55,13 @@ class CompletionDelta:
 
     @property
     def sampled(self) -> tuple[SampledToken, ...]:
-        """Every token that was drawn, the end token included."""
+        """Every token that was sampled, the end token included."""
         return self.tokens if self.end is None else (*self.tokens, self.end)
 
 
 @attrs.frozen
 class Completion:
-    """A whole answer.
+    """A finished completion.
 
     Args:
         text: Its text.
@@ -81,7 +85,7 @@ class Completion:
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities of some tokens of an answer, arrays `[tokens]` and `[tokens, n]`."""
+    """Log-probabilities of some tokens of a completion, arrays `[tokens]` and `[tokens, n]`."""
 
     sampled: np.ndarray
     top_tokens: np.ndarray
@@ -89,7 +93,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class TokenDelta(NamedTuple):
-    """Tokens of an answer as the engine has them.
+    """New tokens of a completion, before their text is made.
 
     Args:
         tokens: Their numbers.
@@ -105,18 +109,18 @@ class TokenDelta(NamedTuple):
 
 
 class CompletionStream:
-    """The answer to a request while it is drawn.
+    """The completion of a request while it is sampled.
 
-    Every iteration yields all pieces from the first one on; the last one has a finish reason.
+    Every iteration yields all deltas from the first one on; the last one has a finish reason.
 
     Args:
         request: What is asked.
-        text: Makes text of the answer's tokens.
+        text: Makes text of the completion's tokens.
         cancel: What `cancel` calls.
 
     Attributes:
         request: What was asked.
-        error: Why the answer ended with finish reason "error"; None otherwise.
+        error: Why the completion ended with finish reason "error"; None otherwise.
         prompt_logprobs: See `Completion`.
         prompt_top_logprobs: See `Completion`.
         num_cached_prompt_tokens: See `Completion`.
@@ -133,23 +137,23 @@ class CompletionStream:
         self._text = text
         self._cancel, self._is_cancelled = cancel, False
         self._put: deque[TokenDelta] = deque()
-        self._pieces: list[CompletionDelta] = []
+        self._deltas: list[CompletionDelta] = []
         self._is_whole = threading.Event()
         self._changed = threading.Condition()
         self._num_waiting = 0
         self._wakers: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[CompletionDelta]:
-        """Yields pieces as they come."""
+        """Yield deltas as they come."""
         index, is_last = 0, False
         while not is_last:
             self._wait_for(index)
-            yield self._pieces[index]
-            is_last = self._pieces[index].finish_reason is not None
+            yield self._deltas[index]
+            is_last = self._deltas[index].finish_reason is not None
             index += 1
 
     async def __aiter__(self) -> AsyncIterator[CompletionDelta]:
-        """Yields pieces as they come."""
+        """Yield deltas as they come."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -164,8 +168,8 @@ class CompletionStream:
                 while not self._has_now(index):
                     await changed.wait()
                     changed.clear()
-                yield self._pieces[index]
-                is_last = self._pieces[index].finish_reason is not None
+                yield self._deltas[index]
+                is_last = self._deltas[index].finish_reason is not None
                 index += 1
         finally:
             with self._changed:
@@ -177,16 +181,16 @@ class CompletionStream:
         return self._is_whole.is_set()
 
     def cancel(self) -> None:
-        """Ends the answer within a step; what it had is free again for others."""
+        """End the completion within a step; its slot and pages are free for other requests."""
         with self._changed:
             self._is_cancelled, cancel = True, self._cancel
         cancel()
 
     def take_over(self, cancel: Callable[[], None]) -> None:
-        """Has `cancel` call something else from here on, as the engine does that continues it.
+        """Have `cancel` call something else from here on, as an engine that takes the request over.
 
         Args:
-            cancel: What is called; at once where the answer was cancelled before.
+            cancel: What is called; at once where the completion was cancelled before.
         """
         with self._changed:
             self._cancel, is_cancelled = cancel, self._is_cancelled
@@ -194,7 +198,7 @@ class CompletionStream:
             cancel()
 
     def result(self, timeout: float | None = None) -> Completion:
-        """Returns the whole answer when it is finished.
+        """Wait until the completion is finished, and return it.
 
         Args:
             timeout: Seconds to wait at most; None waits for as long as it takes.
@@ -204,47 +208,47 @@ class CompletionStream:
             Exception: The engine could not finish it; see `error`.
         """
         if not self._is_whole.wait(timeout):
-            raise TimeoutError(f"the answer is not finished after {timeout} s")
+            raise TimeoutError(f"the completion is not finished after {timeout} s")
         with self._changed:
             self._convert()
         if self.error is not None:
             raise self.error
         return Completion(
-            "".join(piece.text for piece in self._pieces),
-            tuple(token for piece in self._pieces for token in piece.tokens),
-            self._pieces[-1].finish_reason or "",
+            "".join(delta.text for delta in self._deltas),
+            tuple(token for delta in self._deltas for token in delta.tokens),
+            self._deltas[-1].finish_reason or "",
             self.prompt_logprobs,
             self.prompt_top_logprobs,
             self.num_cached_prompt_tokens,
-            self._pieces[-1].end,
+            self._deltas[-1].end,
         )
 
-    def put(self, piece: TokenDelta) -> None:
-        """Adds tokens, as the engine alone does; what comes after the last piece is dropped.
+    def put(self, delta: TokenDelta) -> None:
+        """Add tokens, which only the engine does; what comes after the last delta is dropped.
 
         Where nobody waits no lock is taken, as this is done for each row of each step. A reader
-        counts itself and then looks, and here a piece is added before readers are looked for: so
+        counts itself and then looks, and here a delta is added before readers are looked for: so
         one of the two sees the other.
         """
         if self.request.stop:
             with self._changed:
-                self._add(piece)
+                self._add(delta)
                 self._convert()
         else:
-            self._add(piece)
+            self._add(delta)
         if self._num_waiting or self._wakers:
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Ends the answer with an error, as the engine alone does."""
+        """End the completion with an error, which only the engine does."""
         self.error = self.error or error
         self.put(TokenDelta((), None, "error"))
 
-    def _add(self, piece: TokenDelta) -> None:
+    def _add(self, delta: TokenDelta) -> None:
         if self._is_whole.is_set():
             return
-        self._put.append(piece)
-        if piece.finish_reason is not None:
+        self._put.append(delta)
+        if delta.finish_reason is not None:
             self._is_whole.set()
 
     def _wake(self) -> None:
@@ -255,7 +259,7 @@ class CompletionStream:
             wake()
 
     def _wait_for(self, index: int) -> None:
-        """Waits until a piece is there."""
+        """Wait until there is a delta of this index."""
         with self._changed:
             self._num_waiting += 1
             try:
@@ -268,36 +272,36 @@ class CompletionStream:
             return self._has(index)
 
     def _has(self, index: int) -> bool:
-        """Returns whether a piece is there, made of what was put."""
-        if len(self._pieces) <= index:
+        """Return whether there is a delta of this index, after making deltas of what was put."""
+        if len(self._deltas) <= index:
             self._convert()
-        return len(self._pieces) > index
+        return len(self._deltas) > index
 
     def _convert(self) -> None:
-        """Makes pieces of what was put; a stop string ends them."""
+        """Make deltas of the tokens that were put; a stop string ends them."""
         while self._put:
-            piece = self._put.popleft()
-            num_written = len(piece.tokens) - piece.has_end  # an end token may decode to its name
-            text, num_tokens, is_stopped = self._text.push(piece.tokens[:num_written])
-            reason = "stop" if is_stopped else piece.finish_reason
+            delta = self._put.popleft()
+            num_written = len(delta.tokens) - delta.has_end  # an end token may decode to its name
+            text, num_tokens, is_stopped = self._text.push(delta.tokens[:num_written])
+            reason = "stop" if is_stopped else delta.finish_reason
             if reason is not None and not is_stopped:
                 left = self._text.flush()
                 text += left.text
                 reason = "stop" if left.is_stopped else reason
-            sampled = _sampled_tokens(piece, self.request.num_logprobs)
-            end = sampled[-1] if piece.has_end and not is_stopped else None
-            self._pieces.append(CompletionDelta(text, sampled[:num_tokens], reason, end))
+            sampled = _sampled_tokens(delta, self.request.num_logprobs)
+            end = sampled[-1] if delta.has_end and not is_stopped else None
+            self._deltas.append(CompletionDelta(text, sampled[:num_tokens], reason, end))
             if is_stopped:
                 self._is_whole.set()
                 self._put.clear()
 
 
-def _sampled_tokens(piece: TokenDelta, num_logprobs: int | None) -> tuple[SampledToken, ...]:
-    if piece.logprobs is None or num_logprobs is None:
-        return tuple(SampledToken(token) for token in piece.tokens)
+def _sampled_tokens(delta: TokenDelta, num_logprobs: int | None) -> tuple[SampledToken, ...]:
+    if delta.logprobs is None or num_logprobs is None:
+        return tuple(SampledToken(token) for token in delta.tokens)
     return tuple(
         SampledToken(token, sampled, tuple(zip(top_tokens, values, strict=True))[:num_logprobs])
         for token, sampled, top_tokens, values in zip(
-            piece.tokens, *(part.tolist() for part in piece.logprobs), strict=True
+            delta.tokens, *(part.tolist() for part in delta.logprobs), strict=True
         )
     )

@@ -28,11 +28,11 @@ class EngineConfig:
         batch_size_buckets: Numbers of rows that programs are compiled for; None takes powers of
             four up to `max_num_seqs`.
         num_decode_steps: Tokens of each row that one call decodes while nothing waits.
-        fixed_shapes: Whether every call has one of two shapes: `max_num_seqs` rows that draw
+        fixed_shapes: Whether every call has one of two shapes: `max_num_seqs` rows that sample
             `num_decode_steps` tokens, or a row that reads a piece which begins where it begins for
             every such text. Then the bits of an answer do not depend on what else runs; many
             calls compute more than they need.
-        sampler_kinds: What programs can draw, the cheapest first: "greedy" the likeliest tokens,
+        sampler_kinds: What programs can sample, the cheapest first: "greedy" the likeliest tokens,
             "plain" by a temperature too, "full" by every setting. A call takes the first that
             does for its rows.
         max_queue: Requests that wait at most.
@@ -82,7 +82,7 @@ class BatchBuckets:
     """Shapes of calls, the smallest first.
 
     Args:
-        decode_buckets: Numbers of rows that draw.
+        decode_buckets: Numbers of rows that sample.
         chunk_lengths: Numbers of tokens of a row that are read at once.
         prefill_buckets: Numbers of rows for each of those.
         alone_length: That of `chunk_lengths` in which a prompt is read whose tokens are scored.
@@ -112,17 +112,17 @@ class BatchBuckets:
         }
 
     def decode_bucket(self, num_rows: int) -> int:
-        """Returns the rows of the program that draws for so many."""
+        """Return the rows of the program that samples for so many."""
         return next(size for size in self.decode_buckets if size >= num_rows)
 
     def prefill_bucket(self, num_rows: int, length: int) -> int:
-        """Returns the rows of the program that reads so many tokens of so many rows."""
+        """Return the rows of the program that reads so many tokens of so many rows."""
         sizes = self.prefill_buckets[self.chunk_lengths.index(length)]
         return next(size for size in sizes if size >= num_rows)
 
 
 def batch_buckets(cfg: EngineConfig, hardware: Hardware | None = None) -> BatchBuckets:
-    """Returns the shapes of an engine's calls.
+    """Return the shapes of an engine's calls.
 
     Args:
         cfg: The engine's.
@@ -167,13 +167,13 @@ def _fixed_shapes(cfg: EngineConfig) -> BatchBuckets:
 
 
 def _no_longer_than(length: int | None, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns sizes up to the first that holds so many."""
+    """Return sizes up to the first that holds so many."""
     shorter = [size for size in sizes if length is not None and size >= length]
     return sizes if not shorter else sizes[: sizes.index(shorter[0]) + 1]
 
 
 def _grown(first: int, last: int, factor: int) -> tuple[int, ...]:
-    """Returns `first`, multiplied as often as it is less than `last`, and `last`."""
+    """Return `first`, multiplied as often as it is less than `last`, and `last`."""
     sizes = []
     while first < last:
         sizes.append(first)

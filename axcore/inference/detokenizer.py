@@ -16,7 +16,7 @@ class _Stop(NamedTuple):
     shorter: list[int]
 
     def follow(self, matched: int, letter: str) -> int:
-        """Returns how much of the string a text ends with, one letter after it was `matched`.
+        """Return how much of the string a text ends with, one letter after it was `matched`.
 
         Source: Knuth, Morris and Pratt 1977.
         """
@@ -56,7 +56,7 @@ class IncrementalDetokenizer:
         self._has_stops = bool(stops)
 
     def push(self, tokens: Sequence[int]) -> TextUpdate:
-        """Returns what tokens add."""
+        """Return what tokens add."""
         if not self._has_stops:
             return TextUpdate(self._stream.push(tokens), len(tokens), False)
         text = ""
@@ -67,7 +67,7 @@ class IncrementalDetokenizer:
         return TextUpdate(text, len(tokens), False)
 
     def flush(self) -> TextUpdate:
-        """Returns what is left when no token follows; `num_tokens` is 0."""
+        """Return what is left when no token follows; `num_tokens` is 0."""
         text = self._stops.push(self._stream.flush())
         return TextUpdate(text + self._stops.flush(), 0, self._stops.is_stopped)
 
@@ -109,7 +109,7 @@ class TextStream:
         self._num_given = len(self._prompt.rstrip(UNKNOWN))
 
     def push(self, tokens: Iterable[int]) -> str:
-        """Returns the text that is known with some tokens more, and was not before."""
+        """Return the text that is known with some tokens more, and was not before."""
         text = ""
         for token in tokens:
             self._pending.append(int(token))
@@ -118,7 +118,7 @@ class TextStream:
         return text + self._known()
 
     def flush(self) -> str:
-        """Returns what is left when no token follows."""
+        """Return what is left when no token follows."""
         return self._given(self._decoded(self._pending), is_whole=True)
 
     def _known(self) -> str:
@@ -129,7 +129,7 @@ class TextStream:
         return text if len(self._pending) <= MAX_PENDING else text + self._first_pending(whole)
 
     def _first_pending(self, whole: str) -> str:
-        """Gives up waiting for the first pending tokens: what follows cannot change them."""
+        """Give up waiting for the first pending tokens: what follows cannot change them."""
         for count in range(len(self._pending) - MAX_CUT, 0, -1):
             start, rest = self._pending[:count], self._pending[count:]
             known = self._decoded(start)
@@ -142,7 +142,7 @@ class TextStream:
         return self._given(whole, is_whole=True)
 
     def _given(self, whole: str, *, is_whole: bool) -> str:
-        """Returns what is new in decoded text.
+        """Return what is new in decoded text.
 
         Args:
             whole: The text of the context and all pending tokens.
@@ -191,7 +191,7 @@ class StopStrings:
         self.is_stopped = False
 
     def push(self, text: str) -> str:
-        """Returns the text that belongs to the answer for sure; nothing after a stop string."""
+        """Return the text that belongs to the answer for sure; nothing after a stop string."""
         if self.is_stopped or not self._stops:
             return "" if self.is_stopped else text
         whole = self._held + text
@@ -207,12 +207,12 @@ class StopStrings:
         return whole[:num_known]
 
     def flush(self) -> str:
-        """Returns what was kept back, when no text follows."""
+        """Return what was kept back, when no text follows."""
         held, self._held = self._held, ""
         return held
 
     def _complete(self) -> int:
-        """Returns the length of the longest string that is complete; 0 where none is."""
+        """Return the length of the longest string that is complete; 0 where none is."""
         pairs = zip(self._stops, self._matched, strict=True)
         return max(matched if matched == len(stop.text) else 0 for stop, matched in pairs)
 

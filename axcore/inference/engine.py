@@ -1,4 +1,9 @@
-"""`Engine`: answers many requests at once, in a thread of its own."""
+"""`Engine`: continuous batching of requests to one model, in a thread of its own.
+
+The way of a request: `submit` checks it and queues it for the engine thread; each step of
+`ModelRunner` has the `Scheduler` choose rows, runs them, and `OutputProcessor` puts their tokens
+into the `CompletionStream` that `submit` returned.
+"""
 
 import itertools
 import os
@@ -26,7 +31,7 @@ from axcore.module import Module
 
 @attrs.frozen
 class EngineStats:
-    """What an engine does at one moment, and did since it was made.
+    """The state of an engine at one moment, and counters since it was made.
 
     Args:
         num_waiting: Requests that wait for a slot.
@@ -35,12 +40,12 @@ class EngineStats:
         pages_used: Pages that requests hold.
         pages_total: Pages there are.
         num_prompt_tokens: Tokens of all prompts.
-        num_cached_prompt_tokens: Those of them that another request had computed.
+        num_cached_prompt_tokens: Those of them that were found in the prefix cache.
         enable_prefix_caching: Whether prompts that begin alike are computed once.
         num_preemptions: How often a request lost its pages and was read again.
-        num_sampled_tokens: Tokens drawn.
-        num_draft_tokens: Tokens guessed ahead.
-        num_accepted_draft_tokens: Those of them that were drawn.
+        num_sampled_tokens: Tokens sampled.
+        num_draft_tokens: Draft tokens proposed.
+        num_accepted_draft_tokens: Those of them that the model sampled itself.
         num_steps: Steps run.
         compilations_after_warm_up: Programs compiled while requests waited for them.
         host_seconds_per_step: Time of a step that is the engine's own, not the device's.
@@ -72,7 +77,7 @@ class EngineStats:
 
 
 def summed(parts: Sequence[EngineStats]) -> EngineStats:
-    """Returns what several engines do together; times of a step are means over all steps."""
+    """Return what several engines do together; times of a step are means over all steps."""
     names = [field.name for field in attrs.fields(EngineStats)]
     total = {name: sum(getattr(one, name) for one in parts) for name in names}
     host = sum(one.host_seconds_per_step * one.num_steps for one in parts)
@@ -82,14 +87,14 @@ def summed(parts: Sequence[EngineStats]) -> EngineStats:
 
 
 def without_capacity(stats: EngineStats) -> EngineStats:
-    """Returns what an engine did that does nothing any more."""
+    """Return the counters of an engine that has failed."""
     return attrs.evolve(
         stats, num_waiting=0, num_running=0, num_slots=0, pages_used=0, pages_total=0
     )
 
 
 class Engine:
-    """Draws answers from a model with a `logits` entry, as `CausalLM` has.
+    """Samples completions from a model with a `logits` entry, as `CausalLM` has.
 
     Args:
         model: The model, as it is trained.
@@ -147,7 +152,7 @@ class Engine:
         when_all: Callable[[Exception | None], None] | None = None,
         num_threads: int | None = None,
     ) -> None:
-        """Compiles every program that requests can need, as many at once as there are cores.
+        """Compile every program that requests can need, as many at once as there are cores.
 
         Args:
             progress: Is called with the number of compiled programs, of all, and the name of the
@@ -176,11 +181,11 @@ class Engine:
 
     @property
     def error(self) -> EngineError | None:
-        """Why the engine answers nothing any more; None while no step has failed."""
+        """Why the engine stopped; None while no step has failed."""
         return self._thread.error
 
     def submit(self, request: Request) -> CompletionStream:
-        """Takes a request; returns at once.
+        """Queue a request, and return its completion at once.
 
         Raises:
             RequestError: It can never be answered.
@@ -202,7 +207,7 @@ class Engine:
         return state.completion
 
     def take_over(self, other: RequestState) -> None:
-        """Answers a request that another engine took and no step of it began; returns at once.
+        """Queue a request that another engine took and did not begin; return at once.
 
         The queue may be full, and the engine may drain: the request was taken before.
 
@@ -225,7 +230,7 @@ class Engine:
             self._add(state)
 
     def stats(self) -> EngineStats:
-        """Returns what the engine does now."""
+        """Return the state of the engine now."""
         runner, scheduler = self._runner, self._runner.scheduler
         return EngineStats(
             num_waiting=self._num_waiting(),
@@ -246,10 +251,10 @@ class Engine:
         )
 
     def replace_weights(self, state: Any) -> None:
-        """Takes over another state of the model between two steps; returns when it is in use.
+        """Replace the weights between two steps; return when the new ones are in use.
 
-        Answers that are being drawn continue with it: what caches hold of their texts remains. No
-        new request finds a prefix that the old weights computed. Steps wait while array after array
+        Running requests continue with them; their keys and values in the cache remain those of the
+        old weights. The prefix cache is cleared. Steps wait while array after array
         takes the place of the one before it.
 
         Args:
@@ -270,7 +275,7 @@ class Engine:
         self._thread.do(replace)
 
     def check_weights(self, state: Any) -> None:
-        """Checks that `replace_weights` takes a state.
+        """Check that `replace_weights` takes a state.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.
@@ -279,7 +284,7 @@ class Engine:
         self._programs.weights.check(state)
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
-        """Lets requests choose an adapter by its name; one of other weights that has the name goes.
+        """Let requests choose an adapter by its name; one of other weights that has the name goes.
 
         Requests that there are keep the one that they were given to their end.
 
@@ -292,7 +297,7 @@ class Engine:
         self.set_adapter(name, self.converted(adapter))
 
     def converted(self, adapter: Adapter) -> EngineAdapter:
-        """Returns an adapter as `set_adapter` takes it.
+        """Return an adapter as `set_adapter` takes it.
 
         Raises:
             ConfigError: Its layers differ in scale, or have more than factors.
@@ -300,7 +305,7 @@ class Engine:
         return EngineAdapter.of(adapter, self._core.cache_config)
 
     def set_adapter(self, name: str, adapter: EngineAdapter) -> None:
-        """Does what `add_adapter` does."""
+        """Do what `add_adapter` does."""
 
         def add() -> None:
             with self._changed:  # so that no request is given a number that changes its meaning
@@ -315,7 +320,7 @@ class Engine:
         self._thread.do(add)
 
     def remove_adapter(self, name: str) -> None:
-        """Refuses new requests with an adapter; those that there are keep it to their end.
+        """Refuse new requests with an adapter; those that there are keep it to their end.
 
         Raises:
             ConfigError: There is none of that name.
@@ -329,13 +334,13 @@ class Engine:
         self._thread.do(remove)
 
     def drain(self) -> None:
-        """Refuses new requests, and returns when those that there are have been answered."""
+        """Refuse new requests, and return when all others are finished."""
         with self._changed:
             self._is_draining = True
         self._thread.wait_until_idle()
 
     def close(self) -> None:
-        """Ends all answers and the engine's thread."""
+        """End all requests and the engine's thread."""
         self._thread.close()
         if self._warm_up is not None:
             self._warm_up.stop()
@@ -352,7 +357,7 @@ class Engine:
         )
 
     def _add(self, state: RequestState) -> None:
-        """Lets a request wait for its turn; call it with the lock."""
+        """Queue a request for the engine thread; hold the lock when you call it."""
         sequence = state.sequence
 
         def add() -> None:
@@ -377,7 +382,7 @@ class Engine:
         return bool(self._submitted or self._runner.has_work)
 
     def _end(self, error: EngineError) -> None:
-        """Ends all requests, or lets `on_failure` do so."""
+        """End all requests, or have `on_failure` do so."""
         with self._changed:
             submitted, self._submitted = self._submitted, {}
             states = {state.sequence.number: state for state in self._runner.give_up()} | submitted
@@ -386,4 +391,4 @@ class Engine:
 
 
 def _nothing() -> None:
-    """Cancels nothing: no engine has taken the request yet."""
+    """Cancel nothing: no engine has taken the request yet."""

@@ -105,7 +105,7 @@ def build_engine(
 def scheduler_config(
     cfg: EngineConfig, cache_config: KVCacheConfig, buckets: BatchBuckets, *, keeps_pages_only: bool
 ) -> SchedulerConfig:
-    """Returns what bounds the schedule of an engine."""
+    """Return what bounds the schedule of an engine."""
     page_size = cache_config.pages.page_size if cache_config.pages else cache_config.max_length
     return SchedulerConfig(
         num_slots=cfg.max_num_seqs,
@@ -120,17 +120,17 @@ def scheduler_config(
 
 
 def num_decode_steps(cfg: EngineConfig) -> int:
-    """Returns how many tokens of a row one call draws at most."""
+    """Return how many tokens of a row one call samples at most."""
     return 1 + cfg.speculation.num_tokens if cfg.speculation else cfg.num_decode_steps
 
 
 def sampler_kinds(cfg: EngineConfig) -> tuple[SamplerKind, ...]:
-    """Returns what programs can draw, the cheapest first."""
+    """Return what programs can sample, the cheapest first."""
     return cfg.sampler_kinds[-1:] if cfg.fixed_shapes else cfg.sampler_kinds
 
 
 def check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) -> None:
-    """Refuses a draft model that nobody asked for, a missing one, and one of other tokens.
+    """Refuse a draft model that nobody asked for, a missing one, and one of other tokens.
 
     Raises:
         ConfigError: Saying why.
@@ -156,7 +156,7 @@ def check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) ->
 def check_speculation(
     cfg: EngineConfig, *, keeps_pages_only: bool, draft: Draft | None = None
 ) -> None:
-    """Refuses guesses where a wrong one could not be taken back.
+    """Refuse guesses where a wrong one could not be taken back.
 
     Raises:
         ConfigError: Saying why.

@@ -95,12 +95,12 @@ def check_schema_size(schema: Any) -> None:
 
 
 def regex(pattern: str) -> Grammar:
-    """Returns the grammar of texts that a pattern matches as a whole, in the syntax of Rust."""
+    """Return the grammar of texts that a pattern matches as a whole, in the syntax of Rust."""
     return Grammar("regex", pattern)
 
 
 def lark(text: str) -> Grammar:
-    """Returns a context-free grammar in the syntax of Lark, whose first rule is `start`."""
+    """Return a context-free grammar in the syntax of Lark, whose first rule is `start`."""
     return Grammar("lark", text)
 
 
@@ -125,7 +125,7 @@ class GrammarMatcher:
         return bool(self._matcher.is_accepting())
 
     def fill(self, mask: UInt32[np.ndarray, " W"]) -> None:
-        """Writes which tokens can follow; those that end texts are among them where it matches.
+        """Write which tokens can follow; those that end texts are among them where it matches.
 
         Raises:
             RequestError: The grammar needs too much work here.
@@ -137,7 +137,7 @@ class GrammarMatcher:
         mask[len(words) :] = 0
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Continues by tokens that were drawn.
+        """Continue by tokens that were sampled.
 
         Raises:
             RequestError: They cannot follow.
@@ -146,11 +146,11 @@ class GrammarMatcher:
             raise self._error(f"cannot continue with the tokens {list(tokens)}")
 
     def count_valid(self, tokens: Sequence[int]) -> int:
-        """Returns how many of some tokens can follow, one after the other; stays where it is."""
+        """Return how many of some tokens can follow, one after the other; stays where it is."""
         return int(self._matcher.validate_tokens(list(tokens)))
 
     def roll_back(self, num_tokens: int) -> None:
-        """Goes back by the last tokens."""
+        """Go back by the last tokens."""
         if num_tokens and not self._matcher.rollback(num_tokens):
             raise self._error(f"cannot go back by {num_tokens} tokens")
 
@@ -174,7 +174,7 @@ class GrammarCompiler:
         self._found: OrderedDict[Grammar, Future[Any]] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Returns a matcher at the beginning of an answer.
+        """Return a matcher at the beginning of an answer.
 
         Several threads compile several grammars at once, and each one once.
 
@@ -196,7 +196,7 @@ class GrammarCompiler:
             return GrammarMatcher(compiled.deep_copy())
 
     def _compile_into(self, found: "Future[Any]", grammar: Grammar) -> None:
-        """Compiles a grammar for all who wait for it; one that is wrong is forgotten."""
+        """Compile a grammar for all who wait for it; one that is wrong is forgotten."""
         try:
             found.set_result(self._compile(grammar))
         except BaseException as error:
@@ -260,7 +260,7 @@ _SAID_LINES = 8
 
 
 def mask_words(vocab_size: int) -> int:
-    """Returns the number of words of a mask of so many tokens."""
+    """Return the number of words of a mask of so many tokens."""
     return -(-vocab_size // WORD)
 
 
@@ -307,7 +307,7 @@ def _with_token_numbers(text: str, tokenizer: Tokenizer) -> str:
 
 
 def import_llguidance() -> Any:
-    """Returns the library.
+    """Return the library.
 
     Raises:
         RequestError: It is not installed.
@@ -316,7 +316,7 @@ def import_llguidance() -> Any:
 
 
 def grammar_tokenizer(tokenizer: Tokenizer) -> Any:
-    """Returns the library's tokenizer with the same tokens.
+    """Return the library's tokenizer with the same tokens.
 
     Raises:
         RequestError: What bytes its tokens are is not known.

@@ -123,7 +123,7 @@ class InputBatch:
         self._adapter = np.full(num_slots, NO_ADAPTER, np.int32)
 
     def set(self, slot: int, state: RequestState) -> None:
-        """Gives a slot to a request that starts."""
+        """Give a slot to a request that starts."""
         request = state.request
         self._requests[slot] = state
         self.sampling.set_row(slot, request.sampling, seed=request.seed)
@@ -133,17 +133,17 @@ class InputBatch:
         self.ignores_end[slot] = request.ignores_end
 
     def of(self, batch: ScheduledBatch) -> list[RequestState | None]:
-        """Returns the requests of a batch's rows."""
+        """Return the requests of a batch's rows."""
         return [self._requests[slot] for slot in batch.slots.tolist()]
 
     def kind_of(self, batch: ScheduledBatch, min_kind: int) -> SamplerKind:
-        """Returns the first kind of program that draws all rows of a batch, from `min_kind` on."""
+        """Return the first kind of program that samples all rows of a batch, from `min_kind` on."""
         return self._kinds[max(min_kind, int(self._kind[batch.slots].max()))]
 
     def array(
         self, batch: ScheduledBatch, num_rows: int, num_tokens: int
     ) -> Int32[np.ndarray, "B columns"]:
-        """Returns the rows of a batch as one array; see `ModelInput`."""
+        """Return the rows of a batch as one array; see `ModelInput`."""
         table, count = self._sequences.page_table, len(batch.slots)
         array = np.zeros((num_rows, NUM_COLUMNS + table.shape[1] + num_tokens), np.int32)
         array[count:, 0] = len(self._requests)
@@ -157,7 +157,7 @@ class InputBatch:
         return array
 
     def write_tokens(self, batch: ScheduledBatch, tokens: np.ndarray, ahead: int) -> None:
-        """Writes the tokens that each row reads, or those some places ahead as far as known."""
+        """Write the tokens that each row reads, or those some places ahead as far as known."""
         text, target = self._sequences.text, self._sequences.target
         for row, (slot, start, size) in enumerate(
             zip(batch.slots.tolist(), batch.starts.tolist(), batch.sizes.tolist(), strict=True)

@@ -24,7 +24,7 @@ place of old ones; programs need some, too."""
 
 
 def kv_cache_config(cfg: EngineConfig) -> KVCacheConfig:
-    """Returns the room of an engine, with pages for `max_num_seqs` of the longest texts where the
+    """Return the room of an engine, with pages for `max_num_seqs` of the longest texts where the
     config names no number.
 
     Raises:
@@ -66,7 +66,7 @@ def build_cached_model(
     mesh: Mesh | None = None,
     draft: Draft | None = None,
 ) -> tuple[AnyCachedModel, Any, KVCacheConfig]:
-    """Returns a model with caches, its weights, and its room: fewer pages where memory holds fewer.
+    """Return a model with caches, its weights, and its room: fewer pages where memory holds fewer.
 
     A number of pages in the config is taken as it is. A draft gets as many.
 
@@ -90,7 +90,7 @@ def cached_model_of(
     mesh: Mesh | None,
     draft: Draft | None,
 ) -> AnyCachedModel:
-    """Returns a model with caches, without weights."""
+    """Return a model with caches, without weights."""
     options: dict[str, Any] = {
         "mesh": mesh,
         "quantization": NAMED_WEIGHTS[cfg.weights] if cfg.weights else None,
@@ -110,7 +110,7 @@ def cached_model_of(
 def fit_kv_cache(
     cfg: EngineConfig, cache_config: KVCacheConfig, served: AnyCachedModel, free_bytes: int | None
 ) -> KVCacheConfig:
-    """Returns a room with no more pages than memory holds.
+    """Return a room with no more pages than memory holds.
 
     Args:
         cfg: Of the engine.
@@ -142,7 +142,7 @@ def fit_kv_cache(
 
 
 def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) -> PagedKVCacheConfig:
-    """Returns the pages of a room, or as many as memory holds.
+    """Return the pages of a room, or as many as memory holds.
 
     Args:
         cache_config: With as many pages as are wanted.
@@ -166,7 +166,7 @@ def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) ->
 
 
 def check_pages_fit(pages: PagedKVCacheConfig, cache_bytes: int, free_bytes: int) -> None:
-    """Checks that memory can hold the pages that a config asks for.
+    """Check that memory can hold the pages that a config asks for.
 
     Args:
         pages: Those.
@@ -188,7 +188,7 @@ def check_pages_fit(pages: PagedKVCacheConfig, cache_bytes: int, free_bytes: int
 
 
 def _free_bytes(mesh: Mesh | None) -> int | None:
-    """Returns the free memory of a device; None where it does not say, as CPUs do not."""
+    """Return the free memory of a device; None where it does not say, as CPUs do not."""
     device = jax.local_devices()[0] if mesh is None else mesh.local_devices[0]
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
@@ -203,7 +203,7 @@ WEIGHT_SHARE = 0.5
 def serving_mesh(
     model: Module, cfg: EngineConfig, hardware: Hardware, num_devices: int
 ) -> MeshShape:
-    """Returns sizes by mesh axis: as few devices as hold the weights in half of their memory.
+    """Return sizes by mesh axis: as few devices as hold the weights in half of their memory.
 
     Each token waits for collectives where a model is split, so it is no further than it must be.
     Where memory is not known, as that of hosts, one device has all; where not even all devices
@@ -225,7 +225,7 @@ def serving_mesh(
 
 
 def weight_bytes(model: Module, cfg: EngineConfig) -> int:
-    """Returns what the weights of an engine take, on all devices that they are split over."""
+    """Return what the weights of an engine take, on all devices that they are split over."""
     served = cached_model_of(model, cfg, kv_cache_config(cfg), mesh=None, draft=None)
     leaves = jax.tree.leaves(served.conversion.abstract)
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

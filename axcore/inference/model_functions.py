@@ -44,7 +44,7 @@ class ModelFunctions:
     def prefill(
         self, weights: Any, caches: Any, call: Int[Array, "B columns"]
     ) -> tuple[Float[Array, "B V"], Any]:
-        """Reads tokens of rows; returns the logits after the last one of each."""
+        """Read tokens of rows; returns the logits after the last one of each."""
         rows = self._rows(call)
         last = jnp.maximum(rows.sizes - 1, 0)[:, None]
         logits, caches = self._step(weights, caches, rows, at=last)
@@ -53,14 +53,14 @@ class ModelFunctions:
     def decode(
         self, weights: Any, caches: Any, sampler_state: SamplerState, call: Int[Array, "B columns"]
     ) -> tuple[Float[Array, "B V"], Any]:
-        """Reads the token that each row drew last; returns the logits after it."""
+        """Read the token that each row drew last; returns the logits after it."""
         tokens = jnp.take(sampler_state.last, call[:, 0], mode="clip")
         return self.prefill(weights, caches, jnp.concatenate([call, tokens[:, None]], axis=1))
 
     def score_prompt(
         self, weights: Any, caches: Any, call: Int[Array, "1 columns"]
     ) -> tuple[LogProbs, Float[Array, "1 V"], Any]:
-        """Reads tokens of a row; returns what could follow each, and the logits after the last."""
+        """Read tokens of a row; returns what could follow each, and the logits after the last."""
         rows = self._rows(call)
         tokens, following = jnp.split(rows.tokens, 2, axis=1)
         logits, caches = self._step_everywhere(weights, caches, rows._replace(tokens=tokens))
@@ -79,19 +79,19 @@ class ModelFunctions:
         count: int,
         kind: SamplerKind,
     ) -> tuple[SamplerOutput, Any, SamplerState]:
-        """Draws tokens of each row, one after the other."""
+        """Sample tokens of each row, one after the other."""
         rows = self._rows(call)
 
         def one(carry: Any, step: Array) -> Any:
             caches, sampler_state = carry
-            draws = (step < rows.sizes).astype(jnp.int32)
+            samples = (step < rows.sizes).astype(jnp.int32)
             last = jnp.take(sampler_state.last, rows.slots, mode="clip")
             here = rows._replace(
-                slots=sampling_slots(rows._replace(draws=draws), sampler_state),
-                starts=(rows.starts + step) * draws,
-                sizes=draws,
+                slots=sampling_slots(rows._replace(samples=samples), sampler_state),
+                starts=(rows.starts + step) * samples,
+                sizes=samples,
                 first=rows.first + step,
-                draws=draws,
+                samples=samples,
                 tokens=last[:, None],
             )
             logits, caches = self._step(weights, caches, here, at=jnp.zeros_like(here.tokens))
@@ -116,7 +116,7 @@ class ModelFunctions:
         *,
         kind: SamplerKind,
     ) -> tuple[SamplerOutput, Int[Array, " B"], Any, SamplerState]:
-        """Reads the last token of each row and guesses of those after it; draws at each place.
+        """Read the last token of each row and guesses of those after it; samples at each place.
 
         The guesses are those of the call's tokens, or those of the draft model, if there is one.
         """
@@ -168,7 +168,7 @@ class ModelFunctions:
     def _step(
         self, weights: Any, caches: Any, rows: ModelInput, *, at: Int[Array, "B N"]
     ) -> tuple[Float[Array, "B N V"], Any]:
-        """Returns float32 logits at some places of each row, and the caches with its tokens."""
+        """Return float32 logits at some places of each row, and the caches with its tokens."""
         logits, caches = self._model.step_at(
             weights,
             caches,
@@ -192,7 +192,7 @@ def sample_rows(
     *,
     kind: SamplerKind,
 ) -> tuple[SamplerOutput, SamplerState]:
-    """Returns a token of each row of a call, `[1, B]`, and the memory with it."""
+    """Return a token of each row of a call, `[1, B]`, and the memory with it."""
     rows = model_input(call, call.shape[1] - NUM_COLUMNS)
     sampled, sampler_state = sample_tokens(
         sampler_state, sampling, allowed, logits, rows, kind=kind
@@ -209,7 +209,7 @@ def sample_tokens(
     *,
     kind: SamplerKind,
 ) -> tuple[SamplerOutput, SamplerState]:
-    """Returns a token of each row, `[B]`, and the memory with it."""
+    """Return a token of each row, `[B]`, and the memory with it."""
     held = sampler_state.held(rows.slots)
     own = sampling.take(held)
     keys = row_keys(own.seed, rows.first)
@@ -224,14 +224,14 @@ def sample_tokens(
 
 
 def sampling_slots(rows: ModelInput, sampler_state: SamplerState) -> Int[Array, " B"]:
-    """Returns the slot of each row; one out of range where the row does not draw."""
-    return jnp.where(rows.draws > 0, rows.slots, sampler_state.num_slots)
+    """Return the slot of each row; one out of range where the row does not sample."""
+    return jnp.where(rows.samples > 0, rows.slots, sampler_state.num_slots)
 
 
 def logprobs_of(
     logits: Float[Array, "B V"], tokens: Int[Array, " B"], is_wanted: Bool[Array, ""]
 ) -> LogProbs:
-    """Returns log-probabilities of drawn tokens; zeros where no row wants any."""
+    """Return log-probabilities of sampled tokens; zeros where no row wants any."""
     number = min(MAX_LOGPROBS, logits.shape[1])
 
     def wanted() -> LogProbs:
@@ -248,7 +248,7 @@ def logprobs_of(
 def scores_of(
     logits: Float[Array, "T V"], following: Int[Array, " T"], is_wanted: Bool[Array, ""]
 ) -> LogProbs:
-    """Returns log-probabilities of tokens of a text; of the likeliest but one where none more is
+    """Return log-probabilities of tokens of a text; of the likeliest but one where none more is
     wanted, with zeros behind it.
     """
     number = min(MAX_LOGPROBS, logits.shape[1])
@@ -268,7 +268,7 @@ def scores_of(
 
 
 def copy_page(caches: Any, pages: Int[Array, " 2"]) -> tuple[Any]:
-    """Returns caches with a page copied: from the first to the second."""
+    """Return caches with a page copied: from the first to the second."""
     return (jax.tree.map(lambda held: held.at[pages[1]].set(held[pages[0]]), caches),)
 
 
@@ -278,7 +278,7 @@ def start_history(
     tokens: Int[Array, "1 T"],
     lengths: Int[Array, "1 2"],
 ) -> tuple[SamplerState]:
-    """Returns the memory with a slot whose penalties count the tokens of a text."""
+    """Return the memory with a slot whose penalties count the tokens of a text."""
     return (
         sampler_state._replace(
             history=sampler_state.history.started(slots, tokens, lengths=lengths)

@@ -1,6 +1,10 @@
-"""`program_table`: the programs of an engine: what each takes, what it changes, and its shapes.
+"""`Programs`: the compiled programs of an engine, and the arrays on the device that they change.
 
-Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, W words of a mask.
+A program is compiled for a number of rows and of tokens (a bucket). All that a call says of its
+rows comes as one array of whole numbers, so that a call costs one transfer.
+
+Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S slots, W words of a
+mask.
 """
 
 import threading
@@ -57,7 +61,7 @@ class Program:
     options: Callable[..., dict[str, Any]] = lambda *_: {}
 
     def lowered(self, sizes: tuple[Any, ...], held: Mapping[str, Any], places: Any) -> Any:
-        """Returns the program for some sizes, not yet compiled.
+        """Return the program for some sizes, not yet compiled.
 
         Args:
             sizes: Of the key.
@@ -88,18 +92,18 @@ def _ints(*shape: int) -> Any:
 def program_table(
     calls: ModelFunctions, *, pages_per_row: int, vocab_size: int, mask: Any
 ) -> dict[str, Program]:
-    """Returns the programs by name, which is the first of a key; the others are:
+    """Return the programs by name, which is the first part of a key. The others are:
 
     - `prefill`: rows and tokens of each; `score_prompt`: tokens of one row; `decode`: rows.
-    - `sample`: rows and the kind of draw; `multi_step_decode`: rows, tokens of each, and the kind;
-      `verify_draft_tokens`: the same.
+    - `sample`: rows and the kind of sample; `multi_step_decode`: rows, tokens of each, and the
+    kind; `verify_draft_tokens`: the same.
     - `copy_page`: none; `start_history`: tokens.
 
     Args:
         calls: Those of the model.
         pages_per_row: P.
         vocab_size: V.
-        mask: Shape of what rows may draw, `[1, W]`.
+        mask: Shape of what rows may sample, `[1, W]`.
     """
     columns = NUM_COLUMNS + pages_per_row
     model, drawing = ("weights", "caches"), ("sampler_state", "sampling", "allowed")
@@ -188,7 +192,7 @@ class CompiledPrograms:
         self._options = dict(wanted_compiler_options(self._policy.hardware, serves=True)) or None
 
     def prepare(self, key: Hashable) -> Any:
-        """Returns the program of a key; compiles it if nobody did."""
+        """Return the program of a key; compiles it if nobody did."""
         found = self._found.get(key)
         if found is not None:
             return found
@@ -199,7 +203,7 @@ class CompiledPrograms:
             return self._found.setdefault(key, found)
 
     def of_call(self, key: Hashable) -> Any:
-        """Returns what `prepare` does, for a call that needs it now."""
+        """Return what `prepare` does, for a call that needs it now."""
         found = self._found.get(key)
         if found is None:
             self.num_waited_for += 1
@@ -207,8 +211,8 @@ class CompiledPrograms:
         return found
 
 
-_NO_TRIFLE = 1 << 18
-"""Bytes of arrays whose place in memory matters."""
+_MIN_LARGE_PAGE_BYTES = 1 << 18
+"""Bytes from which on large pages are worth it."""
 
 
 class Programs:
@@ -262,34 +266,39 @@ class Programs:
 
     @property
     def caches(self) -> Any:
-        """What is kept of the tokens that were read."""
+        """The KV cache, and other state of layers."""
         return self._held["caches"]
 
     def replace_weights(self, state: Any) -> None:
-        """Takes over another state of the model; see `ServedWeights.replace`."""
-        for leaf in jax.tree.leaves(self.caches):  # the last call holds old weights until it ends
+        """Replace the weights; see `ServedWeights.replace`."""
+        # The last call holds the old weights until it ends: without waiting for it, none of them is
+        # freed while the new ones arrive, and the device needs room for both.
+        for leaf in jax.tree.leaves(self.caches):
             leaf.block_until_ready()
         self.weights.replace(state)
         _use_large_pages(self.weights.value)
 
     def set_sampling(self, sampling: SamplingRows) -> None:
-        """Takes over how each slot draws, `[S]`."""
+        """Set the sampling settings of each slot, `[S]`."""
         start = time.perf_counter()
+        # Copies, as the runtime may read host arrays later, or use them in place: the caller writes
+        # into its own while calls that were started with these still run.
         self._held["sampling"] = self._put(SamplingRows(*(value.copy() for value in sampling)))
         self.device_seconds += time.perf_counter() - start
 
     def prefill(self, call: np.ndarray, length: int) -> Float[Array, "B V"]:
-        """Reads tokens of rows; returns the logits after the last one of each."""
+        """Read tokens of rows; return the logits after the last one of each."""
         (logits,) = self._run(("prefill", len(call), length), call)
         return logits  # type: ignore[no-any-return]
 
     def decode(self, call: np.ndarray) -> Float[Array, "B V"]:
-        """Reads the token that each row drew last; returns the logits after it."""
+        """Read the token that each row sampled last; return the logits after it."""
         (logits,) = self._run(("decode", len(call)), call)
         return logits  # type: ignore[no-any-return]
 
     def score_prompt(self, call: np.ndarray, length: int) -> tuple[LogProbs, Float[Array, "1 V"]]:
-        """Reads tokens of one row; returns what could follow each of them, `[T]` and `[T, n]`.
+        """Read tokens of one row; return the log-probabilities of those after them, `[T]` and `[T,
+        n]`.
 
         The tokens after each are in the columns behind the tokens. Of the likeliest only the first
         is there where the row wants no log-probabilities of its answer. The logits after the last
@@ -306,13 +315,14 @@ class Programs:
         *,
         allowed: UInt32[np.ndarray, "B W"] | None = None,
     ) -> SamplerOutput:
-        """Draws a token of each row from logits.
+        """Sample a token of each row from logits.
 
         Args:
             logits: Of the rows.
             call: The rows; see `ModelInput`.
             kind: What the program can do.
-            allowed: Packed bits of the tokens that each row may draw; None allows all of the text.
+            allowed: Packed bits of the tokens that each row may sample; None allows all of the
+                text.
         """
         rows = len(call)
         if allowed is None and rows not in self._allowed_rows:
@@ -323,27 +333,27 @@ class Programs:
         return sampled  # type: ignore[no-any-return]
 
     def multi_step_decode(self, call: np.ndarray, count: int, kind: SamplerKind) -> SamplerOutput:
-        """Draws tokens of each row, one after the other."""
+        """Sample tokens of each row, one after the other."""
         (sampled,) = self._run(("multi_step_decode", len(call), count, kind), call)
         return sampled  # type: ignore[no-any-return]
 
     def verify_draft_tokens(
         self, call: np.ndarray, length: int, kind: SamplerKind
     ) -> tuple[SamplerOutput, Array]:
-        """Reads the last token of each row and guesses of those after it; draws at each place.
+        """Read the last token of each row and its draft tokens; sample at each place.
 
         Returns:
-            What was drawn, `[length, B]`, and how many of each row belong to its answer, `[B]`.
+            What was sampled, `[length, B]`, and how many of each row belong to its answer, `[B]`.
         """
         sampled, counts = self._run(("verify_draft_tokens", len(call), length, kind), call)
         return sampled, counts
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copies a page of all caches."""
+        """Copy a page of all caches."""
         self._run(("copy_page",), np.asarray([source, target], np.int32))
 
     def start_history(self, slot: int, text: np.ndarray, num_prompt: int) -> None:
-        """Lets the penalties of a slot count the tokens of a text."""
+        """Let the penalties of a slot count the tokens of a text."""
         padded = np.pad(text.astype(np.int32), (0, self._max_length - len(text)))[None]
         lengths = np.asarray([[num_prompt, len(text)]], np.int32)
         self._run(
@@ -358,13 +368,16 @@ class Programs:
         program = self._table[key[0]]  # type: ignore[index]
         held = {**self._held, "weights": self.weights.value}
         taken = (held[name] for name in program.takes)
+        # What a program changes is donated: its buffers are overwritten in place, and the old
+        # arrays are invalid once the call has started. So nothing else may hold them, and the new
+        # ones take their place here before anything else runs.
         results, changed = self.compiled.of_call(key)(*taken, *inputs)
         self._held.update(zip(program.changes, changed, strict=True))
         self.device_seconds += time.perf_counter() - start
         return results  # type: ignore[no-any-return]
 
     def _lowered(self, key: Any) -> Any:
-        """Returns the program of a key: its name, and the sizes that it is made for."""
+        """Return the program of a key: its name, and the sizes that it is made for."""
         name, *sizes = key
         places = self._everywhere, self._places
         return self._table[name].lowered(tuple(sizes), self._shapes, places)
@@ -373,7 +386,7 @@ class Programs:
 def sampler_values(
     num_slots: int, allowed: UInt32[np.ndarray, "1 W"], vocab_size: int
 ) -> dict[str, Any]:
-    """Returns what an engine holds besides weights and caches, by the names in `program_table`."""
+    """Return the arrays of the sampler, by the names in `program_table`."""
     return {
         "sampler_state": SamplerState(
             jnp.zeros(num_slots, jnp.int32), empty_history(num_slots, vocab_size)
@@ -384,23 +397,23 @@ def sampler_values(
 
 
 def _replicated(weights: Any) -> NamedSharding | None:
-    """Returns how arrays lie that each device of the weights' mesh has; None without a mesh."""
+    """Return how arrays lie that each device of the weights' mesh has; None without a mesh."""
     mesh = mesh_of(weights)
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
 
 
 def _use_large_pages(arrays: Any) -> None:
-    """Keeps what of arrays lies in the host's memory, and is no trifle, in large pages."""
+    """Keep arrays in the memory of the host in large pages, but for small ones."""
     use_large_pages(
         (part.unsafe_buffer_pointer(), part.nbytes)
         for leaf in jax.tree.leaves(arrays)
         for part in _parts(leaf)
-        if part.nbytes >= _NO_TRIFLE
+        if part.nbytes >= _MIN_LARGE_PAGE_BYTES
     )
 
 
 def _parts(leaf: Array) -> list[Array]:
-    """Returns what of an array each host processor has."""
+    """Return the parts of an array on the devices of the host."""
     if any(device.platform != "cpu" for device in leaf.devices()):
         return []
     if len(leaf.devices()) == 1:

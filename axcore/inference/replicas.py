@@ -102,7 +102,7 @@ class Replicas:
         *,
         when_all: Callable[[Exception | None], None] | None = None,
     ) -> None:
-        """Compiles the programs of all replicas at once; see `Engine.warm_up`.
+        """Compile the programs of all replicas at once; see `Engine.warm_up`.
 
         They share none, since a program is compiled for its devices.
         """
@@ -130,7 +130,7 @@ class Replicas:
         return None if None in errors else errors[0]
 
     def submit(self, request: Request) -> CompletionStream:
-        """Takes a request; returns at once.
+        """Take a request; returns at once.
 
         Where a replica fails, the requests of which it began no step go to others; those that it
         worked on end with an EngineError.
@@ -149,7 +149,7 @@ class Replicas:
             return self._at_best(request, lambda engine: engine.submit(request))
 
     def stats(self) -> EngineStats:
-        """Returns what all replicas do now, together; one that failed has no room any more."""
+        """Return what all replicas do now, together; one that failed has no room any more."""
         return attrs.evolve(
             summed(self.replica_stats()),
             num_failed_replicas=sum(one.error is not None for one in self._engines),
@@ -158,14 +158,14 @@ class Replicas:
         )
 
     def replica_stats(self) -> tuple[EngineStats, ...]:
-        """Returns what each replica does now, in the order of the data axis."""
+        """Return what each replica does now, in the order of the data axis."""
         return tuple(
             one.stats() if one.error is None else without_capacity(one.stats())
             for one in self._engines
         )
 
     def replace_weights(self, state: Any) -> None:
-        """Takes over another state of the model, one replica after the other; returns when all did.
+        """Take over another state of the model, one replica after the other; returns when all did.
 
         All that answer have it: a replica that has no room for it answers no more.
 
@@ -185,7 +185,7 @@ class Replicas:
                     sent.forget()
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
-        """Lets requests choose an adapter by its name; see `Engine.add_adapter`.
+        """Let requests choose an adapter by its name; see `Engine.add_adapter`.
 
         All replicas have it, or none. New requests wait until they do.
 
@@ -207,7 +207,7 @@ class Replicas:
             self._adapters[name] = converted
 
     def remove_adapter(self, name: str) -> None:
-        """Refuses new requests with an adapter; those that there are keep it to their end.
+        """Refuse new requests with an adapter; those that there are keep it to their end.
 
         Raises:
             ConfigError: There is none of that name.
@@ -219,7 +219,7 @@ class Replicas:
             del self._adapters[name]
 
     def drain(self) -> None:
-        """Refuses new requests, and returns when those that there are have been answered."""
+        """Refuse new requests, and returns when those that there are have been answered."""
         with self._choosing:
             self._is_draining = True
         before = None
@@ -229,12 +229,12 @@ class Replicas:
                 engine.drain()
 
     def close(self) -> None:
-        """Ends all answers and the replicas' threads."""
+        """End all answers and the replicas' threads."""
         for engine in self._engines:
             engine.close()
 
     def _at_best(self, request: Request, take: Callable[[Engine], Taken]) -> Taken:
-        """Returns what the replica does that is preferred among those that take a request.
+        """Return what the replica does that is preferred among those that take a request.
 
         Call it with `_choosing`.
         """
@@ -259,7 +259,7 @@ class Replicas:
         raise self.error
 
     def _fail(self, index: int, error: EngineError, states: Sequence[RequestState]) -> None:
-        """Ends the requests that a failed replica worked on, and moves the others.
+        """End the requests that a failed replica worked on, and moves the others.
 
         One that it worked on may be why it failed, and is to make no other replica fail.
         """
@@ -281,7 +281,7 @@ class Replicas:
         fail_all(error if self.error is not None else failed, begun)
 
     def _has_moved(self, state: RequestState, where: str) -> bool:
-        """Moves a request to another replica; returns whether one takes it, and ends it if not."""
+        """Move a request to another replica; returns whether one takes it, and ends it if not."""
         try:
             self._at_best(state.request, lambda engine: engine.take_over(state))
         except Exception as error:  # whatever it is, nobody may wait for ever
@@ -296,7 +296,7 @@ class Replicas:
         return True
 
     def _change(self, engine: Engine, change: Callable[[Engine], None]) -> None:
-        """Changes a replica, unless it failed or does so now, as long as another one answers."""
+        """Change a replica, unless it failed or does so now, as long as another one answers."""
         if engine.error is None:
             try:
                 change(engine)
@@ -307,7 +307,7 @@ class Replicas:
             raise self.error
 
     def _restore_adapter(self, name: str, engines: Sequence[Engine]) -> None:
-        """Gives engines back what had the name of an adapter before."""
+        """Give engines back what had the name of an adapter before."""
         before = self._adapters.get(name)
         for engine in engines:
             if before is None:
@@ -319,7 +319,7 @@ class Replicas:
 def _after(
     count: int, when_all: Callable[[Exception | None], None]
 ) -> Callable[[Exception | None], None]:
-    """Returns what calls a function at the last of so many calls, with the first failure."""
+    """Return what calls a function at the last of so many calls, with the first failure."""
     lock, found = threading.Lock(), []
 
     def one(failure: Exception | None) -> None:
@@ -345,7 +345,7 @@ class SentPrompts:
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
-        """Returns digests of a prompt, read with an adapter, up to the end of each full page."""
+        """Return digests of a prompt, read with an adapter, up to the end of each full page."""
         size, found = self._page_size, [(adapter or "").encode()]
         text = np.asarray(prompt, np.int64)
         for start in range(0, len(text) - size + 1, size):
@@ -353,11 +353,11 @@ class SentPrompts:
         return found[1:]
 
     def num_first(self, digests: Sequence[bytes]) -> int:
-        """Returns how many first pages of a prompt the replica was sent."""
+        """Return how many first pages of a prompt the replica was sent."""
         return next((n for n, one in enumerate(digests) if one not in self._known), len(digests))
 
     def add(self, digests: Sequence[bytes]) -> None:
-        """Remembers a prompt; forgets the pages sent longest ago where they are too many."""
+        """Remember a prompt; forgets the pages sent longest ago where they are too many."""
         for digest in reversed(digests):
             self._known[digest] = None
             self._known.move_to_end(digest)
@@ -365,12 +365,12 @@ class SentPrompts:
             self._known.popitem(last=False)
 
     def forget(self) -> None:
-        """Forgets all pages."""
+        """Forget all pages."""
         self._known.clear()
 
 
 def by_preference(stats: Sequence[EngineStats], held: Sequence[int]) -> list[int]:
-    """Returns the numbers of replicas, the one that is to take a request first.
+    """Return the numbers of replicas, the one that is to take a request first.
 
     Args:
         stats: Of each replica.
@@ -396,7 +396,7 @@ REPLICAS = "data"
 
 
 def replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
-    """Returns the mesh of each replica, whose data axis has one place."""
+    """Return the mesh of each replica, whose data axis has one place."""
     axis = mesh.axis_names.index(REPLICAS)
     return tuple(
         Mesh(np.take(mesh.devices, [place], axis), mesh.axis_names, axis_types=mesh.axis_types)
@@ -416,7 +416,7 @@ def open_engine(
     mesh: Mesh | None = None,
     draft: Draft | None = None,
 ) -> AnyEngine:
-    """Returns an engine on a mesh, or replicas where its data axis is longer than 1.
+    """Return an engine on a mesh, or replicas where its data axis is longer than 1.
 
     Args:
         model: See `Engine`.

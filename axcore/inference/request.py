@@ -1,4 +1,7 @@
-"""What an engine is asked, and what it gives back: plain values, without jax."""
+"""`Request`: a text to continue, its `Sampling` settings, and the limits that an engine checks.
+
+Plain values, without jax.
+"""
 
 import math
 from collections.abc import Iterable
@@ -18,7 +21,7 @@ MAX_LOGPROBS = 20
 
 
 MAX_PRIORITY = 1_000_000
-"""So that places in the order of requests are whole numbers of 64 bits."""
+"""Bounded so that a place in the order of requests fits into 64 bits."""
 
 
 _RANGES = {
@@ -34,17 +37,17 @@ _RANGES = {
 
 @config
 class Sampling:
-    """Describes how tokens are drawn.
+    """The sampling settings of a request.
 
     Logits are changed in this order: penalties, bias, tokens that are not allowed, temperature,
     top-k, top-p, min-p. Each of the last three sees what the one before it left.
 
     Args:
         temperature: Divides the logits; 0 takes the likeliest token.
-        top_k: Number of likeliest tokens to draw from, and those as likely as the last of them;
-            None draws from all.
-        top_p: Draws from the fewest likeliest tokens whose probabilities add up to this.
-        min_p: Draws from tokens that are at least this many times as likely as the likeliest.
+        top_k: Number of likeliest tokens to sample from, and those as likely as the last of them;
+            None samples from all.
+        top_p: Samples from the fewest likeliest tokens whose probabilities add up to this.
+        min_p: Samples from tokens that are at least this many times as likely as the likeliest.
         repetition_penalty: Divides positive logits of tokens that are in the prompt or in the
             answer so far, and multiplies negative ones.
         presence_penalty: Is subtracted from the logit of each token in the answer so far.
@@ -62,7 +65,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def check(self, vocab_size: int | None = None) -> None:
-        """Raises ConfigError where a value makes no sense.
+        """Raise ConfigError where a value makes no sense.
 
         Args:
             vocab_size: Number of tokens that there are; None leaves the tokens unchecked.
@@ -81,12 +84,12 @@ class Sampling:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether draws depend on the tokens before."""
+        """Whether samples depend on the tokens before."""
         return self.has_counted_penalties or self.repetition_penalty != 1
 
     @property
     def has_counted_penalties(self) -> bool:
-        """Whether draws depend on how often the answer has a token."""
+        """Whether samples depend on how often the answer has a token."""
         return bool(self.presence_penalty or self.frequency_penalty)
 
     @property
@@ -133,11 +136,11 @@ SamplerKind = Literal["greedy", "plain", "full"]
 
 
 KIND_ORDER: tuple[SamplerKind, ...] = ("greedy", "plain", "full")
-"""What programs can draw; each does all that those before it do."""
+"""What programs can sample; each does all that those before it do."""
 
 
 def kind_for(samplings: Iterable[Sampling]) -> SamplerKind:
-    """Returns the cheapest kind of program that can draw for all of several requests."""
+    """Return the cheapest kind of program that can sample for all of several requests."""
     kind: SamplerKind = "greedy"
     for sampling in samplings:
         if not sampling.is_plain:
@@ -147,7 +150,7 @@ def kind_for(samplings: Iterable[Sampling]) -> SamplerKind:
 
 
 def kind_index(sampling: Sampling, kinds: tuple[SamplerKind, ...]) -> int:
-    """Returns the place of the first kind of program that can draw so.
+    """Return the place of the first kind of program that can sample so.
 
     Raises:
         RequestError: None can.
@@ -167,21 +170,21 @@ def kind_index(sampling: Sampling, kinds: tuple[SamplerKind, ...]) -> int:
 class Request:
     """A text to continue, and how.
 
-    Token `i` of the answer is drawn with `fold_in(key(seed), i)`, whatever else is in the batch.
+    Token `i` of the answer is sampled with `fold_in(key(seed), i)`, whatever else is in the batch.
 
     Args:
         prompt: Tokens to continue, at least one.
-        max_tokens: Tokens drawn at most.
-        sampling: How tokens are drawn.
-        seed: Decides the draws.
+        max_tokens: Tokens sampled at most.
+        sampling: How tokens are sampled.
+        seed: Decides the samples.
         stop: The text ends before the first of these.
         num_logprobs: Number of likeliest tokens whose log-probabilities are returned with that of
-            each drawn token; None returns none.
+            each sampled token; None returns none.
         prompt_logprobs: Whether log-probabilities of the prompt's tokens are returned.
         priority: Lower ones are served sooner.
         adapter: Name of the adapter that the model is used with.
         grammar: What the text has to match.
-        ignores_end: Whether tokens that end a text are drawn as any other.
+        ignores_end: Whether tokens that end a text are sampled as any other.
     """
 
     prompt: tuple[int, ...]
@@ -207,7 +210,7 @@ class Draining(EngineError):  # noqa: N818 - a state, which passes
 
 @attrs.frozen(kw_only=True)
 class RequestLimits:
-    """What requests an engine can answer.
+    """The limits of the requests that an engine can answer.
 
     Args:
         num_tokens: Tokens that the model knows.
@@ -215,8 +218,8 @@ class RequestLimits:
         max_length: Tokens of prompt and answer at most.
         page_size: Tokens of a page.
         num_pages: Pages there are.
-        kinds: What programs can draw, the cheapest first.
-        samples_one_by_one: Whether a token can be known before the next is drawn.
+        kinds: What programs can sample, the cheapest first.
+        samples_one_by_one: Whether a token can be known before the next is sampled.
     """
 
     num_tokens: int
@@ -228,7 +231,7 @@ class RequestLimits:
     samples_one_by_one: bool
 
     def check(self, request: Request) -> None:
-        """Refuses a request that can never be answered.
+        """Refuse a request that can never be answered.
 
         Raises:
             RequestError: Saying what in it is wrong.

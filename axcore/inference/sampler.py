@@ -19,7 +19,7 @@ class LogProbs(NamedTuple):
     """Log-probabilities by the model alone: before penalties, biases, masks and temperature.
 
     Args:
-        sampled: Of the drawn token.
+        sampled: Of the sampled token.
         top_tokens: The likeliest tokens, the likeliest first.
         top_logprobs: Theirs.
     """
@@ -30,7 +30,7 @@ class LogProbs(NamedTuple):
 
 
 ALL_TOKENS = np.iinfo(np.int32).max
-"""The `top_k` of a row that draws from all tokens."""
+"""The `top_k` of a row that samples from all tokens."""
 
 
 NO_TOKEN = np.iinfo(np.int32).max
@@ -38,7 +38,7 @@ NO_TOKEN = np.iinfo(np.int32).max
 
 
 class SamplingRows(NamedTuple):
-    """How each row's token is drawn; arrays of numpy or jax.
+    """How each row's token is sampled; arrays of numpy or jax.
 
     Args:
         temperature: See `Sampling`, as for all names of it.
@@ -65,7 +65,7 @@ class SamplingRows(NamedTuple):
     seed: UInt32[Any, "B 2"]
 
     def set_row(self, row: int, sampling: Sampling, *, seed: int = 0) -> None:
-        """Writes the settings of one request into a row of arrays of numpy."""
+        """Write the settings of one request into a row of arrays of numpy."""
         for name in self._fields[:7]:
             if name != "top_k":
                 getattr(self, name)[row] = getattr(sampling, name)
@@ -77,12 +77,12 @@ class SamplingRows(NamedTuple):
         self.seed[row] = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
 
     def take(self, rows: Any) -> "SamplingRows":
-        """Returns the settings of some rows, in the order of their numbers."""
+        """Return the settings of some rows, in the order of their numbers."""
         return SamplingRows(*(value[rows] for value in self))
 
 
 def greedy_rows(num_rows: int) -> SamplingRows:
-    """Returns rows of numpy that take the likeliest token, to be set one by one."""
+    """Return rows of numpy that take the likeliest token, to be set one by one."""
     one, zero = np.ones(num_rows, np.float32), np.zeros(num_rows, np.float32)
     return SamplingRows(
         temperature=zero,
@@ -99,7 +99,7 @@ def greedy_rows(num_rows: int) -> SamplingRows:
 
 
 def sampling_rows(samplings: list[Sampling], seeds: list[int] | None = None) -> SamplingRows:
-    """Returns the settings of several requests."""
+    """Return the settings of several requests."""
     rows = greedy_rows(len(samplings))
     for row, sampling in enumerate(samplings):
         rows.set_row(row, sampling, seed=seeds[row] if seeds else 0)
@@ -107,7 +107,7 @@ def sampling_rows(samplings: list[Sampling], seeds: list[int] | None = None) -> 
 
 
 def row_keys(seed: UInt32[Array, "B 2"], index: Int[Array, " B"]) -> Array:
-    """Returns a random key a row, for token `index` of the answer to a request with that seed."""
+    """Return a random key a row, for token `index` of the answer to a request with that seed."""
 
     def key_of(words: Array, index: Array) -> Array:
         key = jax.random.fold_in(jax.random.key(words[0]), words[1])
@@ -128,13 +128,13 @@ class TokenHistory(NamedTuple):
     num_sampled: Int[Array, "S V"]
 
     def take(self, slots: Int[Array, " B"]) -> "TokenHistory":
-        """Returns the rows of some slots."""
+        """Return the rows of some slots."""
         return TokenHistory(self.is_prompted[slots], self.num_sampled[slots])
 
     def started(
         self, slots: Int[Array, " B"], tokens: Int[Array, "B T"], *, lengths: Int[Array, "B 2"]
     ) -> "TokenHistory":
-        """Returns the histories with those of some slots that begin again.
+        """Return the histories with those of some slots that begin again.
 
         Args:
             slots: Where the texts are; one out of range is left out.
@@ -155,18 +155,18 @@ class TokenHistory(NamedTuple):
         )
 
     def sampled(self, slots: Int[Array, " B"], tokens: Int[Array, " B"]) -> "TokenHistory":
-        """Returns the histories with a drawn token more in some slots; those out of range drop."""
+        """Return the histories with a sampled token more in some slots; those out of range drop."""
         return self._replace(num_sampled=self.num_sampled.at[slots, tokens].add(1, mode="drop"))
 
 
 def empty_history(num_slots: int, vocab_size: int) -> TokenHistory:
-    """Returns histories of texts without a token."""
+    """Return histories of texts without a token."""
     shape = (num_slots, vocab_size)
     return TokenHistory(jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32))
 
 
 def _kept(tokens: Int[Array, "B T"], is_kept: Bool[Array, "B T"]) -> Int[Array, "B T"]:
-    """Returns tokens, out of any vocabulary where they are not kept."""
+    """Return tokens, out of any vocabulary where they are not kept."""
     return jnp.where(is_kept, tokens, NO_TOKEN)
 
 
@@ -179,18 +179,18 @@ def sample(
     history: TokenHistory | None = None,
     kind: SamplerKind = "full",
 ) -> Int[Array, " B"]:
-    """Returns a token of each row, drawn by Gumbel noise (the largest of logits plus noise).
+    """Return a token of each row, sampled by Gumbel noise (the largest of logits plus noise).
 
     A row's token depends on its own logits, settings and key alone.
 
     Args:
         logits: Of any float dtype; what follows is computed in float32.
-        rows: How each row draws.
+        rows: How each row samples.
         keys: A random key a row; see `row_keys`.
-        allowed: Packed bits of the tokens that may be drawn, one row for all or one for each; see
+        allowed: Packed bits of the tokens that may be sampled, one row for all or one for each; see
             `packed_mask`. None allows all.
         history: What penalties count, a row of it for each row here; None penalizes nothing.
-        kind: What the program can do. A row whose settings it lacks is drawn without them, so
+        kind: What the program can do. A row whose settings it lacks is sampled without them, so
             choose it by `kind_for`.
     """
     changed = processed_logits(logits, rows, allowed=allowed, history=history, kind=kind)
@@ -204,7 +204,7 @@ def sample(
 
 
 def _argmax(x: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """Returns what `jnp.argmax` does, in a sixth of its time on a CPU.
+    """Return what `jnp.argmax` does, in a sixth of its time on a CPU.
 
     A largest value and a least number are found by vector instructions, a pair of both is not.
     """
@@ -221,7 +221,7 @@ def processed_logits(
     history: TokenHistory | None = None,
     kind: SamplerKind = "full",
 ) -> Float[Array, "B V"]:
-    """Returns logits after penalties, biases and the mask; the arguments are those of `sample`."""
+    """Return logits after penalties, biases and the mask; the arguments are those of `sample`."""
     logits = jnp.asarray(logits, jnp.float32)
     if kind == "full":
         logits = logits if history is None else penalize(logits, rows, history)
@@ -232,11 +232,11 @@ def processed_logits(
 def scaled_logits(
     changed: Float[Array, "B V"], rows: SamplingRows, *, kind: SamplerKind = "full"
 ) -> Float[Array, "B V"]:
-    """Returns logits whose softmax is the distribution that rows with a temperature draw from.
+    """Return logits whose softmax is the distribution that rows with a temperature sample from.
 
     Args:
         changed: What `processed_logits` returned.
-        rows: How each row draws; a temperature of 0 counts as 1.
+        rows: How each row samples; a temperature of 0 counts as 1.
         kind: Whether there are filters.
     """
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
@@ -247,11 +247,11 @@ def scaled_logits(
 def log_probabilities(
     logits: Float[Array, "B V"], tokens: Int[Array, " B"], num_top: int
 ) -> LogProbs:
-    """Returns the log-probabilities of tokens and of the likeliest, by the model alone.
+    """Return the log-probabilities of tokens and of the likeliest, by the model alone.
 
     Args:
         logits: As the model gave them.
-        tokens: The drawn ones.
+        tokens: The sampled ones.
         num_top: How many of the likeliest to return.
     """
     whole = jax.nn.log_softmax(logits.astype(jnp.float32), axis=1)
@@ -263,7 +263,7 @@ def log_probabilities(
 def penalize(
     logits: Float[Array, "B V"], rows: SamplingRows, history: TokenHistory
 ) -> Float[Array, "B V"]:
-    """Returns logits with the repetition penalty, then the frequency and the presence penalty.
+    """Return logits with the repetition penalty, then the frequency and the presence penalty.
 
     Source: Keskar et al. 2019, arXiv:1909.05858, section 4.1, for the repetition penalty; the
     others are those of OpenAI's interface.
@@ -279,7 +279,7 @@ def penalize(
 
 
 def add_bias(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
-    """Returns logits with each row's biases; takes no time where no row has one."""
+    """Return logits with each row's biases; takes no time where no row has one."""
     at = jnp.arange(logits.shape[0])[:, None]
 
     def added() -> Array:
@@ -290,7 +290,7 @@ def add_bias(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B
 
 
 def filter_tokens(scaled: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
-    """Returns logits that are minus infinity where a filter drops the token.
+    """Return logits that are minus infinity where a filter drops the token.
 
     Args:
         scaled: Logits, divided by the temperature; 0 for the likeliest.
@@ -329,7 +329,7 @@ def _largest(
     is_enough: Callable[[Bool[Array, "B V"]], Bool[Array, " B"]],
     is_on: Bool[Array, " B"],
 ) -> Float[Array, "B V"]:
-    """Returns the fewest largest logits that are enough, where the filter is on."""
+    """Return the fewest largest logits that are enough, where the filter is on."""
     ordered = _ordered(logits)
 
     def with_bit(place: Array, threshold: UInt32[Array, " B"]) -> UInt32[Array, " B"]:
@@ -343,7 +343,7 @@ def _largest(
 
 
 def _ordered(logits: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Returns whole numbers in the order of the logits."""
+    """Return whole numbers in the order of the logits."""
     bits = jax.lax.bitcast_convert_type(logits.astype(jnp.float32) + 0.0, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
@@ -354,7 +354,7 @@ WORD = 32
 
 
 def packed_mask(allowed: Bool[np.ndarray, "*rows V"]) -> UInt32[np.ndarray, "*rows W"]:
-    """Returns a mask as bits; tokens after the last are not allowed."""
+    """Return a mask as bits; tokens after the last are not allowed."""
     missing = -allowed.shape[-1] % WORD
     padded = np.pad(allowed, [(0, 0)] * (allowed.ndim - 1) + [(0, missing)])
     packed = np.packbits(padded, axis=-1, bitorder="little")
@@ -364,14 +364,14 @@ def packed_mask(allowed: Bool[np.ndarray, "*rows V"]) -> UInt32[np.ndarray, "*ro
 def mask_logits(
     logits: Float[Array, "B V"], allowed: UInt32[Array, "B W"] | UInt32[Array, "1 W"]
 ) -> Float[Array, "B V"]:
-    """Returns logits that are minus infinity where a token is not allowed."""
+    """Return logits that are minus infinity where a token is not allowed."""
     bits = allowed[:, :, None] >> jnp.arange(WORD, dtype=jnp.uint32)[None, None, :]
     is_allowed = (bits & 1).astype(bool).reshape(allowed.shape[0], -1)[:, : logits.shape[1]]
     return jnp.where(is_allowed, logits, -jnp.inf)
 
 
 def allowed_tokens(vocab_size: int, tokenizer: Tokenizer) -> UInt32[np.ndarray, "1 W"]:
-    """Returns bits of the logits that are of tokens that text may have, or of its end."""
+    """Return bits of the logits that are of tokens that text may have, or of its end."""
     allowed = np.zeros(vocab_size, bool)
     allowed[: tokenizer.vocab_size] = True
     for token in (tokenizer.bos_id, tokenizer.pad_id):
@@ -384,7 +384,7 @@ class SamplerState(NamedTuple):
     """What slots keep on the device besides caches. Methods return a changed copy.
 
     Args:
-        last: The token drawn last, `[S]`.
+        last: The token sampled last, `[S]`.
         history: What penalties count.
     """
 
@@ -397,11 +397,11 @@ class SamplerState(NamedTuple):
         return self.last.shape[0]
 
     def held(self, slots: Int[Array, " B"]) -> Int[Array, " B"]:
-        """Returns slots that there are: the last one in the place of one out of range."""
+        """Return slots that there are: the last one in the place of one out of range."""
         return jnp.minimum(slots, self.num_slots - 1)
 
     def drew(
         self, slots: Int[Array, " B"], tokens: Int[Array, " B"], history: TokenHistory
     ) -> "SamplerState":
-        """Returns the memory with the last tokens of some slots; those out of range drop."""
+        """Return the memory with the last tokens of some slots; those out of range drop."""
         return SamplerState(self.last.at[slots].set(tokens, mode="drop"), history)

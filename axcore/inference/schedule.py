@@ -1,30 +1,30 @@
-"""What the scheduler takes and gives: plain values, without jax."""
+"""The values of a schedule: its config, sequences, the batches of a step. Without jax."""
 
 import attrs
 import numpy as np
 
 PATIENCE = 256
-"""Requests that a request of one priority lower lets pass."""
+"""How many later requests a request of one higher `priority` number lets pass."""
 
 
 @attrs.frozen(kw_only=True)
 class SchedulerConfig:
-    """What bounds a schedule.
+    """The limits of a schedule.
 
     Args:
         num_slots: Rows that are served at once.
         max_length: Tokens of the longest text.
         page_size: Tokens of a page.
         num_pages: Pages there are.
-        num_decode_steps: Tokens of a row that a call draws while nothing is read.
+        num_decode_steps: Tokens of a row that a call samples while nothing is read.
         chunk_lengths: Numbers of tokens of a row that are read at once, the smallest first.
         prefill_buckets: Numbers of rows that are read at once in each of those lengths.
         tokens_of_call: Tokens that take as long as a call does whatever it reads, for its weights.
         alone_length: That of them in which a text is read that is read alone.
         enable_prefix_caching: Whether texts that begin alike hold the same pages.
         chunk_alignment: Tokens; a text is read from multiples of this on, and shared in them.
-        fixed_calls: Whether a call always draws `num_decode_steps` tokens, and no row is read again
-            for one that is to be served sooner.
+        fixed_calls: Whether a call always samples `num_decode_steps` tokens, and no row is read
+            again for one that is to be served sooner.
     """
 
     num_slots: int
@@ -41,7 +41,7 @@ class SchedulerConfig:
     fixed_calls: bool = False
 
     def piece_length(self, missing: int) -> int:
-        """Returns in which of `chunk_lengths` a text with so many tokens to read is read next.
+        """Return the length of the next chunk of a text with so many tokens to read.
 
         That is the shortest that holds all of them, unless two pieces or more take less time.
         """
@@ -49,7 +49,7 @@ class SchedulerConfig:
         return longest if missing > longest else self._piece(missing)[0]
 
     def num_read(self, length: int, missing: np.ndarray) -> int:
-        """Returns how many of some texts are read at once, so that the most is read in a time.
+        """Return how many of some texts are read at once, so that the most is read in a time.
 
         Args:
             length: In pieces of so many tokens.
@@ -63,7 +63,7 @@ class SchedulerConfig:
         return max(numbers, key=lambda number: read[number - 1] / numbers[number])
 
     def _piece(self, missing: int) -> tuple[int, int]:
-        """Returns the next piece of a text, and the time that all of them take, in tokens."""
+        """Return the next piece of a text, and the time that all of them take, in tokens."""
         whole = next(length for length in self.chunk_lengths if length >= missing)
         time = whole + self.tokens_of_call
         part = max((length for length in self.chunk_lengths if length < missing), default=None)
@@ -75,16 +75,16 @@ class SchedulerConfig:
 
 @attrs.define(eq=False, kw_only=True)
 class SequenceState:
-    """A text that is continued, from request to answer.
+    """A text that is continued, from its request to its last token.
 
     Args:
         number: Of its request, in the order of arrival.
         priority: Lower comes sooner.
-        text: Tokens known when it last began to be read: the prompt, and what was drawn.
+        text: Tokens known when it last began to be read: the prompt, and what was sampled.
         num_prompt: Tokens of the prompt.
         limit: Tokens of prompt and answer at most.
         salt: Texts with another one share no pages with it.
-        one_by_one: Whether each token has to be known before the next one is drawn.
+        one_by_one: Whether each token has to be known before the next one is sampled.
         reads_alone: Whether all its text is read, with no other in the call.
         slot: Where it runs, None while it waits.
         pages: Those it holds.
@@ -111,12 +111,12 @@ class SequenceState:
 
     @property
     def order(self) -> int:
-        """Of jobs with a smaller number, each comes first."""
+        """The place in the order of requests; the smallest comes first."""
         return self.number + self.priority * PATIENCE
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step ran that had a part of it."""
+        """Whether a step has run that read a part of it."""
         return self.slot is not None or self.num_preemptions > 0
 
 
@@ -128,10 +128,10 @@ class ScheduledBatch:
         slots: Of the rows.
         generations: Of the slots; see `SequenceTable`.
         starts: Tokens of each row that came before.
-        sizes: Tokens of each row that are read, or that are drawn one after the other.
+        sizes: Tokens of each row that are read, or that are sampled one after the other.
         length: Tokens of a row that the program has room for.
-        first_sampled: Place in its text of the first token that each row draws.
-        num_sampled: Tokens that each row draws.
+        first_sampled: Place in its text of the first token that each row samples.
+        num_sampled: Tokens that each row samples.
     """
 
     slots: np.ndarray
@@ -166,7 +166,10 @@ class SchedulerOutput:
 
 
 class SequenceTable:
-    """Arrays `[num_slots]`, unless they say otherwise.
+    """The rows that are served, as arrays `[num_slots]` unless they say otherwise.
+
+    All that changes in each step is here, so that a step costs the same few numpy operations for
+    any number of rows.
 
     Args:
         num_slots: Rows that are served at once.
@@ -182,13 +185,13 @@ class SequenceTable:
 
         self.is_running = np.zeros(num_slots, bool)
         self.generation = np.zeros(num_slots, np.int64)
-        """Counts the texts that a slot has had, so that late results are known as such."""
+        """Changes with each text that a slot gets or loses, so that late results are noticed."""
         self.order = np.zeros(num_slots, np.int64)
         """Of a smaller number comes first."""
         self.num_cached = ints()
         """Tokens whose keys and values all planned calls leave in the caches."""
         self.target = ints()
-        """Tokens to read before the next one is drawn."""
+        """Tokens to read before the next one is sampled."""
         self.limit = ints()
         """Tokens that the text has at most."""
         self.num_known = ints()
@@ -197,24 +200,24 @@ class SequenceTable:
         self.num_pages = ints()
         self.num_digests = ints()
         self.one_by_one = np.zeros(num_slots, bool)
-        """Whether each token has to be known before the next one is drawn."""
+        """Whether each token has to be known before the next one is sampled."""
         self.text = np.zeros((num_slots, max_length), np.int32)
         """Tokens, `[num_slots, max_length]`."""
         self.page_table = np.zeros((num_slots, pages_per_row), np.int32)
         """Pages of each row, `[num_slots, pages_per_row]`."""
 
     def reading(self) -> np.ndarray:
-        """Returns the slots whose texts are not read to their end, the first in order first."""
+        """Return the slots whose texts are not read to their end, the first in order first."""
         slots = np.flatnonzero(self.is_running & (self.num_cached < self.target))
         return slots[np.argsort(self.order[slots])] if len(slots) > 1 else slots
 
     def decoding(self) -> np.ndarray:
-        """Returns the slots that are to draw a token after one that was drawn."""
+        """Return the slots that are to sample a token after one that was sampled."""
         cached = self.num_cached
-        draws = self.is_running & (cached >= self.target) & (cached < self.limit - 1)
-        return np.flatnonzero(draws)
+        samples = self.is_running & (cached >= self.target) & (cached < self.limit - 1)
+        return np.flatnonzero(samples)
 
     def set_pages(self, slot: int, first: int, pages: list[int]) -> None:
-        """Writes pages of a row into its table, from the place `first` on."""
+        """Write pages of a row into its table, from the place `first` on."""
         self.page_table[slot, first : first + len(pages)] = pages
         self.num_pages[slot] = first + len(pages)

@@ -46,21 +46,21 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Number of jobs without a slot."""
+        """Number of sequences without a slot."""
         return self._num_waiting
 
     @property
     def num_running(self) -> int:
-        """Number of jobs with a slot."""
+        """Number of sequences with a slot."""
         return self.limits.num_slots - len(self._free_slots)
 
     def add(self, sequence: SequenceState) -> None:
-        """Lets a job wait for its turn."""
+        """Queue a sequence."""
         self.pages.extend_digests(sequence, sequence.text)
         self._wait(sequence)
 
     def finish(self, sequence: SequenceState) -> None:
-        """Takes a job out, whether it waits, runs or is finished already."""
+        """Remove a sequence, whether it waits, runs or is finished already."""
         if sequence.is_over:
             return
         sequence.is_over = True
@@ -70,7 +70,11 @@ class Scheduler:
             self._leave(sequence)
 
     def schedule(self) -> SchedulerOutput:
-        """Returns the next step; what it plans is taken as done from here on."""
+        """Return the next step.
+
+        Its calls count as done from here on, so that the step after it can be planned before the
+        device has finished them.
+        """
         self.pages.copies = []
         started = tuple(self._admit())
         reading, length = self._choose_reading()
@@ -88,11 +92,11 @@ class Scheduler:
         read = self._call(slots[got & is_read], sizes[got & is_read], length, is_read=True)
         sample = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
         if read is not None:
-            self.pages.remember_read(read)
+            self.pages.cache_prefilled(read)
         return SchedulerOutput(tuple(self.pages.copies), read, sample, started)
 
     def update_from_output(self, call: ScheduledBatch, sampled: np.ndarray) -> np.ndarray:
-        """Takes in the tokens that a call drew, `[rows, sampled at most]`.
+        """Write down the tokens that a call sampled, `[rows, sampled at most]`.
 
         Returns:
             Which rows they count for, `[rows]`: those whose jobs still have their slot.
@@ -103,17 +107,23 @@ class Scheduler:
         counts = current[:, None] & (steps < call.num_sampled[:, None])
         row, step = np.nonzero(counts)
         rows.text[slots[row], call.first_sampled[row] + step] = sampled[row, step]
-        draws = current & (call.num_sampled > 0)
-        slots = slots[draws]
-        rows.num_known[slots] = call.first_sampled[draws] + call.num_sampled[draws]
+        samples = current & (call.num_sampled > 0)
+        slots = slots[samples]
+        rows.num_known[slots] = call.first_sampled[samples] + call.num_sampled[samples]
         if self.limits.enable_prefix_caching:
-            self.pages.remember_drawn(slots)
+            self.pages.cache_decoded(slots)
         return current
 
     def truncate(self, call: ScheduledBatch, counts: np.ndarray) -> ScheduledBatch:
-        """Returns a call that drew fewer tokens than was planned, `[rows]`.
+        """Return a call that samples fewer tokens than was planned, as where draft tokens are
+        rejected.
 
-        No step may have been planned since. The rows keep the pages that they got.
+        No step may have been planned since: it would begin where this one was meant to end. The
+        rows keep the pages that they got; what rejected tokens left there is overwritten.
+
+        Args:
+            call: As it was planned.
+            counts: Tokens that each row samples, `[rows]`.
         """
         current = self.rows.generation[call.slots] == call.generations
         ends = call.starts + counts
@@ -121,41 +131,43 @@ class Scheduler:
         return attrs.evolve(call, sizes=counts, num_sampled=counts, length=int(counts.max()))
 
     def reset_prefix_cache(self) -> None:
-        """Lets no text find what others computed up to now."""
-        self.pool.forget()
+        """Clear the prefix cache: new weights compute other keys and values."""
+        self.pool.clear_cache()
 
     def _wait(self, sequence: SequenceState) -> None:
         heapq.heappush(self._waiting, (sequence.order, sequence.number, sequence))
         self._num_waiting += 1
 
     def _admit(self) -> Iterable[SequenceState]:
-        """Yields waiting jobs that get a slot, in order; none overtakes another."""
+        """Yield waiting sequences that get a slot, in order; none overtakes another."""
+        # After a step that lacked pages nobody is admitted: the next rows would be preempted at
+        # once.
         while self._waiting and not self._was_short:
             sequence = self._waiting[0][2]
             if sequence.is_over:
                 heapq.heappop(self._waiting)
-            elif self._has_room(sequence):
+            elif self._fits(sequence):
                 heapq.heappop(self._waiting)
                 self._start(sequence)
                 yield sequence
-            elif self.limits.fixed_calls or not self._can_have_room(sequence):
+            elif self.limits.fixed_calls or not self._fits_after_preemption(sequence):
                 return
             else:
                 self._preempt_last()
 
-    def _has_room(self, sequence: SequenceState) -> bool:
-        """Returns whether there is a slot, and pages to read all of a job's text."""
+    def _fits(self, sequence: SequenceState) -> bool:
+        """Return whether there is a slot, and pages to read all of a sequence's text."""
         if not self._free_slots:
             return False
-        return self.pages.num_missing(sequence, self.pool.holders) <= self.pool.num_free
+        return self.pages.num_pages_needed(sequence, self.pool.holders) <= self.pool.num_free
 
-    def _can_have_room(self, sequence: SequenceState) -> bool:
-        """Returns whether there would be room for a job without the rows after it."""
+    def _fits_after_preemption(self, sequence: SequenceState) -> bool:
+        """Return whether a sequence would fit if all rows after it were preempted."""
         later = self._later(sequence.order)
         if not len(later):
             return False
         holders = self.pages.holders_without(later)
-        return self.pages.num_missing(sequence, holders) <= int(np.count_nonzero(holders == 0))
+        return self.pages.num_pages_needed(sequence, holders) <= int(np.count_nonzero(holders == 0))
 
     def _start(self, sequence: SequenceState) -> None:
         rows, slot = self.rows, self._free_slots.pop()
@@ -171,13 +183,14 @@ class Scheduler:
         self.pages.extend_digests(sequence, sequence.text)
         rows.num_digests[slot] = len(sequence.digests)
         rows.text[slot, : len(sequence.text)] = sequence.text
-        self.pages.share(sequence)
+        self.pages.share_prefix(sequence)
 
     def _leave(self, sequence: SequenceState) -> None:
-        """Takes slot and pages of a job."""
+        """Free the slot and the pages of a sequence."""
         slot = sequence.slot
         assert slot is not None
         self.rows.is_running[slot] = False
+        # A call may still run with this slot; its results are then of an older generation.
         self.rows.generation[slot] += 1
         self.sequences[slot], sequence.slot = None, None
         self._free_slots.append(slot)
@@ -185,11 +198,11 @@ class Scheduler:
         sequence.pages = []
 
     def _later(self, order: int) -> np.ndarray:
-        """Returns the slots whose rows come after a place in the order."""
+        """Return the slots whose rows come after a place in the order."""
         return np.flatnonzero(self.rows.is_running & (self.rows.order > order))
 
     def _preempt_last(self) -> None:
-        """Takes the slot and the pages of the last row, which waits and is read again."""
+        """Preempt the last row: it loses slot and pages, waits, and is read again."""
         running = np.flatnonzero(self.rows.is_running)
         slot = int(running[np.argmax(self.rows.order[running])])
         sequence = self.sequences[slot]
@@ -201,13 +214,15 @@ class Scheduler:
         self._wait(sequence)
 
     def _choose_decoding(self, *, is_reading: bool) -> tuple[np.ndarray, int]:
-        """Returns the slots that draw, and how many tokens each at most."""
+        """Return the slots that decode, and how many tokens each at most."""
         rows, limits = self.rows, self.limits
         slots = rows.decoding()
         count = limits.num_decode_steps
         if count == 1 or limits.fixed_calls or not len(slots):
             return slots, count
         left = rows.limit[slots] - 1 - rows.num_cached[slots]
+        # One token while a prompt is read, so that requests that wait for their first token need
+        # not wait for several calls of the others.
         is_one = is_reading or rows.one_by_one[slots].any() or int(left.max()) == 1
         if not is_one:
             ends = rows.num_cached[slots] + np.minimum(left, count)
@@ -216,7 +231,7 @@ class Scheduler:
         return slots, 1 if is_one else count
 
     def _choose_reading(self) -> tuple[np.ndarray, int]:
-        """Returns the slots whose texts are read, the first in order first, and how far."""
+        """Return the slots that are prefilled, in order, and the length of chunks."""
         limits, rows = self.limits, self.rows
         waiting = rows.reading()
         if not len(waiting):
@@ -230,7 +245,8 @@ class Scheduler:
             if sequence.reads_alone and chosen:
                 continue
             if limits.enable_prefix_caching:
-                self.pages.share(sequence)
+                self.pages.share_prefix(sequence)
+                # Another row of this call computes the same page: this one finds it a step later.
                 if self.pages.next_digest_of(sequence) in computing:
                     continue
             missing = int(rows.target[slot] - rows.num_cached[slot])
@@ -247,7 +263,7 @@ class Scheduler:
         return slots[: limits.num_read(length, missing)], length
 
     def _allocate(self, slots: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Gives rows the pages that their next tokens need; returns which rows can run."""
+        """Allocate the pages that the next tokens of rows need; returns which rows can run."""
         rows = self.rows
         ends = rows.num_cached[slots] + sizes
         missing = np.maximum(-(-ends // self.limits.page_size) - rows.num_pages[slots], 0)
@@ -255,8 +271,8 @@ class Scheduler:
         self._was_short = int(missing.sum()) + self.pages.num_copies(slots) > self.pool.num_free
         if not self._was_short:
             for place in np.flatnonzero(missing > 0).tolist():
-                self.pages.give(int(slots[place]), int(missing[place]))
-            self.pages.copy_shared(slots)
+                self.pages.allocate(int(slots[place]), int(missing[place]))
+            self.pages.copy_on_write(slots)
             return got
         for place in np.argsort(rows.order[slots]).tolist():
             got[place] = self._give_first(int(slots[place]), int(missing[place]))
@@ -264,7 +280,7 @@ class Scheduler:
         return still
 
     def _give_first(self, slot: int, missing: int) -> bool:
-        """Gives a row its pages, those of later rows too if that is enough; returns whether so."""
+        """Give a row its pages, those of later rows too if that is enough; returns whether so."""
         sequence = self.sequences[slot]
         if sequence is None:
             return False
@@ -274,14 +290,14 @@ class Scheduler:
             return False
         while missing + self.pages.num_copies(one) > self.pool.num_free:
             self._preempt_last()
-        self.pages.give(slot, missing)
-        self.pages.copy_shared(one)
+        self.pages.allocate(slot, missing)
+        self.pages.copy_on_write(one)
         return True
 
     def _call(
         self, slots: np.ndarray, sizes: np.ndarray, length: int, *, is_read: bool
     ) -> ScheduledBatch | None:
-        """Returns the call of rows that got what they need, and takes it as done."""
+        """Return the call of rows that got what they need, and count it as done."""
         if not len(slots):
             return None
         rows = self.rows

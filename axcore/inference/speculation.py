@@ -37,7 +37,7 @@ class NGramLookup:
     shortest: PositiveInt = 2
 
     def check(self) -> None:
-        """Raises ConfigError where a value makes no sense."""
+        """Raise ConfigError where a value makes no sense."""
         if self.shortest > self.longest:
             raise ConfigError(
                 f"shortest is {self.shortest}, and longest {self.longest}",
@@ -46,7 +46,7 @@ class NGramLookup:
             )
 
     def drafter(self, text: Iterable[int]) -> "NGramDrafter":
-        """Returns what guesses for one text."""
+        """Return what guesses for one text."""
         return NGramDrafter(self, text)
 
 
@@ -65,7 +65,7 @@ class NGramDrafter:
         self.push(text)
 
     def push(self, tokens: Iterable[int]) -> None:
-        """Adds tokens to the text."""
+        """Add tokens to the text."""
         text, lengths = self._text, range(self._cfg.shortest, self._cfg.longest + 1)
         for token in tokens:
             for length in lengths:
@@ -74,7 +74,7 @@ class NGramDrafter:
             text.append(int(token))
 
     def propose(self) -> list[int]:
-        """Returns tokens that may come next: as many as are guessed, or none.
+        """Return tokens that may come next: as many as are guessed, or none.
 
         A guess that reaches the end of the text continues with itself.
         """
@@ -101,9 +101,9 @@ _PROBE = (
 
 @config
 class DraftModel:
-    """Guesses tokens that a draft model draws, which the engine is given beside this.
+    """Guesses tokens that a draft model samples, which the engine is given beside this.
 
-    It draws with the noise of the model that it guesses for, so both agree as often as they can.
+    It samples with the noise of the model that it guesses for, so both agree as often as they can.
 
     Args:
         num_tokens: Tokens that are guessed at most.
@@ -115,14 +115,14 @@ class DraftModel:
         """Every value makes sense."""
 
     def drafter(self, text: Iterable[int]) -> "DeviceDrafter":
-        """Returns what guesses for one text: places alone, which the draft model fills."""
+        """Return what guesses for one text: places alone, which the draft model fills."""
         del text
         return DeviceDrafter(self.num_tokens)
 
 
 @attrs.frozen
 class DeviceDrafter:
-    """Places for guesses that are drawn on the device.
+    """Places for guesses that are sampled on the device.
 
     Args:
         num_tokens: Number of them.
@@ -134,7 +134,7 @@ class DeviceDrafter:
         """Needs no tokens: the draft model's cache has them."""
 
     def propose(self) -> list[int]:
-        """Returns any tokens, in the place of those to be drawn."""
+        """Return any tokens, in the place of those to be sampled."""
         return [0] * self.num_tokens
 
 
@@ -153,7 +153,7 @@ class Draft:
     tokenizer: Tokenizer
 
     def check_tokenizer(self, other: Tokenizer) -> None:
-        """Refuses a tokenizer whose numbers mean other text than the draft's.
+        """Refuse a tokenizer whose numbers mean other text than the draft's.
 
         Raises:
             ConfigError: Saying how they differ.
@@ -178,7 +178,7 @@ class Verified(NamedTuple):
     """What a call with guesses drew.
 
     Args:
-        tokens: Drawn tokens; the first `counts` of each row belong to its answer.
+        tokens: Sampled tokens; the first `counts` of each row belong to its answer.
         counts: One more than the guesses that were right.
     """
 
@@ -197,13 +197,13 @@ def verify_draft_tokens(
     history: TokenHistory | None = None,
     kind: SamplerKind = "full",
 ) -> Verified:
-    """Returns the tokens that plain decoding draws, one after the other.
+    """Return the tokens that plain decoding samples, one after the other.
 
-    Each place is drawn as without guesses, with the same key; a guess is right where it is what was
-    drawn. So an answer is the same with guesses and without, whatever they are, and its
-    distribution is the model's. A drafting model that draws its guesses with the same keys, and so
-    with the same noise, guesses right with a probability of at least `(1 - d) / (1 + d)`, where `d`
-    is the total variation between both distributions.
+    Each place is sampled as without guesses, with the same key; a guess is right where it is what
+    was sampled. So an answer is the same with guesses and without, whatever they are, and its
+    distribution is the model's. A drafting model that samples its guesses with the same keys, and
+    so with the same noise, guesses right with a probability of at least `(1 - d) / (1 + d)`, where
+    `d` is the total variation between both distributions.
 
     Source: Daliri, Musco and Suresh 2024, arXiv:2408.07978, section 3. Differs: from Leviathan et
     al. 2023, arXiv:2211.17192, and Chen et al. 2023, arXiv:2302.01318, whose rejection keeps the
@@ -213,7 +213,7 @@ def verify_draft_tokens(
     Args:
         logits: After the last known token and after each guess.
         draft_tokens: They may be any tokens where there are none.
-        rows: How each row draws.
+        rows: How each row samples.
         first: Number of tokens of each row's answer before.
         num_draft_tokens: How many of the guesses are some, of each row.
         allowed: As of `sample`; the same at each place, so a row with a grammar has no guesses.
@@ -263,12 +263,12 @@ class DraftedModel:
         return self._model.conversion
 
     def weights_of(self, state: Any, draft_state: Any) -> Any:
-        """Returns what programs take of both states."""
+        """Return what programs take of both states."""
         own, draft = self._model.conversion, self._draft.conversion
         return {**own.whole(state), DRAFT: draft.whole(draft_state)}
 
     def empty_caches(self) -> Any:
-        """Returns caches of rows without a token."""
+        """Return caches of rows without a token."""
         return {**self._model.empty_caches(), DRAFT: self._draft.empty_caches()}
 
     @property
@@ -296,7 +296,7 @@ class DraftedModel:
         page_table: Int[Array, "B P"] | None = None,
         adapters: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B N V"], Any]:
-        """Returns what `CachedModel.step_at` of the model does; the draft reads the tokens, too.
+        """Return what `CachedModel.step_at` of the model does; the draft reads the tokens, too.
 
         What follows them is not computed of the draft, which adapters do not correct.
         """
@@ -321,23 +321,23 @@ class DraftedModel:
         allowed: UInt32[Array, "1 W"],
         kind: SamplerKind,
     ) -> tuple[ModelInput, Any]:
-        """Returns rows with the tokens that the draft draws after the first of each.
+        """Return rows with the tokens that the draft samples after the first of each.
 
-        They are drawn as the model's own are: by the row's settings, with the same noise.
+        They are sampled as the model's own are: by the row's settings, with the same noise.
         """
         held = sampler_state.held(rows.slots)
         own, in_row = sampling.take(held), jnp.arange(len(held))
 
         def one(carry: Any, step: Array) -> Any:
             caches, tokens, history = carry
-            draws = (step < rows.sizes - 1).astype(jnp.int32)
+            samples = (step < rows.sizes - 1).astype(jnp.int32)
             logits, caches = self._draft.step(
                 weights[DRAFT],
                 caches,
                 self._known(tokens[:, None]),
-                (rows.starts + step) * draws,
-                draws,
-                slots=jnp.where(draws > 0, rows.slots, sampler_state.num_slots),
+                (rows.starts + step) * samples,
+                samples,
+                slots=jnp.where(samples > 0, rows.slots, sampler_state.num_slots),
                 page_table=rows.pages,
             )
             sampled = sample(
@@ -360,7 +360,7 @@ class DraftedModel:
         return rows._replace(tokens=tokens), {**caches, DRAFT: read}
 
     def _known(self, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
-        """Returns tokens with one of the draft's in the place of each that only the model has."""
+        """Return tokens with one of the draft's in the place of each that only the model has."""
         return jnp.minimum(tokens, self._draft.vocab_size - 1)
 
 
@@ -368,12 +368,12 @@ AnyCachedModel = CachedModel | DraftedModel
 
 
 def _parted(tree: Any) -> tuple[Any, Any]:
-    """Returns the parts of the model and of the draft."""
+    """Return the parts of the model and of the draft."""
     return {name: below for name, below in tree.items() if name != DRAFT}, tree[DRAFT]
 
 
 def _of_width(logits: Float[Array, "B V"], width: int) -> Float[Array, "B width"]:
-    """Returns the logits of as many tokens as another model has; of those added, never drawn."""
+    """Return the logits of as many tokens as another model has; of those added, never sampled."""
     missing = max(0, width - logits.shape[1])
     padded = jnp.pad(logits[:, :width], ((0, 0), (0, missing)), constant_values=-jnp.inf)
     return padded.astype(jnp.float32)

@@ -26,7 +26,7 @@ class Stage:
 
     Args:
         buckets: Of its calls.
-        kinds: What they can draw, the cheapest first.
+        kinds: What they can sample, the cheapest first.
         keys: Of the programs; see `Programs`.
     """
 
@@ -38,7 +38,7 @@ class Stage:
 def growing(
     buckets: BatchBuckets, kinds: tuple[SamplerKind, ...]
 ) -> list[tuple[BatchBuckets, tuple[SamplerKind, ...]]]:
-    """Returns buckets and kinds of stages: those of few programs first, all of them last.
+    """Return buckets and kinds of stages: those of few programs first, all of them last.
 
     The first computes all rows in every call; the second has programs for the fewest rows, too.
     """
@@ -61,7 +61,7 @@ def stages(
     buckets: BatchBuckets,
     kinds: tuple[SamplerKind, ...],
 ) -> list[Stage]:
-    """Returns stages in which programs can be compiled; the last one has all."""
+    """Return stages in which programs can be compiled; the last one has all."""
     found = [] if cfg.fixed_shapes else growing(buckets, kinds)
     return [
         Stage(fewer, some, tuple(program_keys(cfg, limits, fewer, some)))
@@ -75,7 +75,7 @@ def program_keys(
     buckets: BatchBuckets,
     kinds: tuple[SamplerKind, ...],
 ) -> list[tuple[Any, ...]]:
-    """Returns the keys of all programs that requests can need; see `Programs`.
+    """Return the keys of all programs that requests can need; see `Programs`.
 
     Those that take longest to compile come first: then no core waits for the last one.
     """
@@ -128,12 +128,12 @@ class WarmUp:
         self._thread: threading.Thread | None = None
 
     def first(self, progress: Progress | None = None) -> None:
-        """Compiles the first stage."""
+        """Compile the first stage."""
         with concurrent.futures.ThreadPoolExecutor(self._num_threads) as pool:
             self._compile(pool, self._stages[0].keys, progress)
 
     def start_others(self, when_done: Callable[[Exception | None], None]) -> None:
-        """Compiles the other stages in threads.
+        """Compile the other stages in threads.
 
         Args:
             when_done: Is called by a thread when all is compiled, or with what it failed by; the
@@ -145,7 +145,7 @@ class WarmUp:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the threads, after the programs that they compile."""
+        """End the threads, after the programs that they compile."""
         self._is_stopped = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -171,7 +171,7 @@ class WarmUp:
         keys: Sequence[Hashable],
         progress: Progress | None = None,
     ) -> None:
-        """Returns when programs are compiled; one that fails ends the others that did not begin."""
+        """Return when programs are compiled; one that fails ends the others that did not begin."""
         futures = {pool.submit(self._prepare_one, key): key for key in keys}
         try:
             for done, future in enumerate(concurrent.futures.as_completed(futures), start=1):

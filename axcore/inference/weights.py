@@ -67,7 +67,7 @@ class WeightConversion:
         )
 
     def check(self, state: Any) -> None:
-        """Checks that arrays are those of a state of the model.
+        """Check that arrays are those of a state of the model.
 
         Raises:
             ConfigError: They are of another model, or differ in type.
@@ -91,7 +91,7 @@ class WeightConversion:
         self._restacked(state)
 
     def arrays(self, state: Any) -> Iterator[tuple[Names, Array]]:
-        """Yields the weights that a state decides, each with its path, where they are to lie.
+        """Yield the weights that a state decides, each with its path, where they are to lie.
 
         Raises:
             ModuleError: An array is missing, or has another shape.
@@ -103,7 +103,7 @@ class WeightConversion:
                 yield (*path[:-1], name), array.block_until_ready()
 
     def whole(self, state: Any) -> Any:
-        """Returns the weights; those that no state decides, of adapters, are zero.
+        """Return the weights; those that no state decides, of adapters, are zero.
 
         Raises:
             ModuleError: As `arrays`.
@@ -130,14 +130,14 @@ class WeightConversion:
         return map(read_leaf, found)
 
     def _made(self, leaf: Any, spec: ParamSpec, name: str, layer: Any) -> dict[str, Array]:
-        """Returns what a layer keeps of an array, where it is to lie."""
+        """Return what a layer keeps of an array, where it is to lie."""
         if name in layer:
             return {name: self._placed(_cast(leaf, layer[name].dtype), layer[name])}
         kept = kept_weight(layer, self._placed(leaf, spec))
         return {name: self._placed(array, layer[name]) for name, array in kept.items()}
 
     def _at_once(self, spec: ParamSpec, name: str, layer: Any) -> list[ParamSpec]:
-        """Returns what lies on devices while an array takes the place of an old one."""
+        """Return what lies on devices while an array takes the place of an old one."""
         if name in layer:
             return [layer[name]]
         kept = jax.eval_shape(lambda weight: kept_weight(layer, weight), spec.abstract)
@@ -159,7 +159,7 @@ class WeightConversion:
 
 
 def _targets(specs: Any, kept: Any, path: Names = ()) -> Iterator[tuple[ParamSpec, Names, Any]]:
-    """Yields the spec of each array that was trained, its path in the model that serves, and the
+    """Yield the spec of each array that was trained, its path in the model that serves, and the
     specs of its layer there: without it where that keeps it in another form."""
     for name, below in kept.items():
         if _is_spec(below):
@@ -173,7 +173,7 @@ def _cast(leaf: Any, dtype: str) -> Any:
 
 
 def default_device() -> Any:
-    """Returns the device that jax takes itself."""
+    """Return the device that jax takes itself."""
     (device,) = jnp.zeros(()).devices()
     return device
 
@@ -210,7 +210,7 @@ class ServedWeights:
         )
 
     def check(self, state: Any) -> None:
-        """Checks that another state is of the model.
+        """Check that another state is of the model.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.
@@ -219,7 +219,7 @@ class ServedWeights:
         self._conversion.check(state)
 
     def replace(self, state: Any) -> None:
-        """Takes over a state that was checked; adapters and a draft stay.
+        """Take over a state that was checked; adapters and a draft stay.
 
         Each array takes the place of the one before it, which is freed if nobody else holds it: so
         there is room for one array besides, and not for all of them twice.
@@ -237,7 +237,7 @@ class ServedWeights:
             ) from error
 
     def set_adapter(self, number: int, factors: AdapterFactors | None) -> None:
-        """Takes over the factors of an adapter, by the paths of layers; None takes it out.
+        """Take over the factors of an adapter, by the paths of layers; None takes it out.
 
         Raises:
             ModuleError: The model has no such layer, or no room for its rank.
@@ -254,7 +254,7 @@ def _with_leaf(tree: Any, path: Names, leaf: Array) -> Any:
 
 
 def abstract(tree: Any) -> Any:
-    """Returns shape, type and place of each array."""
+    """Return shape, type and place of each array."""
 
     def of_leaf(leaf: Array) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)  # type: ignore[no-untyped-call]

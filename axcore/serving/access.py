@@ -53,7 +53,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def check(self, authorization: str | None) -> None:
-        """Raises ApiError 401 where a header brings none of the keys.
+        """Raise ApiError 401 where a header brings none of the keys.
 
         The time that it takes says nothing about how much of a key was right.
         """
@@ -77,7 +77,7 @@ NO_KEYS = ApiKeys()
 
 
 def read_api_keys(file: str | None, environment: Mapping[str, str] = os.environ) -> ApiKeys:
-    """Returns the keys of a file, one a line, and of the environment.
+    """Return the keys of a file, one a line, and of the environment.
 
     Raises:
         ConfigError: The file cannot be read, holds no key, or may be read by others.
@@ -162,7 +162,7 @@ class AccessMiddleware:
         self._hosts = tuple(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request."""
+        """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -193,7 +193,7 @@ class AccessMiddleware:
             self._report(request, ABANDONED if stats.is_abandoned else status)
 
     def _check(self, request: HttpRequest) -> None:
-        """Raises ApiError where a request may not come in."""
+        """Raise ApiError where a request may not come in."""
         host = _host_name(request.headers.get("host", ""))
         if self._hosts and host not in self._hosts:
             message = (
@@ -205,7 +205,7 @@ class AccessMiddleware:
             self._keys.check(request.headers.get("authorization"))
 
     def _client(self, request: HttpRequest) -> str:
-        """Returns who asks: whose key it is, or else from which address."""
+        """Return who asks: whose key it is, or else from which address."""
         key = request.headers.get("authorization") if self._keys else None
         return key or (request.client.host if request.client else "")
 
@@ -227,27 +227,27 @@ class AccessMiddleware:
         LOGGER.log(level, "%s id=%s", " ".join(words), request.state.request_id)
 
     def _counted_path(self, scope: Scope) -> str:
-        """Returns the path of a request's route; one word for all paths that have none."""
+        """Return the path of a request's route; one word for all paths that have none."""
         matching = (one for one in self._routes if one.matches(scope)[0] is not Match.NONE)
         return next((one.path_format for one in matching), "other")
 
 
 def error_response(error: ApiError) -> JSONResponse:
-    """Returns the response of an error."""
+    """Return the response of an error."""
     return JSONResponse(error.content, error.status, headers=dict(error.headers))
 
 
 def request_id(sent: str | None) -> str:
-    """Returns the id that a client sent, if it is a plain word; otherwise a new one."""
+    """Return the id that a client sent, if it is a plain word; otherwise a new one."""
     return sent if sent and _ID.fullmatch(sent) else f"req-{secrets.token_hex(12)}"
 
 
 def _host_name(header: str) -> str:
-    """Returns the name in a `Host` header, without its port."""
+    """Return the name in a `Host` header, without its port."""
     name = re.sub(r":\d+$", "", header.lower())
     return name.removeprefix("[").removesuffix("]")
 
 
 def _printable(path: str) -> str:
-    """Returns a path that cannot forge a line of the log."""
+    """Return a path that cannot forge a line of the log."""
     return ascii(path[:200])[1:-1].replace(" ", "%20")

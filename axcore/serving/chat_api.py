@@ -89,7 +89,7 @@ class ChatRequest:
 
 
 def read_chat(content: Any, limits: Limits) -> ChatRequest:
-    """Returns a request from its body.
+    """Return a request from its body.
 
     Raises:
         ApiError: A field is unknown, not supported, or has a value that cannot be used.
@@ -148,7 +148,7 @@ def _template_values(fields: RequestParser) -> dict[str, Any]:
 
 
 def _prompt_end(fields: RequestParser) -> dict[str, Any]:
-    """Returns how the prompt ends, where that is not the request for a new answer."""
+    """Return how the prompt ends, where that is not the request for a new answer."""
     continues = fields.boolean("continue_final_message")
     asks = fields.boolean("add_generation_prompt", default=not continues)
     if continues and asks:
@@ -159,7 +159,7 @@ def _prompt_end(fields: RequestParser) -> dict[str, Any]:
 
 
 def read_messages(fields: RequestParser) -> tuple[dict[str, Any], ...]:
-    """Returns the turns of a conversation, as templates read them.
+    """Return the turns of a conversation, as templates read them.
 
     Raises:
         ApiError: There is none, or one is not as it should be.
@@ -172,7 +172,7 @@ def read_messages(fields: RequestParser) -> tuple[dict[str, Any], ...]:
 
 
 def _message(content: Any, path: str) -> dict[str, Any]:
-    """Returns a turn as templates read it: its content is text."""
+    """Return a turn as templates read it: its content is text."""
     fields = RequestParser(content, path)
     role = fields.choice("role", _ROLES)
     if role is None:
@@ -224,7 +224,7 @@ def _content(fields: RequestParser) -> str | None:
 
 
 def _tool_calls(fields: RequestParser) -> list[dict[str, Any]]:
-    """Returns the calls of a turn; templates write their arguments as JSON, so they are read."""
+    """Return the calls of a turn; templates write their arguments as JSON, so they are read."""
     calls = []
     for number, one in enumerate(fields.items("tool_calls", most=128) or []):
         call = RequestParser(one, f"{fields.path('tool_calls')}[{number}]")
@@ -282,7 +282,7 @@ class ChatChoice:
     is_begun: bool = False
 
     def add(self, delta: CompletionDelta) -> list[str | ToolCall]:
-        """Appends a piece; returns the text and the calls that it completes."""
+        """Append a piece; returns the text and the calls that it completes."""
         found = self.reader.read(delta.text)
         if delta.finish_reason is not None:
             found += self.reader.finish()
@@ -301,11 +301,11 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def add(self, number: int, delta: CompletionDelta) -> None:
-        """Appends a piece to an answer."""
+        """Append a piece to an answer."""
         self.choices[number].add(delta)
 
     def changes(self, number: int, delta: CompletionDelta) -> Iterator[dict[str, Any]]:
-        """Yields what a new piece adds to an answer, as streams have it."""
+        """Yield what a new piece adds to an answer, as streams have it."""
         for change, logprobs, reason in self._deltas(self.choices[number], delta):
             choice = {"index": number, "delta": change, "finish_reason": reason}
             yield {**choice, "logprobs": logprobs}
@@ -313,7 +313,7 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
     def _deltas(
         self, choice: ChatChoice, delta: CompletionDelta
     ) -> list[tuple[dict[str, Any], dict[str, Any] | None, str | None]]:
-        """Returns what a piece adds to a choice, as several changes."""
+        """Return what a piece adds to a choice, as several changes."""
         num_calls = len(choice.calls)
         found: list[tuple[dict[str, Any], dict[str, Any] | None, str | None]] = []
         for one in choice.add(delta):
@@ -335,7 +335,7 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
         return found
 
     def whole(self, number: int) -> dict[str, Any]:
-        """Returns an answer that has ended, as responses have it."""
+        """Return an answer that has ended, as responses have it."""
         choice = self.choices[number]
         message: dict[str, Any] = {"role": "assistant", "refusal": None}
         message["content"] = None if choice.calls and not choice.text.strip() else choice.text
@@ -365,7 +365,7 @@ async def chat_completions(request: HttpRequest) -> Response:
 async def start_chat(
     served: ServedModel, request: ChatRequest, identity: str, stats: RequestStats
 ) -> ChatJob:
-    """Returns a conversation whose answers are being drawn.
+    """Return a conversation whose answers are being sampled.
 
     Raises:
         ApiError: It cannot be answered, or not now.
@@ -420,7 +420,7 @@ def _known_values(wishes: dict[str, str], template: str | None) -> dict[str, str
 async def _submit(
     served: ServedModel, requests: Sequence[Request], *, is_forced: bool
 ) -> list[CompletionStream]:
-    """Returns answers; what is wrong with the grammar of a forced call is wrong with the tools."""
+    """Return answers; what is wrong with the grammar of a forced call is wrong with the tools."""
     try:
         return await served.submit(requests)
     except ApiError as error:

@@ -58,7 +58,7 @@ class CompletionRequest:
 
 
 def read_completion(content: Any, limits: Limits) -> CompletionRequest:
-    """Returns a request from its body.
+    """Return a request from its body.
 
     Raises:
         ApiError: A field is unknown, not supported, or has a value that cannot be used.
@@ -123,7 +123,7 @@ class Choice:
     Args:
         prompt: Tokens of its prompt.
         prompt_text: What an echo begins with.
-        text: What was drawn so far.
+        text: What was sampled so far.
         tokens: Its tokens, the end token included.
         offset: Letters of the tokens so far, as log-probabilities count them.
         finish_reason: Why it ended; None before.
@@ -139,7 +139,7 @@ class Choice:
     is_begun: bool = False
 
     def add(self, delta: CompletionDelta) -> None:
-        """Appends a piece."""
+        """Append a piece."""
         self.text += delta.text
         self.tokens += delta.sampled
         self.finish_reason = delta.finish_reason
@@ -151,11 +151,11 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
     kind = chunk_kind = "text_completion"
 
     def add(self, number: int, delta: CompletionDelta) -> None:
-        """Appends a piece to an answer."""
+        """Append a piece to an answer."""
         self.choices[number].add(delta)
 
     def changes(self, number: int, delta: CompletionDelta) -> Iterator[dict[str, Any]]:
-        """Yields what a new piece adds to an answer, as streams have it."""
+        """Yield what a new piece adds to an answer, as streams have it."""
         choice = self.choices[number]
         text, logprobs = delta.text, self._logprobs(choice, delta.sampled)
         if self.request.echo and not choice.is_begun:
@@ -166,7 +166,7 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
             yield _choice(number, text, logprobs, delta.finish_reason)
 
     def whole(self, number: int) -> dict[str, Any]:
-        """Returns an answer that has ended, as responses have it."""
+        """Return an answer that has ended, as responses have it."""
         choice = self.choices[number]
         text, logprobs = choice.text, self._logprobs(choice, choice.tokens)
         if self.request.echo:
@@ -175,14 +175,14 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
         return _choice(number, text, logprobs, choice.finish_reason)
 
     def _logprobs(self, choice: Choice, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
-        """Returns log-probabilities of new tokens of a choice."""
+        """Return log-probabilities of new tokens of a choice."""
         if self.request.num_logprobs is None:
             return None
         found, choice.offset = self.served.texts.as_completion(tokens, choice.offset)
         return found
 
     def _with_prompt(self, number: int, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Returns log-probabilities of a choice's prompt, and others after them."""
+        """Return log-probabilities of a choice's prompt, and others after them."""
         if logprobs is None:
             return None
         prompt = _prompt_tokens(self.choices[number], self.completions.completions[number])
@@ -198,7 +198,7 @@ async def completions(request: HttpRequest) -> Response:
 async def start_completion(
     served: ServedModel, request: CompletionRequest, identity: str, stats: RequestStats
 ) -> CompletionJob:
-    """Returns a request whose answers are being drawn.
+    """Return a request whose answers are being sampled.
 
     Raises:
         ApiError: It cannot be answered, or not now.
@@ -209,7 +209,7 @@ async def start_completion(
         param = "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
         tokens = await served.prompt_tokens(prompt, param, request.prompt_options)
         stats.num_prompt_tokens += len(tokens)
-        # An engine draws one token at least; that of a request for none is left out.
+        # An engine samples one token at least; that of a request for none is left out.
         asked = 1 if request.max_tokens == 0 else request.max_tokens
         size = served.max_new_tokens(tokens, asked, default=MAX_TOKENS)
         for seed in served.seeds.of(settings):
@@ -246,7 +246,7 @@ def _echoed(served: ServedModel, prompt: Prompt) -> str:
 
 
 def _prompt_tokens(choice: Choice, completion: CompletionStream) -> list[SampledToken]:
-    """Returns the tokens of a prompt with their log-probabilities, the first of which has none."""
+    """Return the tokens of a prompt with their log-probabilities, the first of which has none."""
     none = (None,) * len(choice.prompt)
     logprobs, top_logprobs = (
         completion.prompt_logprobs or none,

@@ -49,12 +49,12 @@ class ServerConfig:
     Attributes:
         mesh: Sizes by mesh axis of the devices that the weights are split over, as `{"model": 2}`;
             -1 takes all. None takes as few as hold the weights in half of their memory.
-        engine: How many answers are drawn at once, and in which pieces.
+        engine: How many answers are sampled at once, and in which pieces.
         limits: What requests may ask.
         drain_s: Seconds that requests have to finish when the server is asked to end.
         watch_s: Seconds between looks for newer checkpoints of a run.
-        seed: What the draws of requests without a seed follow from, in the order in which they
-            come; None draws differently each time the server starts.
+        seed: What the samples of requests without a seed follow from, in the order in which they
+            come; None samples differently each time the server starts.
     """
 
     mesh: Mapping[str, int] | None = None

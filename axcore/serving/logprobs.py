@@ -38,13 +38,13 @@ class TokenTexts:
         self._written = lru_cache(maxsize=1 << 16)(self._read)
 
     def text(self, token: int) -> str:
-        """Returns the text of a token."""
+        """Return the text of a token."""
         return self._written(token).text
 
     def as_completion(
         self, tokens: Sequence[SampledToken], offset: int
     ) -> tuple[dict[str, Any], int]:
-        """Returns log-probabilities as `/v1/completions` has them, and the offset after them.
+        """Return log-probabilities as `/v1/completions` has them, and the offset after them.
 
         Args:
             tokens: The tokens.
@@ -63,7 +63,7 @@ class TokenTexts:
         return content, offset
 
     def as_chat(self, tokens: Sequence[SampledToken]) -> dict[str, Any]:
-        """Returns log-probabilities as `/v1/chat/completions` has them."""
+        """Return log-probabilities as `/v1/chat/completions` has them."""
         content = []
         for token in tokens:
             top_logprobs = [self._entry(number, logprob) for number, logprob in token.top_logprobs]

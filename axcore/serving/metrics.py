@@ -40,7 +40,7 @@ class RequestStats:
     is_abandoned: bool = False
 
     def add(self, delta: CompletionDelta) -> None:
-        """Counts a piece of an answer."""
+        """Count a piece of an answer."""
         if delta.sampled:
             now = time.monotonic() - self.began
             self.first_token_s = now if self.first_token_s is None else self.first_token_s
@@ -57,7 +57,7 @@ class EngineCollector(Collector):
         self._served = served
 
     def collect(self) -> Iterator[Metric]:
-        """Yields each figure."""
+        """Yield each figure."""
         stats = self._served.engine.stats()
         for name, text, value in (
             ("requests_waiting", "Requests that wait for a slot", stats.num_waiting),
@@ -114,7 +114,7 @@ class ServerMetrics:
         )
 
     def add(self, path: str, status: int, stats: RequestStats, seconds: float) -> None:
-        """Counts a request that ended."""
+        """Count a request that ended."""
         self.requests.labels(path, str(status)).inc()
         self.prompt_tokens.inc(stats.num_prompt_tokens)
         self.completion_tokens.inc(stats.num_tokens)
@@ -129,5 +129,5 @@ class ServerMetrics:
             self.token_time.observe(between / (stats.num_tokens - 1))
 
     def text(self) -> bytes:
-        """Returns everything in Prometheus's text format."""
+        """Return everything in Prometheus's text format."""
         return generate_latest(self.registry)

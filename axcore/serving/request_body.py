@@ -42,7 +42,7 @@ class Bodies:
         return len(self._waiting)
 
     async def take(self, client: str, size: int) -> None:
-        """Takes room for a body, once there is any.
+        """Take room for a body, once there is any.
 
         Raises:
             ApiError: As `refuse` says.
@@ -56,13 +56,13 @@ class Bodies:
         self._num_bytes[client] += size
 
     def leave(self, client: str, size: int) -> None:
-        """Gives the room of a body back; whoever waited longest looks first."""
+        """Give the room of a body back; whoever waited longest looks first."""
         self._num_bytes[client] -= size
         self._num_bytes += Counter()  # drops clients that have none
         self._wake()
 
     def refuse(self, error: ApiError) -> None:
-        """Raises an error where room is waited for, now and later: the server ends."""
+        """Raise an error where room is waited for, now and later: the server ends."""
         self._refusal = error
         self._wake()
 
@@ -104,14 +104,14 @@ class Body:
         return bytes(self._content)
 
     def drop(self) -> None:
-        """Leaves its bytes, and their room, to others."""
+        """Leave its bytes, and their room, to others."""
         self._content = bytearray()
         if self._room:
             self._bodies.leave(self._client, self._room)
             self._room = 0
 
     async def read(self, request: HttpRequest) -> None:
-        """Reads the body of a request.
+        """Read the body of a request.
 
         Raises:
             ApiError: It is called something else than JSON, is too long, or does not arrive; or
@@ -150,7 +150,7 @@ class Body:
             raise ApiError(400, "The body ended too early.", code="incomplete_body") from error
 
     async def _check(self, size: int) -> None:
-        """Checks the length of the body, and takes room for it once it is a long one."""
+        """Check the length of the body, and takes room for it once it is a long one."""
         most = self._bodies.limits.max_body_bytes
         if size > most:
             message = f"The body is too long; at most {most:,} bytes are accepted."

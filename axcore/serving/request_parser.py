@@ -46,16 +46,16 @@ class RequestParser:
         self._content, self._where, self._known = content, where, set[str]()
 
     def path(self, name: str) -> str:
-        """Returns the path of a field, as errors name it."""
+        """Return the path of a field, as errors name it."""
         return f"{self._where}.{name}" if self._where else name
 
     def raw(self, name: str) -> Any:
-        """Returns a value as it was sent; None where it was left out."""
+        """Return a value as it was sent; None where it was left out."""
         self._known.add(name)
         return self._content.get(name)
 
     def text(self, name: str) -> str | None:
-        """Returns a text."""
+        """Return a text."""
         value = self.raw(name)
         if value is None:
             return None
@@ -64,7 +64,7 @@ class RequestParser:
         return checked_text(value, self.path(name))
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """Returns true or false."""
+        """Return true or false."""
         value = self.raw(name)
         if value is None:
             return default
@@ -73,7 +73,7 @@ class RequestParser:
         return value
 
     def integer(self, name: str, *, least: int, most: int) -> int | None:
-        """Returns a whole number between two, both included."""
+        """Return a whole number between two, both included."""
         value = self.raw(name)
         if value is None:
             return None
@@ -84,7 +84,7 @@ class RequestParser:
         return int(self._in_range(name, value, least, most))
 
     def number(self, name: str, *, least: float, most: float, default: float) -> float:
-        """Returns a number between two, both included."""
+        """Return a number between two, both included."""
         value = self.raw(name)
         if value is None:
             return default
@@ -93,7 +93,7 @@ class RequestParser:
         return float(self._in_range(name, value, least, most))
 
     def choice(self, name: str, known: Sequence[str]) -> str | None:
-        """Returns one of several texts."""
+        """Return one of several texts."""
         value = self.text(name)
         if value is not None and value not in known:
             expected = " or ".join(repr(one) for one in known)
@@ -101,7 +101,7 @@ class RequestParser:
         return value
 
     def items(self, name: str, *, most: int) -> list[Any] | None:
-        """Returns a list of anything."""
+        """Return a list of anything."""
         value = self.raw(name)
         if value is None:
             return None
@@ -113,12 +113,12 @@ class RequestParser:
         return value
 
     def inner(self, name: str) -> "RequestParser | None":
-        """Returns an object within this one."""
+        """Return an object within this one."""
         value = self.raw(name)
         return None if value is None else RequestParser(value, self.path(name))
 
     def refuse(self, name: str, why: str, *, harmless: Sequence[Any] = ()) -> None:
-        """Raises where a field is used that is known and not supported.
+        """Raise where a field is used that is known and not supported.
 
         Args:
             name: The field.
@@ -137,7 +137,7 @@ class RequestParser:
             say_ignored(_PLACES.sub("[]", self.path(name)), why)
 
     def finish(self) -> None:
-        """Raises where a field was sent that nothing has read, unless it is null."""
+        """Raise where a field was sent that nothing has read, unless it is null."""
         for name, value in self._content.items():
             if name not in self._known and value is not None:
                 path = self.path(str(name)[:64])
@@ -158,7 +158,7 @@ class RequestParser:
 
 
 def checked_text(text: str, where: str) -> str:
-    """Returns a text that can be written as UTF-8.
+    """Return a text that can be written as UTF-8.
 
     Raises:
         ApiError: It holds half of a surrogate pair, which JSON can write and no text has.
@@ -201,7 +201,7 @@ def _is_text(text: str) -> bool:
 
 
 def finite_number(value: Any, where: str, *, least: float, most: float) -> float:
-    """Returns a number that was sent as a value of a mapping."""
+    """Return a number that was sent as a value of a mapping."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not least <= value <= most:
         message = f"{where} is {value!r:.40}; expected a number from {least} to {most}"
@@ -227,7 +227,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_body(body: bytes) -> Any:
-    """Returns what a body says.
+    """Return what a body says.
 
     Raises:
         ApiError: It is no JSON, or has more parts, more depth or longer numbers than are read.

@@ -34,12 +34,12 @@ class Settings:
     """What a request asks of each of its answers.
 
     Args:
-        sampling: How tokens are drawn.
+        sampling: How tokens are sampled.
         num_choices: Answers to each prompt.
-        seed: Decides the draws; None takes another one for each request.
+        seed: Decides the samples; None takes another one for each request.
         stop: Texts that end an answer.
         ignores_end: Whether an answer continues after the model ended it.
-        is_streamed: Whether tokens are sent as they are drawn.
+        is_streamed: Whether tokens are sent as they are sampled.
         includes_usage: Whether a stream ends with the number of tokens.
         priority: Requests of a lower one are served sooner.
     """
@@ -55,7 +55,7 @@ class Settings:
 
 
 def read_settings(fields: RequestParser, limits: Limits) -> Settings:
-    """Returns the settings of a request.
+    """Return the settings of a request.
 
     Raises:
         ApiError: A value is not one that can be used.
@@ -88,7 +88,7 @@ def _sampling(fields: RequestParser) -> Sampling:
 
 
 def _top_k(fields: RequestParser) -> int | None:
-    """Returns the number of tokens to draw from; -1 and 0 stand in for all of them."""
+    """Return the number of tokens to sample from; -1 and 0 stand in for all of them."""
     found = fields.integer("top_k", least=-1, most=_MOST)
     return None if found in (None, -1, 0) else found
 
@@ -140,7 +140,7 @@ _KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
 
 
 def read_response_format(fields: RequestParser) -> Grammar | None:
-    """Returns the grammar that a request names; None where any text will do.
+    """Return the grammar that a request names; None where any text will do.
 
     Raises:
         ApiError: There is no such format, or it lacks its schema or pattern.
@@ -202,7 +202,7 @@ class Seeds:
         self._random = random.Random(seed)
 
     def of(self, settings: Settings) -> list[int]:
-        """Returns the seeds of the answers to one prompt.
+        """Return the seeds of the answers to one prompt.
 
         The first is the request's own, so that it is answered as if it were alone; the others
         follow from it.
@@ -249,7 +249,7 @@ def read_prompt_options(fields: RequestParser) -> PromptOptions:
 
 
 def read_prompt(fields: RequestParser) -> str:
-    """Returns the one text of a request.
+    """Return the one text of a request.
 
     Raises:
         ApiError: There is none.

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class CompletionSet:
-    """Answers that are drawn at the same time.
+    """Answers that are sampled at the same time.
 
     Args:
         completions: What the engine returned.
@@ -44,12 +44,12 @@ class CompletionSet:
         self.completions, self.stats, self._keeps_tokens = completions, stats, keeps_tokens
 
     def cancel(self) -> None:
-        """Frees what the engine holds for them; those that ended stay as they are."""
+        """Free what the engine holds for them; those that ended stay as they are."""
         for completion in self.completions:
             completion.cancel()
 
     async def deltas(self) -> AsyncIterator[tuple[int, CompletionDelta] | None]:
-        """Yields pieces with the number of their answer, and None where none came for long.
+        """Yield pieces with the number of their answer, and None where none came for long.
 
         Leaving the loop early cancels what is left.
 
@@ -88,14 +88,14 @@ class CompletionSet:
 
 
 def _without_tokens(delta: CompletionDelta) -> CompletionDelta:
-    """Returns a piece without its tokens, which are drawn as an engine draws one at least."""
+    """Return a piece without its tokens, which are sampled as an engine samples one at least."""
     return CompletionDelta(
         "", (), "length" if delta.finish_reason == "stop" else delta.finish_reason
     )
 
 
 def engine_failed(completion: CompletionStream) -> ApiError:
-    """Returns the error of an answer that the engine could not finish."""
+    """Return the error of an answer that the engine could not finish."""
     error, adapter = completion.error, completion.request.adapter
     if isinstance(error, RequestError):  # a grammar that nothing can follow
         return from_error(error, "response_format")
@@ -125,7 +125,7 @@ async def _forward(
 async def unless_abandoned(
     request: HttpRequest, work: Callable[[], Awaitable[Result]]
 ) -> Result | None:
-    """Returns what work returns; None where the client goes away first, which cancels the work."""
+    """Return what work returns; None where the client goes away first, which cancels the work."""
     tasks: tuple[asyncio.Task[Result], asyncio.Task[None]] = (
         asyncio.ensure_future(work()),
         asyncio.create_task(_disconnected(request)),
@@ -196,7 +196,7 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
     created: int = attrs.field(factory=lambda: int(time.time()))
 
     async def response(self) -> Response:
-        """Returns the whole response."""
+        """Return the whole response."""
         async for arrived in self.completions.deltas():
             if arrived is not None:
                 self.add(*arrived)
@@ -210,7 +210,7 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
         return JSONResponse({**self._head(self.kind), "choices": found, "usage": self.usage()})
 
     async def events(self) -> AsyncIterator[dict[str, Any] | None]:
-        """Yields the response in pieces, and None where none came for long."""
+        """Yield the response in pieces, and None where none came for long."""
         head = self._head(self.chunk_kind)
         async for arrived in self.completions.deltas():
             if arrived is None:
@@ -222,7 +222,7 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
             yield {**head, "choices": [], "usage": self.usage()}
 
     def usage(self) -> dict[str, Any]:
-        """Returns the numbers of tokens."""
+        """Return the numbers of tokens."""
         stats = self.completions.stats
         prompt, sampled = stats.num_prompt_tokens, stats.num_tokens
         return {
@@ -234,15 +234,15 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
 
     @abc.abstractmethod
     def add(self, number: int, delta: CompletionDelta) -> None:
-        """Appends a piece to an answer."""
+        """Append a piece to an answer."""
 
     @abc.abstractmethod
     def whole(self, number: int) -> dict[str, Any]:
-        """Returns an answer that has ended, as responses have it."""
+        """Return an answer that has ended, as responses have it."""
 
     @abc.abstractmethod
     def changes(self, number: int, delta: CompletionDelta) -> Iterator[dict[str, Any]]:
-        """Yields what a new piece adds to an answer, as streams have it."""
+        """Yield what a new piece adds to an answer, as streams have it."""
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = self.request.model or self.served.name
@@ -277,7 +277,7 @@ class EventStream(Response):
         self._items, self._completions, self._on_end = items, completions, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the stream."""
+        """Send the stream."""
 
         async def work() -> bool:
             await self._send_all(send)
@@ -309,7 +309,7 @@ class EventStream(Response):
 
 
 def event(data: str) -> str:
-    """Returns an event; JSON has no line ends, so it is one line."""
+    """Return an event; JSON has no line ends, so it is one line."""
     return f"data: {data}\n\n"
 
 

@@ -47,14 +47,14 @@ class ServedModel:
 
     Attributes:
         name: What requests call it.
-        engine: What draws tokens.
+        engine: What samples tokens.
         tokenizer: What it was trained with.
         max_length: Tokens of a prompt and its answer together at most.
         limits: What one request may ask.
         adapters: Names of what corrects the model for requests that name it.
         step: The checkpoint that answers come from; None where it has none.
         placement: The devices of its weights; None where they stay on those that they come on.
-        seeds: What decides the draws of each answer.
+        seeds: What decides the samples of each answer.
         created: When the server began, in seconds of Unix time.
         is_draining: Whether requests are refused because the server ends.
         num_active_requests: Requests that are being answered.
@@ -110,7 +110,7 @@ class ServedModel:
         return None if found is None else found.source
 
     def template_for(self, choice: ToolChoice) -> str | None:
-        """Returns the source of the chat template for a request, if there is one.
+        """Return the source of the chat template for a request, if there is one.
 
         Raises:
             ApiError: The request has tools which its answers may call, and the template does not
@@ -130,7 +130,7 @@ class ServedModel:
         return template.source
 
     def adapter(self, name: str | None) -> str | None:
-        """Returns the adapter that a request names as its model; None for the model itself.
+        """Return the adapter that a request names as its model; None for the model itself.
 
         Raises:
             ApiError: Neither is called so.
@@ -144,7 +144,7 @@ class ServedModel:
         return name
 
     def replace_weights(self, state: Any, step: int) -> None:
-        """Takes over the state of another step.
+        """Take over the state of another step.
 
         Raises:
             AxcoreError: As `Engine.replace_weights`.
@@ -155,7 +155,7 @@ class ServedModel:
     async def prompt_tokens(
         self, prompt: str | Sequence[int], param: str, options: PromptOptions
     ) -> tuple[int, ...]:
-        """Returns the tokens of a prompt, those that begin a text before it.
+        """Return the tokens of a prompt, those that begin a text before it.
 
         Raises:
             ApiError: It has none, too many, or one that is not in the vocabulary.
@@ -195,7 +195,7 @@ class ServedModel:
     async def chat_tokens(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
     ) -> tuple[int, ...]:
-        """Returns the tokens of a conversation, up to where the model answers.
+        """Return the tokens of a conversation, up to where the model answers.
 
         Raises:
             ApiError: There is no chat template, or it refuses the conversation.
@@ -229,7 +229,7 @@ class ServedModel:
         )
 
     def checked(self, tokens: tuple[int, ...], param: str) -> tuple[int, ...]:
-        """Returns the tokens of a prompt, if they are of the vocabulary and not too many."""
+        """Return the tokens of a prompt, if they are of the vocabulary and not too many."""
         if not tokens:
             message = f"{param} has no token; expected a text of at least one"
             raise invalid(message, param)
@@ -247,7 +247,7 @@ class ServedModel:
     def max_new_tokens(
         self, prompt: Sequence[int], max_tokens: int | None, *, default: int | None = None
     ) -> int:
-        """Returns the tokens that an answer may have.
+        """Return the tokens that an answer may have.
 
         Args:
             prompt: What is continued.
@@ -279,7 +279,7 @@ class ServedModel:
         )
 
     async def submit(self, requests: Sequence[Request]) -> list[CompletionStream]:
-        """Returns the answers to requests, all of them or none.
+        """Return the answers to requests, all of them or none.
 
         Args:
             requests: What is asked.
@@ -310,7 +310,7 @@ class ServedModel:
         return completions
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, as UTF-8 can write it."""
+        """Return the text of tokens, as UTF-8 can write it."""
         return checked_text(self.tokenizer.decode(tokens), "tokens")
 
     def _refused(self, error: AxcoreError) -> ApiError:
@@ -330,13 +330,13 @@ def _cancel(completions: Sequence[CompletionStream]) -> None:
 
 
 def draining(retry_after_s: int) -> ApiError:
-    """Returns the error of requests that come while the server ends."""
+    """Return the error of requests that come while the server ends."""
     message = "The server is about to end, and takes no new requests."
     return ApiError(503, message, code="draining", retry_after_s=retry_after_s)
 
 
 def _param(error: RequestError) -> str | None:
-    """Returns the field of a request that an engine refuses."""
+    """Return the field of a request that an engine refuses."""
     if error.where == "sampling":  # its errors begin with the setting
         name = error.what.partition(" ")[0]
         return name if name in field_names(Sampling) else None

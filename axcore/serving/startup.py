@@ -39,7 +39,7 @@ def start_engine(
     progress: Callable[[int, int, str], None] | None = None,
     when_placed: Callable[[], None] = lambda: None,
 ) -> ServedModel:
-    """Returns a model that answers; its engine is to be closed.
+    """Return a model that answers; its engine is to be closed.
 
     Its other programs are compiled beside requests; a line of the log says when all are.
 
@@ -124,7 +124,7 @@ _FLAG = "--adapter"
 
 
 def named_folders(texts: Sequence[str]) -> dict[str, Path]:
-    """Returns the folder of each adapter, by its name, from texts as `NAME=DIR`.
+    """Return the folder of each adapter, by its name, from texts as `NAME=DIR`.
 
     Raises:
         ConfigError: A text names none, or two have a name.
@@ -157,7 +157,7 @@ def named_folders(texts: Sequence[str]) -> dict[str, Path]:
 def open_adapters(
     folders: Mapping[str, Path], cfg: Any, *, trust_code: bool = False
 ) -> dict[str, Adapter]:
-    """Returns adapters of a model.
+    """Return adapters of a model.
 
     Args:
         folders: Each holds adapters in a known format, or is a run that trained some.
@@ -180,7 +180,7 @@ def open_adapters(
 
 
 def with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> EngineConfig:
-    """Returns an engine's config with room for all adapters.
+    """Return an engine's config with room for all adapters.
 
     Raises:
         ConfigError: One has a larger rank than the config has room for.
@@ -197,7 +197,7 @@ def with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> Eng
 
 
 def add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
-    """Lets requests to an engine choose among adapters.
+    """Let requests to an engine choose among adapters.
 
     Raises:
         AxcoreError: One corrects layers that have no room; it says which adapter that is.

@@ -39,7 +39,7 @@ class ToolCall:
     id: str = attrs.field(factory=lambda: f"call_{secrets.token_hex(12)}")
 
     def as_json(self, index: int) -> dict[str, Any]:
-        """Returns the call as responses have it."""
+        """Return the call as responses have it."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"index": index, "id": self.id, "type": "function", "function": function}
 
@@ -48,11 +48,11 @@ class ToolCallReader(Protocol):
     """Reads an answer piece by piece."""
 
     def read(self, text: str) -> list[str | ToolCall]:
-        """Returns what is known to be text or a call after a piece, in order."""
+        """Return what is known to be text or a call after a piece, in order."""
         ...
 
     def finish(self) -> list[str | ToolCall]:
-        """Returns what is left at the end of the answer."""
+        """Return what is left at the end of the answer."""
         ...
 
 
@@ -79,11 +79,11 @@ class PlainText:
     """Reads no calls."""
 
     def read(self, text: str) -> list[str | ToolCall]:
-        """Returns the text."""
+        """Return the text."""
         return [text] if text else []
 
     def finish(self) -> list[str | ToolCall]:
-        """Returns nothing."""
+        """Return nothing."""
         return []
 
 
@@ -94,7 +94,7 @@ class MarkedCalls:
         self._held, self._is_within = "", False
 
     def read(self, text: str) -> list[str | ToolCall]:
-        """Returns text up to what may begin a call, and calls that are whole."""
+        """Return text up to what may begin a call, and calls that are whole."""
         self._held += text
         found: list[str | ToolCall] = []
         while True:
@@ -111,7 +111,7 @@ class MarkedCalls:
         return [one for one in found if one]
 
     def finish(self) -> list[str | ToolCall]:
-        """Returns a call whose end is missing as a call where it is whole, as text otherwise."""
+        """Return a call whose end is missing as a call where it is whole, as text otherwise."""
         held, self._held = self._held, ""
         if self._is_within:
             return [_call(held, OPEN, "")]
@@ -129,7 +129,7 @@ class WholeCall:
         self._held, self._is_text, self._most = "", False, most
 
     def read(self, text: str) -> list[str | ToolCall]:
-        """Returns text as soon as it begins with what no call does."""
+        """Return text as soon as it begins with what no call does."""
         if self._is_text:
             return [text] if text else []
         self._held += text
@@ -140,7 +140,7 @@ class WholeCall:
         return [held]
 
     def finish(self) -> list[str | ToolCall]:
-        """Returns the calls, or the text that is none."""
+        """Return the calls, or the text that is none."""
         if not self._held:
             return []
         decoder, rest = json.JSONDecoder(), self._held.strip()
@@ -157,7 +157,7 @@ class WholeCall:
 
 
 def _call(text: str, opened: str, closed: str) -> str | ToolCall:
-    """Returns the call that a text is; the text with its marks where it is none."""
+    """Return the call that a text is; the text with its marks where it is none."""
     try:
         found = json.loads(text)
         name = found["name"]
@@ -170,7 +170,7 @@ def _call(text: str, opened: str, closed: str) -> str | ToolCall:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Returns how many letters at the end of a text may begin a mark."""
+    """Return how many letters at the end of a text may begin a mark."""
     longest = min(len(text), len(mark) - 1)
     return next((size for size in range(longest, 0, -1) if mark.startswith(text[-size:])), 0)
 
@@ -195,7 +195,7 @@ class ToolChoice:
 
 
 def read_tool_choice(fields: RequestParser) -> ToolChoice:
-    """Returns what `tools`, `tool_choice` and `parallel_tool_calls` say together.
+    """Return what `tools`, `tool_choice` and `parallel_tool_calls` say together.
 
     Raises:
         ApiError: A tool lacks its name, or a function is chosen that there is not.
@@ -239,7 +239,7 @@ def _tools(fields: RequestParser) -> list[Any]:
 
 
 def _function_name(fields: RequestParser) -> str:
-    """Returns the name in `{"type": "function", "function": {"name": ...}}`."""
+    """Return the name in `{"type": "function", "function": {"name": ...}}`."""
     choice = RequestParser(fields.raw("tool_choice"), fields.path("tool_choice"))
     kind, function = choice.choice("type", ["function"]), choice.inner("function")
     name = None if function is None else function.text("name")
@@ -300,7 +300,7 @@ def special_marks(tokenizer: Tokenizer) -> dict[str, int]:
 def call_reader(
     choice: ToolChoice, template: str | None, special: Mapping[str, int] = MappingProxyType({})
 ) -> ToolCallReader:
-    """Returns what finds calls in an answer; a forced one is found whatever the template."""
+    """Return what finds calls in an answer; a forced one is found whatever the template."""
     reader = tool_call_reader(template if choice.tools else None, special)
     if choice.forced and not isinstance(reader, MarkedCalls):
         return WholeCall()
@@ -312,7 +312,7 @@ def call_reader(
 def call_stops(
     choice: ToolChoice, template: str | None, special: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[str, ...]:
-    """Returns the texts that end an answer which makes one call at most."""
+    """Return the texts that end an answer which makes one call at most."""
     reader = tool_call_reader(template if choice.tools else None, special)
     is_open = choice.is_single and not choice.forced
     return (_MARKED.after.strip(),) if is_open and isinstance(reader, MarkedCalls) else ()
@@ -321,7 +321,7 @@ def call_stops(
 def forced_calls(
     choice: ToolChoice, template: str | None, special: Mapping[str, int] = MappingProxyType({})
 ) -> Grammar | None:
-    """Returns what an answer has to match that must call a function; None where it need not.
+    """Return what an answer has to match that must call a function; None where it need not.
 
     Args:
         choice: What may be called.
@@ -360,7 +360,7 @@ def _with_marks(text: str, special: Mapping[str, int]) -> str:
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a function's arguments, which are an object; it may have none."""
+    """Return the schema of a function's arguments, which are an object; it may have none."""
     found = function.get("parameters")
     if found is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}

@@ -1,4 +1,4 @@
-"""`RequestWork`: what requests make the server compute before the engine draws tokens for them.
+"""`RequestWork`: what requests make the server compute before the engine samples tokens for them.
 
 All of it passes here: reading long bodies, tokenizing, templates, grammars. It happens off the
 event loop, a few pieces at a time, of each client fewer, in the order in which requests came. A
