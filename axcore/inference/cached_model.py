@@ -296,5 +296,13 @@ def model_input(call: Int[Array, "B columns"], num_pages: int) -> ModelInput:
     slots, starts, sizes, first, samples, wants, adapters = call[:, :NUM_COLUMNS].T
     end = NUM_COLUMNS + num_pages
     return ModelInput(
-        slots, starts, sizes, first, samples, wants, adapters, call[:, NUM_COLUMNS:end], call[:, end:]
+        slots,
+        starts,
+        sizes,
+        first,
+        samples,
+        wants,
+        adapters,
+        call[:, NUM_COLUMNS:end],
+        call[:, end:],
     )

@@ -392,7 +392,7 @@ def test_several_threads_may_submit_and_read(engine):
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [8, 16, 100, 512])
-def test_no_call_reads_more_than_step_tokens(max_num_batched_tokens):
+def test_no_call_reads_more_than_max_num_batched_tokens(max_num_batched_tokens):
     shapes = batch_buckets(
         EngineConfig(max_num_batched_tokens=max_num_batched_tokens, max_length=4096)
     )
@@ -402,7 +402,7 @@ def test_no_call_reads_more_than_step_tokens(max_num_batched_tokens):
 
 
 def test_sizes_that_do_not_fit_together_are_refused():
-    with pytest.raises(ConfigError, match="batch_size_buckets end at 1, and max_num_seqs is 2"):
+    with pytest.raises(ConfigError, match="batch_size_buckets end at 1; max_num_seqs is 2"):
         opened(batch_size_buckets=(1,))
     with pytest.raises(ConfigError, match="num_pages is 15; 2 rows of 32 tokens need 16"):
         opened(num_pages=15, fixed_shapes=True, batch_size_buckets=None)
