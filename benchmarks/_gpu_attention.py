@@ -21,8 +21,8 @@ from axcore.ops import (
     decode_attention,
     use_policy,
 )
-from axcore.ops.attention.kernels import attention_call, run_attention
-from axcore.ops.dispatch.registry import op_kernels
+from axcore.ops.attention.op import attention_call, run_attention
+from axcore.ops.dispatch import op_kernels
 from axcore.plugins import Hardware
 
 HEADS, KEY_HEADS, WIDTH = 16, 8, 128

@@ -58,8 +58,7 @@ def grouped(is_quick: bool) -> Iterator[Contest]:
     """The products of experts, of which each has about as many rows."""
     from axl_gpu.kernels.grouped_matmul import api, mosaic
 
-    from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
-    from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
+    from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_custom_vjp
 
     def by(forward: Any, backward: Any) -> Callable[..., Array]:
         return lambda *arguments: grouped_matmul_custom_vjp(
@@ -86,8 +85,8 @@ def loss(is_quick: bool) -> Iterator[Contest]:
     from axl_gpu.kernels.cross_entropy.api import gpu_cross_entropy, gpu_cross_entropy_backward
 
     from axcore.ops import CrossEntropyInputs, CrossEntropySpec
-    from axcore.ops.cross_entropy.portable import cross_entropy_portable
-    from axcore.ops.cross_entropy.vjp import cross_entropy_custom_vjp
+    from axcore.ops.cross_entropy.kernels import cross_entropy_portable
+    from axcore.ops.cross_entropy.op import cross_entropy_custom_vjp
 
     def full_logits(x: Array, w: Array, targets: Array, weights: Array) -> Array:
         logits = jnp.einsum("btd,dv->btv", x, w, preferred_element_type=jnp.float32)
@@ -128,8 +127,8 @@ def norm(is_quick: bool) -> Iterator[Contest]:
     from axl_gpu.kernels.rms_norm.api import gpu_rms_norm, gpu_rms_norm_backward
 
     from axcore.ops import RmsNormInputs, RmsNormSpec
-    from axcore.ops.rms_norm.portable import rms_norm_portable
-    from axcore.ops.rms_norm.vjp import rms_norm_custom_vjp
+    from axcore.ops.rms_norm.kernels import rms_norm_portable
+    from axcore.ops.rms_norm.op import rms_norm_custom_vjp
 
     ours = partial(rms_norm_custom_vjp, forward=gpu_rms_norm, backward=gpu_rms_norm_backward)
     spec = RmsNormSpec(epsilon=1e-5)

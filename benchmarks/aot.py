@@ -272,7 +272,7 @@ def by_hand(name: str, *, with_options: bool) -> dict[str, Any]:
 
 def by_axcore(name: str, *overrides: str) -> dict[str, Any]:
     """Returns figures of axcore's step, from the report of `axcore aot`."""
-    from axcore.cli.experiment import load_resolved
+    from axcore.experiments.named import load_resolved
 
     size = SIZES[name]
     hardware = Hardware.parse(size.target)

@@ -21,8 +21,8 @@ from _record import record, recorded, stamped
 from aot_tables import write_page
 
 from axcore.aot import compile_resolved
-from axcore.cli.experiment import load_resolved
 from axcore.config import find_config
+from axcore.experiments.named import load_resolved
 from axcore.layers import Fp8Current, Int8Dynamic
 from axcore.plugins import Hardware
 

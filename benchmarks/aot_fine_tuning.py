@@ -17,7 +17,7 @@ import attrs
 from _record import record, recorded, stamped
 
 from axcore.aot import compile_resolved
-from axcore.cli.experiment import load_resolved
+from axcore.experiments.named import load_resolved
 from axcore.plugins import Hardware
 from axcore.report.table import markdown_table, page_with_table
 

@@ -19,7 +19,7 @@ from _record import record, recorded, stamped
 from aot_tables import write_page
 
 from axcore.aot import Attempt, KeptAnswers, Report, compile_resolved, fastest, search
-from axcore.cli.experiment import load_resolved
+from axcore.experiments.named import load_resolved
 from axcore.plugins import Hardware
 from axcore.resilience.compile_cache import cache_folder
 

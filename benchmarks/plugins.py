@@ -50,8 +50,8 @@ CHOICE = """
 import statistics, time
 import jax.numpy as jnp
 from axcore.ops import AttentionInputs, AttentionSpec, KernelPolicy, choose, use_policy
-from axcore.ops.attention.kernels import attention_call
-from axcore.ops.dispatch.plan import choose_and_record
+from axcore.ops.attention.op import attention_call
+from axcore.ops.plan import choose_and_record
 from axcore.plugins import Hardware
 
 q = jnp.zeros((2, 256, 4, 64), jnp.bfloat16)

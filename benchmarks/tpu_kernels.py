@@ -31,7 +31,7 @@ from _bundles import schedule_of, scheduled_apart
 from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, find_aot_target
-from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.loops import executions
 from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware
 
@@ -174,7 +174,7 @@ def our_steps(case: Case, hardware: Hardware) -> dict[str, Steps]:
     """Returns the steps of our kernels; of branches, masked and whole visits are in the middle."""
     from axl_tpu.kernels.attention.block_sizes import BACKWARD_BLOCK_SIZES, BLOCK_SIZES
 
-    from axcore.ops.attention.kernels import attention_call
+    from axcore.ops.attention.op import attention_call
 
     inputs, spec = call_of(case)
     call = attention_call(inputs, spec, with_lse=False)
@@ -266,7 +266,7 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
     from axl_tpu.kernels.attention.api import tpu_flash_attention, tpu_flash_attention_backward
 
     from axcore.ops import KernelPolicy, use_policy
-    from axcore.ops.attention.vjp import attention_custom_vjp
+    from axcore.ops.attention.op import attention_custom_vjp
 
     def ours(inputs: Any, spec: Any) -> Any:
         return attention_custom_vjp(

@@ -17,7 +17,7 @@ from _apart import measured_apart
 from _record import record, stamped
 
 from axcore.aot import compile_devices, find_aot_target
-from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.loops import executions
 from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware, wanted_compiler_options
 
@@ -33,7 +33,7 @@ def measure() -> dict[str, Any]:
     from jax.sharding import SingleDeviceSharding
 
     from axcore.ops import KernelPolicy, cross_entropy, use_policy
-    from axcore.ops.cross_entropy import portable
+    from axcore.ops.cross_entropy import kernels
 
     hardware = Hardware.parse(TARGET)
     assert hardware.clock_hz is not None
@@ -49,7 +49,7 @@ def measure() -> dict[str, Any]:
     targets, weights = (array(dtype, ROWS, TOKENS) for dtype in (jnp.int32, jnp.float32))
     found: dict[str, Any] = {"products_at_peak_ms": _products_ms(hardware)}
     for chunks in CHUNKS:
-        portable.CHUNK_BYTES = math.ceil(4 * ROWS * TOKENS * WORDS / chunks)
+        kernels.CHUNK_BYTES = math.ceil(4 * ROWS * TOKENS * WORDS / chunks)
         policy = KernelPolicy(hardware=hardware, pins={"cross_entropy": "portable"})
         with use_policy(policy):
             both = jax.jit(jax.grad(loss, (0, 1))).lower(x, w, targets, weights)

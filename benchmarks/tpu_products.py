@@ -29,7 +29,7 @@ from _bundles import schedule_of, scheduled_apart
 from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, find_aot_target
-from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.loops import executions
 from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware
 from axcore.report.table import markdown_table
@@ -98,8 +98,7 @@ def grouped(folder: Path, hardware: Hardware, device: Any) -> dict[str, Any]:
     from axl_tpu.kernels.grouped_matmul.api import tpu_grouped_matmul, tpu_grouped_matmul_backward
     from axl_tpu.kernels.grouped_matmul.megablox import megablox, megablox_backward
 
-    from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
-    from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
+    from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_custom_vjp
 
     figures = {}
     for name, forward, backward, steps in (
@@ -194,8 +193,8 @@ def losses(folder: Path, hardware: Hardware, device: Any) -> Iterator[tuple[str,
     from axl_tpu.kernels.cross_entropy.api import tpu_cross_entropy, tpu_cross_entropy_backward
 
     from axcore.ops import CrossEntropyInputs, CrossEntropySpec
-    from axcore.ops.cross_entropy.portable import cross_entropy_portable
-    from axcore.ops.cross_entropy.vjp import cross_entropy_custom_vjp
+    from axcore.ops.cross_entropy.kernels import cross_entropy_portable
+    from axcore.ops.cross_entropy.op import cross_entropy_custom_vjp
 
     ours = partial(
         cross_entropy_custom_vjp, forward=tpu_cross_entropy, backward=tpu_cross_entropy_backward

@@ -4,7 +4,7 @@ Run it: it shows what changes on a slice of TPU v5e, and on eight hosts of H100s
 """
 
 from axcore.config import evolve
-from axcore.experiments.llama2 import llama2_7b
+from axcore.experiments.pretraining import llama2_7b
 from axcore.modifiers import Fp8Training, Int8Training, MicroBatches, RematModifier
 from axcore.plugins import Hardware, MeshRule
 from axcore.trainer import resolve

@@ -36,9 +36,9 @@ def build(
     A build that was stopped resumes where it was. To train on the store:
     axcore train EXPERIMENT --modify "token_store(path=STORE)"
     """
-    from axcore.cli.experiment import load_experiment
     from axcore.data import Data, build_store
     from axcore.data.store.progress import ProgressLine
+    from axcore.experiments.named import load_experiment
 
     cfg = load_experiment(experiment, overrides, changes=changes).data
     if not isinstance(cfg, Data.Config):
@@ -150,7 +150,7 @@ def sample(store: Path, documents: int, split: str, seed: int, tokens: int) -> N
     """Show the beginnings of some documents of STORE, as its own tokenizer writes them."""
     import random
 
-    from axcore.cli.terminal_text import escape_control_characters
+    from axcore.cli.options import escape_control_characters
     from axcore.data import open_store
 
     opened = open_store(store)
@@ -165,7 +165,7 @@ def sample(store: Path, documents: int, split: str, seed: int, tokens: int) -> N
 def _write_picture(store: Path, html: Path, *, rows: int, **fields: Any) -> None:
     from axcore.data import Data, StoredSource, open_store
     from axcore.data.store.manifest import tokenizer_config
-    from axcore.report.packed_batch import packed_batch_html
+    from axcore.report.page import packed_batch_html
 
     manifest = open_store(store).manifest
     data = Data.Config(

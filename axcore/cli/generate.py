@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from axcore.cli import options
-from axcore.cli.terminal_text import escape_control_characters
+from axcore.cli.options import escape_control_characters
 
 
 def _biases(

@@ -10,8 +10,8 @@ from pathlib import Path
 import attrs
 
 from axcore.ops import Call, KernelPreference
-from axcore.ops.dispatch.registry import op_kernels
-from axcore.ops.dispatch.verdicts import CHOICES, verdicts
+from axcore.ops.dispatch import op_kernels
+from axcore.ops.verdicts import CHOICES, verdicts
 from axcore.plugins import Hardware, HardwareFamily, Kernel, Op, plugin_host
 from axcore.report.table import markdown_table
 

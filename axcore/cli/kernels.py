@@ -43,7 +43,7 @@ def show(op: str | None, target: str | None, show_all: bool, as_json: bool) -> N
     run on that chip and was timed there. Where `kernel_choice` matters, each value's kernel is
     shown. Portable kernels must be allowed where the hardware's plugin brings kernels for the op.
     """
-    from axcore.ops.dispatch.verdicts import verdicts as verdicts_on
+    from axcore.ops.verdicts import verdicts as verdicts_on
 
     ops = _ops(op)
     hardware = Hardware.parse(target) if target else Hardware.detect()

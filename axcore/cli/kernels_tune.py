@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from axcore.config import name_the_known
 from axcore.errors import AxcoreError, KernelError
 from axcore.ops import BlockSizeTable, KernelPolicy, use_policy
-from axcore.ops.dispatch.block_sizes import read_rows, sizes_of, write_rows
+from axcore.ops.plan import read_rows, sizes_of, write_rows
 from axcore.plugins import Hardware, Kernel, plugin_host
 from axcore.report.table import columns
 from axcore.testing.contracts import Case, contract_of, functions_of

@@ -12,7 +12,7 @@ from axcore.config import apply_overrides, field_names
 from axcore.errors import ConfigError, PluginError
 from axcore.launch import Job, find_launcher
 from axcore.launch.children import ProcessStart
-from axcore.launch.launcher import Launcher, launcher_class
+from axcore.launch.job import Launcher, launcher_class
 from axcore.launch.local import Local
 from axcore.plugins import Hardware, JobLauncher, Modifier, plugin_host
 from axcore.resilience.policy import Policy
@@ -149,8 +149,8 @@ def check_training(arguments: tuple[str, ...]) -> None:
         PluginError: The target is unknown.
         click.UsageError: An option is none of that command's.
     """
-    from axcore.cli.experiment import load_experiment, load_resolved
     from axcore.cli.train import train
+    from axcore.experiments.named import load_experiment, load_resolved
 
     with train.make_context("axcore train", list(arguments)) as context:
         given: dict[str, Any] = context.params

@@ -1,14 +1,15 @@
-"""Options that several commands share."""
+"""Options that several commands share, what a shell completes for them, and `axcore completion`."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
-from axcore.cli import completion
-from axcore.errors import ConfigError
+from axcore.errors import AxcoreError, ConfigError
 from axcore.whole_files import write_whole
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -48,9 +49,58 @@ def write_output(path: Path, text: str) -> None:
         ) from error
 
 
-experiment: Decorator = click.argument("experiment", shell_complete=completion.complete_experiment)
+def complete_experiment(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+    """Returns experiments, with what they are."""
+    from axcore.plugins import Experiment, plugin_host
 
-run: Decorator = click.argument("run", shell_complete=completion.complete_run)
+    records = sorted(plugin_host().records(Experiment), key=lambda record: record.name)
+    return _items(typed, ((one.name, one.summary) for one in records))
+
+
+def complete_target(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+    """Returns names of hardware."""
+    from axcore.plugins import HardwareFamily, plugin_host
+
+    hosts = [host for one in plugin_host().records(HardwareFamily) for host in one.hosts]
+    return _items(typed, ((host.name, "") for host in hosts))
+
+
+def complete_run(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+    """Returns run directories, of those in runs or below what is typed."""
+    folders = {Path("runs"), Path(typed), Path(typed).parent}
+    found = sorted({str(config.parent) for one in folders for config in one.glob("*/config.json")})
+    return [*_items(typed, ((one, "") for one in found)), CompletionItem(typed, type="dir")]
+
+
+def complete_change(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+    """Returns named changes, with what they do."""
+    from axcore.plugins import Modifier, plugin_host
+
+    records = sorted(plugin_host().records(Modifier), key=lambda record: record.name)
+    return _items(typed, ((one.name, one.summary) for one in records))
+
+
+def complete_override(context: Any, _: Any, typed: str) -> list[CompletionItem]:
+    """Returns paths of the experiment that the line names, each with an equals sign."""
+    from axcore.config.fields import fields_of
+    from axcore.experiments.named import experiment
+
+    # The option wants a value that is not there yet, so click has read no arguments.
+    name = next(iter(context.args), None)
+    found: list[tuple[str, str]] = []
+    if name and "=" not in typed:
+        with contextlib.suppress(AxcoreError):  # the command itself will say what is wrong
+            found = [(f"{one.path}=", one.doc) for one in fields_of(experiment(name))]
+    return _items(typed, found)
+
+
+def _items(typed: str, known: Iterable[tuple[str, str]]) -> list[CompletionItem]:
+    return [CompletionItem(name, help=help) for name, help in known if name.startswith(typed)]
+
+
+experiment: Decorator = click.argument("experiment", shell_complete=complete_experiment)
+
+run: Decorator = click.argument("run", shell_complete=complete_run)
 
 overrides: Decorator = click.option(
     "--set",
@@ -58,14 +108,14 @@ overrides: Decorator = click.option(
     metavar="PATH=VALUE",
     multiple=True,
     help="Set a value of the config; PATH may hold * and **. Repeatable.",
-    shell_complete=completion.complete_override,
+    shell_complete=complete_override,
 )
 
 target: Decorator = click.option(
     "--target",
     metavar="NAME",
     help="Hardware, as cpu-8; by default what is here.",
-    shell_complete=completion.complete_target,
+    shell_complete=complete_target,
 )
 
 trust_code: Decorator = click.option(
@@ -86,5 +136,38 @@ modify: Decorator = click.option(
     metavar="NAME[(FIELD=VALUE,...)]",
     multiple=True,
     help="Make a named change, before --set: a modifier, layer variant, data source or tokenizer.",
-    shell_complete=completion.complete_change,
+    shell_complete=complete_change,
 )
+
+
+def escape_control_characters(text: str) -> str:
+    """Returns text with control characters written out, but for line ends and tabs.
+
+    A model may draw any byte, an escape sequence that rewrites the screen included.
+    """
+    return "".join(
+        char if char in "\n\t" or char.isprintable() else ascii(char)[1:-1] for char in text
+    )
+
+
+_LINES = {
+    "bash": "~/.bashrc",
+    "zsh": "~/.zshrc",
+    "fish": "~/.config/fish/completions/axcore.fish",
+}
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(sorted(_LINES)))
+def completion(shell: str) -> None:
+    """Print a script that makes SHELL complete what is typed after `axcore`.
+
+    For bash and zsh, put this line into ~/.bashrc or ~/.zshrc:
+
+        eval "$(axcore completion bash)"
+    """
+    from axcore.cli.main import group
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(group, {}, "axcore", "_AXCORE_COMPLETE").source())

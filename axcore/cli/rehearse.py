@@ -15,7 +15,7 @@ from axcore.errors import ConfigError
 from axcore.experiments.named import read_config
 from axcore.plugins import plugin_host
 from axcore.resilience.event_log import read_events
-from axcore.resilience.ledger_file import read_ledger
+from axcore.resilience.ledger import read_ledger
 
 _FIELDS_OF_ALL = ("time", "event", "process", "key", "pids")
 
@@ -58,7 +58,7 @@ def rehearse(
 def _with_plan(
     experiment: str, plan: str, changes: tuple[str, ...], overrides: tuple[str, ...]
 ) -> Any:
-    from axcore.cli.experiment import load_experiment
+    from axcore.experiments.named import load_experiment
     from axcore.resilience.faults import FaultPlan
 
     faults = read_config(Path(plan))

@@ -16,12 +16,9 @@ from axcore.parallel import (
 )
 from axcore.report.table import columns
 from axcore.trainer import ResolvedConfig
-from axcore.trainer.axis_checks import check_mesh_is_used, check_sharding_rules
-from axcore.trainer.batch_sharding import BatchSharding
-from axcore.trainer.pipelines import describe_pipelines
-from axcore.trainer.state_shardings import state_shardings
-from axcore.trainer.step import TrainStep
-from axcore.trainer.task import task_of
+from axcore.trainer.checks import check_mesh_is_used, check_sharding_rules
+from axcore.trainer.shardings import BatchSharding, describe_pipelines, state_shardings
+from axcore.trainer.step import TrainStep, task_of
 
 _HEADER = ("PATH", "SHAPE", "SPLIT OVER", "BYTES PER DEVICE")
 

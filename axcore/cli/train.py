@@ -4,7 +4,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,60 @@ import click
 from axcore._jax_compat import write_programs_whole
 from axcore.cli import options
 from axcore.cli.interrupts import INTERRUPTED, exits_on_interrupt
-from axcore.cli.processes import is_hosted, join, process_info_of, process_options
+from axcore.cli.options import escape_control_characters
 from axcore.cli.target import check_present, use_target
-from axcore.cli.terminal_text import escape_control_characters
 from axcore.errors import ConfigError, ProcessError
-from axcore.launch import ProcessInfo
-from axcore.launch.job import default_run_directory
-from axcore.launch.launch_id import launch_of
-from axcore.launch.process_info import process_flags
+from axcore.launch import ProcessInfo, find_process_info
+from axcore.launch.job import default_run_directory, launch_of
+from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, process_flags
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import kept_steps_folder, use_compile_cache
 from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
-from axcore.resilience.process_start import process_start
-from axcore.resilience.spare import Turns
+from axcore.resilience.ledger import process_start
+from axcore.resilience.standby_workers import Turns
+from axcore.resilience.supervisor import BY_SUPERVISOR, COORDINATION_VARIABLE
 
 SAMPLE_TOKENS = 200
+
+
+_OPTIONS = (
+    click.option(
+        "--coordinator",
+        envvar=COORDINATOR,
+        metavar="HOST:PORT",
+        help="Process 0 of a run of several; engines say it themselves.",
+    ),
+    click.option(
+        "--num-processes", "process_count", type=int, envvar=NUM_PROCESSES, help="Processes in all."
+    ),
+    click.option(
+        "--process-id", "process_index", type=int, envvar=PROCESS_ID, help="This one, from 0."
+    ),
+    click.option(
+        "--join-timeout",
+        "join_s",
+        default=300.0,
+        show_default=True,
+        help="Seconds to wait for all processes at the start.",
+    ),
+    click.option(
+        "--barrier-timeout",
+        "barrier_s",
+        default=1800.0,
+        show_default=True,
+        help="Seconds that processes wait for one another later on.",
+    ),
+)
+
+
+_LIMITS = ("join_s", "barrier_s")
+
+
+def process_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options by which a command is one of several processes, as `**processes`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -111,7 +150,7 @@ def _load(
     experiment: str, overrides: Any, changes: tuple[str, ...], wanted: Hardware | None
 ) -> Any:
     """Returns the trainer, on the hardware at hand."""
-    from axcore.cli.experiment import load_resolved
+    from axcore.experiments.named import load_resolved
     from axcore.trainer import KeptSteps, Trainer
 
     folder = kept_steps_folder()
@@ -131,13 +170,11 @@ def _train(
     profiled: str,
 ) -> None:
     """Trains once, to the end or to the loss of another process."""
-    from axcore.aot.memory_record import StepMemoryRecorder
-    from axcore.aot.out_of_memory import check_host_holds_state
+    from axcore.aot.out_of_memory import StepMemoryRecorder, check_host_holds_state
     from axcore.distributed import naming_lost_processes
     from axcore.profiles import StepProfiler, parse_steps
     from axcore.resilience.goodput import Goodput
-    from axcore.resilience.progress_reports import ProgressReports
-    from axcore.resilience.watchdog import Watchdog
+    from axcore.resilience.watchdog import ProgressReports, Watchdog
     from axcore.trainer import Observer
     from axcore.trainer.callbacks.progress import progress
 
@@ -202,10 +239,10 @@ def _stand_down(turns: Turns) -> float:
 
 def _import_all() -> None:
     """Imports what every trainer needs."""
-    import axcore.cli.experiment
     import axcore.distributed
+    import axcore.experiments.named
     import axcore.resilience.goodput
-    import axcore.resilience.progress_reports
+    import axcore.resilience.watchdog
     import axcore.trainer.callbacks.progress  # noqa: F401
 
 
@@ -234,8 +271,8 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
 
 
 def _write_report(run: Path) -> None:
-    from axcore.cli.report import write_report
-    from axcore.report.run_page import REPORT_NAME
+    from axcore.cli.runs import write_report
+    from axcore.report.page import REPORT_NAME
 
     try:
         write_report((run,), run / REPORT_NAME)
@@ -254,3 +291,33 @@ def _sample(trainer: Any, result: Any, run: Path) -> None:
     text = sample.prompt + sample.text
     (run / "sample.txt").write_text(text, encoding="utf-8")
     click.echo(f"\nsample, continuing {sample.prompt!r}:\n\n{escape_control_characters(text)}\n")
+
+
+def process_info_of(processes: Mapping[str, Any]) -> ProcessInfo | None:
+    """Returns the place of this process in its run; None where it is the only one."""
+    given = {name: value for name, value in processes.items() if name not in _LIMITS}
+    return find_process_info(given)
+
+
+def is_hosted() -> bool:
+    """Whether a supervisor serves the coordination, so that a survivor may join again."""
+    return os.environ.get(COORDINATION_VARIABLE) == BY_SUPERVISOR
+
+
+def join(place: ProcessInfo | None, processes: Mapping[str, Any]) -> None:
+    """Joins the other processes, before jax looks for devices.
+
+    Raises:
+        ProcessError: Some of them did not come in time.
+    """
+    if place is None:
+        return
+    from axcore.distributed import TimeLimits, join_processes
+
+    join_processes(
+        place.coordinator,
+        process_count=place.process_count,
+        process_index=place.process_index,
+        limits=TimeLimits(**{name: processes[name] for name in _LIMITS}),
+        is_hosted=is_hosted(),
+    )

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from axcore.cli import options
-from axcore.cli.completion import complete_run
-from axcore.cli.terminal_text import escape_control_characters
+from axcore.cli.options import complete_run, escape_control_characters
 from axcore.errors import ConfigError
 
 SECONDS = 1.0
@@ -180,7 +179,7 @@ class _Page(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers a browser."""
-        from axcore.report.run_page import run_page_html
+        from axcore.report.page import run_page_html
 
         written = time.strftime("%H:%M:%S")
         if self.path == "/":

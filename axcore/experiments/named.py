@@ -1,18 +1,21 @@
-"""Experiments by name, and configs from files."""
+"""Experiments by name, configs from files, and both as a command line asks for them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axcore.config import from_dict, name_the_known
+from axcore.config import apply_overrides, from_dict, name_the_known
 from axcore.config.decode import MAX_CHARACTERS, check_length
 from axcore.config.overlay import overlay
 from axcore.config.serialise import load_json
 from axcore.config.yaml_text import load_yaml
 from axcore.errors import ConfigError
-from axcore.plugins import Experiment, plugin_host
+from axcore.modifiers import with_changes
+from axcore.plugins import Experiment, Hardware, plugin_host
 
 if TYPE_CHECKING:
-    from axcore.trainer import Trainer
+    from axcore.trainer import ResolvedConfig, Trainer
+
 
 _READERS = {".json": load_json, ".yaml": load_yaml, ".yml": load_yaml}
 
@@ -97,3 +100,55 @@ def _read_text(path: Path) -> str:
         data = file.read(MAX_CHARACTERS + 1)
     check_length(data, str(path))
     return data.decode("utf-8-sig")
+
+
+def load_experiment(
+    name: str, overrides: Sequence[str] = (), *, changes: Sequence[str] = ()
+) -> Any:
+    """Returns the config of a named experiment or a config file, changed as asked.
+
+    Args:
+        name: Of an experiment, or a config file.
+        overrides: `PATH=VALUE` texts, applied last.
+        changes: `NAME` or `NAME(FIELD=VALUE)` of layer variants, data sources and tokenizers.
+
+    Raises:
+        ConfigError: There is no such experiment or file, or a change does not fit; a modifier is
+            for some hardware. What an experiment's own module raises comes out as it is.
+        PluginError: There is no change of that name.
+    """
+    from axcore.trainer import with_base_model
+
+    base = with_base_model(experiment(name), overrides)
+    return apply_overrides(with_changes(base, changes), overrides)
+
+
+def load_resolved(
+    name: str, overrides: Sequence[str] = (), *, changes: Sequence[str] = (), hardware: Hardware
+) -> "ResolvedConfig":
+    """Returns a named experiment or a config file, changed as asked and resolved for hardware.
+
+    Raises:
+        As `load_experiment`, and as `axcore.trainer.resolve`.
+    """
+    from axcore.trainer import resolve
+
+    return resolve(experiment(name), hardware, modify=changes, overrides=overrides)
+
+
+def load_config(
+    experiment: str,
+    overrides: tuple[str, ...],
+    target: str | None,
+    *,
+    changes: tuple[str, ...] = (),
+) -> Any:
+    """Returns the config as asked for, resolved where there is a target. Starts no device.
+
+    Raises:
+        As `load_experiment`, and as `axcore.trainer.resolve`.
+    """
+    if target is None:
+        return load_experiment(experiment, overrides, changes=changes)
+    hardware = Hardware.parse(target)
+    return load_resolved(experiment, overrides, changes=changes, hardware=hardware).config

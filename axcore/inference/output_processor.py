@@ -71,7 +71,7 @@ class OutputProcessor:
             batch = self._scheduler.truncate(batch, counts)
             self.num_accepted_draft_tokens += int((counts - 1).sum())
         # A row may have lost its slot while this call ran: cancelled, preempted, or ended by the
-        # call before. Its tokens are dropped; where it goes on, it samples the same ones again.
+        # call before. Its tokens are dropped; where it resumes, it samples the same ones again.
         is_current = self._scheduler.update_from_output(batch, tokens)
         # Arrays over all rows: a step costs the host the same few operations for any number of
         # rows.

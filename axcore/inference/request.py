@@ -162,7 +162,7 @@ def kind_index(sampling: Sampling, kinds: tuple[SamplerKind, ...]) -> int:
     raise RequestError(
         f"this engine draws {' or '.join(kinds)}, and the request needs {needed!r}",
         where="sampling",
-        hint="draw by the likeliest token or by a temperature alone, or change draw_kinds",
+        hint="sample the likeliest token or by a temperature alone, or change sampler_kinds",
     )
 
 

@@ -1,8 +1,7 @@
 """Learning: optimizers, schedules, and the update of a model's parameters."""
 
-from axcore.learner.averaging import EMA
 from axcore.learner.groups import ParamGroup
-from axcore.learner.learner import Learner, LearnerState
+from axcore.learner.learner import EMA, Learner, LearnerState, SpikeGuard
 from axcore.learner.low_precision import LowPrecisionState
 from axcore.learner.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
 from axcore.learner.schedules import (
@@ -14,7 +13,6 @@ from axcore.learner.schedules import (
     WarmupPiecewise,
     WarmupStableDecay,
 )
-from axcore.learner.spikes import SpikeGuard
 
 __all__ = [
     "EMA",

@@ -1,23 +1,118 @@
-"""`Learner`: from gradients to new parameters."""
+"""The learner: one optimizer step, with clipping, weight averages (EMA) and skipped loss spikes."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from axcore.config import REQUIRED, Configurable, PositiveInt, Resumable, config
+from axcore.config import (
+    REQUIRED,
+    Configurable,
+    Fraction,
+    PositiveFloat,
+    PositiveInt,
+    Resumable,
+    config,
+)
 from axcore.errors import ConfigError
-from axcore.learner.averaging import EMA
 from axcore.learner.groups import REST, ParamGroup, partition, with_frozen
 from axcore.learner.optimizers import AdamW
 from axcore.learner.schedules import Schedule, WarmupCosine
-from axcore.learner.spikes import LossWindow, SpikeGuard
 from axcore.module import ParamSpec
 
 if TYPE_CHECKING:
     import optax
+
+
+class EMA(Configurable):
+    """After each update, `average = decay * average + (1 - decay) * parameters`.
+
+    The average starts as the first parameters, and has float32 at least. A skipped step does not
+    change it.
+    """
+
+    @config
+    class Config(Configurable.Config["EMA"]):
+        """Describes an `EMA`.
+
+        Args:
+            decay: Weight of the average so far; 0.999 averages over about the last 1000 steps. None
+                keeps no average.
+            is_evaluated: Whether evaluation uses the average; otherwise it is only saved.
+        """
+
+        decay: Fraction | None = None
+        is_evaluated: bool = True
+
+    def init(self, params: Any) -> Any:
+        """Returns the average before the first update."""
+        return jax.tree.map(lambda p: jnp.array(p, _average_dtype(p)), params)
+
+    def update(self, average: Any, params: Any) -> Any:
+        """Returns the average after an update that gave `params`."""
+        decay = self.config.decay
+        assert decay is not None, "a learner keeps no average without a decay"
+        return jax.tree.map(
+            lambda a, p: decay * a + (1 - decay) * p.astype(a.dtype), average, params
+        )
+
+
+def _average_dtype(param: Any) -> Any:
+    return param.dtype if param.dtype.itemsize > 4 else jnp.float32
+
+
+class LossWindow(NamedTuple):
+    """Losses of the last steps that were not skipped, in a ring.
+
+    Args:
+        losses: Where step i of those is at place `i % window`.
+        num_losses: How many there were.
+    """
+
+    losses: Float[Array, " window"]
+    num_losses: Int[Array, ""]
+
+
+class SpikeGuard(Configurable):
+    """Finds a spike: a loss more than `sigmas` standard deviations above the mean of its window.
+
+    It finds none until the window is full.
+    """
+
+    @config
+    class Config(Configurable.Config["SpikeGuard"]):
+        """Describes a `SpikeGuard`.
+
+        Args:
+            sigmas: Standard deviations above the mean from which a loss is a spike; 6 is cautious.
+                None takes no loss for a spike.
+            window: Steps that the mean is taken over.
+        """
+
+        sigmas: PositiveFloat | None = None
+        window: PositiveInt = 100
+
+    def init(self) -> LossWindow:
+        """Returns the window before the first step."""
+        return LossWindow(jnp.zeros(self.config.window, jnp.float32), jnp.zeros((), jnp.int32))
+
+    def is_spike(self, window: LossWindow, loss: Float[Array, ""]) -> Bool[Array, ""]:
+        """Whether a loss is a spike after those of the window."""
+        sigmas = self.config.sigmas
+        assert sigmas is not None, "a learner asks no guard that takes no loss for a spike"
+        limit = jnp.mean(window.losses) + sigmas * jnp.std(window.losses)
+        is_full: Array = window.num_losses >= self.config.window
+        is_spike: Array = is_full & (loss > limit)
+        return is_spike
+
+    def add(self, window: LossWindow, loss: Float[Array, ""]) -> LossWindow:
+        """Returns the window with the loss of one more step."""
+        place = window.num_losses % self.config.window
+        return LossWindow(
+            window.losses.at[place].set(loss.astype(jnp.float32)), window.num_losses + 1
+        )
 
 
 class UpdateResult(NamedTuple):

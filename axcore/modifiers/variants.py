@@ -14,7 +14,7 @@ from axcore.config import (
 )
 from axcore.errors import ConfigError, PluginError
 from axcore.plugins.host import plugin_host
-from axcore.plugins.records.layer_variant import LayerVariant, Replacement
+from axcore.plugins.records.models import LayerVariant, Replacement
 
 C = TypeVar("C")
 

@@ -1,85 +1,95 @@
-"""What layers ask for: operations with a reference, a portable answer, and kernels chosen by
+"""What layers ask for: operations with a reference, a portable kernel, and kernels chosen by
 hardware.
 
-Read `attention/api.py` for what a call means, `dispatch/choice.py` for how its kernel is chosen,
-`dispatch/kernel_op.py` for how it is called, and `attention/blockwise.py` for how the portable one
-works.
+Read `attention/api.py` for what a call means, `dispatch.py` for how its kernel is chosen, `op.py`
+for how it is called, and `attention/blockwise.py` for how the portable one works.
 """
 
 from axcore.ops.attention.api import attention
 from axcore.ops.attention.block_math import finite_lse, row_delta, sink_gradient
-from axcore.ops.attention.block_pairs import active_block_pairs
-from axcore.ops.attention.block_sparsity import block_bounds
-from axcore.ops.attention.dropout import dropout_columns, dropout_of, dropout_rows
-from axcore.ops.attention.kernels import ATTENTION_BACKWARD, attention_call, attention_parts
+from axcore.ops.attention.blockwise import active_block_pairs, block_bounds
 from axcore.ops.attention.mask import columns as attention_columns
+from axcore.ops.attention.mask import dropout_columns, dropout_of, dropout_rows
 from axcore.ops.attention.mask import rows as attention_rows
-from axcore.ops.attention.types import AttentionInputs, AttentionSpec
-from axcore.ops.attention.vjp import Backward, Forward
+from axcore.ops.attention.op import (
+    ATTENTION_BACKWARD,
+    ATTENTION_LSE,
+    ATTENTION_OUT,
+    AttentionInputs,
+    AttentionSpec,
+    Backward,
+    Forward,
+    attention_call,
+    attention_parts,
+    named_heads,
+)
 from axcore.ops.blocks import Blocks
-from axcore.ops.cross_entropy.api import cross_entropy, cross_entropy_sums
-from axcore.ops.cross_entropy.types import (
+from axcore.ops.comparison import Difference, KernelComparison, comparing_kernels
+from axcore.ops.cost_scopes import moved_bytes_of, moved_bytes_scope, occupancy_of, occupancy_scope
+from axcore.ops.cross_entropy.op import cross_entropy, cross_entropy_sums
+from axcore.ops.cross_entropy.sharding import (
     CrossEntropyInputs,
     CrossEntropySpec,
     CrossEntropySums,
     CrossEntropyTokens,
     TokenStatistics,
 )
-from axcore.ops.decode.api import decode_attention
-from axcore.ops.decode.as_attention import attention_call_of, decode_as_attention
-from axcore.ops.decode.types import DecodeInputs, DecodeSpec
-from axcore.ops.decode_matmul.api import decode_matmul
-from axcore.ops.decode_matmul.panels import (
+from axcore.ops.decode_attention.op import (
+    DecodeInputs,
+    DecodeSpec,
+    attention_call_of,
+    decode_as_attention,
+    decode_attention,
+)
+from axcore.ops.decode_matmul.kernels import narrow_product
+from axcore.ops.decode_matmul.op import (
     PANEL_WIDTH,
+    DecodeMatmulInputs,
+    DecodeMatmulSpec,
     are_panels_wanted,
+    decode_matmul,
     in_panels,
     num_panels,
+    packed_int4,
+    unpacked_int4,
+    wide_weight,
 )
-from axcore.ops.decode_matmul.portable import narrow_product
-from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
-from axcore.ops.decode_matmul.widening import packed_int4, unpacked_int4, wide_weight
-from axcore.ops.dispatch.block_sizes import BlockSizeEntry, BlockSizeTable, power_of_two
-from axcore.ops.dispatch.call import Call
-from axcore.ops.dispatch.choice import ChosenKernel, choose
-from axcore.ops.dispatch.comparison import Difference, KernelComparison, comparing_kernels
-from axcore.ops.dispatch.kernel_op import KernelOp
-from axcore.ops.dispatch.kernel_result import ResultSpec, how_to_continue_without
-from axcore.ops.dispatch.plan import (
+from axcore.ops.dispatch import (
+    Call,
+    ChosenKernel,
+    KernelPolicy,
+    KernelPreference,
+    choose,
+    current_policy,
+    explain,
+    use_policy,
+)
+from axcore.ops.grouped_matmul.kernels import grouped_matmul_portable
+from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul
+from axcore.ops.op import KernelOp, ResultSpec, how_to_continue_without
+from axcore.ops.plan import (
+    BlockSizeEntry,
+    BlockSizeTable,
     KernelPlan,
     PlanRecording,
     choose_block_sizes,
+    power_of_two,
     recording_choices,
     recording_plan,
 )
-from axcore.ops.dispatch.policy import (
-    KernelPolicy,
-    KernelPreference,
-    current_policy,
-    use_policy,
-)
-from axcore.ops.dispatch.registry import explain
-from axcore.ops.grouped_matmul.api import grouped_matmul
-from axcore.ops.grouped_matmul.occupancy import occupancy_of, occupancy_scope
-from axcore.ops.grouped_matmul.portable import grouped_matmul_portable
-from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
-from axcore.ops.moved_bytes import moved_bytes_of, moved_bytes_scope
-from axcore.ops.quantized.dot import quantized_dot
-from axcore.ops.quantized.grouped import amax_of_groups, quantized_grouped_matmul
-from axcore.ops.quantized.quantize import amax_of
-from axcore.ops.quantized.types import (
+from axcore.ops.quantized.op import amax_of_groups, quantized_dot, quantized_grouped_matmul
+from axcore.ops.quantized.quantize import (
     Amaxes,
     MatmulSpec,
     Operands,
     Quantization,
     QuantizedArray,
     QuantizedDotSpec,
+    amax_of,
 )
 from axcore.ops.quantized.vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT, narrow_input
-from axcore.ops.residuals import ATTENTION_LSE, ATTENTION_OUT, named_heads
-from axcore.ops.rms_norm.api import rms_norm
-from axcore.ops.rms_norm.types import RmsNormInputs, RmsNormSpec
-from axcore.ops.rope.api import rope
-from axcore.ops.rope.types import RopeInputs, RopeSpec
+from axcore.ops.rms_norm.op import RmsNormInputs, RmsNormSpec, rms_norm
+from axcore.ops.rope.op import RopeInputs, RopeSpec, rope
 
 __all__ = [
     "ATTENTION_BACKWARD",

@@ -1,13 +1,18 @@
-"""Cutting an axis into blocks of equal size.
+"""Axes cut into blocks of equal size, and loops and branches that hardware may lack.
 
 Blocks are on a new leading axis, so that a loop takes one by a contiguous slice and no sharded
 axis is ever cut. The last block is padded with zeros.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import attrs
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+
+from axcore.ops.dispatch import current_policy
 
 
 @attrs.frozen
@@ -48,3 +53,48 @@ class Blocks:
         x = jnp.moveaxis(blocks, 0, axis)
         x = x.reshape(*x.shape[:axis], self.num * self.size, *x.shape[axis + 2 :])
         return jax.lax.slice_in_dim(x, 0, self.length, axis=axis)
+
+
+T = TypeVar("T")
+
+
+def branch(chosen: Array, first: Callable[[], T], second: Callable[[], T]) -> T:
+    """Return `first()` where `chosen`, else `second()`, computing only that one.
+
+    Where the policy's hardware cannot branch, both are computed and one is selected.
+    """
+    if current_policy().hardware.can_branch:
+        value: T = lax.cond(chosen, first, second)
+        return value
+    return _select(chosen, first(), second())
+
+
+def bounded_fori_loop(
+    start: Array, stop: Array, step: Callable[[Array, T], T], carry: T, *, most: int
+) -> T:
+    """Return the carry after `step(i, carry)` for each `start <= i < stop`.
+
+    Where the policy's hardware cannot branch, every `i` below `most` is computed, and the carry of
+    those outside is selected away.
+
+    Args:
+        start: The first.
+        stop: One more than the last; at most `most`.
+        step: From a number and the carry to the next carry.
+        carry: The first carry.
+        most: How many there are at most.
+    """
+    if current_policy().hardware.can_branch:
+        result: T = lax.fori_loop(start, stop, step, carry)
+        return result
+
+    def guarded(i: Array, carry: T) -> T:
+        return _select((start <= i) & (i < stop), step(i, carry), carry)
+
+    padded: T = lax.fori_loop(0, most, guarded, carry)
+    return padded
+
+
+def _select(chosen: Array, first: T, second: T) -> T:
+    selected: T = jax.tree.map(lambda a, b: jnp.where(chosen, a, b), first, second)
+    return selected

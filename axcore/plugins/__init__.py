@@ -13,13 +13,13 @@ from axcore.plugins.attribution import wrong_method_return as wrong_method_retur
 from axcore.plugins.compiler_options import wanted_compiler_options as wanted_compiler_options
 from axcore.plugins.environment_flags import set_environment_flags as set_environment_flags
 from axcore.plugins.environment_flags import wanted_flags as wanted_flags
-from axcore.plugins.findings import Finding as Finding
-from axcore.plugins.findings import Fix as Fix
 from axcore.plugins.host import PluginHost as PluginHost
 from axcore.plugins.host import load_host as load_host
 from axcore.plugins.host import plugin_host as plugin_host
 from axcore.plugins.plugin import Plugin as Plugin
 from axcore.plugins.records import *  # noqa: F403
+from axcore.plugins.records.runs import Finding as Finding
+from axcore.plugins.records.runs import Fix as Fix
 from axcore.registration.record import Record as Record
 from axcore.registration.ref import Ref as Ref
 

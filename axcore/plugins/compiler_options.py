@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from axcore.errors import PluginError
 from axcore.hardware.hardware import Hardware
 from axcore.plugins.host import plugin_host
-from axcore.plugins.records.compiler_options import CompilerOptions
+from axcore.plugins.records.hardware import CompilerOptions
 
 Option = str | bool | int | float
 

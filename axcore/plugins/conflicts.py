@@ -7,8 +7,7 @@ from axcore.config import name_the_known
 from axcore.errors import PluginError
 from axcore.plugins.plugin import Plugin
 from axcore.plugins.plugin_filter import BLOCK
-from axcore.plugins.records.kernel import Kernel
-from axcore.plugins.records.op import Op
+from axcore.plugins.records.kernels import Kernel, Op
 from axcore.registration.returns import CORE
 
 

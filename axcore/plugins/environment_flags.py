@@ -10,7 +10,7 @@ from axcore.errors import PluginError
 from axcore.hardware.families import HardwareFamily, first_present
 from axcore.hardware.hardware import UNKNOWN, Hardware
 from axcore.plugins.host import plugin_host
-from axcore.plugins.records.environment_flags import EnvironmentFlags
+from axcore.plugins.records.hardware import EnvironmentFlags
 
 _FLAGS = "a mapping from --flag to its value, as str"
 

@@ -108,7 +108,7 @@ def record(*, hook: str) -> Callable[[C], C]:
         @record(hook="fountains")
         @attrs.frozen(kw_only=True)
         class Fountain(Record):
-            \"""A fountain, in the file `axcore/plugins/records/fountain.py`.
+            \"""A fountain, in a file of `axcore/plugins/records/`.
 
             Args:
                 name: Shown in lists.

@@ -3,15 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+from axcore.checkpoint import Checkpointer
 from axcore.config import REQUIRED, config, evolve, field_names
+from axcore.data import ChatFiles, Data, DataLoader, PreferenceData, RatedChats
 from axcore.errors import CheckpointError, ConfigError
 from axcore.experiments.tiny import tiny
 from axcore.interop import HuggingFace, PublishedModel, WeightPlan, WeightSource
+from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.module import DTypes
-from axcore.runs.hugging_face import published_tokenizer
+from axcore.runs.export import published_tokenizer
 from axcore.runs.opening import is_published
 from axcore.runs.run import Run
 from axcore.runs.run_weights import RunWeights
+from axcore.tasks import DPO, KTO
+from axcore.trainer import Trainer
 
 STAND_IN = tiny().model
 """The model of an experiment whose base is not known yet."""
@@ -116,3 +121,46 @@ def _shared(source: BaseModel.Config, other: type) -> dict[str, Any]:
     return {
         name: getattr(source, name) for name in field_names(source) if name in field_names(other)
     }
+
+
+def sft() -> Trainer.Config:
+    """Returns the config of training on conversations; the base brings model and tokenizer."""
+    data = Data.Config(
+        source=ChatFiles.Config(),
+        seq_len=128,
+        batch_size=8,
+        packing="best_fit",
+        repacks_each_epoch=True,
+        validation_batches=32,
+    )
+    return _further(data, peak=1e-5)
+
+
+def dpo() -> Trainer.Config:
+    """Returns the config of training on pairs of answers; `--modify orpo` names another task."""
+    data = PreferenceData.Config(seq_len=128, batch_size=8, validation_batches=32)
+    return evolve(_further(data, peak=1e-6), task=DPO.Config())
+
+
+def kto() -> Trainer.Config:
+    """Returns the config of training on answers that were judged one by one."""
+    source = ChatFiles.Config(reads=RatedChats.Config())
+    data = PreferenceData.Config(source=source, seq_len=128, batch_size=8, validation_batches=32)
+    return evolve(_further(data, peak=1e-6), task=KTO.Config())
+
+
+def _further(data: DataLoader.Config, *, peak: float) -> Trainer.Config:
+    """Returns the config of training a base further, at a low rate."""
+    return Trainer.Config(
+        model=STAND_IN,
+        data=data,
+        learner=Learner.Config(
+            optimizer=AdamW.Config(weight_decay=0.0),
+            schedule=WarmupCosine.Config(peak=peak, warmup_steps=0.04),
+        ),
+        init_from=BaseModel.Config(),
+        max_steps=500,
+        eval_every_steps=100,
+        checkpoint=Checkpointer.Config(every_steps=100),
+        prompt="Hello",
+    )

@@ -1,12 +1,17 @@
-"""`Task`: what a trainer trains a model for."""
+"""`Task`: an objective around a model; `FrozenModel`: a second model, read and never trained."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from axcore.config import REQUIRED, config
+import attrs
+import jax
+from jaxtyping import Array
+
+from axcore.config import REQUIRED, Configurable, config
 from axcore.errors import ModuleError
-from axcore.module import BatchSpec, ModelFlops, Module
-from axcore.tasks.frozen_model import frozen_models
+from axcore.interop import WeightSource
+from axcore.module import BatchSpec, ModelFlops, Module, ParamSpec, functional
+from axcore.module.context import current_context
 
 
 class Task(Module):
@@ -60,3 +65,96 @@ class Task(Module):
     def kept_sources(self) -> Mapping[str, Callable[[Any], Any]]:
         """Returns what reads the weights of each frozen model."""
         return {name: one.read for name, one in frozen_models(self).items()}
+
+
+class FrozenModel(Configurable):
+    """A model beside the one that is trained, with weights of its own that never change.
+
+    A task assigns it in `setup`, `self.teacher = cfg.teacher.build()`, and calls it in `forward`,
+    `self.teacher("logits", tokens, info)`. Its weights are frozen leaves of the run's state, under
+    the attribute's name: they are split over the mesh by the trainer's rules, saved in checkpoints
+    and restored from them. Nothing that reads the run later sees them.
+    """
+
+    @config
+    class Config(Configurable.Config["FrozenModel"]):
+        """Describes a `FrozenModel`.
+
+        Args:
+            model: The model; need not be like the one that is trained.
+            init_from: Its weights. They are read when a run begins; one that resumes has them in
+                its checkpoint.
+        """
+
+        model: Module.Config = REQUIRED
+        init_from: WeightSource.Config = REQUIRED
+
+    def __init__(self, cfg: Config) -> None:
+        """Builds the model, and what reads its weights; reads nothing."""
+        super().__init__(cfg)
+        self.model: Module = cfg.model.build()
+        self._source: Any = cfg.init_from.build()
+        self._model_config = cfg.model
+
+    def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Returns what a method of the model returns, outside of training; no gradient.
+
+        Losses, summaries and updates of it are dropped.
+
+        Args:
+            method: `forward`, or a method marked with `@entry`.
+            *args: The method's own arguments.
+            **kwargs: Its own keyword arguments.
+
+        Raises:
+            ModuleError: It is no attribute of the task that runs.
+        """
+        context = current_context("calling a FrozenModel")
+        names = [name for name, one in frozen_models(context.module).items() if one is self]
+        if not names:
+            raise ModuleError(
+                f"a FrozenModel was called that is no attribute of the "
+                f"{type(context.module).__qualname__} that runs",
+                hint="assign it in the task's setup: self.teacher = cfg.teacher.build()",
+            )
+        state = jax.lax.stop_gradient(context.state[names[0]])
+        result, _ = functional(self.model, state, *args, method=method, **kwargs)
+        return jax.lax.stop_gradient(result)
+
+    def specs(self, name: str) -> dict[str, Any]:
+        """Returns the specs of its weights under a name of the state, marked as frozen."""
+
+        def frozen(spec: ParamSpec) -> ParamSpec:
+            # A buffer that its gradient overwrites would be, by that of nothing.
+            return attrs.evolve(
+                spec, path=(name, *spec.path), is_frozen=True, is_overwritten_by_gradient=False
+            )
+
+        specs: dict[str, Any] = jax.tree.map(frozen, self.model.param_specs(), is_leaf=_is_spec)
+        return specs
+
+    def random_state(self) -> dict[str, Array]:
+        """Returns weights of these shapes, for the programs that are traced before any are read."""
+        state: dict[str, Array] = self.model.init(0)
+        return state
+
+    def read(self, wanted: Any) -> Any:
+        """Returns its weights.
+
+        Args:
+            wanted: Their shapes, dtypes and shardings.
+
+        Raises:
+            ConfigError: They are another model's.
+            CheckpointError: They cannot be read.
+        """
+        return self._source.plan(self._model_config).read(wanted)
+
+
+def frozen_models(task: Module) -> dict[str, FrozenModel]:
+    """Returns the frozen models that a task has as attributes, by name."""
+    return {name: one for name, one in vars(task).items() if isinstance(one, FrozenModel)}
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, ParamSpec)

@@ -11,17 +11,17 @@ from axcore.errors import PluginError
 from axcore.ops import Call
 from axcore.ops.attention.blockwise import blockwise_backward
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES, AttentionTestCase
-from axcore.ops.attention.kernels import ATTENTION_OP, attention_call
-from axcore.ops.attention.reference import attention_reference
-from axcore.ops.cross_entropy.api import CROSS_ENTROPY_OP, cross_entropy_call
+from axcore.ops.attention.kernels import attention_reference
+from axcore.ops.attention.op import ATTENTION_OP, attention_call
+from axcore.ops.contract import only_shapes
 from axcore.ops.cross_entropy.contract import CROSS_ENTROPY_TEST_CASES, CrossEntropyTestCase
-from axcore.ops.cross_entropy.portable import cross_entropy_portable_backward
-from axcore.ops.cross_entropy.reference import (
+from axcore.ops.cross_entropy.kernels import (
+    cross_entropy_portable_backward,
     cross_entropy_reference,
     token_statistics_reference,
 )
-from axcore.ops.dispatch.case_numbers import only_shapes
-from axcore.ops.dispatch.kernel_op import KernelOp
+from axcore.ops.cross_entropy.op import CROSS_ENTROPY_OP, cross_entropy_call
+from axcore.ops.op import KernelOp
 from axcore.plugins import Kernel, Op, plugin_host
 
 __all__ = [

@@ -4,10 +4,14 @@ from typing import Any
 
 from jax import Array, lax
 
-from axcore.ops.decode.api import DECODE_ATTENTION_OP, decode_call
-from axcore.ops.decode.contract import DECODE_TEST_CASES, DecodeTestCase
-from axcore.ops.decode.reference import decode_attention_reference
-from axcore.ops.decode.types import DecodeInputs, DecodeSpec
+from axcore.ops.decode_attention.contract import DECODE_TEST_CASES, DecodeTestCase
+from axcore.ops.decode_attention.kernels import decode_attention_reference
+from axcore.ops.decode_attention.op import (
+    DECODE_ATTENTION_OP,
+    DecodeInputs,
+    DecodeSpec,
+    decode_call,
+)
 from axcore.testing.contracts import Case, OpContract
 
 __all__ = ["DECODE_ATTENTION", "DecodeTestCase", "decode_case"]

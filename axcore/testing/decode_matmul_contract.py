@@ -4,10 +4,14 @@ from typing import Any
 
 from jax import Array, lax
 
-from axcore.ops.decode_matmul.api import DECODE_MATMUL_OP, decode_matmul_call
 from axcore.ops.decode_matmul.contract import DECODE_MATMUL_TEST_CASES, DecodeMatmulTestCase
-from axcore.ops.decode_matmul.reference import decode_matmul_reference
-from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
+from axcore.ops.decode_matmul.kernels import decode_matmul_reference
+from axcore.ops.decode_matmul.op import (
+    DECODE_MATMUL_OP,
+    DecodeMatmulInputs,
+    DecodeMatmulSpec,
+    decode_matmul_call,
+)
 from axcore.testing.contracts import Case, OpContract
 
 __all__ = ["DECODE_MATMUL", "DecodeMatmulTestCase", "decode_matmul_case"]

@@ -1,9 +1,11 @@
 """What `grouped_matmul` promises: its contract, for kernels of it."""
 
-from axcore.ops.grouped_matmul.api import GROUPED_MATMUL_OP, grouped_matmul_call
 from axcore.ops.grouped_matmul.contract import GROUPED_MATMUL_TEST_CASES, GroupedMatmulTestCase
-from axcore.ops.grouped_matmul.portable import grouped_matmul_portable_backward
-from axcore.ops.grouped_matmul.reference import grouped_matmul_reference
+from axcore.ops.grouped_matmul.kernels import (
+    grouped_matmul_portable_backward,
+    grouped_matmul_reference,
+)
+from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP, grouped_matmul_call
 from axcore.testing.contracts import Case, OpContract, backward_contract
 
 __all__ = [

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 from axcore.ops import Call
-from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.contract import TOLERANCES, relative_error
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, HardwareFamily, Kernel, plugin_host
 from axcore.registration.record import Record

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from axcore.ops.dispatch.call import Call
-from axcore.ops.quantized.calls import matmul_calls
+from axcore.ops.dispatch import Call
 from axcore.ops.quantized.contract import QUANTIZED_DOT_TEST_CASES
-from axcore.ops.quantized.dot import QUANTIZED_DOT_OP
 from axcore.ops.quantized.kernels import emulated_matmul
-from axcore.ops.quantized.types import MATMULS, QuantizedDotSpec
+from axcore.ops.quantized.op import QUANTIZED_DOT_OP, matmul_calls
+from axcore.ops.quantized.quantize import MATMULS, QuantizedDotSpec
 from axcore.ops.quantized.vjp import quantized_custom_vjp
 from axcore.testing.contracts import Case, OpContract
 

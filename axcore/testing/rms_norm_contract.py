@@ -1,9 +1,8 @@
 """What `rms_norm` promises: its contract, for kernels of it."""
 
-from axcore.ops.rms_norm.api import RMS_NORM_OP, rms_norm_call
 from axcore.ops.rms_norm.contract import RMS_NORM_TEST_CASES, RmsNormTestCase
-from axcore.ops.rms_norm.portable import rms_norm_portable_backward
-from axcore.ops.rms_norm.reference import rms_norm_reference
+from axcore.ops.rms_norm.kernels import rms_norm_portable_backward, rms_norm_reference
+from axcore.ops.rms_norm.op import RMS_NORM_OP, rms_norm_call
 from axcore.testing.contracts import Case, OpContract, backward_contract
 
 __all__ = ["RMS_NORM", "RMS_NORM_BACKWARD", "RmsNormTestCase", "rms_norm_case"]

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from axcore.ops.rope.api import ROPE_OP, rope_call
 from axcore.ops.rope.contract import ROPE_TEST_CASES, RopeTestCase
-from axcore.ops.rope.reference import rope_reference
-from axcore.ops.rope.types import RopeInputs, RopeSpec
-from axcore.ops.rope.vjp import rope_custom_vjp
+from axcore.ops.rope.kernels import rope_reference
+from axcore.ops.rope.op import ROPE_OP, RopeInputs, RopeSpec, rope_call, rope_custom_vjp
 from axcore.testing.contracts import Case, OpContract
 
 __all__ = ["ROPE", "RopeTestCase", "rope_case"]

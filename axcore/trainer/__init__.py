@@ -12,12 +12,10 @@ from axcore.trainer.callbacks.events import (
     StepsDone,
 )
 from axcore.trainer.callbacks.writers import Writer
-from axcore.trainer.early_stopping import EarlyStopping
-from axcore.trainer.guards import Guard, RollBack
-from axcore.trainer.kept_steps import KeptSteps
+from axcore.trainer.compile import KeptSteps
+from axcore.trainer.guards import EarlyStopping, Guard, RollBack, SpikeRollback
 from axcore.trainer.loop import TrainResult
 from axcore.trainer.resolve import ResolvedChange, ResolvedConfig, resolve, with_base_model
-from axcore.trainer.spike_rollback import SpikeRollback
 from axcore.trainer.trainer import Trainer
 
 __all__ = [

@@ -1,14 +1,23 @@
-"""`Guard`: looks at a run between steps and may answer, where an observer only watches.
+"""`Guard`: looks at a run between steps and may act on it, where an observer only watches.
 
 A guard may change the batch of the next step or the state after a step, end the run with an error,
-or raise `RollBack`, or give a reason to stop. Nothing of a guard runs inside the compiled step.
+request a rollback (raise `RollBack`), or give a reason to stop. Nothing of a guard runs inside the
+compiled step. `EarlyStopping` and `SpikeRollback` are the core's own.
 """
 
+import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from axcore.config import Configurable, config
+import numpy as np
+
+from axcore.config import Configurable, NonNegativeFloat, PositiveFloat, PositiveInt, config
+from axcore.distributed import broadcast_object
+from axcore.errors import ConfigError
+from axcore.trainer.callbacks.metrics import METRICS_NAME
+from axcore.trainer.run_directory.json_lines import read_json_lines
 from axcore.trainer.step import TrainState
 
 if TYPE_CHECKING:
@@ -142,3 +151,135 @@ class Guards(Guard):
         """Shows the state to every guard."""
         for guard in self._guards:
             guard.on_save(step, state)
+
+
+class EarlyStopping(Guard):
+    """Ends training once a metric of the validation data has not improved for some evaluations.
+
+    The run is complete then, and its last state is saved. What was measured before a run was
+    interrupted is read from its `metrics.jsonl`, so that a run that resumes stops at the same step.
+    """
+
+    @config
+    class Config(Guard.Config):
+        """Describes an `EarlyStopping`.
+
+        Args:
+            metric: Its name in the `validation` lines of `metrics.jsonl`.
+            goal: Whether a smaller or a larger value is better.
+            patience: How many evaluations in a row may bring no improvement.
+            min_improvement: By how much the best value so far must be surpassed.
+        """
+
+        metric: str = "loss"
+        goal: Literal["min", "max"] = "min"
+        patience: PositiveInt = 3
+        min_improvement: NonNegativeFloat = 0.0
+
+    def on_start(self, trainer: Any, directory: Path) -> None:
+        """Reads what was measured before.
+
+        Raises:
+            ConfigError: There is no validation data.
+        """
+        if next(iter(trainer.data.validation()), None) is None:
+            raise ConfigError(
+                "early stopping needs validation data, and there is none",
+                where="guards",
+                hint="--set data.validation_fraction=0.1, or take the guard out",
+            )
+        name = self.config.metric
+        found: dict[str, Any] = broadcast_object(
+            "reading validation metrics",
+            lambda: {
+                str(line["step"]): str(line[name])
+                for line in read_json_lines(directory / METRICS_NAME)
+                if line.get("split") == "validation" and name in line
+            },
+        )
+        self._values = {int(step): float(value) for step, value in found.items()}
+
+    def on_validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keeps the metric.
+
+        Raises:
+            ConfigError: There is no such metric.
+        """
+        name = self.config.metric
+        if name not in metrics:
+            raise ConfigError(
+                f"the validation metrics have no {name!r}; they are {', '.join(metrics)}",
+                where="guards.metric",
+                hint="set it to one of these",
+            )
+        self._values[step] = metrics[name]
+
+    def reason_to_stop(self, step: int) -> str:
+        """Returns which value of which step was not surpassed for how long."""
+        cfg = self.config
+        if max(self._values, default=0) > step:  # a run that went back evaluates later steps again
+            self._values = {one: value for one, value in self._values.items() if one <= step}
+        if step not in self._values:
+            return ""
+        best, best_step, num_worse = math.inf, step, 0
+        sign = 1 if cfg.goal == "min" else -1
+        for one in sorted(self._values):
+            value = sign * self._values[one]
+            if value < best - cfg.min_improvement:  # not so where it is nan
+                best, best_step, num_worse = value, one, 0
+            else:
+                num_worse += 1
+        if num_worse < cfg.patience:
+            return ""
+        evaluations = "evaluation" if num_worse == 1 else f"{num_worse} evaluations"
+        return (
+            f"{cfg.metric} was {sign * best:.6g} at step {best_step}, and not better in the "
+            f"{evaluations} since"
+        )
+
+
+class SpikeRollback(Guard):
+    """Rolls back where the loss of a log line is far above those before it.
+
+    It judges no line before its window is full, and none whose loss is not finite: such steps
+    changed nothing. `Learner.Config.skip_spikes` looks at single steps
+    instead, and takes none back.
+    """
+
+    @config
+    class Config(Guard.Config):
+        """Describes a `SpikeRollback`.
+
+        Args:
+            sigmas: Standard deviations above the mean of the window from which a loss is a spike.
+            window: Log lines that the mean is taken over.
+            steps: How many steps to undo at least.
+        """
+
+        sigmas: PositiveFloat = 6.0
+        window: PositiveInt = 20
+        steps: PositiveInt = 100
+
+    def on_start(self, trainer: Any, directory: Path) -> None:
+        """Begins with an empty window."""
+        self._losses: deque[float] = deque(maxlen=self.config.window)
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Compares the loss of a log line with those before it.
+
+        Raises:
+            RollBack: It is a spike.
+        """
+        cfg, loss = self.config, metrics["loss"]
+        if not np.isfinite(loss):
+            return
+        if len(self._losses) == cfg.window:
+            mean, deviation = float(np.mean(self._losses)), float(np.std(self._losses))
+            if loss > mean + cfg.sigmas * deviation:
+                raise RollBack(
+                    f"the loss {loss:.4g} at step {step} is more than {cfg.sigmas:g} standard "
+                    f"deviations ({deviation:.2g}) above the mean {mean:.4g} of the last "
+                    f"{cfg.window} log lines",
+                    steps=cfg.steps,
+                )
+        self._losses.append(loss)

@@ -31,23 +31,23 @@ from axcore.trainer.callbacks.events import (
     RunStarted,
     StepsDone,
 )
-from axcore.trainer.callbacks.memory_metrics import memory_metrics
-from axcore.trainer.callbacks.metrics import LossWindow, summary_metrics
+from axcore.trainer.callbacks.metrics import LossWindow, memory_metrics, summary_metrics
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.flipped_values import FlippedValues
 from axcore.trainer.guards import Guards, RollBack
+from axcore.trainer.recovery import Rollbacks, SkippedSteps
 from axcore.trainer.reference_steps import suspects
-from axcore.trainer.rollbacks import Rollbacks
-from axcore.trainer.run_directory.directory import check_is_there
-from axcore.trainer.run_directory.first_batch import keep_first_batch
-from axcore.trainer.run_directory.run_history import describe_kernels, record_run_start
-from axcore.trainer.run_directory.run_lock import LockedRun
+from axcore.trainer.run_directory.directory import LockedRun, check_is_there
+from axcore.trainer.run_directory.run_history import (
+    describe_kernels,
+    keep_first_batch,
+    record_run_start,
+)
 from axcore.trainer.run_directory.saved_steps import (
     check_saved_steps,
     record_saved_step,
     recorded_rewinds,
 )
-from axcore.trainer.skipped_steps import SkippedSteps
 from axcore.trainer.step import StepMetrics, TrainState
 from axcore.trainer.stop_signals import TERMINATED, StopSignals
 from axcore.whole_files import write_whole

@@ -16,7 +16,7 @@ from axcore.distributed import process_count
 from axcore.errors import ConfigError, KernelError
 from axcore.ops import Difference, KernelComparison, comparing_kernels, how_to_continue_without
 from axcore.plugins import Kernel, wanted_compiler_options
-from axcore.trainer.rollbacks import Rollbacks
+from axcore.trainer.recovery import Rollbacks
 
 if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from axcore.errors import ModuleError
 from axcore.learner import Learner
@@ -28,11 +28,14 @@ from axcore.module import (
     merge_outputs,
     split_microbatches,
 )
+from axcore.module.param import Stacked
+from axcore.module.rng import format_path
 from axcore.plugins import of_plugin
-from axcore.trainer.gradient_norms import GradientNorms
-from axcore.trainer.group_losses import losses_of_groups, parts_of_groups, without_groups
+from axcore.trainer.callbacks.metrics import summary_metrics
 
 Batch = Mapping[str, Array]
+
+
 GradientSplit = Callable[[Any, Any], Any]
 """`(gradients, specs) -> gradients`: the same numbers, split over devices."""
 
@@ -69,6 +72,83 @@ class StepMetrics(NamedTuple):
     gradient_norms: dict[str, Array]
     is_finite: Array
     is_kept: Array
+
+
+PREFIX = "gradient_norm/"
+
+
+_TOP = 2
+"""How many names the path of a module that is in no layer has at most."""
+
+
+class GradientNorms:
+    """Measures gradients at some steps; at none where `every_steps` is 0.
+
+    Args:
+        specs: Of all that the step's state holds; what is not trained has no gradient.
+        every_steps: Steps from one measurement to the next.
+    """
+
+    def __init__(self, specs: Any, every_steps: int) -> None:
+        self.every_steps = every_steps
+        leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+        trained = [spec for spec in leaves if spec.is_trainable]
+        self._groups = [_group_of(spec) for spec in trained] if every_steps else []
+
+    def __call__(self, gradients: Any, step: Array) -> dict[str, Float[Array, "..."]]:
+        """Returns the norms of gradients, an array over layers where those are stacked.
+
+        They are zeros at a step that is not measured, which costs nothing.
+        """
+        if not self.every_steps:
+            return {}
+        leaves = jax.tree.leaves(gradients)
+        is_due = step % self.every_steps == 0
+        norms: dict[str, Array] = jax.lax.cond(is_due, self._norms, self._zeros, leaves)
+        return norms
+
+    def metrics(self, step: int, norms: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the metrics of a step's norms; none of a step that is not measured."""
+        if not self.every_steps or step % self.every_steps:
+            return {}
+        return summary_metrics(norms)
+
+    def _norms(self, leaves: list[Array]) -> dict[str, Array]:
+        squares: dict[str, Array] = {}
+        for (name, num_stacked), leaf in zip(self._groups, leaves, strict=True):
+            wide = leaf.astype(jnp.float32)
+            found = jnp.sum(wide * wide, axis=tuple(range(num_stacked, leaf.ndim)))
+            squares[name] = found + squares[name] if name in squares else found
+        return {name: jnp.sqrt(found) for name, found in squares.items()}
+
+    def _zeros(self, leaves: list[Array]) -> dict[str, Array]:
+        return {
+            name: jnp.zeros(leaf.shape[:num_stacked])
+            for (name, num_stacked), leaf in zip(self._groups, leaves, strict=True)
+        }
+
+
+def _group_of(spec: ParamSpec) -> tuple[str, int]:
+    """Returns the metric that a gradient counts for, and over how many dimensions of stacks."""
+    within = _steps_of_layer(spec.path) or min(_TOP, len(spec.path) - 1)
+    layer = spec.path[:within]
+    name = format_path(tuple(step for step in layer if not isinstance(step, Stacked)))
+    return PREFIX + name, sum(len(step.shape) for step in layer if isinstance(step, Stacked))
+
+
+def _steps_of_layer(path: tuple[str | int | Stacked, ...]) -> int:
+    """Returns how many steps of a path lead to a layer; 0 where there is none.
+
+    A layer is what the first number of the path counts. Where layers alternate, the number in the
+    period comes right after; what a layer itself holds many of, as experts, is a part of it.
+    """
+    places = [place for place, step in enumerate(path) if not isinstance(step, str)]
+    end = 0
+    for place in places:
+        if end and place > end + 1:
+            break
+        end = place + 1
+    return end
 
 
 class TrainStep:
@@ -309,3 +389,41 @@ def _merged(new: Any, state: Any, specs: Any) -> Any:
 
 def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, ParamSpec)
+
+
+def without_groups(batch: Any, groups: LossGroups | None) -> Any:
+    """Returns what a model reads of a batch."""
+    if groups is None:
+        return batch
+    return {name: array for name, array in batch.items() if name != groups.array}
+
+
+def parts_of_groups(
+    batch: Batch, gradient_BT: Float[Array, "batch time"], groups: LossGroups
+) -> tuple[Float[Array, " groups"], Float[Array, " groups"]]:
+    """Returns what each group adds to the loss that is minimised, and its weight; both add up.
+
+    Args:
+        batch: A batch or a part of one.
+        gradient_BT: Of the loss of the whole batch, by the weights of the tokens.
+        groups: Which rows are of which group.
+    """
+    weights_BT = batch[groups.weights].astype(jnp.float32)
+    losses_BT = jnp.where(weights_BT != 0, weights_BT * gradient_BT.astype(jnp.float32), 0)
+    is_of_BS = jax.nn.one_hot(batch[groups.array], len(groups.names), dtype=jnp.float32)
+    parts = (jnp.sum(rows, axis=1) @ is_of_BS for rows in (losses_BT, weights_BT))
+    loss_S, weight_S = parts
+    return loss_S, weight_S
+
+
+def losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
+    """Returns sums and weights `[groups]` of a whole batch; None where there are no groups."""
+    if parts is None:
+        return None
+    loss_S, weight_S = parts
+    return Loss(loss_S * jnp.sum(weight_S), weight_S)
+
+
+def task_of(cfg: Any) -> Any:
+    """Returns the module that adds a trainer's losses."""
+    return cfg.model.build() if cfg.task is None else cfg.task.build(model=cfg.model)

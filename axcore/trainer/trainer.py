@@ -27,8 +27,6 @@ from axcore.module import Module
 from axcore.ops import KernelPlan, KernelPreference
 from axcore.parallel import ACTIVATION_RULES, PARAM_RULES, ContextParallelism, make_mesh
 from axcore.plugins import Hardware, MeshRule, attributed, plugin_host, wrong_method_return
-from axcore.trainer.axis_checks import check_mesh_is_used, check_sharding_rules
-from axcore.trainer.batch_sharding import BatchSharding
 from axcore.trainer.callbacks.events import Observer, Observers
 from axcore.trainer.callbacks.metrics import LossMeter
 from axcore.trainer.callbacks.observers import named_observers
@@ -37,21 +35,21 @@ from axcore.trainer.checks import (
     check_gradient_norms,
     check_kernel_names,
     check_libraries,
+    check_mesh_is_used,
     check_micro_batches,
+    check_quantization_schemes,
+    check_sharding_rules,
     check_writers_and_observers,
 )
-from axcore.trainer.compile import StepCompiler
+from axcore.trainer.compile import KeptSteps, StepCompiler
 from axcore.trainer.guards import Guard, Guards
-from axcore.trainer.kept_steps import KeptSteps
 from axcore.trainer.loop import TrainLoop, TrainResult
-from axcore.trainer.quantization_checks import check_quantization_schemes
 from axcore.trainer.resolve import ResolvedConfig, check_is_resolved, resolve
-from axcore.trainer.run_directory.consistency_check import check_processes_agree
-from axcore.trainer.run_directory.run_lock import locked_run_directory
+from axcore.trainer.run_directory.directory import locked_run_directory
+from axcore.trainer.run_directory.identity import check_processes_agree
 from axcore.trainer.run_directory.saved_steps import check_max_steps
-from axcore.trainer.state_shardings import gradient_split
-from axcore.trainer.step import TrainState, TrainStep
-from axcore.trainer.task import task_of
+from axcore.trainer.shardings import BatchSharding, gradient_split
+from axcore.trainer.step import TrainState, TrainStep, task_of
 
 
 class Trainer(Configurable):

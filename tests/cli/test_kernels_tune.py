@@ -8,7 +8,7 @@ import pytest
 
 from axcore.cli.kernels_tune import _kernel, tune_kernel
 from axcore.errors import KernelError
-from axcore.ops.grouped_matmul.portable import BLOCK_SIZES, RowTiles
+from axcore.ops.grouped_matmul.kernels import BLOCK_SIZES, RowTiles
 from axcore.plugins import Hardware, Ref
 from axcore.testing import grouped_matmul_contract
 
@@ -63,7 +63,7 @@ def test_candidates_that_do_not_compile_are_shown_with_the_reason(
 ):
     broken = attrs.evolve(BLOCK_SIZES, candidates=lambda call, hardware: [RowTiles(0)])
     module = sys.modules[
-        "axcore.ops.grouped_matmul.portable"
+        "axcore.ops.grouped_matmul.kernels"
     ]  # axcore.ops has a function of the name
     monkeypatch.setattr(module, "BLOCK_SIZES", broken)
     tune(tmp_path / "table.json", names=("even",))

@@ -8,7 +8,7 @@ import pytest
 from quick_flags import quick_environment
 
 from axcore.cli.main import main
-from axcore.cli.terminal_text import escape_control_characters
+from axcore.cli.options import escape_control_characters
 from axcore.runs import export_run, load_run
 
 TINY = [

@@ -25,7 +25,7 @@ WITH_READERS_OF_THEIR_OWN = {
     "sandbox/confine.py": "it runs where axcore cannot be imported",
     "sandbox/exchange.py": "it runs where axcore cannot be imported, with limits of its own",
     "sandbox/programs.py": "it reads verdicts of its own process of checks",
-    "ops/dispatch/block_sizes.py": "tables that `axcore kernels tune` writes",
+    "ops/plan.py": "tables that `axcore kernels tune` writes",
     "serving/tools.py": "what the model itself wrote, of which a call may be the beginning",
 }
 

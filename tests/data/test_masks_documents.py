@@ -8,7 +8,7 @@ from axcore.config import evolve
 from axcore.data import Data
 from axcore.data.concatenation import Concatenated
 from axcore.data.packing import PackedRows, TokenStore
-from axcore.experiments.llama2 import llama2_7b
+from axcore.experiments.pretraining import llama2_7b
 from axcore.models import transformer
 from axcore.module import functional
 from axcore.ops import recording_choices

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fresh_environment import FreshEnvironment
 
-from axcore.cli.plugin_files import KINDS, NewPlugin
+from axcore.cli.plugins import KINDS, NewPlugin
 from axcore.errors import PluginError
 from axcore.plugins.records import Hooks
 

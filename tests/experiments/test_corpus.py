@@ -6,9 +6,9 @@ import jax
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from axcore.cli.experiment import load_experiment
 from axcore.config import evolve
 from axcore.errors import ConfigError
+from axcore.experiments.named import load_experiment
 from axcore.models import llama2
 from axcore.testing import trainer_on
 

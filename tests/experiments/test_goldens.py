@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from axcore.cli.experiment import load_experiment, load_resolved
 from axcore.config import check_golden, from_json, to_json
+from axcore.experiments.named import load_experiment, load_resolved
 from axcore.plugins import Experiment, Hardware, plugin_host
 
 GOLDENS = Path(__file__).with_name("goldens")

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from axcore.cli.experiment import load_experiment
 from axcore.config import evolve
+from axcore.experiments.named import load_experiment
 from axcore.ops import recording_choices
 from axcore.plugins import Experiment, Hardware, plugin_host
 from axcore.trainer import Trainer, resolve

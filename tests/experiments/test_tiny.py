@@ -1,12 +1,16 @@
 """`tiny` at toy size: it learns, and so does what a swap of every feed-forward makes of it."""
 
+import jax
 import pytest
 
-from axcore.config import find_config, replace_config, update_config
+from axcore.config import evolve, find_config, replace_config, update_config
+from axcore.experiments.named import load_resolved
 from axcore.experiments.tiny import tiny
 from axcore.layers import FeedForward, PlainFeedForward, ScannedLayers, Stack
 from axcore.module import count_params
+from axcore.plugins import Hardware
 from axcore.testing import trainer_on
+from axcore.trainer import Trainer
 
 
 def at_toy_size(cfg):
@@ -80,3 +84,19 @@ def text_of_python(tmp_path_factory):
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:20]:
         (folder / path.name).write_bytes(path.read_bytes())
     return TextFiles.Config(folder=str(folder), glob="*.py", on_bad_file="skip")
+
+
+def nbytes(tree):
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.slow
+def test_llama3_8b_on_one_gpu_has_four_bytes_a_parameter_and_two_of_optimizer_state():
+    resolved = load_resolved("llama3-8b", hardware=Hardware.parse("gpu-h200-1"))
+    cfg = evolve(resolved.config, data=resolved.config.data.for_shapes())
+    trainer = Trainer(evolve(resolved, config=cfg), devices=jax.devices()[:1])
+    state = trainer.compiler.abstract_state()
+    num_params = count_params(trainer.model.param_specs())
+    assert num_params == 8_030_261_248
+    assert nbytes(state.model) == 4 * num_params
+    assert nbytes(state.opt_state) == pytest.approx(2 * num_params, rel=0.005)

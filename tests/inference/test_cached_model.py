@@ -16,7 +16,7 @@ from axcore.layers import continued_rows
 from axcore.models import transformer
 from axcore.module import functional
 from axcore.ops import KernelPolicy, use_policy
-from axcore.ops.decode_matmul.portable import HOST_PARTS
+from axcore.ops.decode_matmul.kernels import HOST_PARTS
 
 
 def test_a_model_that_keeps_nothing_does_not_go_on_from_earlier_tokens():

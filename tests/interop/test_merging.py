@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from numpy_state import numpy_state
 from safetensors.numpy import load_file, save_file
 
-from axcore.cli.merge import merge
+from axcore.cli.convert import merge
 from axcore.config import evolve
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import from_hugging_face, to_hugging_face

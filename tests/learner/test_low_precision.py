@@ -18,7 +18,7 @@ from axcore.learner import (
     LowPrecisionState,
     Muon,
 )
-from axcore.learner.state_formats import Bfloat16, Int8Rows, round_to_bfloat16
+from axcore.learner.low_precision import Bfloat16, Int8Rows, round_to_bfloat16
 from axcore.module import Module, Param
 from axcore.parallel import PARAM_RULES, make_mesh, param_shardings, shardings_like
 

@@ -10,13 +10,10 @@ import pytest
 from axcore.aot.hlo.program import parse_program
 from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES
-from axcore.ops.attention.dense import attention_dense
-from axcore.ops.attention.dropout import dropout_seeds
-from axcore.ops.attention.portable import attention_portable
-from axcore.ops.attention.reference import attention_reference
-from axcore.ops.attention.types import AttentionInputs, AttentionSpec
-from axcore.ops.attention.vjp import attention_custom_vjp
-from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.attention.kernels import attention_dense, attention_portable, attention_reference
+from axcore.ops.attention.mask import dropout_seeds
+from axcore.ops.attention.op import AttentionInputs, AttentionSpec, attention_custom_vjp
+from axcore.ops.contract import TOLERANCES, relative_error
 
 blockwise = partial(
     attention_custom_vjp,

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from axcore.ops import attention
 from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
-from axcore.ops.attention.dense import attention_dense
-from axcore.ops.attention.reference import attention_reference
-from axcore.ops.attention.types import AttentionInputs, AttentionSpec
-from axcore.ops.attention.vjp import attention_custom_vjp
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.attention.kernels import attention_dense, attention_reference
+from axcore.ops.attention.op import AttentionInputs, AttentionSpec, attention_custom_vjp
+from axcore.ops.contract import relative_error
 
 LENGTH = 20
 IMPLEMENTATIONS = {

@@ -16,7 +16,7 @@ from axcore.ops import (
     recording_plan,
     use_policy,
 )
-from axcore.ops.dispatch.block_sizes import power_of_two, write_rows
+from axcore.ops.plan import power_of_two, write_rows
 from axcore.plugins import Hardware
 
 CALL = Call(op="fft", shapes=(("x", (8, 3000)),), dtypes=(("x", "float32"),))
@@ -130,7 +130,7 @@ def test_sizes_are_rounded_up_to_powers_of_two(size, bucket):
 @pytest.mark.slow
 def test_portable_grouped_product_is_the_same_for_all_its_block_sizes():
     from axcore.ops import GroupedMatmulInputs
-    from axcore.ops.grouped_matmul.portable import BLOCK_SIZES, RowTiles, grouped_matmul_portable
+    from axcore.ops.grouped_matmul.kernels import BLOCK_SIZES, RowTiles, grouped_matmul_portable
 
     x, w = jnp.ones((40, 8)), jnp.arange(24.0).reshape(3, 8, 1)
     inputs = GroupedMatmulInputs(x, w, jnp.array([20, 0, 20]))

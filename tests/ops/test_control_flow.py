@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from axcore.ops import KernelPolicy, use_policy
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.contract import relative_error
 from axcore.plugins import Hardware, Kernel, plugin_host
 from axcore.testing.contracts import contract_of, functions_of
 

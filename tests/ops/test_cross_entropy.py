@@ -10,11 +10,10 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import cross_entropy, cross_entropy_sums
-from axcore.ops.cross_entropy import portable
+from axcore.ops.contract import TOLERANCES, relative_error
+from axcore.ops.cross_entropy import kernels
 from axcore.ops.cross_entropy.contract import CROSS_ENTROPY_TEST_CASES
-from axcore.ops.cross_entropy.portable import cross_entropy_portable
-from axcore.ops.cross_entropy.reference import cross_entropy_reference
-from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.cross_entropy.kernels import cross_entropy_portable, cross_entropy_reference
 
 SAMPLES = {sample.name: sample for sample in CROSS_ENTROPY_TEST_CASES}
 CASES = [(name, "float32") for name in SAMPLES] + [("plain", "bfloat16"), ("tied", "bfloat16")]
@@ -37,8 +36,8 @@ def run(function, inputs, spec):
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 @pytest.mark.quick_one_in(8)
 def test_any_number_of_chunks_equals_the_reference(monkeypatch, name, dtype, max_chunks):
-    monkeypatch.setattr(portable, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(portable, "MAX_CHUNKS", max_chunks)
+    monkeypatch.setattr(kernels, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(kernels, "MAX_CHUNKS", max_chunks)
     inputs, spec = SAMPLES[name].make(dtype)
     sums, gradients = run(cross_entropy_reference, inputs, spec)
     got_sums, got_gradients = run(cross_entropy_portable, inputs, spec)

@@ -9,11 +9,15 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import attention, decode_attention
-from axcore.ops.decode.api import decode_call
-from axcore.ops.decode.contract import DECODE_TEST_CASES, DecodeTestCase
-from axcore.ops.decode.portable import BLOCK_SIZES, KeyBlock, decode_attention_portable
-from axcore.ops.decode.reference import decode_attention_reference
-from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.contract import TOLERANCES, relative_error
+from axcore.ops.decode_attention.contract import DECODE_TEST_CASES, DecodeTestCase
+from axcore.ops.decode_attention.kernels import (
+    BLOCK_SIZES,
+    KeyBlock,
+    decode_attention_portable,
+    decode_attention_reference,
+)
+from axcore.ops.decode_attention.op import decode_call
 from axcore.plugins import Hardware
 
 SAMPLES = {sample.name: sample for sample in DECODE_TEST_CASES}

@@ -10,10 +10,9 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import KernelPolicy, decode_matmul, in_panels, packed_int4, use_policy
+from axcore.ops.contract import TOLERANCES, relative_error
 from axcore.ops.decode_matmul.contract import DECODE_MATMUL_TEST_CASES
-from axcore.ops.decode_matmul.portable import decode_matmul_portable
-from axcore.ops.decode_matmul.reference import decode_matmul_reference
-from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.decode_matmul.kernels import decode_matmul_portable, decode_matmul_reference
 from axcore.plugins import Hardware
 
 SAMPLES = {sample.name: sample for sample in DECODE_MATMUL_TEST_CASES}

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 
 from axcore.errors import KernelError
 from axcore.ops import grouped_matmul
-from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.contract import TOLERANCES, relative_error
 from axcore.ops.grouped_matmul.contract import GROUPED_MATMUL_TEST_CASES
-from axcore.ops.grouped_matmul.layout import block_size
-from axcore.ops.grouped_matmul.portable import (
+from axcore.ops.grouped_matmul.kernels import (
+    block_size,
     grouped_matmul_portable,
     grouped_matmul_portable_backward,
+    grouped_matmul_reference,
 )
-from axcore.ops.grouped_matmul.reference import grouped_matmul_reference
-from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
-from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
+from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_custom_vjp
 
 SAMPLES = {sample.name: sample for sample in GROUPED_MATMUL_TEST_CASES}
 

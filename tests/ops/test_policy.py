@@ -19,8 +19,8 @@ from axcore.ops import (
     use_policy,
 )
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES
-from axcore.ops.attention.kernels import attention_call
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.attention.op import attention_call
+from axcore.ops.contract import relative_error
 from axcore.plugins import Hardware
 
 CPU = Hardware(family="cpu")

@@ -17,7 +17,7 @@ from axcore.ops import (
     quantized_grouped_matmul,
     use_policy,
 )
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.contract import relative_error
 from axcore.ops.quantized.contract import FLOAT8, INT8
 from axcore.plugins import Hardware
 

@@ -18,23 +18,23 @@ from hypothesis import strategies as st
 from kernel_blocks import in_blocks
 
 from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
-from axcore.ops.attention.dense import attention_dense
-from axcore.ops.attention.reference import attention_reference
-from axcore.ops.attention.types import AttentionInputs, AttentionSpec
-from axcore.ops.attention.vjp import attention_custom_vjp
-from axcore.ops.cross_entropy.portable import cross_entropy_portable
-from axcore.ops.cross_entropy.reference import cross_entropy_reference
-from axcore.ops.cross_entropy.types import CrossEntropyInputs, CrossEntropySpec
-from axcore.ops.decode.portable import BLOCK_SIZES, KeyBlock, decode_attention_portable
-from axcore.ops.decode.reference import decode_attention_reference
-from axcore.ops.decode.types import DecodeInputs, DecodeSpec
-from axcore.ops.grouped_matmul.portable import (
+from axcore.ops.attention.kernels import attention_dense, attention_reference
+from axcore.ops.attention.op import AttentionInputs, AttentionSpec, attention_custom_vjp
+from axcore.ops.cross_entropy.kernels import cross_entropy_portable, cross_entropy_reference
+from axcore.ops.cross_entropy.sharding import CrossEntropyInputs, CrossEntropySpec
+from axcore.ops.decode_attention.kernels import (
+    BLOCK_SIZES,
+    KeyBlock,
+    decode_attention_portable,
+    decode_attention_reference,
+)
+from axcore.ops.decode_attention.op import DecodeInputs, DecodeSpec
+from axcore.ops.grouped_matmul.kernels import (
     grouped_matmul_portable,
     grouped_matmul_portable_backward,
+    grouped_matmul_reference,
 )
-from axcore.ops.grouped_matmul.reference import grouped_matmul_reference
-from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
-from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
+from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_custom_vjp
 
 pytestmark = pytest.mark.slow
 

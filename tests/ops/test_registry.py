@@ -10,8 +10,7 @@ import pytest
 from axcore.config import apply_overrides
 from axcore.errors import KernelError, PluginError
 from axcore.ops import Call, KernelPolicy, choose, explain
-from axcore.ops.dispatch.choice import first_of
-from axcore.ops.dispatch.registry import candidates, op_kernels, table
+from axcore.ops.dispatch import candidates, first_of, op_kernels, table
 from axcore.plugins import Hardware, HardwareFamily, Kernel, Op, Ref, plugin_host, requires
 from axcore.trainer import Trainer
 

@@ -9,9 +9,8 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import RmsNormInputs, RmsNormSpec, rms_norm
-from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
-from axcore.ops.rms_norm.portable import rms_norm_portable
-from axcore.ops.rms_norm.reference import rms_norm_reference
+from axcore.ops.contract import TOLERANCES, relative_error
+from axcore.ops.rms_norm.kernels import rms_norm_portable, rms_norm_reference
 
 NUMBERS = np.random.default_rng(0)
 

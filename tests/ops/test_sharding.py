@@ -9,23 +9,22 @@ from rounding import assert_same_to_rounding
 
 from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
 from axcore.ops.attention.contract import AttentionTestCase
+from axcore.ops.contract import relative_error
 from axcore.ops.cross_entropy.contract import CrossEntropyTestCase
-from axcore.ops.cross_entropy.portable import cross_entropy_portable
-from axcore.ops.cross_entropy.reference import token_statistics_reference
-from axcore.ops.decode.contract import DecodeTestCase
-from axcore.ops.decode.portable import decode_attention_portable
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.cross_entropy.kernels import cross_entropy_portable, token_statistics_reference
+from axcore.ops.decode_attention.contract import DecodeTestCase
+from axcore.ops.decode_attention.kernels import decode_attention_portable
 from axcore.ops.grouped_matmul.contract import GroupedMatmulTestCase
-from axcore.ops.grouped_matmul.portable import (
+from axcore.ops.grouped_matmul.kernels import (
     grouped_matmul_portable,
     grouped_matmul_portable_backward,
 )
 from axcore.ops.quantized.contract import FLOAT8, INT8, QuantizedDotTestCase
 from axcore.ops.quantized.kernels import emulated_matmul
-from axcore.ops.quantized.types import MatmulSpec, Operands, QuantizedArray
+from axcore.ops.quantized.quantize import MatmulSpec, Operands, QuantizedArray
 from axcore.ops.rms_norm.contract import RmsNormTestCase
-from axcore.ops.rms_norm.portable import rms_norm_portable, rms_norm_portable_backward
-from axcore.ops.rope.portable import rope_portable
+from axcore.ops.rms_norm.kernels import rms_norm_portable, rms_norm_portable_backward
+from axcore.ops.rope.kernels import rope_portable
 from axcore.parallel import ActivationSharding, make_mesh, sharding_activations
 from axcore.plugins import Kernel, Ref
 from axcore.testing import attention_case, grouped_matmul_case

@@ -6,7 +6,7 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import KernelPolicy, attention, cross_entropy, rms_norm, rope, use_policy
-from axcore.ops.dispatch.registry import op_kernels
+from axcore.ops.dispatch import op_kernels
 from axcore.plugins import Hardware, Op, plugin_host
 
 KERNELS = """

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.ops import cross_entropy
-from axcore.ops.cross_entropy import portable
-from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.contract import TOLERANCES, relative_error
+from axcore.ops.cross_entropy import kernels
 from axcore.parallel import ActivationSharding, make_mesh, sharding_activations
 
 BATCH, TIME, WIDTH, VOCABULARY = 8, 16, 8, 48
@@ -78,9 +78,9 @@ def in_loops(text):
 
 @pytest.fixture
 def in_a_loop(monkeypatch):
-    monkeypatch.setattr(portable, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(portable, "MAX_UNROLLED", 0)
-    monkeypatch.setattr(portable, "MAX_CHUNKS", 4)
+    monkeypatch.setattr(kernels, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(kernels, "MAX_UNROLLED", 0)
+    monkeypatch.setattr(kernels, "MAX_CHUNKS", 4)
 
 
 @pytest.mark.usefixtures("in_a_loop")

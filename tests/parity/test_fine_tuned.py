@@ -8,7 +8,7 @@ import pytest
 from parity_pairs import load_theirs
 
 import axcore as ax
-from axcore.cli.experiment import load_experiment
+from axcore.experiments.named import load_experiment
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.layers import whole_rows
 from axcore.module import functional

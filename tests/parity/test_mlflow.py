@@ -10,7 +10,7 @@ import pytest
 
 WRITE = """
 import sys
-from axcore.trainer.callbacks.mlflow_writer import mlflow
+from axcore.trainer.callbacks.boards import mlflow
 
 step = int(sys.argv[2])
 writer = mlflow(sys.argv[1], step)

@@ -23,7 +23,7 @@ from axcore.models import llama2
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run, load_run, open_model
-from axcore.runs.hugging_face import _tokenizer_files as tokenizer_files
+from axcore.runs.export import _tokenizer_files as tokenizer_files
 from axcore.testing import small_experiment, trainer_on
 
 EOS, BOS = "</s>", "<s>"

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from axcore.trainer.request_state import task_of
 from broken_plugins import HANG, BrokenPlugin, brings
 from click.testing import CliRunner
 
@@ -23,7 +22,7 @@ from axcore.experiments.tiny import tiny
 from axcore.inference.detokenizer import TextStream
 from axcore.interop.corrections import corrections_in
 from axcore.interop.family import family_named
-from axcore.launch.launcher import find_launcher, launcher_class
+from axcore.launch.job import find_launcher, launcher_class
 from axcore.launch.process_info import engine_process_info
 from axcore.modifiers import with_changes
 from axcore.plugins import (
@@ -43,7 +42,7 @@ from axcore.trainer import RunFinished
 from axcore.trainer.callbacks.events import Observers
 from axcore.trainer.callbacks.observers import named_observers
 from axcore.trainer.callbacks.writers import Writers, find_writers
-from axcore.trainer.step import TrainStep
+from axcore.trainer.step import TrainStep, task_of
 
 CPU = Hardware.parse("cpu-1")
 
@@ -371,9 +370,7 @@ class Odd(Task):
 """
 
 
-def _new_request_state(
-    what: str, names: str, body: str, units: str = "return {}", meet=traced
-) -> BrokenPlugin:
+def _task(what: str, names: str, body: str, units: str = "return {}", meet=traced) -> BrokenPlugin:
     plugin = record("training_tasks", "TrainingTask", "config", "Odd.Config")
     code = TASK.format(body, units)
     return BrokenPlugin(
@@ -387,12 +384,10 @@ def made(cfg: Any) -> None:
 
 TASKS = [
     *_by_value("Training tasks", "training_tasks", "TrainingTask", modified, "config"),
-    _new_request_state(
-        "The loss is not a scalar", "Odd of plugin", "self.add_loss('odd', jnp.ones(3), 1)"
-    ),
-    _new_request_state("It raises", "Odd of plugin", "raise KeyError('logits')"),
-    _new_request_state("It adds no loss", "Odd of plugin", "return None"),
-    _new_request_state(
+    _task("The loss is not a scalar", "Odd of plugin", "self.add_loss('odd', jnp.ones(3), 1)"),
+    _task("It raises", "Odd of plugin", "raise KeyError('logits')"),
+    _task("It adds no loss", "Odd of plugin", "return None"),
+    _task(
         "`metric_units` returns None",
         "Odd.metric_units",
         "self.add_loss('odd', 1.0, 1)",

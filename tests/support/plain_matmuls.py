@@ -8,7 +8,7 @@ from axl_gpu.kernels.grouped_matmul.api import Kernels
 from jax import lax
 
 from axcore.ops import GroupedMatmulInputs
-from axcore.ops.grouped_matmul.reference import grouped_matmul_reference
+from axcore.ops.grouped_matmul.kernels import grouped_matmul_reference
 
 
 def _rows_of_groups(x_RD, w, groups, *, is_transposed, block_sizes):

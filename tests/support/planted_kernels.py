@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from axcore.ops.rms_norm.reference import rms_norm_reference as right
+from axcore.ops.rms_norm.kernels import rms_norm_reference as right
 from axcore.plugins import Kernel, Ref
 from axcore.testing import KernelSuite
 

@@ -26,7 +26,7 @@ KERNEL = (
 )
 LOSS = """
 from jax.lax import stop_gradient
-from axcore.ops.cross_entropy.reference import cross_entropy_reference
+from axcore.ops.cross_entropy.kernels import cross_entropy_reference
 
 def unsupported_reason(call):
     return {answer}

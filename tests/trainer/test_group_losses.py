@@ -1,6 +1,7 @@
 """The loss of each source of a mixture is that of its own rows, however a batch is computed."""
 
 import json
+import signal
 
 import jax
 import numpy as np
@@ -8,12 +9,13 @@ import pytest
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve
-from axcore.data import Mixture, NewWeights, TextFiles
+from axcore.data import FileStream, Mixture, NewWeights, StreamData, TextFiles
 from axcore.errors import CheckpointError, DataError
 from axcore.learner import Learner, WarmupCosine
 from axcore.models import transformer
 from axcore.module import Loss, LossGroups
 from axcore.testing import trainer_on
+from axcore.trainer import StepsDone
 from axcore.trainer.callbacks.metrics import group_metrics
 from axcore.trainer.step import TrainStep
 
@@ -150,3 +152,21 @@ def test_a_run_resumes_under_a_declared_change_and_refuses_another(mixed_config,
         run(6, changes=(NewWeights(from_step=2, weights={"letters": 1}),))
     assert run(6, changes=(NewWeights(from_step=3, weights={"letters": 1}),)).is_complete
     assert "loss_by_source/texts" not in losses_in(tmp_path / "run")[-1]
+
+
+@pytest.mark.slow
+def test_a_run_over_a_stream_resumes_to_the_same_bits(toy_config, one_device, same_bits, tmp_path):
+    stream = FileStream.Config(source=toy_config.data.source)
+    data = StreamData.Config(stream=stream, seq_len=16, batch_size=8, validation_fraction=0.1)
+    trainer = one_device(evolve(toy_config, data=evolve(data, validation_batches=2)))
+
+    def stop(event):
+        if isinstance(event, StepsDone) and event.step == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    whole = trainer.run(tmp_path / "whole")
+    assert trainer.run(tmp_path / "run", [stop], returns_when_stopped=True).step == 7
+    resumed = trainer.run(tmp_path / "run")
+    assert (resumed.step, resumed.is_complete) == (12, True)
+    assert same_bits(resumed.state, whole.state)
+    assert resumed.validation == whole.validation

@@ -3,12 +3,15 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.errors import TrainingError
+from axcore.modifiers import LowPrecisionOptimizer, apply_modifier
+from axcore.plugins import Hardware
 
 FINE, INFINITE_LOSS, NAN_GRADIENT = 3, 1, 2
 
@@ -120,3 +123,26 @@ def test_too_many_skipped_steps_stop_the_run_and_name_the_step(
     assert error.value.where == "step 8"
     assert "lower learner.schedule.peak" in error.value.hint
     assert (tmp_path / "checkpoints/step_00000004").is_dir()
+
+
+@pytest.mark.slow
+def test_a_run_resumed_with_stored_state_is_the_run_that_was_never_stopped(
+    toy_config, one_device, same_bits, tmp_path
+):
+    hardware = Hardware.parse("cpu-1")
+    cfg = apply_modifier(toy_config, LowPrecisionOptimizer(), hardware, where="here")
+    cfg = update_config(
+        cfg,
+        {
+            "model.dim": 16,
+            "learner.optimizer.min_size": 1,
+            "model.dtypes.param": "bfloat16",
+        },
+    )
+    trainer = one_device(cfg)
+    whole = trainer.run(tmp_path)
+    resumed = trainer.run(tmp_path, from_step=4)
+    assert same_bits(resumed.state, whole.state)
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(resumed.state.opt_state.values)}
+    assert jnp.dtype(jnp.uint8) in dtypes
+    assert resumed.state.model["table"].dtype == jnp.bfloat16

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from several_processes import finish, start_all
 
-from axcore.trainer.batch_sharding import ALL_ROWS, BatchShard, shard_from_rows
+from axcore.trainer.shardings import ALL_ROWS, BatchShard, shard_from_rows
 
 WORKER = Path(__file__).with_name("processes_worker.py")
 STEPS = 4

@@ -12,8 +12,8 @@ from axcore.trainer.reference_steps import compare_steps
 KERNELS = """
 import jax
 import jax.numpy as jnp
-from axcore.ops.rms_norm.portable import rms_norm_portable, rms_norm_portable_backward
-from axcore.ops.attention.portable import attention_portable
+from axcore.ops.rms_norm.kernels import rms_norm_portable, rms_norm_portable_backward
+from axcore.ops.attention.kernels import attention_portable
 
 def right(inputs, spec):
     return rms_norm_portable(inputs, spec)

@@ -1,9 +1,11 @@
-# ruff: noqa: N815 - fields carry shape letters
-"""The arithmetic of one block of attention, forward and backward.
+"""The arithmetic of one block of attention, forward and backward, and its online softmax.
 
-A block is any rectangle of the score matrix, up to all of it. Letters: B batch, K key heads,
-G query heads that share a key head, T queries, S keys of the block, H key width, V value width.
-Products take the inputs' dtype and accumulate in float32; all else is float32.
+A block is any rectangle of the score matrix, up to all of it. Query heads `N` are grouped: `K` key
+heads times `G` queries that share each. Products take the inputs' dtype and accumulate in float32;
+all else is float32.
+
+Letters: B batch, N query heads, K key heads, G query heads that share a key head, T queries, S keys
+of the block, H key width, V value width.
 """
 
 from typing import NamedTuple
@@ -11,7 +13,48 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axcore.ops.attention.types import AttentionSpec
+from axcore.ops.attention.op import AttentionSpec
+
+
+def group_heads(x_BTNH: Array, num_key_heads: int) -> Array:
+    """Return `x_BKGTH`."""
+    batch, time, num_heads, width = x_BTNH.shape
+    grouped = x_BTNH.reshape(batch, time, num_key_heads, num_heads // num_key_heads, width)
+    return grouped.transpose(0, 2, 3, 1, 4)
+
+
+def ungroup_heads(x_BKGTH: Array) -> Array:
+    """Return `x_BTNH`."""
+    batch, num_key_heads, group, time, width = x_BKGTH.shape
+    x_BTKGH = x_BKGTH.transpose(0, 3, 1, 2, 4)
+    return x_BTKGH.reshape(batch, time, num_key_heads * group, width)
+
+
+def group_rows(x_BTN: Array, num_key_heads: int) -> Array:
+    """Return `x_BKGT`."""
+    return group_heads(x_BTN[..., None], num_key_heads)[..., 0]
+
+
+def ungroup_rows(x_BKGT: Array) -> Array:
+    """Return `x_BTN`."""
+    return ungroup_heads(x_BKGT[..., None])[..., 0]
+
+
+def swap_heads(x_BSKH: Array) -> Array:
+    """Return `x_BKSH` from `x_BSKH`, or the other way round."""
+    return x_BSKH.transpose(0, 2, 1, 3)
+
+
+def keys_first(x_BKHS: Array) -> Array:
+    """Return `x_BSKH`."""
+    return x_BKHS.transpose(0, 3, 1, 2)
+
+
+def group_bias(bias_BNTS: Array, num_key_heads: int) -> Array:
+    """Return the bias `[B, K, G, T, S]`, where sizes of 1 stay 1."""
+    batch, heads, queries, keys = bias_BNTS.shape
+    groups = (1, 1) if heads == 1 else (num_key_heads, heads // num_key_heads)
+    return bias_BNTS.reshape(batch, *groups, queries, keys)
 
 
 class Logits(NamedTuple):
@@ -149,3 +192,55 @@ def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
 
 def _matmul(equation: str, a: Array, b: Array) -> Array:
     return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
+
+
+class OnlineSoftmax(NamedTuple):
+    """Sums over the keys seen so far, relative to the largest logit so far; float32."""
+
+    weighted: Array
+    """Values by unnormalised probability, `[..., B, K, G, T, V]`."""
+    maximum: Array
+    total: Array
+
+    @classmethod
+    def start(
+        cls, shape: tuple[int, ...], value_width: int, sinks_N: Array | None
+    ) -> "OnlineSoftmax":
+        """Return the sums before the first key: nothing, or the sinks alone.
+
+        Args:
+            shape: `[..., B, K, G, T]`.
+            value_width: V.
+            sinks_N: One logit of each query head that has no value.
+        """
+        maximum, total = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.float32)
+        if sinks_N is not None:
+            sinks = sinks_N.astype(jnp.float32).reshape(1, *shape[-3:-1], 1)
+            maximum, total = jnp.broadcast_to(sinks, shape), jnp.ones(shape, jnp.float32)
+        return cls(jnp.zeros((*shape, value_width), jnp.float32), maximum, total)
+
+    def add(self, logits: Array, v_BKSV: Array, dropout: Array | None = None) -> "OnlineSoftmax":
+        """Return the sums with a block of keys more.
+
+        Args:
+            logits: Float32 `[B, K, G, T, S]`, -inf where not visible.
+            v_BKSV: Values of the block.
+            dropout: Factors that multiply the probabilities, `[B, K, G, T, S]`.
+        """
+        maximum = jnp.maximum(self.maximum, jnp.max(logits, axis=-1))
+        shift = jnp.where(jnp.isneginf(maximum), 0.0, maximum)
+        exponentials = jnp.exp(logits - shift[..., None])
+        decay = jnp.exp(self.maximum - shift)
+        kept = exponentials if dropout is None else exponentials * dropout
+        return OnlineSoftmax(
+            weighted=self.weighted * decay[..., None] + weigh_values(kept, v_BKSV),
+            maximum=maximum,
+            total=self.total * decay + jnp.sum(exponentials, axis=-1),
+        )
+
+    def finish(self) -> tuple[Array, Array]:
+        """Return the weighted means and the log-sum-exp; 0 and -inf where nothing was seen."""
+        is_empty = self.total == 0.0
+        total = jnp.where(is_empty, 1.0, self.total)
+        lse = jnp.where(is_empty, -jnp.inf, self.maximum + jnp.log(total))
+        return self.weighted / total[..., None], lse

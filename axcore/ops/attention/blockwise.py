@@ -1,39 +1,239 @@
 """Attention block by block with an online softmax: memory grows with T and S, not with T * S.
 
-One loop runs over the list of live (query block, key block) pairs; its length is static, and pairs
-that causality and window hide are not in it; those that documents and key ranges hide are passed
-over when it runs. Backward computes the probabilities of each block again from the log-sum-exp,
-which with the output is all that forward leaves behind.
+One loop runs over the list of active (query block, key block) pairs; its length is static, and
+pairs that causality and window hide are not in it; those that documents and key ranges hide are
+passed over when it runs. Backward computes the probabilities of each block again from the
+log-sum-exp, which with the output is all that forward leaves behind.
+
+Letters: B batch, K key heads, G query heads that share a key head, T queries and S keys of one
+block, H key width; Q and L lead: blocks of queries, blocks of keys.
 
 Source: Milakov and Gimelshein 2018, arXiv:1805.02867; Rabe and Staats 2021, arXiv:2112.05682; Dao
 et al. 2022, arXiv:2205.14135.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from axcore.ops.attention.block_math import (
+    Logits,
+    OnlineSoftmax,
     block_gradients,
+    block_logits,
     finite_lse,
-    row_delta,
-    sink_gradient,
-)
-from axcore.ops.attention.block_pairs import active_block_pairs
-from axcore.ops.attention.block_sparsity import active_at_run_time, where_active
-from axcore.ops.attention.blocking import BlockedCall
-from axcore.ops.attention.heads import (
+    group_bias,
     group_heads,
     group_rows,
     keys_first,
+    row_delta,
+    sink_gradient,
+    sum_to,
+    swap_heads,
     ungroup_heads,
     ungroup_rows,
 )
-from axcore.ops.attention.online_softmax import OnlineSoftmax
-from axcore.ops.attention.types import AttentionInputs, AttentionSpec
+from axcore.ops.attention.mask import Columns, Rows, columns, dropout_factor, rows, visible
+from axcore.ops.attention.op import AttentionInputs, AttentionSpec
+from axcore.ops.blocks import Blocks, branch
+
+
+@attrs.frozen(eq=False)
+class BlockedCall:
+    """One call: `q` is `[Q, B, K, G, T, H]`, `k` and `v` are `[L, B, K, S, H]`.
+
+    `seeds` are those of dropout, `[B, N]`. `has_offsets` says whether queries are at places
+    that are known at run time only.
+    """
+
+    spec: AttentionSpec
+    seeds: Array | None
+    queries: Blocks
+    keys: Blocks
+    q: Array
+    k: Array
+    v: Array
+    rows: Rows
+    columns: Columns
+    bias: "BlockedBias | None"
+    has_offsets: bool
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs, spec: AttentionSpec, block_size: int) -> "BlockedCall":
+        """Return the call cut into blocks of at most `block_size` queries and keys."""
+        queries = Blocks.at_most(inputs.q_BTNH.shape[1], block_size)
+        keys = Blocks.at_most(inputs.k_BSKH.shape[1], block_size)
+        num_key_heads = inputs.k_BSKH.shape[2]
+        key_position = jnp.arange(keys.num * keys.size, dtype=jnp.int32)
+        cut_columns = jax.tree.map(lambda x: keys.cut(x, axis=1), columns(inputs))
+        return cls(
+            spec=spec,
+            seeds=inputs.dropout_seeds_BN,
+            queries=queries,
+            keys=keys,
+            q=queries.cut(group_heads(inputs.q_BTNH, num_key_heads), axis=3),
+            k=keys.cut(swap_heads(inputs.k_BSKH), axis=2),
+            v=keys.cut(swap_heads(inputs.v_BSKV), axis=2),
+            rows=jax.tree.map(lambda x: queries.cut(x, axis=1), rows(inputs, spec)),
+            columns=cut_columns._replace(position=key_position.reshape(keys.num, 1, keys.size)),
+            bias=BlockedBias.of(inputs.bias_BNTS, queries, keys, num_key_heads),
+            has_offsets=inputs.query_offset_B is not None,
+        )
+
+    def logits(self, i: Array, j: Array) -> Logits:
+        """Return the logits of query block `i` and key block `j`."""
+        mask = visible(
+            self.spec,
+            jax.tree.map(lambda x: x[i], self.rows),
+            jax.tree.map(lambda x: x[j], self.columns),
+            num_keys=self.keys.length if self.keys.is_padded else None,
+        )
+        bias = None if self.bias is None else self.bias.at(i, j)
+        return block_logits(self.q[i], self.k[j], self.spec, bias=bias, mask=mask)
+
+    def dropout(self, i: Array, j: Array) -> Array | None:
+        """Return the dropout factors of a block, `[B, K, G, T, S]`, if there is dropout."""
+        if self.seeds is None:
+            return None
+        factor_BNTS = dropout_factor(
+            self.seeds,
+            self.spec.dropout_rate,
+            num_queries=self.queries.size,
+            num_keys=self.keys.size,
+            query_start=i * self.queries.size,
+            key_start=j * self.keys.size,
+        )
+        return group_bias(factor_BNTS, self.q.shape[2])
+
+
+@attrs.frozen(eq=False)
+class BlockedBias:
+    """The bias cut into blocks: `[Q or 1, L or 1, B or 1, K or 1, G or 1, T or 1, S or 1]`."""
+
+    blocks: Array
+    queries: Blocks
+    keys: Blocks
+
+    @classmethod
+    def of(
+        cls, bias_BNTS: Array | None, queries: Blocks, keys: Blocks, num_key_heads: int
+    ) -> "BlockedBias | None":
+        """Return the cut bias; an axis of size 1 is one block of size 1."""
+        if bias_BNTS is None:
+            return None
+        query_blocks = queries if bias_BNTS.shape[2] == queries.length else Blocks(1, 1)
+        key_blocks = keys if bias_BNTS.shape[3] == keys.length else Blocks(1, 1)
+        by_keys = key_blocks.cut(group_bias(bias_BNTS, num_key_heads), axis=4)
+        return cls(query_blocks.cut(by_keys, axis=4), query_blocks, key_blocks)
+
+    def at(self, i: Array, j: Array) -> Array:
+        """Return the bias of a block."""
+        return self.blocks[self._index(i, j)]
+
+    def zeros(self) -> Array:
+        """Return the float32 gradient before any block was added."""
+        return jnp.zeros(self.blocks.shape, jnp.float32)
+
+    def summed(self, dlogits: Array) -> Array:
+        """Return the gradient of one block, summed where the bias has size 1."""
+        return sum_to(dlogits, self.blocks.shape[2:])
+
+    def add(self, sums: Array, new: Array, i: Array, j: Array) -> Array:
+        """Return the gradient with that of one block added, `summed`."""
+        return sums.at[self._index(i, j)].add(new)
+
+    def join(self, sums: Array, shape: tuple[int, ...]) -> Array:
+        """Return the gradient in the shape of the bias, `[B, N, T, S]`."""
+        return self.keys.join(self.queries.join(sums, axis=4), axis=4).reshape(shape)
+
+    def _index(self, i: Array, j: Array) -> tuple[Array | int, Array | int]:
+        return (i if self.queries.num > 1 else 0, j if self.keys.num > 1 else 0)
+
+
+def active_block_pairs(
+    queries: Blocks, keys: Blocks, spec: AttentionSpec, *, offset_is_static: bool
+) -> np.ndarray:
+    """Return int32 `[P, 2]`: the (query block, key block) pairs that causality and window leave.
+
+    Pairs are sorted by query block. Where the offset of the queries is known only at run time
+    nothing can be left out.
+    """
+    pairs = np.indices((queries.num, keys.num), dtype=np.int32).reshape(2, -1).T
+    if not offset_is_static:
+        return pairs
+    first_query = pairs[:, 0] * queries.size + spec.query_offset
+    last_query = np.minimum(first_query + queries.size, queries.length + spec.query_offset) - 1
+    first_key = pairs[:, 1] * keys.size
+    last_key = np.minimum(first_key + keys.size, keys.length) - 1
+    is_active = np.ones(len(pairs), bool)
+    if spec.left is not None:
+        is_active &= last_key >= first_query - spec.left
+    if spec.right is not None:
+        is_active &= first_key <= last_query + spec.right
+    return pairs[is_active]
+
+
+_T = TypeVar("_T")
+_LARGEST = int(np.iinfo(np.int32).max)
+
+
+def active_at_run_time(call: BlockedCall, pairs: Array) -> Array | None:
+    """Return whether each of the pairs `[P, 2]` may have visible keys; None where all may."""
+    i, j = pairs[:, 0], pairs[:, 1]
+    first, last = j * call.keys.size, (j + 1) * call.keys.size - 1
+    conditions = []
+    if call.rows.segments is not None and call.columns.segments is not None:
+        q_low, q_high = block_bounds(call.rows.segments, call.rows.segments != 0)
+        k_low, k_high = block_bounds(call.columns.segments, call.columns.segments != 0)
+        conditions.append((q_low[i] <= k_high[j]) & (k_low[j] <= q_high[i]))
+    if call.rows.k_start is not None and call.rows.k_end is not None:
+        is_range = call.rows.k_start < call.rows.k_end
+        low, _ = block_bounds(call.rows.k_start, is_range)
+        _, high = block_bounds(call.rows.k_end, is_range)
+        conditions.append((low[i] <= last[:, None]) & (high[i] > first[:, None]))
+    if call.has_offsets:
+        low, high = block_bounds(call.rows.position)
+        if call.spec.left is not None:
+            conditions.append(last[:, None] >= low[i] - call.spec.left)
+        if call.spec.right is not None:
+            conditions.append(first[:, None] <= high[i] + call.spec.right)
+    if not conditions:
+        return None
+    live = conditions[0]
+    for condition in conditions[1:]:
+        live = live & condition
+    return jnp.any(live, axis=1)
+
+
+def where_active(
+    is_active: Array | None, compute: Callable[[], _T], otherwise: Callable[[], _T]
+) -> _T:
+    """Return `compute()`, or where the pair is not live `otherwise()`, by `branch`."""
+    if is_active is None:
+        return compute()
+    return branch(is_active, compute, otherwise)
+
+
+def block_bounds(values: Array, counts: Array | None = None) -> tuple[Array, Array]:
+    """Return the least and largest of each block's entries that count, `[blocks, B]`.
+
+    Args:
+        values: Integers `[blocks, B, size]`.
+        counts: Which of them count; all if left out.
+    """
+    values = values.astype(jnp.int32)
+    if counts is None:
+        return jnp.min(values, axis=2), jnp.max(values, axis=2)
+    low = jnp.min(jnp.where(counts, values, _LARGEST), axis=2)
+    high = jnp.max(jnp.where(counts, values, -_LARGEST), axis=2)
+    return low, high
+
 
 BLOCK_SIZE = 512
 

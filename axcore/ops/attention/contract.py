@@ -12,9 +12,20 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from axcore.ops.attention.dropout import dropout_seeds
-from axcore.ops.attention.types import AttentionInputs, AttentionSpec
-from axcore.ops.dispatch.case_numbers import case_numbers
+from axcore.ops.attention.mask import dropout_seeds
+from axcore.ops.attention.op import AttentionInputs, AttentionSpec, attention_call
+from axcore.ops.contract import (
+    HEAD_DIM,
+    HEADS,
+    KEY_HEADS,
+    ROWS,
+    TOKENS,
+    backward_call,
+    case_numbers,
+    spec_array,
+    traced_call,
+)
+from axcore.ops.dispatch import Call
 
 
 @attrs.frozen(kw_only=True)
@@ -152,3 +163,21 @@ ATTENTION_TEST_CASES = (
         spec={"left": 30, "right": 2, "soft_cap": 3.0, "dropout_rate": 0.2, "query_offset": 4},
     ),
 )
+
+
+def arg_spec() -> Call:
+    """Return causal attention over packed documents, with grouped heads."""
+
+    def call() -> Call:
+        keys = spec_array(ROWS, TOKENS, KEY_HEADS, HEAD_DIM)
+        segments = spec_array(ROWS, TOKENS, dtype=jnp.int32)
+        queries = spec_array(ROWS, TOKENS, HEADS, HEAD_DIM)
+        inputs = AttentionInputs(queries, keys, keys, segments, segments)
+        return attention_call(inputs, AttentionSpec(scale=HEAD_DIM**-0.5, right=0), with_lse=False)
+
+    return traced_call(call)
+
+
+def backward_arg_spec() -> Call:
+    """Return its gradient."""
+    return backward_call(arg_spec())

@@ -8,8 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from axcore.ops.cross_entropy.types import CrossEntropyInputs, CrossEntropySpec
-from axcore.ops.dispatch.case_numbers import case_numbers
+from axcore.ops.contract import (
+    DIM,
+    ROWS,
+    TOKENS,
+    VOCAB,
+    backward_call,
+    case_numbers,
+    spec_array,
+    traced_call,
+)
+from axcore.ops.cross_entropy.op import cross_entropy_call
+from axcore.ops.cross_entropy.sharding import CrossEntropyInputs, CrossEntropySpec
+from axcore.ops.dispatch import Call
 
 
 @attrs.frozen(kw_only=True)
@@ -48,3 +59,23 @@ CROSS_ENTROPY_TEST_CASES = (
         name="everything", spec={"vocabulary_first": True, "z_loss": 0.1, "soft_cap": 3.0}
     ),
 )
+
+
+def arg_spec() -> Call:
+    """Return the loss of all tokens, with float32 weights of the head."""
+
+    def call() -> Call:
+        inputs = CrossEntropyInputs(
+            spec_array(ROWS, TOKENS, DIM),
+            spec_array(DIM, VOCAB, dtype=jnp.float32),
+            spec_array(ROWS, TOKENS, dtype=jnp.int32),
+            spec_array(ROWS, TOKENS, dtype=jnp.float32),
+        )
+        return cross_entropy_call(inputs, CrossEntropySpec())
+
+    return traced_call(call)
+
+
+def backward_arg_spec() -> Call:
+    """Return the gradient of the loss."""
+    return backward_call(arg_spec())

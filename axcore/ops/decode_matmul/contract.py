@@ -5,10 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from axcore.ops.decode_matmul.panels import in_panels
-from axcore.ops.decode_matmul.types import DecodeMatmulInputs, DecodeMatmulSpec
-from axcore.ops.decode_matmul.widening import packed_int4
-from axcore.ops.dispatch.case_numbers import case_numbers
+from axcore.ops.contract import DIM, case_numbers, spec_array, traced_call
+from axcore.ops.decode_matmul.op import (
+    DecodeMatmulInputs,
+    DecodeMatmulSpec,
+    decode_matmul_call,
+    in_panels,
+    packed_int4,
+)
+from axcore.ops.dispatch import Call
 
 
 @attrs.frozen(kw_only=True)
@@ -73,3 +78,13 @@ DECODE_MATMUL_TEST_CASES = (
     DecodeMatmulTestCase(name="int4_one_scale", rows=9, narrow="int4"),
     DecodeMatmulTestCase(name="float8", narrow="float8_e4m3fn", rows=8),
 )
+
+
+def arg_spec() -> Call:
+    """Return the first product of the feed-forward layer, of one new token of each of 32 rows."""
+
+    def call() -> Call:
+        inputs = DecodeMatmulInputs(spec_array(32, DIM), spec_array(DIM, 4 * DIM))
+        return decode_matmul_call(inputs, DecodeMatmulSpec())
+
+    return traced_call(call)

@@ -4,8 +4,19 @@ import attrs
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from axcore.ops.dispatch.case_numbers import case_numbers
-from axcore.ops.grouped_matmul.types import GroupedMatmulInputs
+from axcore.ops.contract import (
+    DIM,
+    EXPERTS,
+    HIDDEN_DIM,
+    ROWS,
+    TOKENS,
+    backward_call,
+    case_numbers,
+    spec_array,
+    traced_call,
+)
+from axcore.ops.dispatch import Call
+from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_call
 
 
 @attrs.frozen(kw_only=True)
@@ -40,3 +51,19 @@ GROUPED_MATMUL_TEST_CASES = (
     GroupedMatmulTestCase(name="nothing", group_sizes=(0, 0, 0), num_rows=10),
     GroupedMatmulTestCase(name="more_groups_than_rows", group_sizes=(1, 0) * 16, num_rows=16),
 )
+
+
+def arg_spec() -> Call:
+    """Return the first product of experts, two for each token."""
+
+    def call() -> Call:
+        rows, matrices = spec_array(2 * ROWS * TOKENS, DIM), spec_array(EXPERTS, DIM, HIDDEN_DIM)
+        sizes = spec_array(EXPERTS, dtype=jnp.int32)
+        return grouped_matmul_call(GroupedMatmulInputs(rows, matrices, sizes))
+
+    return traced_call(call)
+
+
+def backward_arg_spec() -> Call:
+    """Return the gradient of the first product of experts."""
+    return backward_call(arg_spec())

@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """Test cases of the quantized dot: each format, odd sizes, channels of zeros, given amaxes."""
 
 from typing import NamedTuple
@@ -9,8 +8,8 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from axcore.ops.dispatch.case_numbers import case_numbers
-from axcore.ops.quantized.types import Amaxes, Quantization, QuantizedDotSpec
+from axcore.ops.contract import case_numbers
+from axcore.ops.quantized.quantize import Amaxes, Quantization, QuantizedDotSpec
 
 INT8_CHANNELS = Quantization(format="int8", per="channel")
 INT8 = QuantizedDotSpec(inputs=INT8_CHANNELS, weights=INT8_CHANNELS, gradients=INT8_CHANNELS)

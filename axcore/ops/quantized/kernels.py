@@ -7,8 +7,8 @@ gradients.
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axcore.ops.dispatch.call import Call
-from axcore.ops.quantized.types import Contracting, MatmulSpec, Operands, QuantizedArray
+from axcore.ops.dispatch import Call
+from axcore.ops.quantized.quantize import Contracting, MatmulSpec, Operands, QuantizedArray
 
 
 def int8_matmul(operands: Operands, spec: MatmulSpec) -> Array:

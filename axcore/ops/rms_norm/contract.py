@@ -4,8 +4,17 @@ import attrs
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from axcore.ops.dispatch.case_numbers import case_numbers
-from axcore.ops.rms_norm.types import RmsNormInputs, RmsNormSpec
+from axcore.ops.contract import (
+    DIM,
+    ROWS,
+    TOKENS,
+    backward_call,
+    case_numbers,
+    spec_array,
+    traced_call,
+)
+from axcore.ops.dispatch import Call
+from axcore.ops.rms_norm.op import RmsNormInputs, RmsNormSpec, rms_norm_call
 
 
 @attrs.frozen(kw_only=True)
@@ -39,3 +48,18 @@ RMS_NORM_TEST_CASES = (
     RmsNormTestCase(name="offset", scale_offset=1.0),
     RmsNormTestCase(name="large_epsilon", epsilon=0.5),
 )
+
+
+def arg_spec() -> Call:
+    """Return the norm of all tokens."""
+    return traced_call(
+        lambda: rms_norm_call(
+            RmsNormInputs(spec_array(ROWS, TOKENS, DIM), spec_array(DIM)),
+            RmsNormSpec(epsilon=1e-5),
+        )
+    )
+
+
+def backward_arg_spec() -> Call:
+    """Return the gradient of the norm."""
+    return backward_call(arg_spec())

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from axcore.ops.dispatch.case_numbers import case_numbers
-from axcore.ops.rope.types import RopeInputs, RopeSpec
+from axcore.ops.contract import HEAD_DIM, HEADS, ROWS, TOKENS, case_numbers, spec_array, traced_call
+from axcore.ops.dispatch import Call
+from axcore.ops.rope.op import RopeInputs, RopeSpec, rope_call
 
 
 @attrs.frozen(kw_only=True)
@@ -42,3 +43,14 @@ ROPE_TEST_CASES = (
     RopeTestCase(name="width_128", width=128, heads=6),
     RopeTestCase(name="width_256", width=256, tokens=70),
 )
+
+
+def arg_spec() -> Call:
+    """Return the rotation of all queries."""
+
+    def call() -> Call:
+        angles = spec_array(ROWS, TOKENS, HEAD_DIM // 2, dtype=jnp.float32)
+        queries = spec_array(ROWS, TOKENS, HEADS, HEAD_DIM)
+        return rope_call(RopeInputs(queries, angles, angles), RopeSpec())
+
+    return traced_call(call)

@@ -6,30 +6,32 @@ Written by `python -m axcore.plugins.generate`.
 from axcore.hardware.families import HardwareFamily
 from axcore.hardware.mesh_rules import MeshRule
 from axcore.plugins.hooks import HookDecorator, HookTable
-from axcore.plugins.records.adapter_format import AdapterFormat
-from axcore.plugins.records.aot_target import AotTarget
-from axcore.plugins.records.checkpoint_storage import CheckpointStorage
-from axcore.plugins.records.command import Command
-from axcore.plugins.records.compiler_options import CompilerOptions
-from axcore.plugins.records.data_source import DataSource
-from axcore.plugins.records.data_tokenizer import DataTokenizer
-from axcore.plugins.records.data_transform import DataTransform
-from axcore.plugins.records.doctor_check import DoctorCheck
-from axcore.plugins.records.environment_flags import EnvironmentFlags
-from axcore.plugins.records.evaluation_task import EvaluationTask
-from axcore.plugins.records.experiment import Experiment
-from axcore.plugins.records.feature import Feature
-from axcore.plugins.records.hugging_face_family import HuggingFaceFamily
-from axcore.plugins.records.job_launcher import JobLauncher
-from axcore.plugins.records.kernel import Kernel
-from axcore.plugins.records.layer_variant import LayerVariant
-from axcore.plugins.records.metric_writer import MetricWriter
-from axcore.plugins.records.modifier import Modifier
-from axcore.plugins.records.op import Op
-from axcore.plugins.records.quantization_scheme import QuantizationScheme
-from axcore.plugins.records.rope_scaling import RopeScaling
-from axcore.plugins.records.run_observer import RunObserver
-from axcore.plugins.records.training_task import TrainingTask
+from axcore.plugins.records.hardware import AotTarget, CompilerOptions, EnvironmentFlags
+from axcore.plugins.records.kernels import Kernel, Op, QuantizationScheme
+from axcore.plugins.records.models import (
+    AdapterFormat,
+    Feature,
+    HuggingFaceFamily,
+    LayerVariant,
+    Modifier,
+    RopeScaling,
+)
+from axcore.plugins.records.runs import (
+    CheckpointStorage,
+    Command,
+    DoctorCheck,
+    JobLauncher,
+    MetricWriter,
+    RunObserver,
+)
+from axcore.plugins.records.training import (
+    DataSource,
+    DataTokenizer,
+    DataTransform,
+    EvaluationTask,
+    Experiment,
+    TrainingTask,
+)
 
 __all__ = [
     "AdapterFormat",

@@ -1,13 +1,16 @@
-"""Metric writers for boards that people know: TensorBoard, Weights & Biases, Prometheus.
+"""Metric writers for dashboards: TensorBoard, Weights & Biases, Prometheus and MLflow.
 
-A metric has the name SPLIT/NAME on each, as `train/loss`.
+A metric has the name SPLIT/NAME on each, as `train/loss`. MLflow allows few characters in it and
+keeps metrics as files and folders, so every other character of NAME becomes a point there.
 """
 
 import logging
+import os
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from axcore.config.json_files import read_json_file
 from axcore.errors import TrainingError
@@ -129,3 +132,99 @@ def _prometheus_name(name: str) -> str:
 
 def _prometheus_value(value: float) -> str:
     return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(str(value), repr(value))
+
+
+MLFLOW_FOLDER, EXPERIMENT, ID_TAG = "mlflow", "axcore", "axcore.run_id"
+AT_ONCE, MOST = 100, 6000
+"""How many values of the config the library takes at once, and characters of each."""
+
+_USED_BY = "the metric writer 'mlflow'"
+
+
+def mlflow(directory: str, step: int) -> "MLflowWriter":
+    """Opens the writer `mlflow`: the server of MLFLOW_TRACKING_URI, or files in the run directory.
+
+    Raises:
+        TrainingError: mlflow-skinny is not installed.
+    """
+    return MLflowWriter(Path(directory))
+
+
+class MLflowWriter:
+    """One run of MLflow for a run of ours, found by a tag that holds our run's id.
+
+    Its params are the lines of the config.
+
+    `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME` and the library's other variables hold. MLflow
+    deletes no point: it keeps those that a resumed run writes again beside the old ones.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        if not address:
+            address = (directory / MLFLOW_FOLDER).resolve().as_uri()
+            # Without it, the library wants a database in the place of files.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        library = import_extra("mlflow.tracking", used_by=_USED_BY, error=TrainingError)
+        entities = import_extra("mlflow.entities", used_by=_USED_BY, error=TrainingError)
+        self._metric, self._param = entities.Metric, entities.Param
+        self._client = library.MlflowClient(tracking_uri=address)
+        self._run_id = self._take_up(directory) or self._create(directory)
+
+    def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
+        """Adds a point to each curve."""
+        now = int(1000 * time.time())
+        points = [
+            self._metric(f"{split}/{metric_name(name)}", float(value), now, step)
+            for name, value in metrics.items()
+        ]
+        self._client.log_batch(self._run_id, metrics=points)
+
+    def close(self) -> None:
+        """Marks the run as ended."""
+        self._client.set_terminated(self._run_id)
+
+    def _take_up(self, directory: Path) -> str | None:
+        """Returns the id of the run that an earlier start made; None where there is none."""
+        experiment, identity = self._experiment(), _identity(directory)
+        condition = f"tags.`{ID_TAG}` = '{identity}'"
+        found = self._client.search_runs([experiment], filter_string=condition)
+        if not found:
+            return None
+        run_id: str = found[0].info.run_id
+        self._client.update_run(run_id, status="RUNNING")
+        return run_id
+
+    def _create(self, directory: Path) -> str:
+        tags = {ID_TAG: _identity(directory)}
+        name = directory.resolve().name
+        made = self._client.create_run(self._experiment(), run_name=name, tags=tags)
+        run_id: str = made.info.run_id
+        lines = (directory / "config.txt").read_text("utf-8").splitlines()
+        pairs = [line.partition(": ") for line in lines if ": " in line]
+        params = [self._param(metric_name(path), value[:MOST]) for path, _, value in pairs]
+        for start in range(0, len(params), AT_ONCE):
+            self._client.log_batch(run_id, params=params[start : start + AT_ONCE])
+        return run_id
+
+    def _experiment(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        found: Any = self._client.get_experiment_by_name(name)
+        identity: str = found.experiment_id if found else self._client.create_experiment(name)
+        return identity
+
+
+def metric_name(name: str) -> str:
+    """Returns a metric's name as MLflow allows it: `layer[3]` is `layer.3`."""
+    return re.sub(r"[^\w.-]+", ".", name).strip(".")
+
+
+def _identity(directory: Path) -> str:
+    try:
+        return str(read_json_file(directory / "run.json")["id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainingError(
+            f"the run's id cannot be read: {type(error).__name__}: {error}",
+            where=str(directory / "run.json"),
+            hint="take 'mlflow' out of `writers`, or restore the file",
+        ) from error

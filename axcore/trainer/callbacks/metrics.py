@@ -1,9 +1,9 @@
-"""Metrics of a run: averaged over steps, and written as JSON lines."""
+"""Metrics of a run: averaged over steps, written as JSON lines; and memory in use."""
 
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from axcore.config.json_files import parse_json
+from axcore.hardware.process_memory import peak_resident_bytes
 from axcore.module import NATS_A_TOKEN, Loss, LossGroups
 from axcore.whole_files import read_regular, write_whole
 
@@ -245,3 +246,25 @@ def summary_metrics(summaries: Mapping[str, Any]) -> dict[str, float]:
             for index, item in np.ndenumerate(array):
                 scalars[f"{name}[{','.join(map(str, index))}]"] = float(item)
     return scalars
+
+
+GIB = 2**30
+_NAMES = {"device_memory_gib": "bytes_in_use", "device_memory_peak_gib": "peak_bytes_in_use"}
+
+
+def memory_metrics(devices: Iterable[Any]) -> dict[str, float]:
+    """Returns GiB that are and were in use: of the fullest device, and of this process.
+
+    Args:
+        devices: Those of this process; of devices that report nothing, such as host processors,
+            there is no figure.
+    """
+    stats = [device.memory_stats() or {} for device in devices]
+    found = {name: _most(stats, key) for name, key in _NAMES.items()}
+    measured = {name: nbytes / GIB for name, nbytes in found.items() if nbytes is not None}
+    return {**measured, "host_memory_peak_gib": peak_resident_bytes() / GIB}
+
+
+def _most(stats: Iterable[Mapping[str, int]], key: str) -> int | None:
+    """Returns the largest value; -1 is how a device says that it has none."""
+    return max((one[key] for one in stats if one.get(key, -1) >= 0), default=None)

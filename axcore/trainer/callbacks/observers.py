@@ -1,11 +1,19 @@
-"""Observers that a config names: found by name, made when the run has something to report."""
+"""Observers that a config names: found by name, made when the run has something to report.
 
+`Heartbeat` is one of them.
+"""
+
+import json
+import os
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
 
 from axcore.errors import TrainingError
 from axcore.plugins import RunObserver, plugin_host
 from axcore.plugins.time_limit import CallThread, TakesTooLongError, callback_timeout_s, longer
-from axcore.trainer.callbacks.events import Event, Observer
+from axcore.trainer.callbacks.events import Event, Observer, RunStarted, StepsDone
+from axcore.whole_files import write_whole
 
 
 class NamedObserver:
@@ -62,3 +70,26 @@ def named_observers(names: Iterable[str]) -> tuple[Observer, ...]:
     """Returns the observers of those names, for one run."""
     known = {record.name: record for record in plugin_host().records(RunObserver)}
     return tuple(NamedObserver(known[name]) for name in names)
+
+
+HEARTBEAT_NAME = "heartbeat.json"
+
+
+class Heartbeat:
+    """Writes `heartbeat.json` when a run starts and at each report of its steps.
+
+    A supervisor restarts a run whose file is older than some reports take; it is never there in
+    part.
+    """
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Writes the file where the event is one of those."""
+        if isinstance(event, RunStarted):
+            self._directory = Path(event.directory)
+        if isinstance(event, RunStarted | StepsDone) and self._directory is not None:
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            beat = {"step": event.step, "time": now, "pid": os.getpid()}
+            write_whole(self._directory / HEARTBEAT_NAME, f"{json.dumps(beat)}\n".encode())

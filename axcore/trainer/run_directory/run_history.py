@@ -1,7 +1,8 @@
-"""What a run was started with: versions, plugins, hardware, mesh and kernels.
+"""What a run was started with: versions, plugins, hardware, mesh, kernels, and its first batch.
 
 run_history.jsonl    one JSON object a line for each start of the run
 kernels.json         the newest start's kernel plan, with every reason
+first_batch.npz      rows of each array that the first batch has a value a token in
 """
 
 import os
@@ -14,13 +15,17 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
 
 from axcore.ops import KernelPlan
 from axcore.plugins import plugin_host
 from axcore.trainer.run_directory.code import RunCode, package_digest
 from axcore.trainer.run_directory.json_lines import append_json_line, read_json_lines
 from axcore.trainer.run_directory.origin import code_digest, renew_code
-from axcore.whole_files import write_whole
+from axcore.whole_files import open_regular, whole_file, write_whole
 
 RUN_HISTORY_NAME = "run_history.jsonl"
 KERNELS_NAME = "kernels.json"
@@ -175,3 +180,36 @@ def _differences(key: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:
     names = {**before, **now}
     values = [(name, before.get(name, "absent"), now.get(name, "absent")) for name in names]
     return [item for item in values if item[1] != item[2]]
+
+
+FIRST_BATCH_NAME = "first_batch.npz"
+MOST_ROWS, MOST_TOKENS = 8, 2048
+"""How much of it is kept: rows, and tokens of each."""
+
+_NEEDED = ("tokens", "targets", "positions", "loss_weights")
+
+
+def keep_first_batch(directory: Path, batch: Any) -> None:
+    """Keeps some rows of a batch of packed text; of another batch nothing."""
+    if not isinstance(batch, Mapping) or not set(_NEEDED) <= batch.keys():
+        return
+    kept = [name for name in (*_NEEDED, "segment_ids", "token_mask") if name in batch]
+    rows = {name: np.asarray(batch[name])[:MOST_ROWS, :MOST_TOKENS] for name in kept}
+    with whole_file(directory / FIRST_BATCH_NAME) as file:
+        np.savez_compressed(file, allow_pickle=False, **rows)
+
+
+def read_first_batch(directory: Path) -> dict[str, NDArray[Any]] | None:
+    """Returns the rows that were kept; None where none were.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    path = directory / FIRST_BATCH_NAME
+    if not path.exists():
+        return None
+    try:
+        with open_regular(path) as raw, np.load(raw, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, EOFError, BadZipFile) as error:
+        raise ValueError(f"the file is damaged: {error}") from error

@@ -8,9 +8,9 @@ import pytest
 from axl_cpu.kernels.decode_attention.api import cpu_decode_attention
 from axl_cpu.kernels.decode_matmul.api import cpu_decode_matmul
 
-from axcore.ops.decode.reference import decode_attention_reference
-from axcore.ops.decode_matmul.reference import decode_matmul_reference
-from axcore.ops.dispatch.tolerance import TOLERANCES, relative_error
+from axcore.ops.contract import TOLERANCES, relative_error
+from axcore.ops.decode_attention.kernels import decode_attention_reference
+from axcore.ops.decode_matmul.kernels import decode_matmul_reference
 from axcore.testing.decode_attention_contract import DecodeTestCase
 from axcore.testing.decode_matmul_contract import DecodeMatmulTestCase
 

@@ -18,7 +18,7 @@ from cudnn_simulator import SIMULATED
 
 from axcore.errors import KernelError
 from axcore.ops import AttentionInputs, AttentionSpec, Call, KernelPolicy, choose
-from axcore.ops.attention.kernels import attention_call
+from axcore.ops.attention.op import attention_call
 from axcore.plugins import Hardware
 
 BATCH, TIME, HEADS, KV_HEADS, WIDTH = 2, 12, 4, 2, 8

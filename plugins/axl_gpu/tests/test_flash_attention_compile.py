@@ -12,7 +12,7 @@ from axl_gpu.kernels.attention.block_sizes import (
     BackwardBlockSizes,
 )
 
-from axcore.ops.attention.vjp import attention_custom_vjp
+from axcore.ops.attention.op import attention_custom_vjp
 from axcore.plugins import Hardware
 from axcore.testing import AttentionTestCase, CompileSuite, attention_case
 from axcore.testing.contracts import attention_backward_case

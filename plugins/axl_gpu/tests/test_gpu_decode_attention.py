@@ -21,12 +21,12 @@ from axl_gpu.kernels.decode.api import (
 from axl_gpu.kernels.decode.kernel import KEYS, partial_sums
 from mosaic_interpreter import INTERPRETER
 
-from axcore.aot.cost.bytes_moved import bytes_moved
+from axcore.aot.cost.operations import bytes_moved
 from axcore.aot.hlo.program import parse_program
 from axcore.ops import Call, DecodeInputs, DecodeSpec
 from axcore.ops.attention.blockwise import blockwise_forward
-from axcore.ops.decode.reference import decode_attention_reference
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.contract import relative_error
+from axcore.ops.decode_attention.kernels import decode_attention_reference
 from axcore.testing import CompileSuite, KernelSuite
 from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case
 

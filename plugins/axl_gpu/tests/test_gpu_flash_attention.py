@@ -37,10 +37,10 @@ from axcore.errors import KernelError
 from axcore.ops import AttentionInputs, AttentionSpec, KernelPolicy
 from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES
-from axcore.ops.attention.kernels import attention_call
 from axcore.ops.attention.mask import columns, rows, visible
-from axcore.ops.dispatch.choice import choose
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.attention.op import attention_call
+from axcore.ops.contract import relative_error
+from axcore.ops.dispatch import choose
 from axcore.plugins import Hardware
 from axcore.testing import AttentionTestCase, KernelSuite, attention_case
 from axcore.testing.contracts import attention_backward_case

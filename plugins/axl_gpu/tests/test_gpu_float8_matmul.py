@@ -20,9 +20,9 @@ from plain_matmuls import plain_float8_matmul
 from rounding import assert_same_to_rounding
 
 from axcore.ops import Quantization
-from axcore.ops.quantized.calls import matmul_calls
 from axcore.ops.quantized.contract import E4M3, FLOAT8, INT8
 from axcore.ops.quantized.kernels import emulated_matmul
+from axcore.ops.quantized.op import matmul_calls
 from axcore.plugins import Hardware
 from axcore.testing import KernelSuite
 

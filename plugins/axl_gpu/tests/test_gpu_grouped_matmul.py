@@ -23,7 +23,7 @@ from plain_matmuls import PLAIN_GROUPED
 from rounding import assert_same_to_rounding
 
 from axcore.ops import GroupedMatmulInputs
-from axcore.ops.grouped_matmul.api import grouped_matmul_call
+from axcore.ops.grouped_matmul.op import grouped_matmul_call
 from axcore.plugins import Hardware
 from axcore.testing import GroupedMatmulTestCase, KernelSuite, grouped_matmul_case
 

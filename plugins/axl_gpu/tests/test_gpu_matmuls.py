@@ -11,9 +11,11 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import KernelPolicy, choose
-from axcore.ops.dispatch import arg_specs
-from axcore.ops.quantized.calls import matmul_calls
+from axcore.ops.cross_entropy import contract as cross_entropy
+from axcore.ops.grouped_matmul import contract as grouped_matmul
 from axcore.ops.quantized.contract import FLOAT8
+from axcore.ops.quantized.op import matmul_calls
+from axcore.ops.rms_norm import contract as rms_norm
 from axcore.plugins import Hardware
 
 H100 = Hardware.parse("gpu-h100-8")
@@ -23,9 +25,9 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 NARROW = matmul_calls((8, 512, 1024), (1024, 4096), FLOAT8, dtype="bfloat16")
 
 CALLS = {
-    "cross_entropy": (arg_specs.cross_entropy(), "portable"),
-    "rms_norm": (arg_specs.rms_norm(), "portable"),
-    "grouped_matmul": (arg_specs.grouped_matmul(), "gpu_grouped_matmul"),
+    "cross_entropy": (cross_entropy.arg_spec(), "portable"),
+    "rms_norm": (rms_norm.arg_spec(), "portable"),
+    "grouped_matmul": (grouped_matmul.arg_spec(), "gpu_grouped_matmul"),
     "quantized_dot": (NARROW["forward"], "float8"),
 }
 OURS = {

@@ -12,7 +12,7 @@ from axcore.modifiers import Fp8Training, Int8Training
 from axcore.module import DTypes
 from axcore.ops.quantized.contract import FLOAT8
 from axcore.ops.quantized.kernels import emulated_matmul
-from axcore.ops.quantized.types import MATMULS
+from axcore.ops.quantized.quantize import MATMULS
 from axcore.ops.quantized.vjp import quantized_custom_vjp
 from axcore.testing import small_experiment, trainer_on
 

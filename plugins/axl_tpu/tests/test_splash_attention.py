@@ -12,8 +12,8 @@ from axl_tpu.kernels.attention.splash import (
 )
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call, KernelPolicy, choose
-from axcore.ops.attention.kernels import attention_call
-from axcore.ops.attention.reference import attention_reference
+from axcore.ops.attention.kernels import attention_reference
+from axcore.ops.attention.op import attention_call
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware
 

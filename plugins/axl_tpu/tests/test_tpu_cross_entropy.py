@@ -15,10 +15,9 @@ from kernel_blocks import in_blocks
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import Call, CrossEntropyInputs, CrossEntropySpec, KernelPolicy, choose
-from axcore.ops.cross_entropy.api import CROSS_ENTROPY_OP
-from axcore.ops.cross_entropy.reference import cross_entropy_reference
-from axcore.ops.cross_entropy.vjp import cross_entropy_custom_vjp
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.contract import relative_error
+from axcore.ops.cross_entropy.kernels import cross_entropy_reference
+from axcore.ops.cross_entropy.op import CROSS_ENTROPY_OP, cross_entropy_custom_vjp
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, Kernel, plugin_host
 from axcore.testing import CompileSuite, KernelSuite

@@ -16,8 +16,8 @@ from axl_tpu.kernels.decode.prompt import unsupported_reason as prompt_unsupport
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import Call
-from axcore.ops.decode.reference import decode_attention_reference
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.contract import relative_error
+from axcore.ops.decode_attention.kernels import decode_attention_reference
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, KernelSuite
 from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case

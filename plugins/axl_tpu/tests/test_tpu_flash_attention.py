@@ -21,10 +21,9 @@ from axl_tpu.kernels.attention.block_sizes import (
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import AttentionSpec, Call, KernelPolicy, choose
-from axcore.ops.attention.kernels import ATTENTION_BACKWARD
-from axcore.ops.attention.reference import attention_reference
-from axcore.ops.attention.vjp import attention_custom_vjp
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.attention.kernels import attention_reference
+from axcore.ops.attention.op import ATTENTION_BACKWARD, attention_custom_vjp
+from axcore.ops.contract import relative_error
 from axcore.plugins import Hardware
 from axcore.testing import AttentionTestCase, CompileSuite, KernelSuite, attention_case
 from axcore.testing.contracts import attention_backward_case

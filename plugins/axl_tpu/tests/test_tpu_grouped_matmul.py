@@ -18,9 +18,9 @@ from kernel_blocks import in_blocks
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import Call, GroupedMatmulInputs, KernelPolicy, choose
-from axcore.ops.dispatch.tolerance import relative_error
-from axcore.ops.grouped_matmul.reference import grouped_matmul_reference
-from axcore.ops.grouped_matmul.vjp import grouped_matmul_custom_vjp
+from axcore.ops.contract import relative_error
+from axcore.ops.grouped_matmul.kernels import grouped_matmul_reference
+from axcore.ops.grouped_matmul.op import grouped_matmul_custom_vjp
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, GroupedMatmulTestCase, KernelSuite, grouped_matmul_case
 

@@ -16,9 +16,9 @@ from kernel_blocks import in_blocks
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import Call, RmsNormInputs, RmsNormSpec
-from axcore.ops.dispatch.tolerance import relative_error
-from axcore.ops.rms_norm.portable import rms_norm_portable
-from axcore.ops.rms_norm.vjp import rms_norm_custom_vjp
+from axcore.ops.contract import relative_error
+from axcore.ops.rms_norm.kernels import rms_norm_portable
+from axcore.ops.rms_norm.op import rms_norm_custom_vjp
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, KernelSuite
 from axcore.testing.rms_norm_contract import RmsNormTestCase, rms_norm_case

@@ -15,8 +15,8 @@ from axl_trainium.sdk import IS_SDK, nisa
 
 from axcore.ops import Call
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES, AttentionTestCase
+from axcore.ops.attention.kernels import attention_reference
 from axcore.ops.attention.mask import columns, rows, visible
-from axcore.ops.attention.reference import attention_reference
 from axcore.testing import attention_case
 
 SAMPLES = {sample.name: sample for sample in ATTENTION_TEST_CASES}

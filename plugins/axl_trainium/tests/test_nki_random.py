@@ -14,11 +14,11 @@ from axl_trainium.kernels.cross_entropy.api import (
 )
 
 from axcore.ops import AttentionInputs, AttentionSpec, CrossEntropyInputs, CrossEntropySpec
-from axcore.ops.attention.reference import attention_reference
-from axcore.ops.attention.vjp import attention_custom_vjp
-from axcore.ops.cross_entropy.reference import cross_entropy_reference
-from axcore.ops.cross_entropy.vjp import cross_entropy_custom_vjp
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.attention.kernels import attention_reference
+from axcore.ops.attention.op import attention_custom_vjp
+from axcore.ops.contract import relative_error
+from axcore.ops.cross_entropy.kernels import cross_entropy_reference
+from axcore.ops.cross_entropy.op import cross_entropy_custom_vjp
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("runs_nki")]
 

@@ -16,7 +16,7 @@ from axl_trainium.sdk import IS_SDK
 
 from axcore.ops import Call
 from axcore.ops.cross_entropy.contract import CrossEntropyTestCase
-from axcore.ops.cross_entropy.vjp import cross_entropy_custom_vjp
+from axcore.ops.cross_entropy.op import cross_entropy_custom_vjp
 
 on_numpy = pytest.mark.skipif(
     IS_SDK, reason="AWS's Neuron SDK is installed: only the simulator takes numpy"

@@ -13,7 +13,7 @@ from axcore.ops import (
     rms_norm,
     use_policy,
 )
-from axcore.ops.dispatch.tolerance import relative_error
+from axcore.ops.contract import relative_error
 from axcore.plugins import Hardware
 
 NAMES = {

@@ -1,16 +1,20 @@
-"""Observers that a config names: the heartbeat, and one of a plugin that raises."""
+"""Events of a run, and observers that a config names: the heartbeat, and some that fail."""
 
 import json
 import os
 import re
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
+import attrs
 import pytest
 
 from axcore.config import evolve
 from axcore.errors import ConfigError, PluginError
+from axcore.models import flops_per_token
 from axcore.plugins.time_limit import CALLBACK_TIMEOUT
-from axcore.trainer import CheckpointSaved, RunFinished, StepsDone
+from axcore.trainer import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepsDone
+from axcore.trainer.callbacks import progress
 from axcore.trainer.callbacks.events import Observers
 from axcore.trainer.callbacks.observers import named_observers
 from axcore.trainer.checks import check_libraries
@@ -165,3 +169,96 @@ def test_observers_that_are_unknown_are_refused_with_writers_that_are(toy_config
     text = str(raised.value)
     assert "observers names 'heartbeet', which is no observer; did you mean 'heartbeat'" in text
     assert "writers names 'jason_lines', which is no metric writer; did you mean" in text
+
+
+@pytest.fixture(scope="module")
+def seen(toy_trainer, tmp_path_factory):
+    """The events of a whole run, beside an observer that raises at the second step."""
+    events, calls = [], []
+
+    def failing(event):
+        calls.append(event)
+        if isinstance(event, StepsDone) and event.step == 2:
+            raise RuntimeError("the display fell off the wall")
+
+    with pytest.warns(UserWarning, match="is switched off") as caught:
+        result = toy_trainer.run(tmp_path_factory.mktemp("run") / "run", [failing, events.append])
+    return events, calls, [str(warning.message) for warning in caught], result
+
+
+@pytest.mark.slow
+def test_events_come_in_the_order_of_the_run(seen):
+    events, *_ = seen
+    saved = [event for event in events if isinstance(event, CheckpointSaved)]
+    others = [event for event in events if event not in saved]
+    assert [type(event).__name__ for event in others[:7]] == [
+        "RunStarted",
+        *["StepsDone"] * 4,
+        "Evaluated",
+        "StepsDone",
+    ]
+    of = lambda kind: [event.step for event in events if isinstance(event, kind)]  # noqa: E731
+    assert of(RunStarted) == [0]
+    assert of(StepsDone) == list(range(1, 13))
+    assert of(Evaluated) == of(CheckpointSaved) == [4, 8, 12]
+    assert events[-1] == RunFinished(step=12, is_complete=True)
+    assert others[-2].metrics == seen[3].validation
+
+
+def test_an_observer_that_raises_is_switched_off_with_a_warning_and_the_run_goes_on(seen):
+    _, calls, warnings, result = seen
+    assert result.is_complete
+    assert calls[-1].step == 2
+    (warning,) = warnings
+    assert "raised RuntimeError: the display fell off the wall at StepsDone" in warning
+    assert "switched off for the rest of the run" in warning
+
+
+def test_an_event_cannot_be_changed(seen):
+    for event in seen[0]:
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            event.step = 99
+    with pytest.raises(TypeError):
+        seen[0][1].metrics["loss"] = 0.0
+
+
+def test_the_start_tells_what_is_trained_on_what(seen, toy_trainer):
+    started = seen[0][0]
+    assert (started.hardware, started.mesh, started.max_steps) == ("cpu-1", "1 device", 12)
+    assert started.num_params == 264 * 8 + 264
+    assert started.data == str(toy_trainer.data.summary())
+    assert started.peak_flops is None
+
+
+def test_flops_of_a_token_follow_the_formula_by_hand(small_trainer):
+    dim, heads, kv_heads, head_dim, hidden, vocab, seq_len = 32, 4, 2, 8, 64, 264, 64
+    attention = dim * head_dim * (heads + 2 * kv_heads) + heads * head_dim * dim
+    layer = attention + 3 * dim * hidden + 2 * dim
+    num_matmul = 2 * layer + dim + dim * vocab
+    pairs = 2 * 6 * seq_len * heads * head_dim
+    assert flops_per_token(small_trainer.model, seq_len) == 6 * num_matmul + pairs
+
+
+@pytest.mark.slow
+def test_steps_are_logged_together_where_asked(rare_trainer, tmp_path):
+    events = []
+    rare_trainer.run(tmp_path, [events.append])
+    done = [event for event in events if isinstance(event, StepsDone)]
+    assert [event.step for event in done] == [5, 10, 12]
+    assert [event.step for event in events if isinstance(event, Evaluated)] == [2, 4, 6, 8, 10, 12]
+
+
+def done(step, step_time_s):
+    return StepsDone(step=step, metrics={"step_time_s": step_time_s})
+
+
+def test_the_time_left_leaves_out_what_came_before_the_first_report(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    clock = progress.Clock(SimpleNamespace(step=0, max_steps=100))
+    now[0] = 600.0  # of compiling
+    assert clock.left(done(10, 2.0)) == "3m00s"
+    now[0] += 30.0
+    assert clock.left(done(20, 2.0)) == "4m00s"
+    now[0] += 60 * 3600.0
+    assert clock.left(done(99, 2.0)) == "40m27s"

@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """What the attention kernels are given: arrays of whole blocks, and static choices.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width, all

@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """The arithmetic of one block of attention in registers, shared by every kernel of this room.
 
 Logits here are in base 2, for `exp2` is what the hardware has. A block lies with queries along its

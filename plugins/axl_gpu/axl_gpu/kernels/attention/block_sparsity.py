@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """Which query sees which key, as the kernels get it: a range of keys per query, and segments.
 
 Causality, windows, offsets, key ranges and the end of the keys are all one range `[low, high)` of

@@ -8,7 +8,6 @@ documents of a row, P pairs of them and rows (B M).
 
 Source: XLA, `xla/service/gpu/backend_configs.proto` (CudnnfMHABackendConfig).
 """
-# ruff: noqa: N815 - fields carry shape letters
 
 import json
 from typing import Any, Literal, NamedTuple

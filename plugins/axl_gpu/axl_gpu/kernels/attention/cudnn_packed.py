@@ -9,8 +9,6 @@ Letters: B batch, T tokens, N heads, H key width, V value width, M documents of 
 them and rows (B M).
 """
 
-# ruff: noqa: N815 - fields carry shape letters
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

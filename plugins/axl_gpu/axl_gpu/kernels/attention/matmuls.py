@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """The matrix products that attention is made of, as instructions of a warp group.
 
 `TENSOR_CORES` are Hopper's own: both operands in shared memory, or the left one in registers, which

@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """What a thread block that goes over queries does: where it is, and what it fetches.
 
 It has the keys and values of one head of keys, a block for each warp group, and rings of blocks of

@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """The two Hopper kernels of cross-entropy: what logits come to, and their gradient, by blocks.
 
 Both multiply a tile of tokens by blocks of the vocabulary, and use the logits in registers, where

@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """The Hopper kernel of decode attention: partial sums over one share of a row's keys.
 
 A thread block is one warp group. It has the queries of all heads that share a key head as the rows

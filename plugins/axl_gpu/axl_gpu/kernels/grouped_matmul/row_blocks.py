@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """Rows sorted by group, cut into tiles of which each holds rows of one group.
 
 A tile starts at a multiple of 8 rows, as the copies of a GPU do, so the first tile of a group may

@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """The walk of a flash attention kernel: which pairs of query and key blocks it visits, in order.
 
 A grid over all pairs would spend steps on pairs that show nothing, so the grid runs over a list of

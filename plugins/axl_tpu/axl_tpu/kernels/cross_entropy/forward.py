@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """Cross-entropy's forward kernel: what each token needs of all logits, of which a block at a time
 is in VMEM, and nothing in memory.
 

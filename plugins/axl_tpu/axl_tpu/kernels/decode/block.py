@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """The arithmetic of decode attention on one block of the cache, inside of the kernel.
 
 Letters: T queries of a row, N query heads, K key heads, H key width, V value width, R = T N rows of

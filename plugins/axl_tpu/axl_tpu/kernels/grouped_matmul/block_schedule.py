@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """Which blocks of rows a grouped product visits, for which groups.
 
 Rows stay in their order: a block that holds rows of several groups is visited once for each.

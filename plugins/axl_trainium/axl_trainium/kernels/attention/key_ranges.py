@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - fields carry shape letters
 """Every mask of an attention call as one range of keys for each query.
 
 Causality, windows, offsets, key ranges and documents in one piece are ranges, and so is

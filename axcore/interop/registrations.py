@@ -1,0 +1,29 @@
+"""What the reading and writing of published weights brings by name."""
+
+from collections.abc import Iterator
+
+from axcore.plugins import AdapterFormat, Modifier, Ref, hook
+
+
+@hook.adapter_formats
+def adapter_formats() -> Iterator[AdapterFormat]:
+    """LoRA's."""
+    yield AdapterFormat(
+        name="peft",
+        layer=Ref("axcore.layers:LoRALinear.Config"),
+        format=Ref("axcore.interop.peft:PeftFormat"),
+        summary="PEFT, of Hugging Face",
+    )
+
+
+@hook.modifiers
+def modifiers() -> Iterator[Modifier]:
+    """Changes of the weights that a run begins with."""
+    for name, config, summary in (
+        ("rename_weights", "RenameWeights", "First weights under other names"),
+        ("grow_vocabulary", "GrowVocabulary", "First weights for more tokens"),
+        ("extend_positions", "ExtendPositions", "First weights for more learned positions"),
+        ("upcycle", "Upcycle", "First weights of experts from a feed-forward"),
+        ("stack_depth", "StackDepth", "First weights of more layers, or of some of them"),
+    ):
+        yield Modifier(name=name, config=Ref(f"axcore.interop:{config}"), summary=summary)

@@ -1,1 +1,0 @@
-"""Choosing the kernel of a call: registry, plan, policy, block sizes, tolerances."""

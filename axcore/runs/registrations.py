@@ -1,0 +1,40 @@
+"""What continues from a run: fine-tuning, and modifiers that begin with its weights."""
+
+from collections.abc import Iterator
+
+from axcore.plugins import Experiment, Modifier, Ref, hook
+
+
+@hook.experiments
+def experiments() -> Iterator[Experiment]:
+    """Fine-tuning of a run or of a published model."""
+    yield Experiment(
+        name="sft",
+        fn=Ref("axcore.runs.base_model:sft"),
+        summary="A run or a published model, trained further on conversations",
+    )
+    yield Experiment(
+        name="dpo",
+        fn=Ref("axcore.runs.base_model:dpo"),
+        summary="A run or a published model, trained further on answers chosen over others",
+    )
+    yield Experiment(
+        name="kto",
+        fn=Ref("axcore.runs.base_model:kto"),
+        summary="A run or a published model, trained further on answers judged one by one",
+    )
+
+
+@hook.modifiers
+def modifiers() -> Iterator[Modifier]:
+    """Runs that begin with another run, and text that a run draws."""
+    yield Modifier(
+        name="from_run",
+        config=Ref("axcore.runs:FromRun"),
+        summary="A run begins with the weights of another run",
+    )
+    yield Modifier(
+        name="draw_samples",
+        config=Ref("axcore.runs:DrawSamples"),
+        summary="Text drawn at each evaluation, and kept with the run",
+    )
