@@ -91,7 +91,9 @@ def _rows(cfg: Any, hardware: Hardware) -> Axis:
     """Returns rows of a device at a time, halved and doubled from what they are."""
     sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
     by_axis = dict(zip(MESH_AXES, sizes, strict=True))
-    rows = cfg.data.batch_size // math.prod(by_axis[one] for one in cfg.activation_rules["batch"])
+    rows = cfg.data.batch_size // math.prod(
+        by_axis[one] for one in cfg.sharding.activation_rules["batch"]
+    )
     at_once = max(1, rows // cfg.num_micro_batches)
     fewer = [at_once // 2**n for n in range(1, at_once.bit_length())]
     more = [at_once * 2**n for n in range(1, (rows // at_once).bit_length())]

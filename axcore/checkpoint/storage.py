@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import AxcoreError, CheckpointError
 from axcore.plugins import CheckpointStorage, attributed, plugin_host
 from axcore.registration.returns import CORE
@@ -110,7 +110,7 @@ def open_storage(directory: str) -> StepStorage:
     known = {record.name: record for record in plugin_host().records(CheckpointStorage)}
     if name not in known:
         raise CheckpointError(
-            f"no plugin brings the checkpoint storage {name!r}; {name_the_known(name, known)}",
+            f"no plugin brings the checkpoint storage {name!r}; {suggest_names(name, known)}",
             where=directory,
             hint="install the plugin that does, or name a directory",
         )

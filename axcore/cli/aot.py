@@ -41,7 +41,7 @@ def _rows(context: Any, parameter: Any, text: str | None) -> tuple[int, ...] | N
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of numbers, as 1,8,64") from None
+        raise click.BadParameter(f"{text!r} is not a list of numbers, as 1,8,64") from None
 
 
 OPTIONS: tuple[Decorator, ...] = (
@@ -63,7 +63,7 @@ OPTIONS: tuple[Decorator, ...] = (
 
 
 def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a command with the options of `--serve`."""
+    """Return a command with the options of `--serve`."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command
@@ -146,7 +146,7 @@ def aot(
 
 
 def _hint(attempts: Sequence[Attempt]) -> str:
-    """Returns what to do about a step that does not fit."""
+    """Return what to do about a step that does not fit."""
     if not attempts:
         return "add --search to look for a change that fits, or name more chips"
     best = fastest(attempts)
@@ -160,7 +160,7 @@ def serves_as_asked(
     wanted: Mapping[str, Any],
     others: Mapping[str, bool],
 ) -> bool:
-    """Returns whether `--serve` was given.
+    """Return whether `--serve` was given.
 
     Args:
         serves: Whether it was.
@@ -184,7 +184,7 @@ def serves_as_asked(
 def load_serving(
     name: str, overrides: Sequence[str], *, changes: Sequence[str], hardware: Hardware
 ) -> tuple[Any, Any]:
-    """Returns a named experiment or a config file, changed as asked, and an engine's config.
+    """Return a named experiment or a config file, changed as asked, and an engine's config.
 
     Overrides that begin with `engine.` are of the engine, as for `axcore serve`. The hardware's
     mesh rule is of training and is not applied.
@@ -212,7 +212,7 @@ def report_serving(
     experiment: str,
     as_json: bool,
 ) -> None:
-    """Prints what a model takes that serves.
+    """Print what a model takes that serves.
 
     Raises:
         AotError: It does not fit.
@@ -238,6 +238,6 @@ def report_serving(
 
 
 def _training_length(cfg: Any) -> int:
-    """Returns the tokens of a row that the model is trained on."""
+    """Return the tokens of a row that the model is trained on."""
     length: int = cfg.data.for_shapes().build().batch_spec().axis_sizes()["time"]
     return length

@@ -38,7 +38,7 @@ def doctor(fixes: bool, as_json: bool) -> None:
 
 
 def looked_at(check: DoctorCheck, *, fixes: bool) -> list[Finding]:
-    """Returns what a check finds, after what it finds was fixed where that is wanted."""
+    """Return what a check finds, after what it finds was fixed where that is wanted."""
     found = list(findings(check))
     wanted = [one.fix for one in found if fixes and one.fix is not None]
     if not wanted:
@@ -55,7 +55,7 @@ def _applied(fix: Fix) -> Finding:
 
 
 def findings(check: DoctorCheck) -> Iterator[Finding]:
-    """Yields what a check finds; a check that itself fails is found as an error."""
+    """Yield what a check finds; a check that itself fails is found as an error."""
     try:
         yield from within(TIMEOUT_S, lambda: list(_checked(check)), package=check.plugin)
     except TakesTooLongError as place:

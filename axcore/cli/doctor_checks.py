@@ -69,7 +69,7 @@ def versions() -> Iterator[Finding]:
 
 
 def jax_finding(jax_version: str, jaxlib_version: str) -> Finding:
-    """Returns what there is to say of these versions of jax and jaxlib."""
+    """Return what there is to say of these versions of jax and jaxlib."""
     hint = "pip install 'jax>=0.10,<0.13'"
     numbers = tuple(int(part) for part in re.findall(r"\d+", jax_version)[:2])
     if numbers < OLDEST_JAX:
@@ -106,7 +106,7 @@ def environment() -> Iterator[Finding]:
 
 
 def environment_findings(variables: dict[str, str], known: list[str]) -> Iterator[Finding]:
-    """Yields what is wrong with `variables`, where programs read those `known`."""
+    """Yield what is wrong with `variables`, where programs read those `known`."""
     for name in sorted(variables):
         near = did_you_mean(name, known)
         if name.startswith(("JAX_", "XLA_", "AXCORE_")) and name not in known and near:
@@ -126,7 +126,7 @@ def processes() -> Iterator[Finding]:
 
 
 def process_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields what `variables` say of a process's index."""
+    """Yield what `variables` say of a process's index."""
     try:
         place = find_process_info(process_flags(variables), variables)
     except AxcoreError as error:
@@ -255,7 +255,7 @@ def _left_drafts(folders: Sequence[Path], programs: Path) -> Finding | None:
 
 
 def _named(folder: Path, end: re.Pattern[str], glob: str = "*") -> Iterator[Path]:
-    """Yields the files of a folder whose names end so."""
+    """Yield the files of a folder whose names end so."""
     for file in folder.glob(glob):
         if end.search(file.name) and file.is_file():
             yield file

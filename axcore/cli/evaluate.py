@@ -49,7 +49,7 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
         _print_validation_loss(model, rest["step"], rest["trust_code"], as_json=as_json)
         return
     from axcore.evaluation import check_tasks, directory_of, evaluate_tasks, find_tasks, identity_of
-    from axcore.evaluation.opening import engine_model
+    from axcore.evaluation.engine_model import engine_model
     from axcore.runs import open_model
 
     found = find_tasks(tasks, _overrides(tasks, rest))
@@ -78,7 +78,7 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
 
 
 def _overrides(tasks: Sequence[str], rest: dict[str, Any]) -> tuple[str, ...]:
-    """Returns what the options set, before what --set does."""
+    """Return what the options set, before what --set does."""
     from axcore.evaluation import find_tasks
 
     numbers = {name: rest[name] for name in ("limit", "num_shots") if rest[name] is not None}

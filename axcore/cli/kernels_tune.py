@@ -17,7 +17,7 @@ import click
 import jax
 import jax.numpy as jnp
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import AxcoreError, KernelError
 from axcore.ops import BlockSizeTable, KernelPolicy, use_policy
 from axcore.ops.plan import read_rows, sizes_of, write_rows
@@ -60,7 +60,7 @@ def tune_kernel(
     except OSError as error:
         raise KernelError(
             f"the table {file} cannot be written: {error}",
-            hint="write it elsewhere by --out FILE, and put it beside the kernel",
+            hint="write it elsewhere by --out FILE, and put it next to the kernel",
         ) from error
     click.echo(f"wrote {file}")
 
@@ -68,7 +68,7 @@ def tune_kernel(
 def _kernel(key: str) -> Kernel:
     known = {kernel.key: kernel for kernel in plugin_host().records(Kernel)}
     if key not in known:
-        raise KernelError(f"there is no kernel {key!r}; {name_the_known(key, known)}")
+        raise KernelError(f"there is no kernel {key!r}; {suggest_names(key, known)}")
     return known[key]
 
 
@@ -92,11 +92,11 @@ def _table(kernel: Kernel, hardware: Hardware) -> BlockSizeTable[Any]:
 
 
 def _cases(kernel: Kernel, names: Sequence[str], dtype: str) -> list[Case]:
-    """Returns the calls that models make and the kernel takes, or those of them that are named."""
+    """Return the calls that models make and the kernel takes, or those of them that are named."""
     cases = {case.name: case for case in contract_of(kernel.op).model_cases}
     for name in names:
         if name not in cases:
-            raise KernelError(f"{kernel.op} has no case {name!r}; {name_the_known(name, cases)}")
+            raise KernelError(f"{kernel.op} has no case {name!r}; {suggest_names(name, cases)}")
     wanted = [case for name, case in cases.items() if name in (names or cases)]
     unsupported_reason = (
         kernel.unsupported_reason.resolve()
@@ -125,7 +125,7 @@ def _tuned(
     repeats: int,
     hardware: Hardware,
 ) -> dict[str, Any]:
-    """Returns the entry of the best candidate for a call, and prints them all."""
+    """Return the entry of the best candidate for a call, and prints them all."""
     call = case.abstract_call(dtype)
     default = table.default(call, hardware)
     candidates = dict.fromkeys((default, *table.candidates(call, hardware)))
@@ -190,7 +190,7 @@ def _timed(
 
 
 def _zeros_of(forward: Any, inputs: Any, spec: Any) -> Any:
-    """Returns zeros in the place of a forward kernel's outputs, so that backward is timed alone."""
+    """Return zeros in the place of a forward kernel's outputs, so that backward is timed alone."""
     outputs = jax.eval_shape(lambda inputs: forward(inputs, spec), inputs)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
 

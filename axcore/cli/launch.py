@@ -23,7 +23,7 @@ class LaunchCommand(click.Command):
     """A command whose help ends with the engines there are and what each wants to know."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the engines, by name, with what `--option` takes for each."""
+        """Write the engines, by name, with what `--option` takes for each."""
         with formatter.section("Engines"):
             formatter.write_dl([(record.name, _described(record)) for record in _engines()])
 
@@ -116,7 +116,7 @@ def _is_supervised(launcher: Launcher, processes: int, wanted: bool | None) -> T
 
 
 def _supervise(launcher: Local, job: Job, policy: Policy) -> int:
-    """Returns the exit code of a supervised run; another process checks it, so none of jax stays.
+    """Return the exit code of a supervised run; another process checks it, so none of jax stays.
 
     The check is this command with `--show`, which prints what is wrong and exits as this would.
     """
@@ -132,7 +132,7 @@ def _supervise(launcher: Local, job: Job, policy: Policy) -> int:
 
 
 def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:
-    """Returns a launcher with `NAME=VALUE` texts put in.
+    """Return a launcher with `NAME=VALUE` texts put in.
 
     Raises:
         ConfigError: A field does not exist, or a value is not of its type.
@@ -142,7 +142,7 @@ def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:
 
 
 def check_training(arguments: tuple[str, ...]) -> None:
-    """Checks the arguments of `axcore train` as far as can be without its hardware.
+    """Check the arguments of `axcore train` as far as can be without its hardware.
 
     Raises:
         ConfigError: The experiment or a change of it is unknown, or does not fit.

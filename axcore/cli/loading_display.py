@@ -50,7 +50,7 @@ class LoadingDisplay:
             self._bar.stop()
 
     def begin(self, name: str, part: str = "") -> None:
-        """Begins a phase, and ends the one before."""
+        """Begin a phase, and end the one before."""
         self.finish()
         self._name, self._began = name, time.monotonic()
         if self._live:
@@ -59,7 +59,7 @@ class LoadingDisplay:
             self._print(f"{name}: {part}" if part else name)
 
     def advance(self, num_done: int, num_parts: int, part: str) -> None:
-        """Shows that so many parts of the phase are done, the newest of them `part`."""
+        """Show that so many parts of the phase are done, the newest of them `part`."""
         if self._live and self._task is not None:
             text = f"{num_done}/{num_parts} {part}"
             self._bar.update(self._task, completed=num_done, total=num_parts, part=text)
@@ -68,7 +68,7 @@ class LoadingDisplay:
             self._print(f"{self._name}: {num_done} of {num_parts}, {part}")
 
     def hear(self, work: Work) -> None:
-        """Shows how far work of the phase is, on a terminal; elsewhere what is long in it."""
+        """Show how far work of the phase is, on a terminal; elsewhere what is long in it."""
         if self._live and self._task is not None:
             self._bar.update(
                 self._task, completed=work.done, total=work.total, part=work_text(work)
@@ -78,7 +78,7 @@ class LoadingDisplay:
             self._print(f"{self._name}: {work_text(work)}")
 
     def finish(self) -> None:
-        """Ends the phase."""
+        """End the phase."""
         if self._live and self._task is not None:
             self._bar.update(self._task, completed=1, total=1, refresh=True)
             self._bar.stop_task(self._task)

@@ -22,7 +22,7 @@ class OutputPath(click.Path):
         super().__init__(file_okay=not is_folder, dir_okay=is_folder, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the path, where it or a folder above it can be written."""
+        """Return the path, where it or a folder above it can be written."""
         path: Path = Path(os.fsdecode(super().convert(value, param, ctx)))
         there = next(one for one in (path, *path.absolute().parents) if one.exists())
         if there != path and not there.is_dir():
@@ -33,7 +33,7 @@ class OutputPath(click.Path):
 
 
 def write_output(path: Path, text: str) -> None:
-    """Writes a file that a user asked for, whole or not at all; its folder is made.
+    """Write a file that a user asked for, whole or not at all; its folder is made.
 
     Raises:
         ConfigError: It cannot be written.
@@ -50,7 +50,7 @@ def write_output(path: Path, text: str) -> None:
 
 
 def complete_experiment(_: Any, __: Any, typed: str) -> list[CompletionItem]:
-    """Returns experiments, with what they are."""
+    """Return experiments, with what they are."""
     from axcore.plugins import Experiment, plugin_host
 
     records = sorted(plugin_host().records(Experiment), key=lambda record: record.name)
@@ -58,7 +58,7 @@ def complete_experiment(_: Any, __: Any, typed: str) -> list[CompletionItem]:
 
 
 def complete_target(_: Any, __: Any, typed: str) -> list[CompletionItem]:
-    """Returns names of hardware."""
+    """Return names of hardware."""
     from axcore.plugins import HardwareFamily, plugin_host
 
     hosts = [host for one in plugin_host().records(HardwareFamily) for host in one.hosts]
@@ -66,14 +66,14 @@ def complete_target(_: Any, __: Any, typed: str) -> list[CompletionItem]:
 
 
 def complete_run(_: Any, __: Any, typed: str) -> list[CompletionItem]:
-    """Returns run directories, of those in runs or below what is typed."""
+    """Return run directories, of those in runs or below what is typed."""
     folders = {Path("runs"), Path(typed), Path(typed).parent}
     found = sorted({str(config.parent) for one in folders for config in one.glob("*/config.json")})
     return [*_items(typed, ((one, "") for one in found)), CompletionItem(typed, type="dir")]
 
 
 def complete_change(_: Any, __: Any, typed: str) -> list[CompletionItem]:
-    """Returns named changes, with what they do."""
+    """Return named changes, with what they do."""
     from axcore.plugins import Modifier, plugin_host
 
     records = sorted(plugin_host().records(Modifier), key=lambda record: record.name)
@@ -81,7 +81,7 @@ def complete_change(_: Any, __: Any, typed: str) -> list[CompletionItem]:
 
 
 def complete_override(context: Any, _: Any, typed: str) -> list[CompletionItem]:
-    """Returns paths of the experiment that the line names, each with an equals sign."""
+    """Return paths of the experiment that the line names, each with an equals sign."""
     from axcore.config.fields import fields_of
     from axcore.experiments.named import experiment
 
@@ -141,7 +141,7 @@ modify: Decorator = click.option(
 
 
 def escape_control_characters(text: str) -> str:
-    """Returns text with control characters written out, but for line ends and tabs.
+    """Return text with control characters written out, but for line ends and tabs.
 
     A model may draw any byte, an escape sequence that rewrites the screen included.
     """

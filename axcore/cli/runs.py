@@ -84,9 +84,9 @@ COMPARISON_NAME = "comparison.html"
 def report(
     runs: tuple[str, ...], out: Path | None, opens: bool, trust_code: bool, as_json: bool
 ) -> None:
-    """Write a page about RUN, or about several runs beside each other.
+    """Write a page about RUN, or about several runs side by side.
 
-    It needs nothing beside it, and can be sent to somebody. A run may still be training.
+    It needs no other file, and can be sent to somebody. A run may still be training.
     """
     from axcore.report.page import REPORT_NAME  # imports jax, which --help need not
 
@@ -103,10 +103,10 @@ def report(
 def write_report(
     directories: tuple[str | Path, ...], path: Path, *, trust_code: bool = False
 ) -> list[dict[str, object]]:
-    """Writes a page about runs, whole or not at all, and returns what it shows.
+    """Write a page about runs, whole or not at all, and return what it shows.
 
     Raises:
-        CheckpointError: A directory is no run.
+        CheckpointError: Not a run directory.
         ConfigError: The page cannot be written.
     """
     from datetime import UTC, datetime
@@ -168,7 +168,7 @@ def _read(place: str, *, trust_code: bool) -> "Profile":
 
 
 def _write_page(places: tuple[str, ...], path: Path, *, trust_code: bool) -> None:
-    """Writes a page about the recordings of one run, or of two beside each other."""
+    """Write a page about the recordings of one run, or of two side by side."""
     from datetime import UTC, datetime
 
     from axcore.report.page import run_page_html

@@ -81,7 +81,7 @@ def serve(
     """Serve MODEL, a run directory or the folder of a published model.
 
     --set changes how, as engine.max_num_seqs=32 or limits.max_requests=100, --modify the model, as
-    quantized_cache; see docs/serving.md.
+    'kv_cache(dtype=int8)'; see docs/serving.md.
     """
     _check_installed()
     with _ends_at(signal.SIGTERM):
@@ -91,7 +91,7 @@ def serve(
 def _serve(
     model: str, host: str, port: int, *, target: str | None, overrides: tuple[str, ...], **rest: Any
 ) -> None:
-    """Serves a model until a signal or a fault of its engine ends the server."""
+    """Serve a model until a signal or a fault of its engine ends the server."""
     use_compile_cache()
     wanted = use_target(target)
     from axcore.cli.loading_display import LoadingDisplay
@@ -160,7 +160,7 @@ def _serve(
 
 @contextmanager
 def _ends_at(number: signal.Signals) -> Iterator[None]:
-    """Lets a signal end the process at once with 0 where no server runs: no answer can be lost.
+    """Let a signal end the process at once with 0 where no server runs: no answer can be lost.
 
     While one runs, it has the signal.
     """
@@ -172,7 +172,7 @@ def _ends_at(number: signal.Signals) -> Iterator[None]:
 
 
 def _end_after(seconds: float, code: int) -> threading.Timer:
-    """Ends the process after a time, unless it is cancelled.
+    """End the process after a time, unless it is cancelled.
 
     What is closed at the end waits for a restore, or for programs that are being compiled. Both can
     take minutes, and nothing can interrupt them.
@@ -198,7 +198,7 @@ def _warn_of_everybody(host: str, *, has_names: bool) -> None:
 
 
 def _announce(served: "ServedModel", url: str, *, has_keys: bool) -> None:
-    """Prints where the server is, and a command to try."""
+    """Print where the server is, and a command to try."""
     devices = served.placement and served.placement.describe()
     if devices:
         click.echo(devices, err=True)

@@ -1,4 +1,4 @@
-"""`axcore train`: run an experiment, or take it up where it was."""
+"""`axcore train`: train an experiment, or resume it."""
 
 import contextlib
 import os
@@ -64,7 +64,7 @@ _LIMITS = ("join_s", "barrier_s")
 
 
 def process_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options by which a command is one of several processes, as `**processes`."""
+    """Add the options by which a command is one of several processes, as `**processes`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -149,7 +149,7 @@ def train(
 def _load(
     experiment: str, overrides: Any, changes: tuple[str, ...], wanted: Hardware | None
 ) -> Any:
-    """Returns the trainer, on the hardware at hand."""
+    """Return the trainer, on the hardware at hand."""
     from axcore.experiments.named import load_resolved
     from axcore.trainer import KeptSteps, Trainer
 
@@ -169,7 +169,7 @@ def _train(
     began: float | None,
     profiled: str,
 ) -> None:
-    """Trains once, to the end or to the loss of another process."""
+    """Train once, to the end or to the loss of another process."""
     from axcore.aot.out_of_memory import StepMemoryRecorder, check_host_holds_state
     from axcore.distributed import naming_lost_processes
     from axcore.profiles import StepProfiler, parse_steps
@@ -201,7 +201,7 @@ def _train(
 
 
 def _compare(load: Callable[[], Any], run: Path, num_steps: int) -> None:
-    """Computes steps by the run's kernels and by axcore's own, and says what differs."""
+    """Compute steps by the run's kernels and by axcore's own, and say what differs."""
     from axcore.trainer.reference_steps import compare_steps
 
     with _explaining_memory():
@@ -212,7 +212,7 @@ def _compare(load: Callable[[], Any], run: Path, num_steps: int) -> None:
 
 @contextlib.contextmanager
 def _explaining_memory(trainer: Any = None) -> Iterator[None]:
-    """Explains what did not fit, where memory runs out."""
+    """Explain what did not fit, where memory runs out."""
     try:
         yield
     except Exception as error:
@@ -230,7 +230,7 @@ def _end_waits() -> None:
 
 
 def _stand_down(turns: Turns) -> float:
-    """Leaves an attempt that lost a process; returns when the next one began."""
+    """Leave an attempt that lost a process; returns when the next one began."""
     from axcore.distributed import leave_processes
 
     leave_processes()
@@ -238,7 +238,7 @@ def _stand_down(turns: Turns) -> float:
 
 
 def _import_all() -> None:
-    """Imports what every trainer needs."""
+    """Import what every trainer needs."""
     import axcore.distributed
     import axcore.experiments.named
     import axcore.resilience.goodput
@@ -283,7 +283,7 @@ def _write_report(run: Path) -> None:
 
 
 def _sample(trainer: Any, result: Any, run: Path) -> None:
-    """Prints a sample of generated text, and keeps it in the run directory."""
+    """Print a sample of generated text, and keep it in the run directory."""
     from axcore.runs.run import generate_text
 
     model = trainer.step.evaluated_model(result.state)
@@ -294,7 +294,7 @@ def _sample(trainer: Any, result: Any, run: Path) -> None:
 
 
 def process_info_of(processes: Mapping[str, Any]) -> ProcessInfo | None:
-    """Returns the place of this process in its run; None where it is the only one."""
+    """Return the place of this process in its run; None where it is the only one."""
     given = {name: value for name, value in processes.items() if name not in _LIMITS}
     return find_process_info(given)
 
@@ -305,7 +305,7 @@ def is_hosted() -> bool:
 
 
 def join(place: ProcessInfo | None, processes: Mapping[str, Any]) -> None:
-    """Joins the other processes, before jax looks for devices.
+    """Join the other processes, before jax looks for devices.
 
     Raises:
         ProcessError: Some of them did not come in time.

@@ -9,7 +9,7 @@ import attrs
 
 from axcore.config.provenance import calling_origin, set_origins
 from axcore.config.required import REQUIRED
-from axcore.config.suggest import name_the_known
+from axcore.config.suggest import suggest_names
 from axcore.config.values import CONFIG_MARK, Checker, Mismatch, checker, freeze, is_config
 from axcore.errors import ConfigError
 
@@ -55,7 +55,7 @@ def _refuse_setting(self: Any, name: str, value: Any) -> NoReturn:
     raise FrozenConfigError(
         f"{type(self).__qualname__} is frozen: {name} cannot be set",
         where=class_tag(type(self)),
-        hint=hint if name in known else name_the_known(name, known),
+        hint=hint if name in known else suggest_names(name, known),
     )
 
 
@@ -87,6 +87,23 @@ def field_names(cfg: Any) -> tuple[str, ...]:
     """Returns the field names of a config or a config class, in order."""
     names: tuple[str, ...] = getattr(cfg, CONFIG_MARK)
     return names
+
+
+def moved_field(cls: type, name: str) -> str | None:
+    """Return where a field is now that a class had once; None where it had no such field.
+
+    A class lists them in `moved_fields`, so that an old config is refused with what to change.
+    """
+    owner = getattr(cls, "__config_owner__", cls)
+    moved: dict[str, str] = getattr(owner, "moved_fields", {})
+    return moved.get(name)
+
+
+def unknown_field(cls: type, name: str) -> str:
+    """Return what an error says about a field that a class does not have."""
+    moved = moved_field(cls, name)
+    hint = f"it is now {moved}" if moved else suggest_names(name, field_names(cls))
+    return f"{cls.__qualname__} has no field {name!r}; {hint}"
 
 
 def field_defaults(cls: type) -> dict[str, Any]:
@@ -204,10 +221,7 @@ def _checked_init(cls: type, init: Any) -> Any:
                 raise
             lines = [
                 *(f"{made.__qualname__} takes keyword arguments only" for _ in args[:1]),
-                *(
-                    f"{made.__qualname__} has no field {name!r}; {name_the_known(name, known)}"
-                    for name in unknown
-                ),
+                *(unknown_field(made, name) for name in unknown),
                 *(f"{made.__qualname__} needs a value for {name!r}" for name in missing),
             ]
             raise ConfigError(

@@ -37,7 +37,7 @@ def apply_overrides(cfg: Any, overrides: Iterable[str], *, set_in: str = "--set"
 def _apply(cfg: Any, text: str, set_in: str) -> Any:
     path_text, equals, value_text = text.partition("=")
     if not equals:
-        raise ConfigError(f"{text!r} is no override", hint=f"--set {text}=VALUE")
+        raise ConfigError(f"expected PATH=VALUE, got {text!r}", hint=f"--set {text}=VALUE")
     values = {}
     for path in matching_paths(cfg, parse_pattern(path_text.strip())):
         annotation, present = _field_at(cfg, path)
@@ -58,7 +58,7 @@ def parse_value(text: str, annotation: Any, *, where: str = "", present: Any = R
         ConfigError: No reading of the text fits.
     """
     check = checker(annotation)
-    problem = f"{text!r} is no {type_name(annotation)}"
+    problem = f"expected {type_name(annotation)}, got {text!r}"
     try:
         readings = [*_readings(text), text]
     except ValueError as error:  # text that means a value, and not the value that it says

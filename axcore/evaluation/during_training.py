@@ -9,8 +9,13 @@ import jax
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ConfigError
 from axcore.evaluation.engine_model import EngineModel
-from axcore.evaluation.evaluate import check_tasks, directory_of, evaluate_tasks, identity_of
-from axcore.evaluation.find_task import find_tasks
+from axcore.evaluation.evaluate import (
+    check_tasks,
+    directory_of,
+    evaluate_tasks,
+    find_tasks,
+    identity_of,
+)
 from axcore.inference import Engine, EngineConfig
 from axcore.ops import use_policy
 from axcore.plugins import Hardware
@@ -19,7 +24,7 @@ from axcore.trainer.guards import Guard
 
 
 class EvaluateTasks(Guard):
-    """Writes results to `RUN/evaluation/STEP`, and metrics of the split `evaluation`.
+    """Write results to `RUN/evaluation/STEP`, and metrics of the split `evaluation`.
 
     The engine keeps a copy of the weights and its caches between evaluations.
     """
@@ -43,7 +48,7 @@ class EvaluateTasks(Guard):
     config: Config
 
     def on_start(self, trainer: Any, directory: Path) -> None:
-        """Finds the tasks, so that what is wrong with them shows before the first step.
+        """Find the tasks, so that what is wrong with them shows before the first step.
 
         Raises:
             ConfigError: There is no such task, or the run cannot be evaluated so.
@@ -62,7 +67,7 @@ class EvaluateTasks(Guard):
         self._engine: Engine | None = None
 
     def measured(self, step: int, state: Any) -> Mapping[str, float]:
-        """Returns the metrics of every task where an evaluation is due."""
+        """Return the metrics of every task where an evaluation is due."""
         if step % self.config.every_steps:
             return {}
         trainer = self._trainer
@@ -81,7 +86,7 @@ class EvaluateTasks(Guard):
         }
 
     def _engine_with(self, weights: Any) -> Engine:
-        """Returns the engine with the present weights; its programs are compiled once."""
+        """Return the engine with the present weights; its programs are compiled once."""
         trainer = self._trainer
         if self._engine is not None:
             self._engine.replace_weights(weights)
@@ -108,7 +113,7 @@ class Evaluate:
     limit: PositiveInt = 100
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config that evaluates them."""
+        """Return a trainer's config that evaluates them."""
         guard = EvaluateTasks.Config(
             tasks=self.tasks, every_steps=self.every_steps, limit=self.limit
         )

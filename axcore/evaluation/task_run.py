@@ -1,25 +1,110 @@
-"""`TaskRun`: asks a model what a task asks, keeps every reply, and reports metrics."""
+"""`TaskRun`: asks a model what a task asks, keeps every reply, and reports metrics.
 
+Replies are kept line by line, so that an evaluation that was killed is resumed.
+"""
+
+import hashlib
 import json
+import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 import attrs
 
 from axcore.config import to_dict
+from axcore.config.json_files import parse_json
 from axcore.errors import DataError
-from axcore.evaluation.estimates import Estimate
-from axcore.evaluation.kept_answers import KeptAnswers, digest_of
 from axcore.evaluation.questions import LanguageModel, PendingReply, Question
-from axcore.evaluation.sample import BadSample, Sample
-from axcore.evaluation.scored_task import ScoredSample, ScoredTask
-from axcore.whole_files import write_whole
+from axcore.evaluation.samples import BadSample, Sample
+from axcore.evaluation.scored_task import Estimate, ScoredSample, ScoredTask
+from axcore.whole_files import read_regular, write_whole
 
-QUESTIONS_AHEAD = 256
+RESTART = "give another --output, or --restart to ask everything again"
+
+
+class KeptAnswers:
+    """A line of JSON for each sample, in their order.
+
+    Args:
+        path: The file; made with the first line. A last line that was cut short is dropped.
+
+    Raises:
+        DataError: A line is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lines: dict[int, dict[str, Any]] = {}
+        whole = self._read() if path.exists() else b""
+        self._file: IO[bytes] | None = None
+        if path.exists():
+            os.truncate(path, len(whole))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def find(self, index: int, asked: str) -> Mapping[str, Any] | None:
+        """Return the line of a sample, if it was answered.
+
+        Args:
+            index: Of the sample.
+            asked: The digest of what is asked of it now.
+
+        Raises:
+            DataError: Something else was asked of it then.
+        """
+        line = self.lines.get(index)
+        if line is not None and line.get("asked") != asked:
+            raise DataError(
+                f"sample {index} is another than the one that was answered",
+                where=str(self._path),
+                hint=RESTART,
+            )
+        return line
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Append the line of a sample and hands it to the operating system."""
+        if self._file is None:
+            self._file = self._path.open("ab")
+        self._file.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+        self._file.flush()
+
+    def _read(self) -> bytes:
+        data = read_regular(self._path)
+        whole = data[: data.rfind(b"\n") + 1]
+        for number, text in enumerate(whole.splitlines(), start=1):
+            try:
+                line = parse_json(text)
+                self.lines[int(line["index"])] = line
+            except (ValueError, KeyError, TypeError):
+                raise DataError(
+                    "the line is no kept sample", where=f"{self._path}:{number}", hint=RESTART
+                ) from None
+        return whole
+
+
+def digest_of(questions: Sequence[Question]) -> str:
+    """Return what distinguishes questions from others."""
+    asked = [{"kind": type(one).__name__, **attrs.asdict(one)} for one in questions]
+    text = json.dumps(asked, sort_keys=True)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+_QUESTIONS_AHEAD = 256
 """Questions that wait for the model at once."""
 
 ANSWER_S = 600.0
@@ -55,7 +140,7 @@ class TaskResult:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """Returns plain values."""
+        """Return plain values."""
         found = attrs.asdict(self, recurse=False)
         found["metrics"] = {
             name: {"value": one.value, "standard_error": one.standard_error}
@@ -97,7 +182,7 @@ class TaskRun:
         self._unanswered: list[BadSample] = []
 
     def run(self, model: LanguageModel) -> TaskResult:
-        """Asks everything that is not answered yet, and returns the metrics.
+        """Ask everything that is not answered yet, and return the metrics.
 
         Raises:
             DataError: The task has no sample that can be asked, or no answer came in time; or a
@@ -140,19 +225,19 @@ class TaskRun:
         return self._directory / f"{self.name}.{ending}"
 
     def _asked_ahead(self, model: LanguageModel, kept: KeptAnswers) -> Iterator[_Asked]:
-        """Yields samples in order; many are asked before the first is waited for."""
+        """Yield samples in order; many are asked before the first is waited for."""
         waiting: deque[_Asked] = deque()
         num_waiting = 0
         for asked in self._asked(model, kept):
             waiting.append(asked)
             num_waiting += len(asked.pending)
-            while num_waiting > QUESTIONS_AHEAD:
+            while num_waiting > _QUESTIONS_AHEAD:
                 num_waiting -= len(waiting[0].pending)
                 yield waiting.popleft()
         yield from waiting
 
     def _asked(self, model: LanguageModel, kept: KeptAnswers) -> Iterator[_Asked]:
-        """Yields each sample, asked unless it was answered; malformed ones are set aside."""
+        """Yield each sample, asked unless it was answered; malformed ones are set aside."""
         solved = self._task.solved()
         for index, sample in enumerate(self._task.samples()):
             if isinstance(sample, BadSample):
@@ -169,7 +254,7 @@ class TaskRun:
             yield _Asked(index, sample, questions, digest, pending, found)
 
     def _answered(self, asked: _Asked) -> dict[str, Any] | None:
-        """Returns the line of a sample; None where an answer did not come in time."""
+        """Return the line of a sample; None where an answer did not come in time."""
         try:
             replies = [one.reply(self._timeout_s) for one in asked.pending]
         except TimeoutError:
@@ -186,7 +271,7 @@ class TaskRun:
         }
 
     def _report_left_out(self) -> None:
-        """Writes which samples do not count, and warns of them."""
+        """Write which samples do not count, and warns of them."""
         left_out = [*self._bad, *self._unanswered]
         file = self._file("bad.jsonl")
         if not left_out:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axcore.config import apply_overrides, from_dict, name_the_known
+from axcore.config import apply_overrides, from_dict, suggest_names
 from axcore.config.decode import MAX_CHARACTERS, check_length
 from axcore.config.overlay import overlay
 from axcore.config.serialise import load_json
@@ -21,9 +21,9 @@ _READERS = {".json": load_json, ".yaml": load_yaml, ".yml": load_yaml}
 
 
 def experiment(name: str) -> "Trainer.Config":
-    """Returns the config of a named experiment, or the one in a JSON or YAML file.
+    """Return the config of a named experiment, or the one in a JSON or YAML file.
 
-    A file may hold a `base`, the name of an experiment or another file beside it, and what differs.
+    A file may hold a `base`, the name of an experiment or of a file next to it, and what differs.
 
     Raises:
         ConfigError: There is no such experiment or file, or it is wrong. What an experiment's own
@@ -33,7 +33,7 @@ def experiment(name: str) -> "Trainer.Config":
 
 
 def _experiment(name: str, above: tuple[Path, ...]) -> "Trainer.Config":
-    """Returns an experiment; `above` are the files that it is the base of."""
+    """Return an experiment; `above` are the files that it is the base of."""
     path = Path(name)
     cfg: Trainer.Config
     if path.suffix in _READERS:
@@ -57,14 +57,14 @@ def _experiment(name: str, above: tuple[Path, ...]) -> "Trainer.Config":
     records = {record.name: record for record in plugin_host().records(Experiment)}
     if name not in records:
         raise ConfigError(
-            f"there is no experiment {name!r}; {name_the_known(name, records)}",
+            f"there is no experiment {name!r}; {suggest_names(name, records)}",
             hint="`axcore experiments` lists them; a config file ends in .json or .yaml",
         )
     return config_of(records[name])
 
 
 def config_of(record: Experiment) -> "Trainer.Config":
-    """Returns the config of an experiment's record.
+    """Return the config of an experiment's record.
 
     Raises:
         PluginError: Its function returns something else. What it raises comes out as it is.
@@ -76,10 +76,10 @@ def config_of(record: Experiment) -> "Trainer.Config":
 
 
 def read_config(path: Path) -> Any:
-    """Returns the config in a JSON or YAML file.
+    """Return the config in a JSON or YAML file.
 
     Raises:
-        ConfigError: The file cannot be read, or is no config.
+        ConfigError: The file cannot be read, or is not a config.
     """
     return from_dict(_read_data(path), set_in=str(path))
 
@@ -93,7 +93,7 @@ def _read_data(path: Path) -> Any:
 
 
 def _read_text(path: Path) -> str:
-    """Returns a file's text; of one that is too long, no more than says so."""
+    """Return a file's text; of one that is too long, no more than says so."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a regular file")
     with path.open("rb") as file:
@@ -105,7 +105,7 @@ def _read_text(path: Path) -> str:
 def load_experiment(
     name: str, overrides: Sequence[str] = (), *, changes: Sequence[str] = ()
 ) -> Any:
-    """Returns the config of a named experiment or a config file, changed as asked.
+    """Return the config of a named experiment or a config file, changed as asked.
 
     Args:
         name: Of an experiment, or a config file.
@@ -126,7 +126,7 @@ def load_experiment(
 def load_resolved(
     name: str, overrides: Sequence[str] = (), *, changes: Sequence[str] = (), hardware: Hardware
 ) -> "ResolvedConfig":
-    """Returns a named experiment or a config file, changed as asked and resolved for hardware.
+    """Return a named experiment or a config file, changed as asked and resolved for hardware.
 
     Raises:
         As `load_experiment`, and as `axcore.trainer.resolve`.
@@ -143,7 +143,7 @@ def load_config(
     *,
     changes: tuple[str, ...] = (),
 ) -> Any:
-    """Returns the config as asked for, resolved where there is a target. Starts no device.
+    """Return the config as asked for, resolved where there is a target. Starts no device.
 
     Raises:
         As `load_experiment`, and as `axcore.trainer.resolve`.

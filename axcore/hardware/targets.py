@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import PluginError
 from axcore.hardware.device_start import start_devices
 from axcore.hardware.families import HardwareFamily, first_present
@@ -54,7 +54,7 @@ def parse_target(name: str, families: Sequence[HardwareFamily]) -> Hardware:
     if units % host.units_per_chip:
         raise PluginError(
             f"target {name!r}: the number counts {host.units_per_chip} per chip, "
-            f"and {units} is no multiple of that",
+            f"and {units} is not a multiple of that",
             hint=f"name {host.resized(host.chips_per_host).name} for one host",
         )
     if slices > 1 and not host.links_hosts:
@@ -140,7 +140,7 @@ def _family_of(
         names = " or ".join(f"{full}-{number}" for full in sorted(short))
         raise PluginError(f"target {name!r} may mean {names}", hint="write the family, too")
     raise PluginError(
-        f"no plugin knows target {name!r}; {name_the_known(stem, known)}",
+        f"no plugin knows target {name!r}; {suggest_names(stem, known)}",
         hint=f"name one as {_examples(families)}, or install the plugin for {stem.split('-')[0]}",
     )
 

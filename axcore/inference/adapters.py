@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from axcore.config import field_names, find_config, is_config, name_the_known
+from axcore.config import field_names, find_config, is_config, suggest_names
 from axcore.errors import ConfigError, RequestError
-from axcore.interop import ArraySource, read_corrections
-from axcore.interop.origins import Origin
+from axcore.interop import ArraySource, read_adapters
+from axcore.interop.array_source import Origin
 from axcore.interop.weight_map import unstacked
 from axcore.layers import KVCacheConfig
-from axcore.layers.lora.batched import Factors
+from axcore.layers.adapters.batched import Factors
 from axcore.modifiers import for_serving
 from axcore.module import ParamSpec, restacked
 
@@ -63,7 +63,7 @@ def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
         CheckpointError: The folder is damaged, or of another model.
         ConfigError: It does what adapters here do not.
     """
-    found = read_corrections(folder, cfg)
+    found = read_adapters(folder, cfg)
     found.check_is_alone(
         str(folder),
         "an engine adds adapters of linear layers alone; serve these by themselves: axcore convert "
@@ -208,7 +208,7 @@ class EngineAdapters:
             return WITHOUT_ADAPTER
         found = self._known.get(name)
         if found is None:
-            known = name_the_known(name, self._known) if self._known else None
+            known = suggest_names(name, self._known) if self._known else None
             raise RequestError(f"there is no adapter {name!r}", where="adapter", hint=known)
         return found
 
@@ -248,6 +248,6 @@ class EngineAdapters:
             ConfigError: No adapter has it.
         """
         if name not in self._known:
-            hint = name_the_known(name, self._known) if self._known else None
+            hint = suggest_names(name, self._known) if self._known else None
             raise ConfigError(f"there is no adapter {name!r}", hint=hint)
         del self._known[name]

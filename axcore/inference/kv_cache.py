@@ -13,7 +13,7 @@ from axcore.inference.cached_model import CachedModel, mesh_of
 from axcore.inference.config import EngineConfig
 from axcore.inference.speculation import AnyCachedModel, Draft, DraftedModel
 from axcore.layers import KVCacheConfig, PagedKVCacheConfig
-from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom
+from axcore.modifiers import NAMED_WEIGHTS, AdapterSlots
 from axcore.module import Module
 from axcore.parallel import MESH_AXES, PARAM_RULES, MeshShape, param_shardings
 from axcore.plugins import Hardware
@@ -97,7 +97,7 @@ def cached_model_of(
         "compute": cfg.compute,
     }
     adapters = (
-        AdapterRoom(num_adapters=cfg.num_adapters, rank=cfg.adapter_rank)
+        AdapterSlots(num_adapters=cfg.num_adapters, rank=cfg.adapter_rank)
         if cfg.num_adapters
         else None
     )

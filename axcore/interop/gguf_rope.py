@@ -7,8 +7,8 @@ import attrs
 import numpy as np
 
 from axcore.interop.config_map import Fields, Json
+from axcore.interop.decoder_maps import rope_position
 from axcore.interop.gguf_map import GGUFEntry, Metadata, head_width, unsaid
-from axcore.interop.rope import rope_position
 from axcore.layers import rope_frequencies
 
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
@@ -26,7 +26,7 @@ class GGUFRope(GGUFEntry):
     scalings: tuple[str, ...] = ("linear", "yarn")
 
     def metadata(self, fields: Fields) -> Metadata:
-        """Returns the base, and how positions are scaled."""
+        """Return the base, and how positions are scaled."""
         base = {"rope.freq_base": float(fields.take("rope_theta"))}
         scaling = fields.take("rope_scaling", None)
         if scaling is None:
@@ -37,7 +37,7 @@ class GGUFRope(GGUFEntry):
         return base | {"linear": _linear, "yarn": _yarn, "llama3": _factors}[kind](scaling)
 
     def tensors(self, values: Json) -> dict[str, np.ndarray]:
-        """Returns by what the frequency of each pair is divided, where it is in no metadata."""
+        """Return by what the frequency of each pair is divided, where it is in no metadata."""
         scaling = values.get("rope_scaling") or {}
         if scaling.get("rope_type") != "llama3":
             return {}

@@ -8,8 +8,11 @@ Source: the format's description at github.com/huggingface/safetensors.
 
 import json
 import math
+import shutil
 import struct
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
@@ -65,7 +68,7 @@ class TensorPlace:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> np.ndarray:
-        """Returns the tensor, memory-mapped."""
+        """Return the tensor, memory-mapped."""
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)
         raw = np.memmap(self.file, np.uint8, "r", self.begin, (self.nbytes,))
@@ -73,7 +76,7 @@ class TensorPlace:
 
 
 def find_tensors(folder: Path) -> dict[str, TensorPlace]:
-    """Returns the places of all tensors of a published model, by name.
+    """Return the places of all tensors of a pretrained checkpoint, by name.
 
     Raises:
         CheckpointError: Naming every file that is missing, truncated or damaged, and every tensor
@@ -126,7 +129,7 @@ def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
 
 
 def tensors_in(path: Path) -> dict[str, TensorPlace]:
-    """Returns the places of a file's tensors.
+    """Return the places of a file's tensors.
 
     Raises:
         CheckpointError: It is missing, or not whole.
@@ -199,12 +202,12 @@ def _are_counts(value: Any) -> TypeGuard[list[int]]:
 
 
 def _shown(value: object) -> str:
-    """Returns the beginning of a value: a name may have a megabyte."""
+    """Return the beginning of a value: a name may have a megabyte."""
     return f"{value if isinstance(value, str) else repr(value):.80}"
 
 
 def _check_places(places: Mapping[str, TensorPlace], begin: int, size: int) -> None:
-    """Checks that the tensors fill the file after its header, each byte once.
+    """Check that the tensors fill the file after its header, each byte once.
 
     Otherwise the header, or another tensor, would be read as weights.
     """
@@ -237,7 +240,7 @@ class TensorSpec:
 
 
 def shards(specs: Iterable[TensorSpec], max_bytes: int) -> dict[str, list[TensorSpec]]:
-    """Returns what goes into each file, in order; a tensor larger than a file has one alone."""
+    """Return what goes into each file, in order; a tensor larger than a file has one alone."""
     groups: list[list[TensorSpec]] = [[]]
     size = 0
     for spec in specs:
@@ -253,7 +256,7 @@ def shards(specs: Iterable[TensorSpec], max_bytes: int) -> dict[str, list[Tensor
 
 
 def write_tensors(path: Path, specs: Iterable[TensorSpec], pieces: Iterator[np.ndarray]) -> None:
-    """Writes a file, taking tensors from an iterator, piece by piece in the order of the specs."""
+    """Write a file, taking tensors from an iterator, piece by piece in the order of the specs."""
     specs, header, end = list(specs), {}, 0
     for spec in specs:
         entry = {"dtype": DTYPES[spec.dtype], "shape": list(spec.shape)}
@@ -274,8 +277,59 @@ def write_tensors(path: Path, specs: Iterable[TensorSpec], pieces: Iterator[np.n
 
 
 def write_index(folder: Path, files: Mapping[str, Iterable[TensorSpec]]) -> None:
-    """Writes the index of a model in several files."""
+    """Write the index of a model in several files."""
     places = {spec.name: file for file, specs in files.items() for spec in specs}
     total = sum(spec.nbytes for specs in files.values() for spec in specs)
     content = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def new_folder(folder: Path | str) -> Iterator[Path]:
+    """Yield a draft of a folder, which takes its place when the context ends without an error.
+
+    Raises:
+        CheckpointError: There is something in the folder already.
+    """
+    target = Path(folder).expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(
+            "there is something in the folder already",
+            where=str(target),
+            hint="name a new folder",
+        )
+    draft = _draft_of(target)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+    except BaseException:
+        shutil.rmtree(draft)
+        raise
+    if target.exists():
+        target.rmdir()
+    draft.rename(target)
+
+
+@contextmanager
+def new_file(path: Path | str) -> Iterator[Path]:
+    """Yield the draft of a file, which takes its place when the context ends without an error.
+
+    Raises:
+        CheckpointError: There is something of that name already.
+    """
+    target = Path(path).expanduser().absolute()
+    if target.exists():
+        raise CheckpointError(
+            "there is something of that name already", where=str(target), hint="name a new file"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_of(target)
+    try:
+        yield draft
+        draft.rename(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _draft_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.incomplete")

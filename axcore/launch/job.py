@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import attrs
 import yaml
 
-from axcore.config import config, name_the_known
+from axcore.config import config, suggest_names
 from axcore.errors import ConfigError, ProcessError
 from axcore.plugins import JobLauncher, plugin_host
 
@@ -133,7 +133,7 @@ def find_launcher(name: str) -> JobLauncher:
     known = {record.name: record for record in plugin_host().records(JobLauncher)}
     if name not in known:
         raise ConfigError(
-            f"there is no launcher {name!r}; {name_the_known(name, known)}",
+            f"there is no launcher {name!r}; {suggest_names(name, known)}",
             hint="`axcore launch --help` lists them; a plugin may bring others",
         )
     return known[name]

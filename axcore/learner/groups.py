@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import jax
 
-from axcore.config import REQUIRED, Configurable, Resumable, config, name_the_known
+from axcore.config import REQUIRED, Configurable, Resumable, config, suggest_names
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.module import ParamSpec
@@ -53,12 +53,12 @@ class ParamGroup:
 
 
 def group_of(spec: ParamSpec, groups: Sequence[ParamGroup]) -> str:
-    """Returns the name of the group that trains a parameter."""
+    """Return the name of the group that trains a parameter."""
     return next((group.name for group in groups if group.takes(spec)), REST)
 
 
 def with_frozen(specs: Any, trainable: Sequence[str], groups: Sequence[ParamGroup]) -> Any:
-    """Returns a tree of specs in which parameters that are not trained are marked as frozen.
+    """Return a tree of specs in which parameters that are not trained are marked as frozen.
 
     Args:
         specs: What `module.param_specs()` returns.
@@ -81,7 +81,7 @@ def with_frozen(specs: Any, trainable: Sequence[str], groups: Sequence[ParamGrou
 
 
 def check_groups(groups: Sequence[ParamGroup], params: Sequence[ParamSpec]) -> None:
-    """Checks that groups are named apart, and that each gets parameters.
+    """Check that groups are named apart, and that each gets parameters.
 
     Raises:
         ConfigError: Two have the same name, a glob matches nothing, or a group is left empty.
@@ -113,7 +113,7 @@ def partition(
     groups: Sequence[ParamGroup],
     transformation: "Callable[[str, Any], optax.GradientTransformation]",
 ) -> "optax.GradientTransformation":
-    """Returns one transformation that trains the parameters of each group with the group's own.
+    """Return one transformation that trains the parameters of each group with the group's own.
 
     Args:
         specs: Specs of all parameters that are trained.
@@ -140,7 +140,7 @@ def _matched(glob: str, params: Sequence[ParamSpec], where: str) -> list[Any]:
         raise ConfigError(
             f"{glob!r} matches no parameter of the model",
             where=where,
-            hint=name_the_known(glob, [spec.name for spec in params]),
+            hint=suggest_names(glob, [spec.name for spec in params]),
         )
     return found
 

@@ -1,4 +1,8 @@
-"""`CausalLM`: a decoder and a head, trained to predict the next token."""
+"""`CausalLM`: a decoder and a head, trained to predict the next token; and `transformer`.
+
+`transformer` returns the config that every family starts from. Families edit its result with
+`replace_config` and `evolve`; it gets no argument for a feature.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,19 +10,115 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, config, suggest_names
 from axcore.errors import ConfigError, ModuleError
-from axcore.interop.published_as import PublishedAs
+from axcore.interop.family import CheckpointInfo
+from axcore.layers import (
+    Attention,
+    Dropout,
+    Embedding,
+    FeedForward,
+    RMSNorm,
+    RoPE,
+    ScannedLayers,
+    TransformerLayer,
+)
 from axcore.layers.tokens import TOKEN_MASK, TokenInfo, packed_rows, whole_rows
-from axcore.models.decoder import Decoder
-from axcore.models.flops import FORMULA, flops_per_token
 from axcore.models.head import UntiedHead
-from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops, Module, entry
+from axcore.module import (
+    NATS_A_TOKEN,
+    BatchSpec,
+    ModelFlops,
+    Module,
+    StackedModule,
+    count_params,
+    entry,
+)
+from axcore.parallel import shard
+
+FORMULA = "6 N + 6 T d per attention layer"
+"""N trainable parameters that a token is multiplied by: all but embedding tables that are only
+looked up, and the experts that it does not go to; T tokens a row; d width of all heads together,
+the mean of keys' and values' where they differ.
+
+A multiplication and an addition are two operations, and the backward pass costs twice the forward.
+Causal attention is counted as half of all pairs, whatever a kernel does, and whatever a window
+hides.
+
+Source: Kaplan et al. 2020, arXiv:2001.08361, section 2.1, with attention as in Chowdhery et al.
+2022, arXiv:2204.02311, appendix B, halved for causality.
+"""
+
+
+def flops_per_token(model: Module, seq_len: int) -> float:
+    """Return the model FLOPs of one token, forward and backward, by `FORMULA`.
+
+    Modules say what differs from one product per parameter: `attention_width`, the width of their
+    heads, and `inactive_params`, how many of the parameters in them an average token is not
+    multiplied by (below zero where it is multiplied by another module's).
+    """
+    modules = list(_walk(model, 1))
+    idle: float = sum(times * getattr(module, "inactive_params", 0) for module, times in modules)
+    width: float = sum(times * getattr(module, "attention_width", 0) for module, times in modules)
+    return 6.0 * (count_params(model.param_specs()) - idle) + 6.0 * seq_len * width
+
+
+def _walk(module: Module, times: int) -> Any:
+    yield module, times
+    for _, child in module.children():
+        if isinstance(child, StackedModule):
+            yield from _walk(child.module, times * child.count)
+        else:
+            yield from _walk(child, times)
+
+
+class Decoder(Module):
+    """Embeds tokens, passes them through a stack of layers, and normalises the result.
+
+    Slot protocol: the parent fills `vocab_size` and `dim`.
+    """
+
+    @config
+    class Config(Module.Config["Decoder"]):
+        """Describes a `Decoder`.
+
+        Args:
+            vocab_size: Number of tokens.
+            dim: Size of a token's vector.
+            embedding: The token table.
+            stack: The layers, scanned (`ScannedLayers`) or unrolled (`Stack`).
+            norm: The norm after the last layer.
+            dropout: Applied to the embeddings.
+        """
+
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        embedding: Module.Config = Embedding.Config()
+        stack: Module.Config = ScannedLayers.Config(layer=TransformerLayer.Config())
+        norm: Module.Config = RMSNorm.Config()
+        dropout: Dropout.Config = Dropout.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Build the parts."""
+        self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
+        self.dropout = cfg.dropout.build()
+        self.stack = cfg.stack.build(dim=cfg.dim)
+        self.norm = cfg.norm.build(dim=cfg.dim)
+
+    def forward(
+        self, tokens: Int[Array, "batch time"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Return a normalised vector for each token."""
+        if info.is_real is not None:
+            self.set_shared(TOKEN_MASK, info.is_real)
+        x = shard(self.dropout(self.embedding(tokens, info)), "batch", "time", "embed")
+        return self.norm(self.stack(x, info))
+
 
 BATCH = ("tokens", "targets", "positions", "loss_weights")
 """The arrays of a batch that a `CausalLM` is called with."""
 
-OPTIONAL = ("segment_ids", TOKEN_MASK)
+_OPTIONAL = ("segment_ids", TOKEN_MASK)
 """Arrays that say which tokens are padding, and keep documents apart."""
 
 
@@ -34,23 +134,23 @@ class CausalLM(Module):
             dim: Size of a token's vector.
             decoder: From tokens to hidden vectors.
             head: From hidden vectors to logits and the loss.
-            published: The published model that this one was read from, which decides what exports
-                say besides the numbers.
+            published: The pretrained checkpoint that this model was read from, which decides what
+                exports say besides the numbers.
         """
 
         vocab_size: PositiveInt = REQUIRED
         dim: PositiveInt = REQUIRED
         decoder: Module.Config = Decoder.Config()
         head: Module.Config = UntiedHead.Config()
-        published: PublishedAs | None = None
+        published: CheckpointInfo | None = None
 
     def setup(self, cfg: Config) -> None:
-        """Builds decoder and head."""
+        """Build decoder and head."""
         self.decoder = cfg.decoder.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         self.head = cfg.head.build(dim=cfg.dim, vocab_size=cfg.vocab_size)
 
     def forward(self, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Adds the cross-entropy of a batch as a loss, and returns its sum and weight.
+        """Add the cross-entropy of a batch as a loss, and return its sum and weight.
 
         Args:
             batch: `tokens`, `targets`, `positions` (`[batch, time]` ints) and `loss_weights`
@@ -66,7 +166,7 @@ class CausalLM(Module):
         return total, weight
 
     def check_batch(self, batch: BatchSpec) -> None:
-        """Checks that a batch is of tokens, and that there is room for each of them.
+        """Check that a batch is of tokens, and that there is room for each of them.
 
         Raises:
             ConfigError: It is not, or there is not, or it has arrays that would be passed over.
@@ -79,7 +179,7 @@ class CausalLM(Module):
                 where="data",
                 hint="train it on axcore.data.Data, or on what yields the same arrays",
             )
-        if unread := [name for name in batch.arrays if name not in (*BATCH, *OPTIONAL)]:
+        if unread := [name for name in batch.arrays if name not in (*BATCH, *_OPTIONAL)]:
             raise ConfigError(
                 f"a batch has {', '.join(unread)}, which CausalLM does not read",
                 where="data",
@@ -95,11 +195,11 @@ class CausalLM(Module):
             )
 
     def metric_units(self) -> Mapping[str, str]:
-        """Returns nats a token, for the cross-entropy."""
+        """Return nats a token, for the cross-entropy."""
         return dict.fromkeys(("loss", "loss/cross_entropy"), NATS_A_TOKEN)
 
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops:
-        """Returns the model FLOPs of a token."""
+        """Return the model FLOPs of a token."""
         return ModelFlops(flops_per_token(self, batch.axis_sizes()["time"]), FORMULA)
 
     @entry
@@ -109,7 +209,7 @@ class CausalLM(Module):
         info: TokenInfo | None = None,
         at: Int[Array, "batch places"] | None = None,
     ) -> Float[Array, "batch places vocab"]:
-        """Returns float32 logits of the token after each, or after those `at` some places only.
+        """Return float32 logits of the token after each, or after those `at` some places only.
 
         Args:
             tokens: Of the rows.
@@ -134,12 +234,12 @@ class CausalLM(Module):
         targets: Int[Array, "batch time"],
         info: TokenInfo,
     ) -> Float[Array, "batch time"]:
-        """Returns the float32 log-probability of each target after the tokens up to its place."""
+        """Return the float32 log-probability of each target after the tokens up to its place."""
         x = self.decoder(tokens, info)
         return self.head.log_probs(x, self.decoder.embedding.weight, targets)
 
     def _check_is_not_trained(self) -> None:
-        """Checks that nothing counts tokens of which nobody said whether they are padding.
+        """Check that nothing counts tokens of which nobody said whether they are padding.
 
         Raises:
             ModuleError: The model is being trained: routers and statistics count them.
@@ -152,7 +252,7 @@ class CausalLM(Module):
 
 
 def _check_batch(batch: Any) -> None:
-    """Checks that a model is called with a batch.
+    """Check that a model is called with a batch.
 
     Raises:
         ModuleError: It is something else, or lacks arrays.
@@ -170,3 +270,55 @@ def _check_batch(batch: Any) -> None:
 def _kind(value: Any) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     return type(value).__qualname__ if shape is None else f"an array of {dtype}{list(shape)}"
+
+
+Sizes = Mapping[str, Mapping[str, Any]]
+"""Arguments of `transformer` by the name of a size. Every family has a size `toy`, for tests."""
+
+TOY: Mapping[str, Any] = {
+    "vocab_size": 264,
+    "dim": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "hidden_dim": 96,
+}
+
+
+def of_size(family: str, sizes: Sizes, size: str) -> Mapping[str, Any]:
+    """Return the arguments of a size.
+
+    Raises:
+        ConfigError: The family has no such size.
+    """
+    if size not in sizes:
+        raise ConfigError(
+            f"{family} has no size {size!r}; {suggest_names(size, sizes)}", where=f"{family}(size)"
+        )
+    return sizes[size]
+
+
+def transformer(
+    *,
+    vocab_size: int,
+    dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    hidden_dim: int,
+) -> CausalLM.Config:
+    """Return the config of a pre-norm transformer with RoPE and gated feed-forwards.
+
+    Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2.
+    """
+    layer = TransformerLayer.Config(
+        attention=Attention.Config(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, position=RoPE.Config()
+        ),
+        feed_forward=FeedForward.Config(hidden_dim=hidden_dim),
+    )
+    return CausalLM.Config(
+        vocab_size=vocab_size,
+        dim=dim,
+        decoder=Decoder.Config(stack=ScannedLayers.Config(num_layers=num_layers, layer=layer)),
+    )

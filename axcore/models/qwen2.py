@@ -1,12 +1,23 @@
-"""The Qwen2 family: biases on queries, keys and values; the small ones share their embedding."""
+"""Qwen2 and Qwen2.5: biases on queries, keys and values; the small ones share their embedding."""
+
+from typing import Any
 
 from axcore.config import replace_config, update_config
-from axcore.models.causal_lm import CausalLM
+from axcore.interop import (
+    LLAMA_KEYS,
+    LLAMA_WEIGHTS,
+    EveryLayer,
+    Family,
+    Fixed,
+    GGUFMap,
+    GGUFRope,
+    MustBe,
+)
+from axcore.models.causal_lm import TOY, CausalLM, Sizes, of_size, transformer
 from axcore.models.head import TiedHead, UntiedHead
-from axcore.models.sizes import TOY, Sizes, of_size
-from axcore.models.transformer import transformer
+from axcore.models.llama import LLAMA_LIKE, smallest
 
-QWEN2_SIZES: Sizes = {
+_QWEN2_SIZES: Sizes = {
     "0.5b": {
         "vocab_size": 151_936,
         "dim": 896,
@@ -47,12 +58,12 @@ TIED = ("0.5b", "1.5b")
 
 
 def qwen2(size: str) -> CausalLM.Config:
-    """Returns the config of a Qwen2: `0.5b`, `1.5b`, `7b`, `72b` or `toy`.
+    """Return the config of a Qwen2: `0.5b`, `1.5b`, `7b`, `72b` or `toy`.
 
     Source: Yang et al. 2024, arXiv:2407.10671, table 1; the epsilon of norms as in the configs
     published with the weights, where that of `72b` is another.
     """
-    cfg = transformer(**of_size("qwen2", QWEN2_SIZES, size))
+    cfg = transformer(**of_size("qwen2", _QWEN2_SIZES, size))
     cfg = update_config(
         cfg,
         {
@@ -62,3 +73,24 @@ def qwen2(size: str) -> CausalLM.Config:
         },
     )
     return replace_config(cfg, UntiedHead, TiedHead.Config()) if size in TIED else cfg
+
+
+def _template() -> Any:
+    return update_config(smallest(), {"**.attention.linear.has_bias": True})
+
+
+QWEN2 = Family(
+    architecture="Qwen2ForCausalLM",
+    template=_template,
+    config=(
+        *LLAMA_LIKE,
+        MustBe("use_sliding_window", (False,)),
+        EveryLayer("layer_types", "full_attention"),
+    ),
+    weights=lambda cfg: LLAMA_WEIGHTS,
+    irrelevant=frozenset({"max_window_layers", "sliding_window"}),
+    gguf=GGUFMap(
+        architecture="qwen2",
+        entries=(*LLAMA_KEYS, GGUFRope(), Fixed("use_sliding_window", False)),
+    ),
+)

@@ -4,8 +4,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import REQUIRED, config, evolve, name_the_known
+from axcore.config import (
+    REQUIRED,
+    config,
+    evolve,
+    find_config,
+    replace_config,
+    suggest_names,
+    update_config,
+)
 from axcore.errors import ConfigError
+from axcore.layers import Pipeline, ScannedLayers
+from axcore.modifiers.serving import check_nothing_derived
 from axcore.parallel import MESH_AXES, mesh_sizes
 from axcore.plugins import Hardware
 
@@ -23,7 +33,7 @@ class MeshShape:
     slices: Mapping[str, int] = {}
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with this mesh."""
+        """Return a trainer's config with this mesh."""
         return evolve(cfg, mesh=self.mesh, slices=self.slices)
 
 
@@ -40,7 +50,7 @@ class Shard:
     activations: Mapping[str, tuple[str, ...]] = {}
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with these entries in its tables.
+        """Return a trainer's config with these entries in its tables.
 
         Raises:
             ConfigError: A mesh axis does not exist.
@@ -49,14 +59,16 @@ class Shard:
             for name in names:
                 if name not in MESH_AXES:
                     raise ConfigError(
-                        f"{axis!r} is to be split over {name!r}, which is no mesh axis",
+                        f"{axis!r} is to be split over {name!r}, which is not a mesh axis",
                         where="Shard",
-                        hint=name_the_known(name, MESH_AXES),
+                        hint=suggest_names(name, MESH_AXES),
                     )
-        return evolve(
+        return update_config(
             cfg,
-            param_rules={**cfg.param_rules, **self.params},
-            activation_rules={**cfg.activation_rules, **self.activations},
+            {
+                "sharding.param_rules": {**cfg.sharding.param_rules, **self.params},
+                "sharding.activation_rules": {**cfg.sharding.activation_rules, **self.activations},
+            },
         )
 
 
@@ -77,12 +89,14 @@ class Zero2:
     mesh_axis: str = "fsdp"
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with tables of their own for parameters and optimizer.
+        """Return a trainer's config with tables of their own for parameters and optimizer.
 
         Raises:
             ConfigError: No parameter is split over that mesh axis.
         """
-        split = {a: names for a, names in cfg.param_rules.items() if self.mesh_axis in names}
+        split = {
+            a: names for a, names in cfg.sharding.param_rules.items() if self.mesh_axis in names
+        }
         if not split:
             raise ConfigError(
                 f"no rule splits parameters over {self.mesh_axis!r}",
@@ -90,10 +104,15 @@ class Zero2:
                 hint="name the mesh axis that param_rules have, or take the modifier out",
             )
         whole = {a: tuple(n for n in names if n != self.mesh_axis) for a, names in split.items()}
-        return evolve(
+        return update_config(
             cfg,
-            param_rules={**cfg.param_rules, **whole},
-            optimizer_rules={**(cfg.optimizer_rules or cfg.param_rules), **split},
+            {
+                "sharding.param_rules": {**cfg.sharding.param_rules, **whole},
+                "sharding.optimizer_rules": {
+                    **(cfg.sharding.optimizer_rules or cfg.sharding.param_rules),
+                    **split,
+                },
+            },
         )
 
 
@@ -108,7 +127,7 @@ class Accumulate:
     factor: int = 2
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with `factor` times as many micro-batches."""
+        """Return a trainer's config with `factor` times as many micro-batches."""
         return evolve(cfg, num_micro_batches=cfg.num_micro_batches * self.factor)
 
 
@@ -127,7 +146,7 @@ class MicroBatches:
     rows_per_device: int = 1
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with that many micro-batches.
+        """Return a trainer's config with that many micro-batches.
 
         Raises:
             ConfigError: No mesh says over how many devices rows are split, or no row is allowed.
@@ -135,7 +154,7 @@ class MicroBatches:
         self._check(cfg)
         sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
         by_axis = dict(zip(MESH_AXES, sizes, strict=True))
-        ways = math.prod(by_axis[axis] for axis in cfg.activation_rules["batch"])
+        ways = math.prod(by_axis[axis] for axis in cfg.sharding.activation_rules["batch"])
         rows = max(1, cfg.data.batch_size // ways)
         counts = (count for count in range(1, rows + 1) if rows % count == 0)
         fewest = next(count for count in counts if rows // count <= self.rows_per_device)
@@ -153,3 +172,35 @@ class MicroBatches:
                 where="mesh",
                 hint="use it in a mesh rule, or set the mesh",
             )
+
+
+@config
+class Pipelined:
+    """Puts a `Pipeline` in the place of every `ScannedLayers`; the mesh's axis `pipeline` says
+    how many stages there are.
+
+    Args:
+        num_micro_batches: Parts that a batch passes through the stages in.
+        num_rounds: How often each part passes through every stage.
+    """
+
+    num_micro_batches: int = 8
+    num_rounds: int = 1
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return `cfg` with its layers in a pipeline.
+
+        Raises:
+            ConfigError: It holds no scanned layers, or some of a class derived from them.
+        """
+        if not find_config(cfg, ScannedLayers):
+            raise ConfigError(
+                f"{type(cfg).__qualname__} holds no ScannedLayers to make a pipeline of",
+                where="Pipelined",
+                hint="put the layers that are alike into a ScannedLayers",
+            )
+        check_nothing_derived(cfg, ScannedLayers, Pipeline)
+        stack = Pipeline.Config(
+            num_micro_batches=self.num_micro_batches, num_rounds=self.num_rounds
+        )
+        return replace_config(cfg, ScannedLayers, stack)

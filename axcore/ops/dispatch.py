@@ -6,7 +6,7 @@ devices or arrays, so every answer can be had for hardware you do not have.
 
 Of the kernels that can serve, and may without a pin:
 
-1. With `kernel_choice="validated"`, those that never ran on the chip wait where one that did
+1. With `kernels.choice="validated"`, those that never ran on the chip wait where one that did
    can serve.
 2. The highest band goes first.
 3. Within a band, `preferred_to` decides; a tie is an error that names the pins to write.
@@ -24,7 +24,7 @@ from immutabledict import immutabledict
 from jax import Array
 
 from axcore._jax_compat import user_context
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import KernelError, PluginError
 from axcore.plugins import Hardware, HardwareFamily, Kernel, plugin_host
 
@@ -95,7 +95,7 @@ class Call:
         raise self._unknown(what, name, known)
 
     def _unknown(self, what: str, name: str, known: Iterable[str]) -> KernelError:
-        return KernelError(f"{self} has no {what} {name!r}; {name_the_known(name, known)}")
+        return KernelError(f"{self} has no {what} {name!r}; {suggest_names(name, known)}")
 
     def __str__(self) -> str:
         dtypes = dict(self.dtypes)
@@ -142,9 +142,9 @@ class KernelPolicy:
         """Return what a trainer's config says of kernels, for some hardware."""
         return cls(
             hardware=hardware,
-            pins=cfg.kernels,
-            allow=cfg.allow_kernels,
-            kernel_choice=cfg.kernel_choice,
+            pins=cfg.kernels.pins,
+            allow=cfg.kernels.allow,
+            kernel_choice=cfg.kernels.choice,
         )
 
 
@@ -272,7 +272,7 @@ class ChosenKernel:
         kernel: What serves the call.
         why: Why it does, in words.
         candidates: Every kernel of the op, with the reason against it.
-        otherwise: What another `kernel_choice` takes: `fastest: NAME`; None where it takes the
+        otherwise: What another `kernels.choice` takes: `fastest: NAME`; None where it takes the
             same, or where the kernel is pinned.
     """
 
@@ -289,7 +289,7 @@ class ChosenKernel:
 
     def __str__(self) -> str:
         kernel = f"{self.call.op}: {self.kernel.name} ({self.kernel.plugin}), {self.why}, "
-        otherwise = f"; kernel_choice={self.otherwise}" if self.otherwise else ""
+        otherwise = f"; kernels.choice={self.otherwise}" if self.otherwise else ""
         return f"{kernel}on {self.hardware.name}{otherwise}"
 
 
@@ -380,7 +380,7 @@ def _why(
 def _otherwise(
     first: Sequence[Kernel], found: Sequence[KernelCandidate], policy: KernelPolicy
 ) -> str | None:
-    """Return what the other `kernel_choice` takes, where that is something else."""
+    """Return what the other `kernels.choice` takes, where that is something else."""
     other: KernelPreference = "fastest" if policy.kernel_choice == "validated" else "validated"
     others = first_of(found, policy.hardware, other)
     if tuple(others) == tuple(first):
@@ -397,11 +397,11 @@ def _pinned(name: str, call: Call, found: Sequence[KernelCandidate]) -> Kernel:
                 f"{call.op} is pinned to {name}, which cannot serve {call}: {one.reason}.",
                 hint=f"remove the pin, or pin one that fits:\n{table(found)}",
             )
-    from axcore.config.suggest import name_the_known
+    from axcore.config.suggest import suggest_names
 
     known = [one.kernel.name for one in found]
     raise KernelError(
-        f"{call.op} is pinned to {name!r}, which is no kernel of it; {name_the_known(name, known)}",
+        f"{call.op} is pinned to {name!r}, which is no kernel of it; {suggest_names(name, known)}",
         hint=_pins_of(call, [one.kernel for one in found if one.reason is None]),
     )
 
@@ -418,7 +418,7 @@ def _tie(first: Sequence[Kernel], call: Call, hardware: Hardware) -> KernelError
 def _pins_of(call: Call, kernels: Sequence[Kernel]) -> str | None:
     """Return how a script, and a trainer's user, pins one of the kernels; None without any."""
     pins = " or ".join(f'pins={{"{call.op}": "{kernel.name}"}}' for kernel in kernels)
-    texts = " or ".join(f'--set "kernels={ {call.op: kernel.name} }"' for kernel in kernels)
+    texts = " or ".join(f'--set "kernels.pins={ {call.op: kernel.name} }"' for kernel in kernels)
     return f"pin one: {pins}; of a trainer: {texts}" if pins else None
 
 
@@ -437,5 +437,5 @@ def _refuse_silent_fallback(
             f"{call.op}: none of the kernels installed for {hardware.name} can serve "
             f"{call}, and {first.name} is not allowed to replace it.\n{table(found)}",
             hint=f'change the call, or allow the slower kernel: allow=("{first.name}",); of a '
-            f'trainer: --set "allow_kernels={(first.name,)}"',
+            f'trainer: --set "kernels.allow={(first.name,)}"',
         )

@@ -1,4 +1,4 @@
-"""`FaultPlan`: a guard that injects faults by step and process, to rehearse what a run survives.
+"""`FaultPlan`: a guard that injects faults by step and process, to test what a run survives.
 
 Every fault is real: the process raises, dies, stops or hangs, bits change and the disk refuses
 files. What has fired is in the run's event log, so that a restart does not fire it again.
@@ -28,7 +28,7 @@ from axcore.config import (
     class_tag,
     config,
     digest,
-    name_the_known,
+    suggest_names,
 )
 from axcore.distributed import process_count, process_index
 from axcore.errors import ConfigError
@@ -226,7 +226,7 @@ class FlipBit(Fault):
         super().check(trainer)
         leaves = _by_path(trainer.compiler.abstract_state().model)
         if self.parameter not in leaves:
-            known = name_the_known(self.parameter, list(leaves))
+            known = suggest_names(self.parameter, list(leaves))
             raise ConfigError(
                 f"there is no parameter {self.parameter!r}; {known}", where="FlipBit.parameter"
             )

@@ -1,11 +1,11 @@
-"""Runs: opening what training left in a directory, and making runs of published models."""
+"""Runs: opening what training left in a directory, and making runs of pretrained checkpoints."""
 
 from axcore.runs.base_model import BaseModel
 from axcore.runs.export import (
     export_gguf,
     export_run,
     import_run,
-    open_published,
+    open_checkpoint,
 )
 from axcore.runs.opening import OpenedModel, merge_models_and_runs, open_model
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
@@ -29,7 +29,7 @@ __all__ = [
     "load_run",
     "merge_models_and_runs",
     "no_text_reason",
+    "open_checkpoint",
     "open_model",
-    "open_published",
     "run_facts",
 ]

@@ -1,4 +1,4 @@
-"""Runs from published models, and published models from runs."""
+"""Runs from pretrained checkpoints, and pretrained checkpoints from runs."""
 
 import json
 import math
@@ -22,17 +22,17 @@ from axcore.data import (
     published_end_ids,
     tokenizer_in,
 )
-from axcore.data.hugging_face_tokenizer import TOOL_TEMPLATE
+from axcore.data.tokenizers.hugging_face_tokenizer import TOOL_TEMPLATE
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import (
     DEFAULT_SHARD_BYTES,
     GGUFType,
     HuggingFace,
-    PublishedModel,
+    PretrainedCheckpoint,
+    adapter_format,
     check_base_is_unchanged,
-    correction_format,
-    corrections_in,
-    read_corrections,
+    find_adapter_format,
+    read_adapters,
     to_gguf,
     to_hugging_face,
 )
@@ -63,10 +63,10 @@ def import_run(
     base: Path | str | None = None,
     allow_unknown_fields: bool = False,
 ) -> Run:
-    """Makes a run of a published model: to generate from, to evaluate, to export. Returns it.
+    """Makes a run of a pretrained checkpoint: to generate from, to evaluate, to export. Returns it.
 
     Args:
-        folder: Holds the published model, or adapters of one.
+        folder: Holds the pretrained checkpoint, or adapters of one.
         directory: Of the run; it may not exist, or must be empty.
         dtype: What parameters become; as they are stored by default.
         base: The folder of the model that adapters correct; by default, what they name.
@@ -83,7 +83,7 @@ def import_run(
             where=str(directory),
             hint="name a new directory",
         )
-    trainer, state = open_published(
+    trainer, state = open_checkpoint(
         folder, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
     )
     try:
@@ -94,7 +94,7 @@ def import_run(
     return Run(target)
 
 
-def open_published(
+def open_checkpoint(
     folder: Path | str,
     *,
     dtype: DType | None = None,
@@ -102,10 +102,10 @@ def open_published(
     on_host: bool = False,
     allow_unknown_fields: bool = False,
 ) -> tuple[Trainer, Any]:
-    """Returns the trainer of a published model, and the model's state; nothing is written.
+    """Returns the trainer of a pretrained checkpoint, and the model's state; nothing is written.
 
     Args:
-        folder: Holds the published model, or adapters of one.
+        folder: Holds the pretrained checkpoint, or adapters of one.
         dtype: What parameters become; as they are stored by default.
         base: The folder of the model that adapters correct; by default, what they name.
         on_host: Whether arrays stay in their files, for an engine to take one by one.
@@ -117,12 +117,12 @@ def open_published(
     """
     source = _source(Path(folder).expanduser(), base)
     source = evolve(source, allow_unknown_fields=allow_unknown_fields)
-    published = PublishedModel(source.path, allow_unknown_fields=allow_unknown_fields)
+    published = PretrainedCheckpoint(source.path, allow_unknown_fields=allow_unknown_fields)
     kept = dtype or published.dtype
     cfg = Trainer.Config(
         model=evolve(published.config, dtypes=DTypes(param=kept, compute=kept)),
         data=Data.Config(
-            tokenizer=published_tokenizer(published),
+            tokenizer=checkpoint_tokenizer(published),
             seq_len=published.max_length or _LENGTH,
             batch_size=math.lcm(8, jax.device_count()),
         ),
@@ -135,7 +135,7 @@ def open_published(
     specs = trainer.model.param_specs()
     plan = published.plan(trainer.config.model, adapters=source.adapters, specs=specs)
     wanted = trainer.compiler.abstract_state().model
-    return trainer, (plan.unread if on_host else plan.read)(wanted)
+    return trainer, (plan.lazy if on_host else plan.read)(wanted)
 
 
 def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
@@ -144,7 +144,7 @@ def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
     Raises:
         CheckpointError: Adapters name no folder as their model, or a model has a base.
     """
-    form = corrections_in(folder)
+    form = find_adapter_format(folder)
     if form is None and base is None:
         return HuggingFace.Config(path=str(folder))
     if form is None:
@@ -165,7 +165,7 @@ def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
 
 def _with_adapters(cfg: Any, source: HuggingFace.Config, *, is_dtype_named: bool) -> Any:
     """Returns a config whose model has the adapters of a source, and trains nothing else."""
-    found = read_corrections(str(source.adapters), cfg.model)
+    found = read_adapters(str(source.adapters), cfg.model)
     wide = found.dtypes - {"float32", "float16", "bfloat16"}
     if wide and not is_dtype_named:
         raise CheckpointError(
@@ -205,13 +205,13 @@ def export_run(
         max_shard_bytes: Size of a file of weights at most.
 
     Raises:
-        ConfigError: No family of published models has such a model, or there are no adapters to
-            merge, or more than adapters was trained.
+        ConfigError: No family of checkpoints has such a model, or there are no adapters to merge,
+            or more than adapters was trained.
         CheckpointError: The run has no checkpoint, or the folder holds something.
     """
     cfg, state = run.trainer.config.model, run.state
     tokenizer = getattr(run.trainer.data, "tokenizer", None)
-    corrections = correction_format(cfg)
+    corrections = adapter_format(cfg)
     if merged:
         cfg, state = merged_model(cfg, state)
     elif corrections is not None:
@@ -249,7 +249,7 @@ def export_run(
 
 
 def _with_published(cfg: Any, source: Any) -> Any:
-    """Returns a model's config with the published model that its weights began as, if it is known.
+    """Return a model's config with the checkpoint that its weights began as, if it is known.
 
     A model that was built here, and then began with published weights, does not hold that itself.
     """
@@ -263,7 +263,7 @@ def _with_published(cfg: Any, source: Any) -> Any:
             stacklevel=3,
         )
         return cfg
-    published = PublishedModel(source.path, allow_unknown_fields=source.allow_unknown_fields)
+    published = PretrainedCheckpoint(source.path, allow_unknown_fields=source.allow_unknown_fields)
     return evolve(cfg, published=published.published)
 
 
@@ -273,13 +273,13 @@ def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
     Raises:
         ConfigError: It has none.
     """
-    corrections = correction_format(cfg)
+    corrections = adapter_format(cfg)
     if corrections is None:
         raise ConfigError("the model has no adapters to merge", hint="leave out --merged")
     return corrections.merged(cfg, state)
 
 
-def published_tokenizer(published: PublishedModel) -> Tokenizer.Config:
+def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
     """Returns the config of the tokenizer in a folder.
 
     Where there is none, and the vocabulary has the size of that of bytes, it is that.
@@ -318,7 +318,7 @@ def _pieces(folder: Path) -> Tokenizer.Config:
 
 
 def _token_ids(tokenizer: Any) -> dict[str, Any]:
-    """Returns the numbers that a published model's files name, those that end a text as a list."""
+    """Return the token ids that a checkpoint's files name, those that end a text as a list."""
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in _TOKENS}
     if ids["pad_token_id"] == ids["eos_token_id"]:
         del ids["pad_token_id"]  # transformers would train that token no more
@@ -371,7 +371,7 @@ def export_gguf(
         CheckpointError: The run has no checkpoint, or the file exists.
     """
     cfg: Any = run.trainer.config.model
-    if not merged and correction_format(cfg) is not None:
+    if not merged and adapter_format(cfg) is not None:
         raise ConfigError(
             "the run trains adapters, and a GGUF file holds a whole model", hint="--merged"
         )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from axcore.config.json_files import MAX_JSON_DEPTH, parse_json
-from axcore.config.suggest import name_the_known
+from axcore.config.suggest import suggest_names
 from axcore.serving.api_error import ApiError, invalid
 
 _LOG = logging.getLogger("axcore.serving")
@@ -141,7 +141,7 @@ class RequestParser:
         for name, value in self._content.items():
             if name not in self._known and value is not None:
                 path = self.path(str(name)[:64])
-                hint = name_the_known(str(name)[:64], self._known, most=40)
+                hint = suggest_names(str(name)[:64], self._known, most=40)
                 message = f"There is no field {path!r}; {hint}"
                 raise invalid(message, path, code="unknown_field")
 

@@ -4,7 +4,6 @@ A run whose numbers are not finite, or not plausible, is computed again from its
 op by op with both. Nothing is written.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.distributed import process_count
 from axcore.errors import ConfigError, KernelError
 from axcore.ops import Difference, KernelComparison, comparing_kernels, how_to_continue_without
-from axcore.plugins import Kernel, wanted_compiler_options
+from axcore.plugins import wanted_compiler_options
 from axcore.trainer.recovery import Rollbacks
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class ReferenceSteps:
     is_finite: bool
 
     def check(self) -> None:
-        """Raises where a kernel differs.
+        """Raise where a kernel differs.
 
         Raises:
             KernelError: Naming the op, the kernel and the module.
@@ -71,7 +70,7 @@ class ReferenceSteps:
 
 
 def compare_steps(trainer: "Trainer", directory: Path, *, num_steps: int) -> ReferenceSteps:
-    """Returns what steps from a run's newest checkpoint on give by both kernels.
+    """Return what steps from a run's newest checkpoint on give by both kernels.
 
     It stops at the first step with a difference, or that is not finite. Guards do not see these
     steps.
@@ -117,25 +116,8 @@ def compare_steps(trainer: "Trainer", directory: Path, *, num_steps: int) -> Ref
     )
 
 
-def suspects(kernels: Sequence[Kernel], chip: str, num_steps: int) -> str:
-    """Returns what an error about numbers that are not finite adds to its hint.
-
-    Args:
-        kernels: Those in use that never ran on the chip.
-        chip: Its name.
-        num_steps: Steps since the newest checkpoint.
-    """
-    if not kernels:
-        return ""
-    names = ", ".join(f"{one.key} (plugin {one.plugin})" for one in kernels)
-    return (
-        f". These kernels never ran on {chip}: {names}. Add --reference-steps {num_steps} to the "
-        "command, to find out whether one of them is wrong"
-    )
-
-
 def _newest_state(trainer: "Trainer", directory: Path, batches: Any) -> tuple[Any, int]:
-    """Returns the newest saved state and its step, and takes batches there; else the first one."""
+    """Return the newest saved state and its step, and take batches there; else the first one."""
     with Checkpointer.for_run(trainer.config.checkpoint, directory) as checkpointer:
         newest = checkpointer.latest()
         if newest is None:

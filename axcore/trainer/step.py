@@ -71,7 +71,7 @@ class StepMetrics(NamedTuple):
     gradient_norm: Array
     gradient_norms: dict[str, Array]
     is_finite: Array
-    is_kept: Array
+    is_applied: Array
 
 
 PREFIX = "gradient_norm/"
@@ -96,7 +96,7 @@ class GradientNorms:
         self._groups = [_group_of(spec) for spec in trained] if every_steps else []
 
     def __call__(self, gradients: Any, step: Array) -> dict[str, Float[Array, "..."]]:
-        """Returns the norms of gradients, an array over layers where those are stacked.
+        """Return the norms of gradients, an array over layers where those are stacked.
 
         They are zeros at a step that is not measured, which costs nothing.
         """
@@ -108,7 +108,7 @@ class GradientNorms:
         return norms
 
     def metrics(self, step: int, norms: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the metrics of a step's norms; none of a step that is not measured."""
+        """Return the metrics of a step's norms; none of a step that is not measured."""
         if not self.every_steps or step % self.every_steps:
             return {}
         return summary_metrics(norms)
@@ -129,7 +129,7 @@ class GradientNorms:
 
 
 def _group_of(spec: ParamSpec) -> tuple[str, int]:
-    """Returns the metric that a gradient counts for, and over how many dimensions of stacks."""
+    """Return the metric that a gradient counts for, and over how many dimensions of stacks."""
     within = _steps_of_layer(spec.path) or min(_TOP, len(spec.path) - 1)
     layer = spec.path[:within]
     name = format_path(tuple(step for step in layer if not isinstance(step, Stacked)))
@@ -137,7 +137,7 @@ def _group_of(spec: ParamSpec) -> tuple[str, int]:
 
 
 def _steps_of_layer(path: tuple[str | int | Stacked, ...]) -> int:
-    """Returns how many steps of a path lead to a layer; 0 where there is none.
+    """Return how many steps of a path lead to a layer; 0 where there is none.
 
     A layer is what the first number of the path counts. Where layers alternate, the number in the
     period comes right after; what a layer itself holds many of, as experts, is a part of it.
@@ -177,17 +177,17 @@ class TrainStep:
         self.norms = GradientNorms(self.specs, norms_every_steps)
 
     def init(self) -> TrainState:
-        """Returns the state before the first step."""
+        """Return the state before the first step."""
         return self.first_state(self.model.init(jax.random.key(self.seed)))
 
     def abstract_state(self) -> TrainState:
-        """Returns shapes and dtypes of the state, without tracing how the model begins."""
+        """Return shapes and dtypes of the state, without tracing how the model begins."""
         model = jax.tree.map(lambda spec: spec.abstract, self.own_specs, is_leaf=_is_spec)
         state: TrainState = jax.eval_shape(self.first_state, model)
         return state
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Returns the state after one step, and the step's metrics.
+        """Return the state after one step, and the step's metrics.
 
         The learning rate is that of the updates made so far: a step that is skipped does not move
         the optimizer's schedule on.
@@ -205,14 +205,14 @@ class TrainStep:
             norms = self.norms(gradients, state.step + 1)
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
         is_finite &= _are_finite(update.params)
-        is_kept = is_finite & ~update.is_spike
+        is_applied = is_finite & ~update.is_spike
         new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
-        unless_skipped = lambda new, old: jnp.where(is_kept, new, old)  # noqa: E731
+        unless_skipped = lambda new, old: jnp.where(is_applied, new, old)  # noqa: E731
         new_state = TrainState(
             step=state.step + 1,
             model=jax.tree.map(unless_skipped, new_model, state.model),
             opt_state=jax.tree.map(unless_skipped, update.opt_state, state.opt_state),
-            skipped=state.skipped + jnp.where(is_kept, 0, 1),
+            skipped=state.skipped + jnp.where(is_applied, 0, 1),
         )
         metrics = StepMetrics(
             losses=outputs.losses,
@@ -221,12 +221,12 @@ class TrainStep:
             gradient_norm=update.gradient_norm,
             gradient_norms=norms,
             is_finite=is_finite,
-            is_kept=is_kept,
+            is_applied=is_applied,
         )
         return new_state, metrics
 
     def first_state(self, model: Any) -> TrainState:
-        """Returns the state before the first step, given that of the model."""
+        """Return the state before the first step, given that of the model."""
         model = {**model, **self.model.kept_state(model, self.own_specs)}
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -236,18 +236,18 @@ class TrainStep:
         )
 
     def own_part(self, model_state: Any) -> Any:
-        """Returns the state of the model alone, without what a task keeps beside it."""
+        """Return the state of the model alone, without what a task keeps besides."""
         return {name: model_state[name] for name in self.own_specs}
 
     def evaluated_model(self, state: TrainState) -> Any:
-        """Returns the model's state to evaluate: with averages if the learner evaluates them."""
+        """Return the model's state to evaluate: with averages if the learner evaluates them."""
         params = _trainable(state.model, self.specs)
         return _merged(
             self.learner.evaluated_params(state.opt_state, params), state.model, self.specs
         )
 
     def evaluate(self, model_state: Any, batch: Batch) -> dict[str, Loss]:
-        """Returns the losses of a batch outside of training."""
+        """Return the losses of a batch outside of training."""
         _, outputs = functional(self.model, model_state, without_groups(batch, self.loss_groups))
         return outputs.losses
 
@@ -282,7 +282,7 @@ class TrainStep:
         return self._split(_trainable(gradients, self.specs)), outputs, parts
 
     def _split(self, gradients: Any) -> Any:
-        """Returns gradients split over devices as the optimizer takes them."""
+        """Return gradients split over devices as the optimizer takes them."""
         return self._split_gradients(gradients, self.specs)
 
     def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
@@ -321,7 +321,7 @@ def _nothing_minimised(model: Module) -> ModuleError:
 
 
 def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Array:
-    """Returns what a batch adds to the loss that is minimised; weights count as constants.
+    """Return what a batch adds to the loss that is minimised; weights count as constants.
 
     Args:
         losses: The losses of a batch, or of a part of it.
@@ -350,7 +350,7 @@ def _sum_dtype(param: Array) -> Any:
 
 
 def _trainable(tree: Any, specs: Any) -> Any:
-    """Returns the tree with None in the place of buffers, which jax leaves out."""
+    """Return the tree with None in the place of buffers, which jax leaves out."""
     return _chosen(tree, specs, lambda spec: spec.is_trainable)
 
 
@@ -359,14 +359,14 @@ def _has_gradient(spec: ParamSpec) -> bool:
 
 
 def _chosen(tree: Any, specs: Any, is_wanted: Callable[[ParamSpec], bool]) -> Any:
-    """Returns the tree with None in the place of what is not wanted."""
+    """Return the tree with None in the place of what is not wanted."""
     return jax.tree.map(
         lambda spec, leaf: leaf if is_wanted(spec) else None, specs, tree, is_leaf=_is_spec
     )
 
 
 def _measured(gradients: Any, specs: Any) -> dict[Path, Array]:
-    """Returns the next values of the buffers that are their own gradients."""
+    """Return the next values of the buffers that are their own gradients."""
     chosen = _chosen(gradients, specs, lambda spec: spec.is_overwritten_by_gradient)
     pairs = zip(
         jax.tree.leaves(specs, is_leaf=_is_spec),
@@ -377,7 +377,7 @@ def _measured(gradients: Any, specs: Any) -> dict[Path, Array]:
 
 
 def _merged(new: Any, state: Any, specs: Any) -> Any:
-    """Returns the state with what is not None in `new` in its place."""
+    """Return the state with what is not None in `new` in its place."""
     return jax.tree.map(
         lambda spec, new, old: old if new is None else new,
         specs,
@@ -392,7 +392,7 @@ def _is_spec(leaf: Any) -> bool:
 
 
 def without_groups(batch: Any, groups: LossGroups | None) -> Any:
-    """Returns what a model reads of a batch."""
+    """Return what a model reads of a batch."""
     if groups is None:
         return batch
     return {name: array for name, array in batch.items() if name != groups.array}
@@ -401,7 +401,7 @@ def without_groups(batch: Any, groups: LossGroups | None) -> Any:
 def parts_of_groups(
     batch: Batch, gradient_BT: Float[Array, "batch time"], groups: LossGroups
 ) -> tuple[Float[Array, " groups"], Float[Array, " groups"]]:
-    """Returns what each group adds to the loss that is minimised, and its weight; both add up.
+    """Return what each group adds to the loss that is minimised, and its weight; both add up.
 
     Args:
         batch: A batch or a part of one.
@@ -417,7 +417,7 @@ def parts_of_groups(
 
 
 def losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
-    """Returns sums and weights `[groups]` of a whole batch; None where there are no groups."""
+    """Return sums and weights `[groups]` of a whole batch; None where there are no groups."""
     if parts is None:
         return None
     loss_S, weight_S = parts
@@ -425,5 +425,5 @@ def losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
 
 
 def task_of(cfg: Any) -> Any:
-    """Returns the module that adds a trainer's losses."""
+    """Return the module that adds a trainer's losses."""
     return cfg.model.build() if cfg.task is None else cfg.task.build(model=cfg.model)

@@ -132,7 +132,7 @@ def test_a_template_is_kept_in_a_sandbox(folder):
 
 
 def test_a_template_that_is_no_jinja_names_its_line():
-    with pytest.raises(DataError, match=r"no Jinja that can be read: .* in line 2"):
+    with pytest.raises(DataError, match=r"cannot be read as Jinja: .* in line 2"):
         ChatTemplate("\n{% for %}", {}, where="here")
 
 
@@ -200,7 +200,7 @@ def test_an_end_that_the_vocabulary_lacks_is_refused(folder):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "is not JSON"), ("[]", "is no JSON object"), (None, "cannot be read")],
+    [("{", "is not JSON"), ("[]", "is not a JSON object"), (None, "cannot be read")],
 )
 def test_settings_that_cannot_be_read_name_the_file(folder, content, said):
     path = folder / "tokenizer_config.json"

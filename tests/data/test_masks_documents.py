@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.data import Data
-from axcore.data.concatenation import Concatenated
-from axcore.data.packing import PackedRows, TokenStore
+from axcore.data.packing.packing import PackedRows, TokenStore
+from axcore.data.packing.row_layout import Concatenated
 from axcore.experiments.pretraining import llama2_7b
 from axcore.models import transformer
 from axcore.module import functional
@@ -73,7 +73,7 @@ def test_a_batch_spec_is_of_the_arrays_that_rows_have():
 )
 def test_without_masks_a_plain_causal_kernel_serves(masks, kernel):
     data = evolve(llama2_7b().data.for_shapes(), masks_documents=masks)
-    cfg = evolve(llama2_7b(), kernel_choice="fastest", data=data)
+    cfg = update_config(llama2_7b(), {"kernels.choice": "fastest", "data": data})
     trainer = Trainer(resolve(cfg, Hardware.parse("gpu-h100-8")), devices=jax.devices()[:8])
     compiler = trainer.compiler
     with jax.set_mesh(trainer.mesh), recording_choices() as choices:

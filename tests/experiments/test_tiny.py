@@ -27,7 +27,7 @@ def at_toy_size(cfg):
             "learner.schedule.warmup_steps": 2,
             "learner.schedule.peak": 0.02,
             "max_steps": 12,
-            "log_every_steps": 4,
+            "logging.every_steps": 4,
         },
     )
 
@@ -83,7 +83,7 @@ def text_of_python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("library")
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:20]:
         (folder / path.name).write_bytes(path.read_bytes())
-    return TextFiles.Config(folder=str(folder), glob="*.py", on_bad_file="skip")
+    return TextFiles.Config(folder=str(folder), glob="*.py", on_bad="skip")
 
 
 def nbytes(tree):

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_attention.value_residual import in_place_of
+from axl_attention.across_layers import with_value_residual
 from cache_kinds import int8, rings, shared_keys
 from cache_law import CACHE_CONFIG, PAGED
 from parity_pairs import MODELS
@@ -13,8 +13,8 @@ from parity_pairs import MODELS
 from axcore.config import evolve, find_config, replace_config, update_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import Attention, QuantizedStore, TokenInfo
-from axcore.layers.attention.key_store import Places
+from axcore.layers import Attention, QuantizedKVStore, TokenInfo
+from axcore.layers.attention.kv_store import Places
 from axcore.modifiers import for_serving
 from axcore.module import DTypes, ParamSpec, functional
 
@@ -22,7 +22,7 @@ from axcore.module import DTypes, ParamSpec, functional
 def kept(dtype, x):
     """Returns what a store makes of keys `[tokens, heads, size]`."""
     tokens, heads, size = x.shape
-    store = QuantizedStore.Config(
+    store = QuantizedKVStore.Config(
         num_rows=1,
         row_axis=None,
         num_places=tokens,
@@ -101,7 +101,7 @@ def test_latent_attention_keeps_its_latents_alone():
     assert kept_bytes(cfg, CACHE_CONFIG) == 4 * num_layers * tokens * (32 + 8)
     biased = update_config(cfg, {"**.attention.linear.has_bias": True})
     assert kept_bytes(biased, CACHE_CONFIG) == 4 * num_layers * tokens * (32 + 1 + 8)
-    mixed = replace_config(cfg, lambda node: hasattr(node, "value_linear"), in_place_of)
+    mixed = replace_config(cfg, lambda node: hasattr(node, "value_linear"), with_value_residual)
     assert kept_bytes(mixed, CACHE_CONFIG) == 4 * num_layers * tokens * num_heads * (16 + 8 + 12)
 
 

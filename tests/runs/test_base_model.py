@@ -99,7 +99,7 @@ def test_a_model_that_was_changed_too_early_is_not_lost_in_silence(trained):
 
 
 def test_a_base_that_is_none_is_named(tmp_path, chats):
-    with pytest.raises(CheckpointError, match="neither a run nor a published model"):
+    with pytest.raises(CheckpointError, match="neither a run nor a pretrained checkpoint"):
         load_experiment("sft", overrides(tmp_path, chats))
 
 
@@ -122,7 +122,7 @@ def pairs(tmp_path_factory):
 def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pairs, tmp_path):
     settings = [*overrides(trained[0], pairs), "data.seq_len=32", "data.batch_size=16"]
     cfg = ax.evolve(
-        load_experiment("dpo", [*settings, "**.warmup_steps=1", "log_every_steps=1"]),
+        load_experiment("dpo", [*settings, "**.warmup_steps=1", "logging.every_steps=1"]),
         mesh={"fsdp": 1},
     )
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -170,7 +170,7 @@ def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pai
 def test_adapters_learn_preferences_alike_on_one_device_and_on_four(trained, pairs, tmp_path):
     settings = [
         *overrides(trained[0], pairs),
-        *("data.seq_len=32", "data.batch_size=8", "max_steps=3", "log_every_steps=1"),
+        *("data.seq_len=32", "data.batch_size=8", "max_steps=3", "logging.every_steps=1"),
         *("**.warmup_steps=1", "data.validation_batches=1"),
     ]
     losses = []

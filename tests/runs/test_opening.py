@@ -36,7 +36,7 @@ def answer(opened):
 @pytest.mark.slow
 def test_a_change_of_caches_serves_the_same_weights(trained):
     plain = open_model(trained[0])
-    narrow = open_model(trained[0], changes=("quantized_cache",))
+    narrow = open_model(trained[0], changes=("kv_cache(dtype=int8)",))
     (tokens, kept), (near, narrow_kept) = answer(plain), answer(narrow)
     assert np.dtype("int8") in narrow_kept - kept
     assert [one.id for one in near][:1] == [one.id for one in tokens][:1]

@@ -1,4 +1,4 @@
-"""First weights from another run or a published model, edited: laws that hold for both."""
+"""Initial weights from another run or a pretrained checkpoint, edited: laws that hold for both."""
 
 import json
 
@@ -97,7 +97,7 @@ def same(one, other):
 def test_a_run_begins_as_the_model_that_another_one_left(begin):
     state, table = begin(TOY)
     assert same(state, begin.state)
-    assert "as in a new model" not in table
+    assert "randomly initialized" not in table
 
 
 @pytest.mark.quick_one_in(2)
@@ -114,7 +114,7 @@ def test_equal_experts_compute_what_the_feed_forward_did(begin):
         logits(with_experts(), state), logits(TOY, begin.state), atol=2e-5, rtol=1e-5
     )
     lines = dict(line.split(maxsplit=1) for line in table.splitlines())
-    assert lines["decoder.stack.layer.feed_forward.router.linear.weight"] == "as in a new model"
+    assert lines["decoder.stack.layer.feed_forward.router.linear.weight"] == "randomly initialized"
     assert "in 8 places" in lines["decoder.stack.layer.feed_forward.experts.expert.gate.weight"]
 
 
@@ -170,6 +170,17 @@ def test_edits_add_up(begin):
     np.testing.assert_allclose(found, logits(TOY, begin.state), atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "edit", [RenameWeights(names={"a": "b"}), GrowVocabulary(), Upcycle(), StackDepth()], ids=str
+)
+def test_an_edit_that_is_there_already_is_refused(tmp_path, edit):
+    weights = RunWeights.Config(path=str(tmp_path))
+    cfg = evolve(small_experiment(tmp_path / "texts"), init_from=weights)
+    once = edit.apply(cfg, Hardware.parse("cpu-1"))
+    with pytest.raises(ConfigError, match=f"has the edit {type(edit).__name__} .* already"):
+        edit.apply(once, Hardware.parse("cpu-1"))
+
+
 @pytest.mark.slow
 def test_edits_are_the_same_on_eight_devices(begin):
     cfg = with_experts(update_config(deeper(4), {"vocab_size": 304}))
@@ -182,7 +193,7 @@ def test_edits_are_the_same_on_eight_devices(begin):
     )
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-    assert "1 of 4 as in a new model" in table
+    assert "1 of 4 randomly initialized" in table
 
 
 def test_part_of_a_leaf_may_begin_as_in_a_new_model(begin):
@@ -197,7 +208,7 @@ def test_only_what_globs_name_is_read(begin):
     state, table = begin(TOY, read=("decoder.embedding.**", "**.attention.**"))
     assert same(layers(state)["attention"], layers(begin.state)["attention"])
     assert not same(state["head"], begin.state["head"])
-    assert table.count("as in a new model") == len(table.splitlines()) - 5
+    assert table.count("randomly initialized") == len(table.splitlines()) - 5
     with pytest.raises(ConfigError, match=r"'encoder\.\*\*' matches no array of the model"):
         begin(TOY, read=("encoder.**",))
 
@@ -312,7 +323,9 @@ def test_a_run_begins_with_the_averages_that_another_one_evaluates(tmp_path):
     begun = trainer_on(with_changes(cfg, edits, Hardware.parse("cpu-2")), 2)
     assert same(begun.first_state().model, load_run(tmp_path / "first").state)
     begun.run(tmp_path / "second", quiet=True)
-    assert f"({tmp_path / 'first'}, step 2)" in (tmp_path / "second/first_weights.txt").read_text()
+    assert (
+        f"({tmp_path / 'first'}, step 2)" in (tmp_path / "second/initial_weights.txt").read_text()
+    )
     start = json.loads((tmp_path / "second" / RUN_HISTORY_NAME).read_text().splitlines()[0])
     assert f"path: '{tmp_path / 'first'}'" in "\n".join(start["init_from"])
     assert "RenameWeights" in "\n".join(start["init_from"])

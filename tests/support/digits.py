@@ -17,7 +17,6 @@ from axcore.data import (
     ValidationBatches,
     batches,
     train_order,
-    validation_order,
 )
 from axcore.learner import Learner, WarmupCosine
 from axcore.module import ArraySpec, BatchSpec, ModelFlops, Module, Param, count_params, entry
@@ -71,11 +70,9 @@ class Digits(DataLoader):
         return TrainBatches(batches(rows, order, shard), {"seed": self.config.seed})
 
     def validation(self, *, process_index=0, process_count=1):
-        size = self.config.batch_size
-        shard = DataShard(size, process_index, process_count)
+        shard = DataShard(self.config.batch_size, process_index, process_count)
         _, rows = self.splits()
-        order = validation_order(len(rows), batch_size=size, max_batches=None)
-        return ValidationBatches(batches(rows, order, shard), len(order) // size)
+        return ValidationBatches.of(rows, shard)
 
     def summary(self):
         train, validation = self.splits()
@@ -131,10 +128,13 @@ def digits_experiment(**settings):
         "model": Classifier.Config(),
         "data": Digits.Config(batch_size=64),
         "learner": Learner.Config(schedule=WarmupCosine.Config(peak=0.02, warmup_steps=5)),
-        "activation_rules": {**ACTIVATION_RULES, "height": ("seq",)},
+        "sharding.activation_rules": {**ACTIVATION_RULES, "height": ("seq",)},
         "max_steps": 66,
-        "log_every_steps": 11,
+        "logging.every_steps": 11,
         "eval_every_steps": 22,
         "checkpoint": Checkpointer.Config(every_steps=22, keep=None),
     }
-    return Trainer.Config(**(values | settings))
+    flat = {name: value for name, value in (values | settings).items() if "." not in name}
+    return update_config(
+        Trainer.Config(**flat), {k: v for k, v in (values | settings).items() if "." in k}
+    )

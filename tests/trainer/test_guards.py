@@ -19,8 +19,9 @@ from axcore.testing import trainer_on
 from axcore.trainer import (
     EarlyStopping,
     Guard,
+    LoggingConfig,
     PhaseStarted,
-    RollBack,
+    RollbackRequest,
     RolledBack,
     RunFinished,
     StepsDone,
@@ -51,9 +52,9 @@ class GoesBack(Guard):
     def on_metrics(self, step, metrics):
         if step == self.config.at and self.left:
             self.left -= 1
-            raise RollBack(f"loss {metrics['loss']:.1f} is odd", **self.wish())
+            raise RollbackRequest(f"loss {metrics['loss']:.1f} is odd", **self.request())
 
-    def wish(self):
+    def request(self):
         return {"steps": self.config.steps, "skips_data": self.config.skips_data}
 
 
@@ -166,7 +167,7 @@ def test_a_run_without_a_checkpoint_goes_back_to_its_start(guarded, tmp_path):
 @pytest.mark.slow
 def test_rollbacks_have_a_budget(guarded, tmp_path):
     with pytest.raises(TrainingError, match=r"is odd; the run went back 2 times in the last 1000"):
-        guarded(GoesBack.Config(times=3), max_rollbacks=2).run(tmp_path / "run")
+        guarded(GoesBack.Config(times=3), **{"rollback.max_rollbacks": 2}).run(tmp_path / "run")
     lines = map(json.loads, (tmp_path / "run/rollbacks.jsonl").read_text().splitlines())
     assert [(line["from_step"], line["step"]) for line in lines] == [(7, 4), (7, 4)]
 
@@ -202,7 +203,7 @@ def trainer(tmp_path, monkeypatch):
     """Makes trainers that evaluate every second step, and would stop at step 8 of 20."""
     monkeypatch.setenv("AXCORE_DATA_CACHE", str(tmp_path / "cache"))
     x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
-    data = ax.from_arrays({"x": x, "y": x @ np.float32([1, -1])}, batch_size=6)
+    data = ax.ArrayData.Config(train={"x": x, "y": x @ np.float32([1, -1])}, batch_size=6)
     cfg = Trainer.Config(
         model=Affine.Config(),
         task=Regression.Config(),
@@ -210,7 +211,7 @@ def trainer(tmp_path, monkeypatch):
         learner=Learner.Config(schedule=ConstantSchedule.Config(peak=0.01)),
         max_steps=20,
         eval_every_steps=2,
-        log_every_steps=1,
+        logging=LoggingConfig(every_steps=1),
         guards=(NEVER,),
     )
     return lambda **changes: trainer_on(evolve(cfg, **changes), 1)

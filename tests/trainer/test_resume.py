@@ -172,7 +172,9 @@ def train_losses(directory):
 def test_a_line_after_a_resume_has_the_losses_of_the_line_without_it(
     toy_config, one_device, tmp_path
 ):
-    trainer = one_device(evolve(toy_config, log_every_steps=5))  # saved after 4, 8 and 12 steps
+    trainer = one_device(
+        update_config(toy_config, {"logging.every_steps": 5})
+    )  # saved after 4, 8 and 12 steps
     trainer.run(tmp_path)
     whole = train_losses(tmp_path)
     assert list(whole) == [5, 10, 12]

@@ -33,7 +33,7 @@ class RunStarted(Event):
     `unit` is what throughput counts. `flops`, what one of them costs the model, and `peak_flops`,
     all chips' peak in the compute dtype, are for the model FLOPs utilisation; None where not known.
     `units` has those of metrics, by name, as the task says them.
-    `first_weights` is a table of what was read and what began as in a new model, at the start only.
+    `initial_weights` is a table of what was read and what is random, at the start only.
     """
 
     directory: str
@@ -49,7 +49,7 @@ class RunStarted(Event):
     flops: ModelFlops | None
     peak_flops: float | None
     config_changes: tuple[str, ...] = ()
-    first_weights: str = ""
+    initial_weights: str = ""
     units: Mapping[str, str] = immutabledict()
 
 
@@ -102,7 +102,7 @@ class CheckpointSaved(Event):
 
 @attrs.frozen
 class RunFinished(Event):
-    """The run ended at `step`; it is complete, or it was stopped and can be taken up again.
+    """The run ended at `step`; it is complete, or it was stopped and can be resumed.
 
     `stop_reason` is why a guard ended a run before its last step, which is complete then.
     """
@@ -122,7 +122,7 @@ class Observers:
         self._observers = list(observers)
 
     def __call__(self, event: Event) -> None:
-        """Passes an event to every observer that is still on."""
+        """Pass an event to every observer that is still on."""
         is_phase = isinstance(event, PhaseStarted)
         for observer in list(self._observers):
             try:

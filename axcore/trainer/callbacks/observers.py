@@ -34,7 +34,7 @@ class NamedObserver:
         return bool(getattr(self._observer, "sees_phases", False))
 
     def __call__(self, event: Event) -> None:
-        """Hands the event on.
+        """Hand the event on.
 
         Raises:
             TrainingError: The observer has not ended in time, or wants to end the process.
@@ -67,7 +67,7 @@ class NamedObserver:
 
 
 def named_observers(names: Iterable[str]) -> tuple[Observer, ...]:
-    """Returns the observers of those names, for one run."""
+    """Return the observers of those names, for one run."""
     known = {record.name: record for record in plugin_host().records(RunObserver)}
     return tuple(NamedObserver(known[name]) for name in names)
 
@@ -86,7 +86,7 @@ class Heartbeat:
         self._directory: Path | None = None
 
     def __call__(self, event: Event) -> None:
-        """Writes the file where the event is one of those."""
+        """Write the file where the event is one of those."""
         if isinstance(event, RunStarted):
             self._directory = Path(event.directory)
         if isinstance(event, RunStarted | StepsDone) and self._directory is not None:

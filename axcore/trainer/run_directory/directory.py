@@ -53,7 +53,7 @@ class RunDirectory:
         config_json: str,
         resumable: Sequence[str] = (),
     ) -> None:
-        """Claims a directory for a config.
+        """Claim a directory for a config.
 
         Args:
             path: The directory; made where it is absent.
@@ -63,7 +63,7 @@ class RunDirectory:
                 them, such as `max_steps`. Where only those differ, both files are rewritten.
 
         Raises:
-            CheckpointError: The directory is another config's, is no run's, is in use by a live
+            CheckpointError: The directory is another config's, is not a run's, is in use by a live
                 process, or cannot be written. Nothing in it was changed.
         """
         self.path = Path(path).absolute()
@@ -107,14 +107,14 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """Lets another process train here; safe to call twice."""
+        """Let another process train here; safe to call twice."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
 
 def check_is_there(path: Path) -> None:
-    """Checks that the run directory was not removed; process 0 of a run looks.
+    """Check that the run directory was not removed; process 0 of a run looks.
 
     Raises:
         CheckpointError: It was.
@@ -135,14 +135,14 @@ def _check_is_free_or_run(path: Path) -> None:
         return
     shown = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
     raise CheckpointError(
-        f"the directory holds {len(names)} files that are no run of axcore: {shown}",
+        f"the directory holds {len(names)} files that are not of a run: {shown}",
         where=str(path),
         hint="use an empty or a new --dir",
     )
 
 
 def _check_is_unused(path: Path) -> None:
-    """Refuses a run that has lost its config; an interrupted first start has nothing to lose."""
+    """Refuse a run that has lost its config; an interrupted first start has nothing to lose."""
     names = {name for name in os.listdir(path) if not name.endswith(".tmp")}
     lost = names - {LOCK_NAME, JSON_NAME}
     if lost:
@@ -185,7 +185,7 @@ def _values(text: str) -> dict[str, str]:
 
 
 def compared_lines(text: str, resumable: Sequence[str]) -> list[str]:
-    """Returns the lines of a config's text that a later start must have, too."""
+    """Return the lines of a config's text that a later start must have, too."""
     return [
         line
         for line in text.splitlines()
@@ -230,7 +230,7 @@ class LockedRun(NamedTuple):
 def locked_run_directory(
     directory: Path | str, cfg: Any, data: Mapping[str, Any]
 ) -> Iterator[LockedRun]:
-    """Claims a run directory for a config while the context lasts.
+    """Claim a run directory for a config while the context lasts.
 
     Args:
         directory: Of the run, the same one in every process.
@@ -266,7 +266,7 @@ def locked_run_directory(
 
 
 def _check_is_shared(path: Path, digest: str) -> None:
-    """Checks that every process sees what process 0 has just written."""
+    """Check that every process sees what process 0 has just written."""
     if process_count() == 1:
         return
     is_seen = is_process_zero() or _digest(path) == digest

@@ -10,9 +10,8 @@ from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import Linear, NoStateCache, RMSNorm, TokenInfo, shard
 from axcore.module import Module, Param
-from axl_attention.causal_conv import CausalConv
-from axl_attention.delta_rule import DeltaInputs, delta_rule
 from axl_attention.mamba2 import LogOfUniform
+from axl_attention.recurrence import CausalConv, DeltaInputs, delta_rule
 
 _EPSILON = 1e-6
 """Added to the square of the length of queries and keys."""
@@ -29,7 +28,7 @@ class GatedDeltaNet(Module):
 
     @config
     class Config(Module.Config["GatedDeltaNet"]):
-        """Describes a `GatedDeltaNet`.
+        """The config of a `GatedDeltaNet`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -58,7 +57,7 @@ class GatedDeltaNet(Module):
         state_cache: Module.Config = NoStateCache.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the parts, and declares what each head has of its own."""
+        """Build the parts, and declare what each head has of its own."""
         if cfg.num_value_heads % cfg.num_key_heads:
             raise ConfigError(
                 f"num_value_heads is {cfg.num_value_heads}, not a multiple of num_key_heads, "
@@ -83,7 +82,7 @@ class GatedDeltaNet(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns what each token makes of itself and those before it."""
+        """Return what each token makes of itself and those before it."""
         cfg = self.config
         before = self.state_cache.before(info, jnp.float32)
         mixed, after = delta_rule(self._inputs(x, info), before, chunk=cfg.chunk)

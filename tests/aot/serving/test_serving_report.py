@@ -229,7 +229,7 @@ def test_memory_that_holds_no_longest_text_is_said_before_anything_is_compiled(a
     [
         (("--rows", "1"), "--rows only with --serve"),
         (("--serve", "--search"), "--serve does not go with --search"),
-        (("--serve", "--rows", "one"), "'one' is no list of numbers"),
+        (("--serve", "--rows", "one"), "'one' is not a list of numbers"),
     ],
 )
 def test_options_that_would_be_passed_over_are_refused(aot, given, text):

@@ -18,11 +18,11 @@ from axcore.layers import (
     MoE,
     adapters_of,
     frozen_state,
+    full_precision_state,
     merge_adapters,
     new_adapters,
-    widened,
-    widened_state,
     with_adapters,
+    with_full_precision_weights,
     without_lora,
 )
 from axcore.layers.quantization import nf4
@@ -48,7 +48,7 @@ def drawn(shape, seed=0):
 
 
 def wide(form, kept):
-    return np.asarray(FORMS[form].wide({n: jnp.asarray(one) for n, one in kept.items()}))
+    return np.asarray(FORMS[form].dequantized({n: jnp.asarray(one) for n, one in kept.items()}))
 
 
 def dense():
@@ -111,7 +111,7 @@ def test_numpy_and_jax_keep_the_same_numbers_and_lose_little(form):
 
 def test_scales_in_eight_bits_are_near_those_in_32():
     scales = np.abs(drawn((40, 30))) + 1
-    made = nf4.wide_scales(*map(jnp.asarray, nf4.quantized_scales(scales)))
+    made = nf4.dequantized_scales(*map(jnp.asarray, nf4.quantized_scales(scales)))
     assert 0 < np.abs(np.asarray(made) - scales).max() < 0.03
 
 
@@ -135,7 +135,7 @@ def test_new_adapters_change_nothing_of_a_frozen_model_and_trained_ones_merge(mo
 
     trained = {name: one + 0.1 * drawn(one.shape, len(name)) for name, one in adapters.items()}
     state = with_adapters(module, base_state, trained)
-    plain_cfg, plain_state = widened(cfg), widened_state(cfg, state)
+    plain_cfg, plain_state = with_full_precision_weights(cfg), full_precision_state(cfg, state)
     merged = merge_adapters(plain_cfg.build(), plain_state)
     np.testing.assert_allclose(
         logits(without_lora(plain_cfg).build(), merged), logits(module, state), atol=2e-5
@@ -169,7 +169,7 @@ def test_a_new_frozen_layer_has_the_deviation_of_a_new_linear_one():
     for form in FORMS.values():
         fields = {"format": form.format, "double_quant": form.double_quant}
         layer = FrozenLinear.Config(**fields).build(in_dim=64, out_dim=512, axes=(None, None))
-        weight = form.wide(layer.init(0))
+        weight = form.dequantized(layer.init(0))
         assert np.std(weight) == pytest.approx(1 / 8, rel=0.05)
         assert abs(np.mean(weight)) < 0.01
 

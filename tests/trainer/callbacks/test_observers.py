@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from axcore.config import evolve
+from axcore.config import update_config
 from axcore.errors import ConfigError, PluginError
 from axcore.models import flops_per_token
 from axcore.plugins.time_limit import CALLBACK_TIMEOUT
@@ -104,7 +104,7 @@ def test_a_run_with_an_observer_that_hangs_goes_on_to_its_last_checkpoint(
     lamp, toy_config, one_device, directory, monkeypatch
 ):
     monkeypatch.setenv(CALLBACK_TIMEOUT, "2")
-    trainer = one_device(evolve(toy_config, observers=("asleep",)))
+    trainer = one_device(update_config(toy_config, {"logging.observers": ("asleep",)}))
     with pytest.warns(UserWarning, match="'asleep' .* has not finished after 2 s"):
         result = trainer.run(directory)
     assert result.is_complete
@@ -116,7 +116,7 @@ def test_an_observer_that_raises_at_step_7_is_switched_off_by_name_and_the_run_g
     lamp, toy_config, one_device, directory
 ):
     events = []
-    trainer = one_device(evolve(toy_config, observers=("faulty", "heartbeat")))
+    trainer = one_device(update_config(toy_config, {"logging.observers": ("faulty", "heartbeat")}))
     with pytest.warns(UserWarning, match="switched off") as caught:
         result = trainer.run(directory, [events.append])
     (warning,) = [str(one.message) for one in caught]
@@ -135,7 +135,9 @@ def test_an_observer_that_raises_at_step_7_is_switched_off_by_name_and_the_run_g
 def test_an_observer_that_cannot_be_made_is_switched_off_too(
     lamp, toy_config, one_device, directory
 ):
-    trainer = one_device(evolve(toy_config, max_steps=5, observers=("stillborn",)))
+    trainer = one_device(
+        update_config(toy_config, {"max_steps": 5, "logging.observers": ("stillborn",)})
+    )
     with pytest.warns(UserWarning, match="ValueError: no socket at RunStarted of step 0"):
         assert trainer.run(directory).is_complete
 
@@ -150,7 +152,9 @@ def test_heartbeat_tells_step_time_and_process_at_each_report(toy_config, one_de
             return
         beats.append(json.loads(path.read_text()) if path.exists() else None)
 
-    one_device(evolve(toy_config, max_steps=5, observers=("heartbeat",))).run(directory, [look])
+    one_device(
+        update_config(toy_config, {"max_steps": 5, "logging.observers": ("heartbeat",)})
+    ).run(directory, [look])
     assert [beat and beat["step"] for beat in beats] == [None, 0, 1, 2, 3, 4, 4, 5, 5]
     assert {beat["pid"] for beat in beats[1:]} == {os.getpid()}
     times = [datetime.fromisoformat(beat["time"]) for beat in beats[1:]]
@@ -160,15 +164,20 @@ def test_heartbeat_tells_step_time_and_process_at_each_report(toy_config, one_de
 
 def test_nobody_watches_unasked(lamp, toy_trainer, whole_run):
     assert not (whole_run[0] / "heartbeat.json").exists()
-    assert toy_trainer.config.observers == ()
+    assert toy_trainer.config.logging.observers == ()
 
 
 def test_observers_that_are_unknown_are_refused_with_writers_that_are(toy_config, one_device):
     with pytest.raises(ConfigError) as raised:
-        one_device(evolve(toy_config, observers=("heartbeet",), writers=("jason_lines",)))
+        one_device(
+            update_config(
+                toy_config,
+                {"logging.observers": ("heartbeet",), "logging.writers": ("jason_lines",)},
+            )
+        )
     text = str(raised.value)
-    assert "observers names 'heartbeet', which is no observer; did you mean 'heartbeat'" in text
-    assert "writers names 'jason_lines', which is no metric writer; did you mean" in text
+    assert "logging.observers: unknown observer 'heartbeet'; did you mean 'heartbeat'" in text
+    assert "logging.writers: unknown metric writer 'jason_lines'; did you mean" in text
 
 
 @pytest.fixture(scope="module")
