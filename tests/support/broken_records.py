@@ -39,8 +39,7 @@ from axcore.plugins.environment_flags import present_family
 from axcore.testing.tiny import small_experiment
 from axcore.testing.trainers import trainer_on
 from axcore.trainer import RunFinished
-from axcore.trainer.callbacks.events import Observers
-from axcore.trainer.callbacks.observers import named_observers
+from axcore.trainer.callbacks.events import Observers, named_observers
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.step import TrainStep, task_of
 

@@ -1,4 +1,7 @@
-"""Compiling what an engine runs in this process, and reading it."""
+"""Compile what an engine runs in this process, and read its costs off the compiled programs.
+
+`ServingPrograms` lowers them for devices that need not exist.
+"""
 
 import math
 import time
@@ -40,22 +43,22 @@ from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import AotTarget, Hardware, wanted_compiler_options
 
-NUM_AHEAD = 2
+_NUM_AHEAD = 2
 """Calls that may be under way when a request comes: one runs, and the next one was started."""
 
 
 Key = tuple[Any, ...]
 """Of a program: its name, and the sizes that it is made for; see `program_table`."""
 
-PREFILLING = ("prefill", "score_prompt")
-DECODING = ("multi_step_decode", "decode")
+_PREFILLING = ("prefill", "score_prompt")
+_DECODING = ("multi_step_decode", "decode")
 """Names of programs that run the model: on texts, and on the last token of each row."""
 
 
 def measure_serving(
     cfg: Any, hardware: Hardware, target: AotTarget, load: ServingLoad, *, experiment: str
 ) -> ServingReport:
-    """Returns the report of a trainer's config that serves.
+    """Return the report of a trainer's config that serves.
 
     Args:
         cfg: The trainer's config.
@@ -109,7 +112,7 @@ def measure_serving(
 
 
 @attrs.frozen(kw_only=True)
-class ServingProgram:
+class _ServingProgram:
     """A program that was lowered.
 
     Args:
@@ -184,7 +187,7 @@ class ServingPrograms:
         return dict(wanted_compiler_options(self.hardware, serves=True)) or None
 
     def token_keys(self, rows: int) -> tuple[Key, ...]:
-        """Returns the programs that draw `num_decode_steps` tokens of rows, the likeliest ones."""
+        """Return the programs that draw `num_decode_steps` tokens of rows, the likeliest ones."""
         if self.num_decode_steps > 1:
             return (("multi_step_decode", rows, self.num_decode_steps, self._kind),)
         return ("decode", rows), ("sample", rows, self._kind)
@@ -205,17 +208,17 @@ class ServingPrograms:
         return *read, ("sample", self._shapes.prefill_bucket(1, self.pieces[-1]), self._kind)
 
     def weight_bytes(self) -> int:
-        """Returns the bytes of weights on a device."""
+        """Return the bytes of weights on a device."""
         return bytes_on_a_device(self._served.conversion.abstract)
 
     def drawing_bytes(self) -> int:
-        """Returns the bytes on a device of what slots draw by."""
+        """Return the bytes on a device of what slots draw by."""
         return bytes_on_a_device(
             [self._held[name] for name in ("sampler_state", "sampling", "allowed")]
         )
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Returns the bytes on a device that caches keep of a row, and besides of a page."""
+        """Return the bytes on a device that caches keep of a row, and besides of a page."""
         if self.cache_config.pages is None:
             return self._served.cache_bytes // self.cache_config.num_rows, 0
         size = self.cache_config.pages.page_size
@@ -230,17 +233,17 @@ class ServingPrograms:
         return (2 * one - two) // self.cache_config.num_rows, two - one
 
     def all_cache_bytes(self) -> int:
-        """Returns the bytes of all caches of the engine on a device."""
+        """Return the bytes of all caches of the engine on a device."""
         return self._served.cache_bytes
 
-    def lowered(self, key: Key) -> ServingProgram:
-        """Returns the program of a key."""
+    def lowered(self, key: Key) -> _ServingProgram:
+        """Return the program of a key."""
         name, *sizes = key
         places = {"caches": self._placed_caches, "sampler_state": self._whole}
         with recording_plan() as recording, use_policy(self._policy):
             lowered = self._table[name].lowered(tuple(sizes), self._held, (self._whole, places))
         passes = {"prefill": 1, "decode": 1, "multi_step_decode": self.num_decode_steps}
-        return ServingProgram(
+        return _ServingProgram(
             lowered=lowered, plan=recording.plan(), num_passes=passes.get(name, 0), rows=sizes[0]
         )
 
@@ -290,7 +293,7 @@ class ServingPrograms:
 
 
 def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
-    """Returns what all programs of an engine take.
+    """Return what all programs of an engine take.
 
     One that runs the model and was not compiled counts as the largest of its kind that was; those
     that do not run it are small, and count as nothing.
@@ -301,7 +304,7 @@ def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
             (cost.program_bytes for key, cost in costs.items() if key[0] in names), default=0
         )
 
-    kinds = {name: largest(names) for names in (PREFILLING, DECODING) for name in names}
+    kinds = {name: largest(names) for names in (_PREFILLING, _DECODING) for name in names}
     return sum(costs[key].program_bytes if key in costs else kinds.get(key[0], 0) for key in keys)
 
 
@@ -315,7 +318,7 @@ class _Measured:
         self.compile_s = 0.0
 
     def token(self, rows: int) -> CallCost:
-        """Returns what a token of each row takes while no text is read."""
+        """Return what a token of each row takes while no text is read."""
         keys = self._programs.token_keys(rows)
         return shared_evenly(
             sum_of_calls([self._cost(key) for key in keys], rows=rows),
@@ -323,14 +326,14 @@ class _Measured:
         )
 
     def first_token(self, beside: int, decode: Mapping[int, CallCost]) -> FirstToken:
-        """Returns what the first token after a prompt takes beside rows that draw."""
+        """Return what the first token after a prompt takes beside rows that draw."""
         pieces = self._programs.pieces
         costs = [self._cost(key) for key in self._programs.reading_keys]
         waits_s: float | None = 0.0
         if beside:
             token = decode[min(size for size in decode if size >= beside)]
             costs += [token] * (len(pieces) - 1)
-            count = NUM_AHEAD * self._programs.num_decode_steps
+            count = _NUM_AHEAD * self._programs.num_decode_steps
             waits_s = None if token.seconds is None else count * token.seconds
         total = sum_of_calls(costs, rows=1, tokens=self._programs.load.prompt)
         return FirstToken(beside=beside, pieces=pieces, waits_s=waits_s, cost=total)
@@ -346,7 +349,7 @@ class _Measured:
             self.costs[key] = self._read(lowered, compiled)
         return self.costs[key]
 
-    def _read(self, one: ServingProgram, compiled: Any) -> CallCost:
+    def _read(self, one: _ServingProgram, compiled: Any) -> CallCost:
         programs, hardware = self._programs, self._programs.hardware
         stats, program = compiled.memory_analysis(), parse_program(compiled.as_text())
         analysis = analyse(program, hardware, one.plan.choices)
