@@ -65,7 +65,7 @@ def _excluded(glob: str, paths: list[str]) -> list[str]:
 def _replaced_linears(
     cfg: Any, new: Callable[[Any], Any], *, exclude: tuple[str, ...]
 ) -> tuple[Any, int]:
-    """Return `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
+    """Return `cfg` with `new(linear)` instead of each plain `Linear`, and how many there are.
 
     Those stay that a layer needs as they are, which its config names in `plain_parts`.
 
