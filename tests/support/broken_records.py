@@ -492,14 +492,12 @@ OBSERVERS = [
 ]
 
 STORAGE = """
-from axcore.checkpoint.steps import open_directory
+from pathlib import Path
+from axcore.checkpoint.steps import StepDirectories
 
-class Odd:
+class Odd(StepDirectories):
     def __init__(self, place):
-        self.kept = open_directory("runs/tiny/checkpoints")
-
-    def __getattr__(self, name):
-        return getattr(self.kept, name)
+        super().__init__(Path("runs/tiny/checkpoints").absolute())
 
     def {}
 """
