@@ -1,12 +1,63 @@
-"""Any `tokenizer.json`: the same tokens as the library gives, and no token lost."""
+"""Tokenizers: bytes come back exactly; files give the tokens of the libraries they are for."""
 
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pieces import train_pieces
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from axcore.data import HuggingFaceTokenizer
-from axcore.errors import DataError
+from axcore.data import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
+from axcore.errors import ConfigError, DataError
+
+tokenizer = ByteTokenizer.Config().build()
+law = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+@given(st.text())
+@law
+def test_decoding_the_encoded_text_gives_the_text(text):
+    tokens = tokenizer.encode(text)
+    assert tokens.tolist() == list(text.encode("utf-8"))
+    assert tokens.dtype == np.int32
+    assert tokenizer.decode(tokens) == text
+
+
+@given(st.lists(st.text(), max_size=5))
+@law
+def test_documents_are_framed_and_otherwise_unchanged(texts):
+    for text, document in zip(texts, tokenizer.encode_documents(texts), strict=True):
+        assert document.tolist() == [256, *text.encode("utf-8"), 257]
+        assert document.dtype == np.uint16
+        assert tokenizer.decode(document) == text
+
+
+def test_a_prompt_begins_like_a_document():
+    prompt = tokenizer.encode_prompt("def ")
+    (document,) = tokenizer.encode_documents(["def f(): pass"])
+    assert prompt.tolist() == document[: len(prompt)].tolist()
+
+
+def test_special_and_unused_tokens_stand_for_no_text():
+    special = [tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id]
+    assert special == [256, 257, 258]
+    assert tokenizer.decode([*special, *range(259, tokenizer.vocab_size), 65]) == "A"
+
+
+def test_half_a_character_reads_as_a_replacement():
+    assert tokenizer.decode("é".encode()[:1] + b"x") == "\ufffdx"
+
+
+@pytest.mark.parametrize(("multiple", "size"), [(1, 259), (8, 264), (128, 384)])
+def test_the_vocabulary_is_rounded_up(multiple, size):
+    assert ByteTokenizer.Config(vocab_multiple=multiple).build().vocab_size == size
+
+
+def test_a_vocabulary_multiple_of_zero_is_refused():
+    with pytest.raises(ConfigError, match="vocab_multiple is 0; expected 1 or more"):
+        ByteTokenizer.Config(vocab_multiple=0).build()
+
 
 TEXT = "def f(x):\n    return x + 1  # naïve 😀\n" * 20
 
@@ -115,3 +166,49 @@ def test_a_special_token_that_is_not_in_the_vocabulary_is_named(tokenizer_file, 
     with pytest.raises(DataError, match=rf"{field} is '<\|end\|>', which is not in") as e:
         build(tokenizer_file, **names)
     assert "'<s>', '</s>', '<pad>'" in e.value.hint
+
+
+PIECE_TEXTS = ("naïve 😀 text", "  two  spaces\n", "x</s>y", "", "\x00 e\u0301 " + "w" * 300)
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    return train_pieces(tmp_path_factory.mktemp("pieces") / "tokenizer.model")
+
+
+def build_pieces(path, **settings):
+    return SentencePieceTokenizer.Config(path=str(path), **settings).build()
+
+
+def test_tokens_and_text_are_the_librarys(model_file):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    tokenizer = build_pieces(model_file)
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+    for text, tokens in zip(PIECE_TEXTS, tokenizer.encode_many(PIECE_TEXTS), strict=True):
+        assert tokens.tolist() == reference.encode(text)
+        assert tokenizer.decode(tokens) == reference.decode(reference.encode(text))
+    assert tokenizer.eos_id not in tokenizer.encode("x</s>y")
+
+
+def test_the_file_names_what_frames_a_document(model_file, tmp_path):
+    tokenizer = build_pieces(model_file, vocab_multiple=64)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (1, 2, 2)
+    assert tokenizer.vocab_size % 64 == 0
+    (document,) = tokenizer.encode_documents(["text"])
+    assert document.tolist() == [1, *tokenizer.encode("text"), 2]
+    assert tokenizer.decode([*document, tokenizer.vocab_size - 1]) == "text"
+    other = build_pieces(train_pieces(tmp_path / "t5.model", bos_id=-1, pad_id=3))
+    assert (other.bos_id, other.eos_id, other.pad_id) == (None, 2, 3)
+
+
+def test_a_model_without_an_end_is_refused(tmp_path):
+    with pytest.raises(DataError, match="has no token that ends a document"):
+        build_pieces(train_pieces(tmp_path / "endless.model", eos_id=-1))
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    with pytest.raises(DataError, match="does not exist; looked for"):
+        build_pieces(tmp_path / "none.model")
+    (tmp_path / "torn.model").write_bytes(b"torn")
+    with pytest.raises(DataError, match="cannot be read as a SentencePiece model"):
+        build_pieces(tmp_path / "torn.model")
