@@ -52,7 +52,7 @@ class Ray(Launcher):
         """Look for a run directory that actors, each in a directory of its own, would not share.
 
         Raises:
-            ConfigError: It is no absolute path.
+            ConfigError: It is not an absolute path.
         """
         if not job.run_directory.is_absolute():
             raise ConfigError(

@@ -133,7 +133,7 @@ def _directive(name: str, value: str) -> str:
 def slurm_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
     """Return the place of a task of `srun`; None outside of a step of several tasks.
 
-    A batch script itself is no step, so what it runs without `srun` is a run of one process.
+    A batch script itself is not a step, so what it runs without `srun` is a run of one process.
     """
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return None

@@ -319,5 +319,5 @@ def test_the_summary_names_goodput_and_the_largest_losses():
     ],
 )
 def test_data_that_are_no_ledger_are_refused(change):
-    with pytest.raises(ValueError, match=r"no ledger|tuple.index|are no seconds|goes back"):
+    with pytest.raises(ValueError, match=r"no ledger|tuple.index|expected seconds|goes back"):
         Ledger.from_dict({**Ledger(START).as_dict(), **change})

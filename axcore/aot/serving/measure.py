@@ -78,7 +78,7 @@ def measure_serving(
         AxcoreError: The config does not fit the hardware.
     """
     programs = ServingPrograms(cfg, hardware, compile_devices(target, hardware), load)
-    engine, pages = load.engine, programs.room.pages
+    engine, pages = load.engine, programs.cache_config.pages
     row_bytes, page_bytes = programs.cache_bytes()
     measured = _Measured(programs, row_bytes + programs.pages_of_row * page_bytes)
     beside = (0, *dict.fromkeys(min(size, engine.max_rows - 1) for size in programs.draw_sizes))
@@ -143,10 +143,10 @@ class ServingPrograms:
 
     Attributes:
         mesh: What the model is split over.
-        room: Of the engine: as many pages as it takes there.
+        cache_config: Of the engine: as many pages as it takes there.
         keys: Of all programs that it compiles.
         draw_sizes: Numbers of rows that programs draw for.
-        tokens_per_call: Tokens of a row that a call draws.
+        tokens_per_call: Tokens that a call samples for a row.
         pages_of_row: Pages of the longest text.
 
     Raises:
@@ -165,11 +165,11 @@ class ServingPrograms:
             shape = cfg.mesh or serving_mesh(self._trained, engine, hardware, len(devices))
         used = devices if -1 in shape.values() else devices[: math.prod(shape.values())]
         self.mesh: Mesh = make_mesh(shape, used)
-        self.room = self._held_room(serving_room(engine))
-        self._served = self._with_caches(self.room)
+        self.cache_config = self._fitted_cache_config(serving_room(engine))
+        self._served = self._with_caches(self.cache_config)
         shapes = call_shapes(engine, hardware)
         limits = schedule_limits(
-            engine, self.room, shapes, keeps_pages_only=self._served.keeps_pages_only
+            engine, self.cache_config, shapes, keeps_pages_only=self._served.keeps_pages_only
         )
         self._limits, self._shapes = limits, shapes
         self._kind, *_ = kinds = draw_kinds(engine)
@@ -221,16 +221,18 @@ class ServingPrograms:
 
     def cache_bytes(self) -> tuple[int, int]:
         """Return the bytes on a device that caches keep of a row, and besides of a page."""
-        if self.room.pages is None:
-            return self._served.cache_bytes // self.room.num_rows, 0
-        size = self.room.pages.page_size
+        if self.cache_config.pages is None:
+            return self._served.cache_bytes // self.cache_config.num_rows, 0
+        size = self.cache_config.pages.page_size
         one, two = (
             self._with_caches(
-                attrs.evolve(self.room, pages=PagedKVCacheConfig(num_pages=number, page_size=size))
+                attrs.evolve(
+                    self.cache_config, pages=PagedKVCacheConfig(num_pages=number, page_size=size)
+                )
             ).cache_bytes
             for number in (1, 2)
         )
-        return (2 * one - two) // self.room.num_rows, two - one
+        return (2 * one - two) // self.cache_config.num_rows, two - one
 
     def all_cache_bytes(self) -> int:
         """Return the bytes of all caches of the engine on a device."""
@@ -260,19 +262,21 @@ class ServingPrograms:
         """Shape, type and place of what an engine holds."""
         vocab_size = self._served.vocab_size
         allowed = packed_mask(np.ones((1, vocab_size), bool))
-        drawing = jax.eval_shape(lambda: drawing_values(self.room.num_rows, allowed, vocab_size))
+        drawing = jax.eval_shape(
+            lambda: drawing_values(self.cache_config.num_rows, allowed, vocab_size)
+        )
         return {
             "weights": self._served.conversion.abstract,
             "caches": self._served.abstract_caches,
             **jax.tree.map(lambda leaf: leaf.update(sharding=self._whole), drawing),
         }
 
-    def _held_room(self, room: KVCacheConfig) -> KVCacheConfig:
-        served, capacity = self._with_caches(room), capacity_bytes(self.hardware)
+    def _fitted_cache_config(self, cache_config: KVCacheConfig) -> KVCacheConfig:
+        served, capacity = self._with_caches(cache_config), capacity_bytes(self.hardware)
         weights = bytes_on_a_device(served.conversion.abstract)
         free = None if capacity is None else capacity - weights
         try:
-            return room_within(self.load.engine, room, served, free)
+            return room_within(self.load.engine, cache_config, served, free)
         except ConfigError as error:
             raise AotError(
                 f"it does not fit: weights take {weights:,} of {capacity:,} bytes, and "
@@ -281,9 +285,11 @@ class ServingPrograms:
                 hint=f"{error.hint}; or name more chips, or chips with more memory",
             ) from error
 
-    def _with_caches(self, room: KVCacheConfig) -> CachedModel:
+    def _with_caches(self, cache_config: KVCacheConfig) -> CachedModel:
         with use_policy(self._policy):
-            made = with_caches(self._trained, self.load.engine, room, mesh=self.mesh, draft=None)
+            made = with_caches(
+                self._trained, self.load.engine, cache_config, mesh=self.mesh, draft=None
+            )
         assert isinstance(made, CachedModel)  # there is no draft
         return made
 
