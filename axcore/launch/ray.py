@@ -106,6 +106,8 @@ class Ray(Launcher):
         """Reserve what all processes need, at once, and end them and their actors at last."""
         own, named = _divided(self.resources)
         bundle = {**{_bundle_name(name): amount for name, amount in own.items()}, **named}
+        # One placement group: where actors are placed one by one, two jobs could each get half of
+        # what they need, and both would wait forever.
         bundles = [bundle] * job.processes
         group = ray.util.placement_group(bundles, strategy="SPREAD", name=job.name)
         ray.get(group.ready())
@@ -124,6 +126,8 @@ class Ray(Launcher):
         try:
             yield actors
         finally:
+            # An actor that is killed would leave its process behind, so it is asked to end it first;
+            # with a limit, since its node may be gone.
             ended = [actor.end.remote() for actor in actors]
             ray.wait(ended, num_returns=len(ended), timeout=60)
             ray.util.remove_placement_group(group)

@@ -138,6 +138,8 @@ def slurm_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return None
     job, step = (integer(environment, f"SLURM_{name}_ID") for name in ("JOB", "STEP"))
+    # The port is a function of the step, so that all tasks agree without talking, and two steps on
+    # one node seldom collide.
     host = first_host(environment.get("SLURM_STEP_NODELIST", ""))
     return ProcessInfo(
         coordinator=f"{host}:{_FIRST_PORT + (job + step) % _NUM_PORTS}",
