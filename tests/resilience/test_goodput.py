@@ -15,8 +15,8 @@ from quick_flags import compile_cache, quick_environment
 
 from axcore.resilience import EventLog
 from axcore.resilience.faults import Signal
-from axcore.resilience.goodput import Goodput, process_start
-from axcore.resilience.ledger import GOODPUT_NAME, LABELS, Ledger, read_ledger
+from axcore.resilience.goodput import Goodput
+from axcore.resilience.ledger import GOODPUT_NAME, LABELS, Ledger, process_start, read_ledger
 from axcore.trainer import PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
 
