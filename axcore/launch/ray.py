@@ -126,7 +126,7 @@ class Ray(Launcher):
         try:
             yield actors
         finally:
-            # An actor that is killed would leave its process behind, so it is asked to end it first,
+            # An actor that is killed leaves its process behind, so it is asked to end it first,
             # within a limit, since its node may be gone.
             ended = [actor.end.remote() for actor in actors]
             ray.wait(ended, num_returns=len(ended), timeout=60)
