@@ -24,7 +24,7 @@ from axcore.trainer.guards import Guard
 
 
 class EvaluateTasks(Guard):
-    """Write results to `RUN/evaluation/STEP`, and metrics of the split `evaluation`.
+    """Writes results to `RUN/evaluation/STEP`, and metrics of the split `evaluation`.
 
     The engine keeps a copy of the weights and its caches between evaluations.
     """

@@ -197,7 +197,7 @@ def rope_position(values: dict[str, Any]) -> Any:
     kind, theta = values.pop("rope_type", old_name), values.pop("rope_theta")
     if not isinstance(theta, int | float):
         raise ConfigError(
-            f"config.json has rope_theta={theta!r}, which is no number",
+            f"config.json has rope_theta={theta!r}, which is not a number",
             where="rope_theta",
             hint="compare it with the file that was published",
         )

@@ -50,7 +50,7 @@ class KVCacheConfig:
 
 
 class NoStateCache(Module):
-    """Begins every call from zeros, and keeps nothing. What a model is trained with.
+    """Begin every call from zeros, and keep nothing. What a model is trained with.
 
     Slot protocol: the parent fills `shape`, of one row.
     """
@@ -62,7 +62,7 @@ class NoStateCache(Module):
         shape: tuple[int, ...] = REQUIRED
 
         def for_serving(self, room: KVCacheConfig) -> "StateCache.Config":
-            """Return what keeps it."""
+            """Return the cache of a model that serves."""
             return StateCache.Config(shape=self.shape, num_rows=room.num_rows, dtypes=self.dtypes)
 
     @entry
@@ -85,7 +85,7 @@ class NoStateCache(Module):
 
 
 class StateCache(Module):
-    """Keeps a state for each row.
+    """Keep a state for each row.
 
     Slot protocol: the parent fills `shape`, of one row.
     """

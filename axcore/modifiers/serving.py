@@ -58,7 +58,7 @@ def check_nothing_derived(cfg: Any, stack: type[Module], instead: type[Module]) 
 
 
 def served_compute(hardware: Hardware | None) -> DType | None:
-    """Return what layers compute in where they were trained in 16 bits; None changes nothing.
+    """Return the dtype in which layers trained in 16 bits compute; None changes nothing.
 
     That is float32 on CPUs, where XLA converts 16 bits at each product: a token takes several times
     as long. Kernels that read 16 bits as they are may be faster with one row, not with several.

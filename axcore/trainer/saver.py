@@ -103,6 +103,8 @@ class Saver:
         """Save a checkpoint; a guard that raises keeps it from being saved."""
         step, state = self.position.step, self.position.state
         self.is_due = False
+        # Checked before it is written: a damaged state would take the place of a good one, as only
+        # so many checkpoints are kept.
         self._guards.on_save(step, state)
         self.flipped.check(step, state)
         self.checkpointer.save(step, state, self.position.extra(self._identity))
@@ -173,6 +175,8 @@ class Saver:
         """Make a checkpoint the newest one, and set later ones aside."""
         self.checkpointer.reset_to(step)
         self._num_resets += 1
+        # Recorded before snapshots are deleted: a process that is killed in between finds those of
+        # another count, and leaves them alone.
         self.record(step)
         if self.snapshots.is_on:
             self.snapshots.delete_all(self._num_resets)

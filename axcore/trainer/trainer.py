@@ -27,9 +27,8 @@ from axcore.module import Module
 from axcore.ops import KernelPlan, KernelPreference
 from axcore.parallel import ACTIVATION_RULES, PARAM_RULES, ContextParallelism, make_mesh
 from axcore.plugins import Hardware, MeshRule, attributed, plugin_host, wrong_method_return
-from axcore.trainer.callbacks.events import Observer, Observers
+from axcore.trainer.callbacks.events import Observer, Observers, named_observers
 from axcore.trainer.callbacks.metrics import LossMeter
-from axcore.trainer.callbacks.observers import named_observers
 from axcore.trainer.callbacks.writers import DEFAULT_WRITER
 from axcore.trainer.checks import (
     check_gradient_norms,

@@ -46,7 +46,7 @@ def shared_keys(cfg: Any) -> Any:
 
 
 def latents(cfg: Any) -> Any:
-    """Latent attention: a family's own, or in the place of attention of another kind.
+    """Latent attention: a family's own, or instead of attention of another kind.
 
     Its heads have another size, so factors that were found for each pair of theirs fit none.
     """

@@ -189,7 +189,7 @@ class NoCache(Module):
         store: Module.Config = KVStore.Config()
 
         def for_serving(self, room: KVCacheConfig) -> Module.Config:
-            """Return what keeps them."""
+            """Return the cache of a model that serves."""
             layout: Any = self.layout
             if layout is None:
                 layout = (ContiguousCache if room.pages is None else PagedCache).Config()
@@ -341,7 +341,7 @@ class GappedCache(Module):
         self.marks = cfg.cache.build(num_kv_heads=1, head_dim=1, value_dim=None)
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Return what the cache does, and in the info which of the keys are there.
+        """Return the cache's keys and values, and in the info which of them are there.
 
         Raises:
             ModuleError: The call does not say how many tokens each row has.

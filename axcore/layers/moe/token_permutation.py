@@ -120,7 +120,7 @@ def collect(
     num_tokens: int,
     is_total: bool,
 ) -> Float[Array, "choices tokens dim"]:
-    """Return what came back for each choice of each token, zeros for those that had no place.
+    """Return the output for each choice of each token, zeros for choices without a place.
 
     Args:
         y_SD: What there is at each place.
@@ -175,7 +175,7 @@ def expert_all_to_all(
     axes: tuple[str, ...],
     room: float | None = None,
 ) -> tuple[Float[Array, "choices tokens dim"], Float[Array, ""]]:
-    """Return what experts make of each choice of a token, and the share of rows that stay.
+    """Return the experts' output for each choice of a token, and the share of rows that stay.
 
     Those are rows beyond a block's size; zeros are in their place, and in that of rows that
     go to no expert, which do not count.

@@ -175,7 +175,7 @@ class MLflowWriter:
         """Add a point to each curve."""
         now = int(1000 * time.time())
         points = [
-            self._metric(f"{split}/{metric_name(name)}", float(value), now, step)
+            self._metric(f"{split}/{_metric_name(name)}", float(value), now, step)
             for name, value in metrics.items()
         ]
         self._client.log_batch(self._run_id, metrics=points)
@@ -202,7 +202,7 @@ class MLflowWriter:
         run_id: str = made.info.run_id
         lines = (directory / "config.txt").read_text("utf-8").splitlines()
         pairs = [line.partition(": ") for line in lines if ": " in line]
-        params = [self._param(metric_name(path), value[:MOST]) for path, _, value in pairs]
+        params = [self._param(_metric_name(path), value[:MOST]) for path, _, value in pairs]
         for start in range(0, len(params), AT_ONCE):
             self._client.log_batch(run_id, params=params[start : start + AT_ONCE])
         return run_id
@@ -214,7 +214,7 @@ class MLflowWriter:
         return identity
 
 
-def metric_name(name: str) -> str:
+def _metric_name(name: str) -> str:
     """Return a metric's name as MLflow allows it: `layer[3]` is `layer.3`."""
     return re.sub(r"[^\w.-]+", ".", name).strip(".")
 

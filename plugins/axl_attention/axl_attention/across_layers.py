@@ -76,7 +76,7 @@ class ReceivedProjection(Module):
         channel: str = REQUIRED
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> _Projected:
-        """Return what was sent last.
+        """Return the projection that was sent last.
 
         Raises:
             ModuleError: Nothing was, or something of another size.
@@ -206,7 +206,7 @@ class SentCache(Module):
         )
 
     def forward(self, k: Any, v: Any, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Return what the cache returns, and send it where the model serves."""
+        """Return the keys and values of the cache, and send them where the model serves."""
         k, v, info = self.cache(k, v, info)
         if self.config.is_serving:
             self.set_shared(self.config.channel, (k, v, info))
@@ -234,7 +234,7 @@ class ReceivedCache(Module):
             return evolve(self, is_serving=True)
 
     def forward(self, k: Any, v: Any, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Return what was sent last; where the model trains, what it is given, which is the same.
+        """Return the cache that was sent last; in training its arguments, which are the same.
 
         Raises:
             ModuleError: Nothing was sent, or it was sent by a layer with other tokens.

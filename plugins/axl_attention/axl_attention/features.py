@@ -49,7 +49,7 @@ def with_shared_cache(cfg: Any) -> Any:
 
 
 def with_state_cache(cfg: Any) -> Any:
-    """A recurrence in the place of attention, whose state is kept where the model serves."""
+    """A recurrence instead of attention, whose state is kept where the model serves."""
     state = Mamba2.Config(num_heads=2, head_dim=16, state_dim=8)
     return replace_config(cfg, lambda node: hasattr(node, "kv_cache"), state)
 

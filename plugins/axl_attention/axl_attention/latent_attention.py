@@ -256,7 +256,7 @@ class _LatentForm(NamedTuple):
         return self.dim + self.has_unit
 
     def of(self, latent: Float[Array, "*batch latent"]) -> Float[Array, "*batch kept"]:
-        """Return what is kept of latents."""
+        """Return latents as the cache keeps them."""
         unit = jnp.ones((*latent.shape[:-1], int(self.has_unit)), latent.dtype)
         return jnp.concatenate([latent, unit], axis=-1)
 

@@ -13,7 +13,7 @@ from axl_attention.wrapping import refuse_second
 
 
 class PartialRotary(Module):
-    """Gives the first `fraction` of each head's dimensions positions, and the others none.
+    """Give the first `fraction` of each head's dimensions positions, and the others none.
 
     Source: Black et al. 2022, arXiv:2204.06745, section 2. Slot protocol: the parent fills
     `head_dim`.

@@ -15,8 +15,7 @@ from axcore.models import flops_per_token
 from axcore.plugins.time_limit import CALLBACK_TIMEOUT
 from axcore.trainer import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepsDone
 from axcore.trainer.callbacks import progress
-from axcore.trainer.callbacks.events import Observers
-from axcore.trainer.callbacks.observers import named_observers
+from axcore.trainer.callbacks.events import Observers, named_observers
 from axcore.trainer.checks import check_libraries
 
 PLUGIN = """
