@@ -19,7 +19,7 @@ from axcore.config import evolve
 from axcore.evaluation.evaluate import find_task
 from axcore.experiments.named import experiment
 from axcore.experiments.tiny import tiny
-from axcore.inference.text_stream import TextStream
+from axcore.inference.detokenizer import TextStream
 from axcore.interop.adapters import find_adapter_format
 from axcore.interop.family import family_named
 from axcore.launch.job import find_launcher, launcher_class

@@ -147,9 +147,9 @@ class ServingReport:
         mesh: Sizes of the mesh's axes above 1.
         prompt: Tokens of a prompt.
         context: Tokens of every row in caches while it decodes.
-        max_rows: Rows of the engine.
-        step_tokens: Tokens of prompts that a step reads at most.
-        tokens_per_call: Tokens that a call samples for each row while no prompt is read.
+        max_num_seqs: Rows of the engine.
+        max_num_batched_tokens: Tokens of prompts that a step reads at most.
+        num_decode_steps: Tokens that a call samples for each row while no prompt is read.
         page_size: Tokens of a page; None where caches have no pages.
         num_pages: Pages that the engine takes there.
         num_programs: Programs that the engine compiles.
@@ -176,9 +176,9 @@ class ServingReport:
     mesh: Mapping[str, int] = {}
     prompt: int
     context: int
-    max_rows: int
-    step_tokens: int
-    tokens_per_call: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_decode_steps: int
     page_size: int | None
     num_pages: int | None
     num_programs: int
@@ -198,7 +198,7 @@ class ServingReport:
     @property
     def engine_cache_bytes(self) -> int:
         """What the engine's caches take."""
-        return self.max_rows * self.row_bytes + (self.num_pages or 0) * self.page_bytes
+        return self.max_num_seqs * self.row_bytes + (self.num_pages or 0) * self.page_bytes
 
     @property
     def spare_bytes(self) -> int | None:
