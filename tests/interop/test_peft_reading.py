@@ -362,7 +362,7 @@ def test_adapters_of_another_model_are_refused(folders):
 @pytest.mark.slow
 def test_a_base_is_a_folder_and_dtypes_are_one_unless_named(folders):
     changed(folders, base_model_name_or_path="some/model")
-    with pytest.raises(CheckpointError, match="are of some/model, which is no folder"):
+    with pytest.raises(CheckpointError, match="are of some/model, not a folder"):
         import_run(folders / "adapters", folders / "run")
     with pytest.raises(CheckpointError, match=r"holds no adapters that .* could be the base of"):
         import_run(folders / "base", folders / "run", base="other")
