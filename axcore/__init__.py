@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from axcore.config import REQUIRED, config, evolve, replace_config, update_config
 
 if TYPE_CHECKING:
-    from axcore.data import from_arrays
+    from axcore.data import ArrayData
     from axcore.experiments.named import experiment
     from axcore.interop import from_hugging_face, to_hugging_face
     from axcore.module import Module, Param
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "ArrayData": "axcore.data",
     "Module": "axcore.module",
     "Param": "axcore.module",
     "Run": "axcore.runs",
     "Trainer": "axcore.trainer",
     "experiment": "axcore.experiments.named",
-    "from_arrays": "axcore.data",
     "from_hugging_face": "axcore.interop",
     "functional": "axcore.module.functional",
     "load_run": "axcore.runs",
@@ -39,6 +39,7 @@ _LAZY = {
 
 __all__ = [
     "REQUIRED",
+    "ArrayData",
     "Module",
     "Param",
     "Run",
@@ -46,7 +47,6 @@ __all__ = [
     "config",
     "evolve",
     "experiment",
-    "from_arrays",
     "from_hugging_face",
     "functional",
     "load_run",

@@ -2,7 +2,7 @@
 
 Every message has up to four lines:
 
-    ConfigError: 'twelve' is no int
+    ConfigError: expected int, got 'twelve'
       where:  model.decoder.stack.num_layers
       set in: --set
       hint:   --set model.decoder.stack.num_layers=4

@@ -17,7 +17,7 @@ import numpy as np
 
 from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer, Data
-from axcore.interop import PublishedModel, family_of
+from axcore.interop import PretrainedCheckpoint, family_of
 from axcore.interop.tensor_files import TensorSpec, shards, write_index
 from axcore.models import llama2
 from axcore.module import DTypes
@@ -88,7 +88,7 @@ def abstract_state(model: Any) -> Any:
 def main(folder: str, num_layers: str = "32") -> None:
     target = Path(folder) / "seven_billion"
     largest = make_sparse(target, int(num_layers))
-    published = PublishedModel(target)
+    published = PretrainedCheckpoint(target)
     cfg = evolve(published.config, dtypes=DTypes(param="bfloat16", compute="bfloat16"))
     wanted = abstract_state(cfg)
     memory, started = PeakMemory(), time.perf_counter()

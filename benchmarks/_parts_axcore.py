@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from axcore.layers.attention.rope import rope_frequencies, rotate
-from axcore.layers.dot import over_rows
+from axcore.layers.linear import over_rows
 from axcore.ops import KernelPolicy, attention, cross_entropy, rms_norm, use_policy
 from axcore.plugins import Hardware
 

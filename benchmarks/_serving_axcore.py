@@ -4,9 +4,9 @@
 
 Threads are as many as cores, as XLA has them by itself. With `--split=N` the model is split over so
 many devices, as by `axcore serve --target cpu-N --set "mesh={'model': N}"`; with `--half` keys and
-values are kept in float16, as by `--modify half_cache`. Settings are the engine's defaults, but for
-as many rows as requests of the load, and a program of eight rows besides; what a task needs is
-compiled in the turn that is not counted, and all programs before the load.
+values are kept in float16, as by `--modify 'kv_cache(dtype=float16)'`. Settings are the engine's
+defaults, but for as many rows as requests of the load, and a program of eight rows besides; what a
+task needs is compiled in the turn that is not counted, and all programs before the load.
 """
 
 import os
@@ -39,7 +39,7 @@ from axcore.config import config
 from axcore.data import Tokenizer
 from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling
 from axcore.models import transformer
-from axcore.modifiers import HalfCaches
+from axcore.modifiers import KVCache
 from axcore.ops import current_policy
 from axcore.parallel import make_mesh
 
@@ -202,7 +202,7 @@ def main(folder: str, way: str = "--split=1") -> None:
     found = ax.from_hugging_face(folder)
     model, size = found.model, found.config.vocab_size
     if is_half:
-        model = HalfCaches().apply(found.config, current_policy().hardware).build()
+        model = KVCache(dtype="float16").apply(found.config, current_policy().hardware).build()
     tokenizer = AnyTokens.Config(vocab_size=size).build()
     setting = {
         "threads": os.cpu_count(),

@@ -29,8 +29,8 @@ import numpy as np
 from _record import record
 
 from axcore.data import ByteTokenizer, StandardLibrary
-from axcore.data.packing import TokenStore
-from axcore.data.row_layout import row_layout
+from axcore.data.packing.packing import TokenStore
+from axcore.data.packing.row_layout import row_layout
 from axcore.data.store.manifest import Manifest, copy_tokenizer, tokenizer_digest
 from axcore.data.store.shard import PAIRS, TOKENS, ShardWriter
 

@@ -26,8 +26,8 @@ SEQ_LEN = 4096
 def measure(folder: Path) -> dict[str, float]:
     """Returns seconds and MiB of the layout of a store, made or found, and of 1000 of its rows."""
     from axcore.data import open_store
-    from axcore.data.document_order import DocumentShuffle
-    from axcore.data.row_layout import row_layout
+    from axcore.data.packing.row_layout import row_layout
+    from axcore.data.packing.shuffling import DocumentShuffle
 
     store = open_store(folder / "store").splits["train"]
     shuffle = DocumentShuffle("0", is_each_epoch=True)

@@ -28,7 +28,7 @@ from axcore.config import evolve
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import KVCacheConfig, PagedKVCacheConfig
 from axcore.models import transformer
-from axcore.modifiers import NAMED_WEIGHTS, HalfCaches, QuantizedWeights
+from axcore.modifiers import NAMED_WEIGHTS, KVCache, QuantizedWeights
 from axcore.module import DType, DTypes, ParamSpec
 from axcore.ops import current_policy, use_policy
 
@@ -64,7 +64,7 @@ def drawn(name: str, form: Form) -> tuple[Any, Any]:
     """Returns a model and a state of it."""
     cfg = evolve(transformer(**MODELS[name]), dtypes=DTypes(compute=form.compute))
     if form.has_half_cache:
-        cfg = HalfCaches().apply(cfg, current_policy().hardware)
+        cfg = KVCache(dtype="float16").apply(cfg, current_policy().hardware)
     model = cfg.build()
     draw = np.random.default_rng(0)
 

@@ -29,9 +29,9 @@ import numpy as np
 import optax
 from _record import record
 
-from axcore.aot.cost.flops import products
+from axcore.aot.cost.operations import products
 from axcore.aot.hlo.collectives import collectives
-from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.loops import executions
 from axcore.aot.hlo.program import Program, parse_program
 from axcore.experiments.tiny import tiny
 from axcore.parallel import shardings_like

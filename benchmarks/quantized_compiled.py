@@ -20,7 +20,7 @@ from _train_step_axcore import config, trainer
 from axl_gpu.aot import devices
 from gpu_train_step import Axcore, Size
 
-from axcore.aot.cost.analysis import analyse
+from axcore.aot.cost.measure import analyse
 from axcore.aot.hlo.program import parse_program
 from axcore.module import Module
 from axcore.plugins import Hardware

@@ -18,8 +18,7 @@ import attrs
 from _record import RESULTS, record
 
 from axcore.aot import ServingLoad, compile_serving
-from axcore.aot.serving.call_cost import CallCost
-from axcore.aot.serving.report import FirstToken
+from axcore.aot.serving.report import CallCost, FirstToken
 from axcore.config import evolve
 from axcore.experiments.named import load_experiment
 from axcore.inference import EngineConfig

@@ -34,7 +34,7 @@ from _names import OPEN, SPELLINGS, Pair, Question, make_questions, write_chats,
 from _record import record
 
 import axcore as ax
-from axcore.data.split import is_validation
+from axcore.data.document import is_validation
 from axcore.experiments.named import load_resolved
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.plugins import Hardware

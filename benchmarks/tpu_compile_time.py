@@ -18,7 +18,7 @@ import attrs
 from _apart import record_cases
 
 from axcore.aot import compile_devices, find_aot_target
-from axcore.aot.cost.analysis import analyse, total_s
+from axcore.aot.cost.measure import analyse, total_s
 from axcore.aot.hlo.program import parse_program
 from axcore.config import evolve
 from axcore.experiments.named import load_resolved

@@ -31,7 +31,7 @@ from _bundles import schedule_of, scheduled_apart
 from _record import record, recorded, stamped
 
 from axcore.aot import compile_devices, find_aot_target
-from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.loops import executions
 from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware
 

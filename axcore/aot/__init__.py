@@ -1,13 +1,11 @@
 """Compiling for hardware that is not here: does it fit, where does memory go, how long it takes."""
 
-from axcore.aot.compile import compile_for, compile_resolved, compile_serving
-from axcore.aot.kept_answers import KeptAnswers
+from axcore.aot.compile import KeptAnswers, compile_for, compile_resolved, compile_serving
 from axcore.aot.report.page import report_page
 from axcore.aot.report.report import Report, report_from_json
 from axcore.aot.report.text import report_text, search_text, verdict
 from axcore.aot.search import Attempt, fastest, search, search_fields
-from axcore.aot.serving.load import ServingLoad
-from axcore.aot.serving.report import ServingReport, serving_report_from_json
+from axcore.aot.serving.report import ServingLoad, ServingReport, serving_report_from_json
 from axcore.aot.serving.text import serving_text
 from axcore.aot.targets import compile_devices, find_aot_target
 

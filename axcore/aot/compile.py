@@ -1,9 +1,12 @@
 """`compile_for`: the report of a config on a target, compiled in a separate process."""
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from axcore import errors
-from axcore.aot.kept_answers import KeptAnswers
 from axcore.aot.report.report import Report, report_from_json
-from axcore.aot.serving.load import ServingLoad
-from axcore.aot.serving.report import ServingReport, serving_report_from_json
+from axcore.aot.serving.report import ServingLoad, ServingReport, serving_report_from_json
 from axcore.aot.targets import compile_environment, find_aot_target
 from axcore.config import to_json
 from axcore.config.json_files import read_json_file
@@ -23,7 +24,46 @@ from axcore.plugins import Hardware
 if TYPE_CHECKING:
     from axcore.trainer import ResolvedConfig
 
+
 SHOWN_LINES = 20
+
+
+FLAGS = re.compile(r"JAX_.*|.*_(FLAGS|ARGS)")
+"""Variables of the environment by which JAX or a compiler makes another program."""
+
+
+@attrs.frozen
+class KeptAnswers:
+    """A folder of answers, each of which holds until a file of Python that it came from changes."""
+
+    folder: Path
+
+    def find(self, request: str, environment: Mapping[str, str]) -> dict[str, Any] | None:
+        """Returns the answer to a request, if it still holds; warns where it cannot be read."""
+        from axcore.trainer.compile import versions_of
+
+        path = self._path(request, environment)
+        if not path.exists():
+            return None
+        try:
+            answered: dict[str, Any] = read_json_file(path)
+            files = {file: found and tuple(found) for file, found in answered["files"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            warnings.warn(f"{path} cannot be read, and is made again: {error!r}", stacklevel=2)
+            return None
+        return answered if files == versions_of(files) else None
+
+    def keep(self, request: str, environment: Mapping[str, str], answered: Any) -> None:
+        """Leaves an answer."""
+        from axcore.whole_files import write_whole
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path(request, environment), json.dumps(answered).encode())
+
+    def _path(self, request: str, environment: Mapping[str, str]) -> Path:
+        flags = {name: value for name, value in environment.items() if FLAGS.fullmatch(name)}
+        asked = json.dumps([request, flags], sort_keys=True)
+        return self.folder / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
 
 
 def compile_for(cfg: Any, target: str, *, experiment: str = "experiment") -> Report:

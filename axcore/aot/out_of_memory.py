@@ -1,19 +1,22 @@
 """Running out of memory, explained: what the step needs, where, and which settings need less."""
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
+import attrs
 import jax
 
 from axcore.aot.cost.measure import NO_MEMORY
 from axcore.aot.cost.memory import bytes_on_a_device, capacity_bytes, measured_memory
 from axcore.aot.hlo.buffers import peak_of
-from axcore.aot.hlo.module_names import ModuleNames, module_paths
-from axcore.aot.hlo.program import parse_program
-from axcore.aot.report.report import Memory
-from axcore.aot.report.units import show_bytes
+from axcore.aot.hlo.program import ModuleNames, module_paths, parse_program
+from axcore.aot.report.report import Memory, show_bytes
 from axcore.errors import AxcoreError, TrainingError
 from axcore.hardware.process_memory import host_bytes
+from axcore.trainer.callbacks import Event, RunStarted, StepsDone
+from axcore.whole_files import write_whole
 
 _ASKED = re.compile(r"(?:allocating|allocate) ([\d.]+)\s?([KMGT]?i?B|bytes)")
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -185,3 +188,30 @@ def _settings(memory: Memory, trainer: Any) -> list[str]:
 def _asked(text: str) -> int | None:
     found = _ASKED.search(text)
     return int(float(found[1]) * _UNITS.get(found[2], 1)) if found else None
+
+
+MEMORY_NAME = "memory.json"
+
+
+class StepMemoryRecorder:
+    """An observer that reads the compiled step once, after the first line of metrics.
+
+    Args:
+        trainer: Whose step it is.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._directory: Path | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Writes the file where the first steps are done."""
+        match event:
+            case RunStarted():
+                self._directory = Path(event.directory)
+            case StepsDone() if self._directory is not None:
+                path, self._directory = self._directory / MEMORY_NAME, None
+                memory = attrs.asdict(step_memory(self._trainer))
+                write_whole(path, (json.dumps(memory) + "\n").encode())
+            case _:
+                pass

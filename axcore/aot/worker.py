@@ -12,9 +12,8 @@ from typing import Any
 
 from axcore.aot.cost.measure import measure
 from axcore.aot.report.report import Report
-from axcore.aot.serving.load import ServingLoad
 from axcore.aot.serving.measure import measure_serving
-from axcore.aot.serving.report import ServingReport
+from axcore.aot.serving.report import ServingLoad, ServingReport
 from axcore.aot.targets import find_aot_target
 from axcore.config import from_json
 from axcore.config.json_files import parse_json

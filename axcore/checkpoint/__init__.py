@@ -2,12 +2,11 @@
 
 from axcore.checkpoint.adapters import load_adapters, save_adapters
 from axcore.checkpoint.checkpointer import Checkpointer
-from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest
 from axcore.checkpoint.memory_snapshots import MemorySnapshots
 from axcore.checkpoint.reader import Restored
 from axcore.checkpoint.steps import StepDirectories
-from axcore.checkpoint.storage import StepStorage, StorageLock
+from axcore.checkpoint.storage import CheckpointWarning, StepStorage, StorageLock
 
 __all__ = [
     "CheckpointWarning",

@@ -1,7 +1,7 @@
 """`Checkpointer`: saves the states of a run step by step, and restores the newest that is whole.
 
 The parts: a storage (`storage.py`) commits and deletes steps, `writer.py` fills one, `reader.py`
-checks and restores one, `store.py` moves arrays through Orbax, `manifest.py` and `integrity.py`
+checks and restores one, `store.py` moves arrays through Orbax, `manifest.py`
 check that what is on the disk is what was saved.
 """
 
@@ -13,9 +13,8 @@ from typing import Any, Literal, Self
 import jax
 
 from axcore.checkpoint.manifest import Manifest
-from axcore.checkpoint.reader import CheckpointReader, Restored
-from axcore.checkpoint.retention import StepFacts
-from axcore.checkpoint.saving import Patience
+from axcore.checkpoint.reader import CheckpointReader, Restored, StepFacts
+from axcore.checkpoint.save import Patience
 from axcore.checkpoint.storage import open_storage
 from axcore.checkpoint.writer import CheckpointWriter
 from axcore.config import REQUIRED, Configurable, PositiveFloat, PositiveInt, config

@@ -6,26 +6,45 @@ It guards itself: the file must be, byte for byte, what its content renders to, 
 
 import hashlib
 import json
+import os
+import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from axcore.checkpoint.integrity import FileRecord
 from axcore.checkpoint.leaves import LeafSpec
+from axcore.checkpoint.storage import as_storage_errors
 from axcore.config.json_files import parse_json
+from axcore.distributed import all_gather_object, broadcast_object, shard_for_process
 from axcore.errors import CheckpointError
-from axcore.whole_files import read_regular, write_whole
+from axcore.whole_files import check_is_regular, read_regular, write_whole
 
 MANIFEST_NAME = "manifest.json"
+
 FORMAT = "axcore-checkpoint"
+
 FORMAT_VERSION = 1
+
+
+PIECE_BYTES = 64 << 20
+
+_READ_BYTES = 1 << 20
 
 
 class DamagedCheckpointError(CheckpointError):
     """What is on the disk differs from what was saved."""
+
+
+@attrs.frozen
+class FileRecord:
+    """What a file held when it was saved: its size, and the CRC-32 of each piece in hexadecimal."""
+
+    num_bytes: int
+    crc32: tuple[str, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -145,3 +164,111 @@ def from_json(body: Mapping[str, Any]) -> Manifest:
         extra=body["extra"],
         axcore_version=body["axcore_version"],
     )
+
+
+def list_files(root: Path) -> dict[str, int]:
+    """Returns the size of every file under `root`, by its path relative to `root`."""
+    return {
+        path.relative_to(root).as_posix(): path.stat().st_size
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def record_files(root: Path, sizes: Mapping[str, int]) -> dict[str, FileRecord]:
+    """Returns the records of files of `root` with those sizes."""
+    return _records(root, sizes)
+
+
+def find_damage(root: Path, records: Mapping[str, FileRecord]) -> list[str]:
+    """Returns one sentence for each recorded file that is missing or changed; empty if all is well.
+
+    Raises:
+        OSError: A file is there and cannot be read.
+    """
+    problems, whole = [], {}
+    for name, record in records.items():
+        path = root / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif (size := path.stat().st_size) != record.num_bytes:
+            problems.append(f"{name} has {size} bytes; it was saved with {record.num_bytes}")
+        else:
+            whole[name] = record.num_bytes
+    for name, found in _records(root, whole).items():
+        changed = [
+            i
+            for i, (a, b) in enumerate(zip(found.crc32, records[name].crc32, strict=True))
+            if a != b
+        ]
+        if changed:
+            where = f" near byte {changed[0] * PIECE_BYTES}" if len(found.crc32) > 1 else ""
+            problems.append(f"{name} has changed since it was saved (its checksum differs{where})")
+    return problems
+
+
+def _records(root: Path, sizes: Mapping[str, int]) -> dict[str, FileRecord]:
+    pieces = [
+        (name, start)
+        for name, size in sizes.items()
+        for start in range(0, max(size, 1), PIECE_BYTES)
+    ]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        sums = list(pool.map(lambda piece: _piece_crc32(root / piece[0], piece[1]), pieces))
+    by_name: dict[str, list[str]] = {name: [] for name in sizes}
+    for (name, _), value in zip(pieces, sums, strict=True):
+        by_name[name].append(value)
+    return {name: FileRecord(size, tuple(by_name[name])) for name, size in sizes.items()}
+
+
+def _piece_crc32(path: Path, start: int) -> str:
+    crc, offset, end = 0, start, start + PIECE_BYTES
+    check_is_regular(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while offset < end and (
+            data := os.pread(descriptor, min(_READ_BYTES, end - offset), offset)
+        ):
+            crc = zlib.crc32(data, crc)
+            offset += len(data)
+    finally:
+        os.close(descriptor)
+    return f"{crc:08x}"
+
+
+def record_together(root: Path) -> dict[str, FileRecord]:
+    """Returns the records of the files under `root`."""
+
+    def listed() -> dict[str, int]:
+        with as_storage_errors(OSError):
+            return list_files(root)
+
+    def measured() -> dict[str, Any]:
+        with as_storage_errors(OSError):
+            records = record_files(root, dict(shard_for_process(list(sizes.items()))))
+        return {name: [record.num_bytes, *record.crc32] for name, record in records.items()}
+
+    sizes = broadcast_object("listing a checkpoint", listed)
+    parts = all_gather_object("measuring a checkpoint", measured)
+    found = {name: values for part in parts for name, values in part.items()}
+    return {name: FileRecord(found[name][0], tuple(found[name][1:])) for name in sizes}
+
+
+def find_damage_together(name: str, root: Path, records: Mapping[str, FileRecord]) -> list[str]:
+    """Returns one sentence for each recorded file that is missing, changed or unreadable.
+
+    Args:
+        name: What this is for, not used by two threads at once.
+        root: The directory of the files.
+        records: What they held when they were saved.
+    """
+    own = dict(shard_for_process(list(records.items())))
+    parts = all_gather_object(name, lambda: _problems(root, own))
+    return [problem for part in parts for problem in part]
+
+
+def _problems(root: Path, records: Mapping[str, FileRecord]) -> list[str]:
+    try:
+        return find_damage(root, records)
+    except OSError as error:
+        return [f"a file cannot be read: {error}"]

@@ -5,7 +5,7 @@
 
 A process writes its part and sends a copy to a process on the next host, in the background. Once
 all have done so the step before goes: at every instant one step is whole, and the loss of one host
-leaves a copy of all that it held. `state_parts.py` has the format, `neighbours.py` the copies.
+leaves a copy of all that it held. `peer_replicas.py` has the format and makes the copies.
 """
 
 import shutil
@@ -18,13 +18,11 @@ from typing import Any
 
 import jax
 
-from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.leaves import describe, leaf_spec, name_arrays, name_leaves
 from axcore.checkpoint.lock import this_process
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest, check_extra, read_manifest
-from axcore.checkpoint.neighbours import Exchange
-from axcore.checkpoint.reader import Restored
-from axcore.checkpoint.state_parts import (
+from axcore.checkpoint.peer_replicas import (
+    Exchange,
     HostShards,
     host_shards,
     load_part,
@@ -32,7 +30,9 @@ from axcore.checkpoint.state_parts import (
     part_fits,
     write_part,
 )
+from axcore.checkpoint.reader import Restored
 from axcore.checkpoint.steps import StepDirectories
+from axcore.checkpoint.storage import CheckpointWarning
 from axcore.config import NonNegativeInt, config
 from axcore.distributed import all_gather_object, is_process_zero, process_count, process_index
 from axcore.errors import CheckpointError

@@ -4,18 +4,50 @@ Drivers ask again by themselves after what passes: answers such as 503, timeouts
 What they give up on is a `StoreError`, whichever driver it came from.
 """
 
+import contextlib
+import errno
+import json
+import re
+import socket
+import threading
+import time
+import uuid
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from axcore.checkpoint.faults import StorageError
-from axcore.checkpoint.integrity import PIECE_BYTES, FileRecord
+import attrs
+
+from axcore.checkpoint.lock import STALE_S, Holder, held_error, this_process
+from axcore.checkpoint.manifest import (
+    PIECE_BYTES,
+    DamagedCheckpointError,
+    FileRecord,
+    list_files,
+    record_files,
+)
+from axcore.checkpoint.replicated_storage import Mirror
+from axcore.checkpoint.steps import StepDirectories
+from axcore.checkpoint.storage import CheckpointWarning, StorageError, StorageLock
+from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError
 
 _NUM_READERS = 4
+
+
+BEAT_S = 10.0
+_POLL_S = 1.0
+_FOLDER = "lock"
+
+
+_NAME = re.compile(r"(step_(\d{8,})-[0-9a-f]{32})(\.json|\.good|\.aside)?")
+_INDEX, _GOOD, _ASIDE = ".json", ".good", ".aside"
+_STAGING = "?staging="
 
 
 class StoreError(StorageError, OSError):
@@ -32,7 +64,7 @@ class ObjectStore:
             CheckpointError: The driver is not installed.
         """
         self.url = url
-        self._files, self._root = _open(url)
+        self._files, self._root = _open_files(url)
 
     def names(self, folder: str = "") -> set[str]:
         """Returns the names in a folder, folders included."""
@@ -123,7 +155,7 @@ class ObjectStore:
             raise StoreError(f"{self.url}: cannot {what}: {error or repr(error)}") from error
 
 
-def _open(url: str) -> tuple[Any, str]:
+def _open_files(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
 
@@ -135,3 +167,248 @@ def _open(url: str) -> tuple[Any, str]:
             hint='pip install "axcore[object-stores]"',
         ) from error
     return files, root.rstrip("/")
+
+
+class ObjectLock(StorageLock):
+    """A lock in an object store, held by this process until `release` or until it dies."""
+
+    def __init__(self, store: ObjectStore, *, doing: str) -> None:
+        """Takes the lock; waits up to `STALE_S` for a holder on another host to show life.
+
+        Raises:
+            CheckpointError: A live process holds the lock.
+            OSError: The store cannot be written.
+        """
+        self._store = store
+        self._own = this_process()
+        self._number = self._take(doing)
+        self._released = threading.Event()
+        self._beat = threading.Thread(target=self._keep_beating, daemon=True)
+        self._beat.start()
+
+    def check_is_held(self) -> None:
+        """Checks that the lock is still this process's.
+
+        Raises:
+            OSError: Another process took it, or the store cannot be read.
+        """
+        number, text = self._newest()
+        if number != self._number:
+            holder = _holder(text) or "somebody"
+            raise OSError(errno.ESTALE, f"the lock was taken by {holder} meanwhile")
+
+    def release(self) -> None:
+        """Gives the lock up; doing so twice is harmless."""
+        if self._released.is_set():
+            return
+        self._released.set()
+        self._beat.join()
+        try:
+            self._store.write(_name(self._number), b"")
+        except OSError as error:
+            warnings.warn(
+                f"a lock could not be given up, so the next run on another host waits "
+                f"{STALE_S:g} s for it: {error}",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+
+    def _take(self, doing: str) -> int:
+        while True:
+            number, text = self._newest()
+            holder = _holder(text)
+            if holder == self._own:  # the answer to `create` was lost, and the driver asked again
+                return number
+            if holder is not None:
+                self._wait_until_dead(holder, (number, text), doing)
+            if self._store.create(_name(number + 1), self._text(0)):
+                for old in range(number, 0, -1):
+                    self._store.delete(_name(old))
+                return number + 1
+
+    def _wait_until_dead(self, holder: Holder, seen: tuple[int, bytes], doing: str) -> None:
+        if holder.is_of_this_boot and holder.host == socket.gethostname():
+            if not holder.is_gone:
+                raise held_error(self._store.url, doing, holder)
+            return
+        end = time.monotonic() + STALE_S
+        while time.monotonic() < end:
+            if self._newest() != seen:
+                raise held_error(self._store.url, doing, holder)
+            time.sleep(_POLL_S)
+
+    def _newest(self) -> tuple[int, bytes]:
+        """Returns the highest number and what it says; 0 where there is none."""
+        while True:
+            numbers = [int(name) for name in self._store.names(_FOLDER) if name.isdigit()]
+            if not numbers:
+                return 0, b""
+            try:
+                return max(numbers), self._store.read(_name(max(numbers)))
+            except FileNotFoundError:
+                continue  # the next holder has just cleared it
+
+    def _keep_beating(self) -> None:
+        count = 0
+        while not self._released.wait(BEAT_S):
+            count += 1
+            try:
+                self._store.write(_name(self._number), self._text(count))
+            except OSError:
+                continue  # what is wrong with the store is said by the next save
+
+    def _text(self, count: int) -> bytes:
+        return json.dumps({**attrs.asdict(self._own), "beat": count}).encode()
+
+
+def _name(number: int) -> str:
+    return f"{_FOLDER}/{number:08d}"
+
+
+def _holder(text: bytes) -> Holder | None:
+    try:
+        content = parse_json(text)
+        del content["beat"]
+        return Holder(**content)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _open(scheme: str, place: str) -> Mirror:
+    """Returns the storage of `BUCKET/RUN?staging=DIRECTORY`.
+
+    Raises:
+        CheckpointError: One of the two is missing, or the driver is.
+    """
+    path, _, staging = place.partition(_STAGING)
+    if not path.strip("/") or not staging:
+        raise CheckpointError(
+            f"{scheme}://{place} does not name a bucket and a directory to stage steps in",
+            where="checkpoint.directory",
+            hint=f"--set checkpoint.directory='{scheme}://bucket/run?staging=/local/run'",
+        )
+    store = ObjectStore(f"{scheme}://{path.strip('/')}")
+    return Mirror(StepDirectories(Path(staging).absolute()), ObjectSteps(store))
+
+
+open_s3, open_gs, open_az = (partial(_open, scheme) for scheme in ("s3", "gs", "az"))
+
+
+class ObjectSteps:
+    """The steps of an object store; a `StepCopies`."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._lock: ObjectLock | None = None
+        self._uploaded: dict[int, tuple[str, Mapping[str, FileRecord]]] = {}
+
+    def lock(self) -> ObjectLock:
+        """Takes the right to write, and clears what killed processes left."""
+        lock = ObjectLock(self._store, doing="saving checkpoints here")
+        try:
+            self._clear_leftovers()
+        except BaseException:
+            lock.release()
+            raise
+        self._lock = lock
+        return lock
+
+    def committed(self) -> tuple[int, ...]:
+        """Returns the committed steps, oldest first."""
+        return tuple(sorted(self._prefixes()))
+
+    def known_good(self) -> tuple[int, ...]:
+        """Returns the committed steps that have the mark, oldest first."""
+        return tuple(sorted(self._prefixes(marked=_GOOD)))
+
+    def upload(self, step: int, source: Path) -> None:
+        """Uploads the files of a directory, and reads them back; `publish` makes them a step."""
+        self.abandon(step)
+        prefix = f"step_{step:08d}-{uuid.uuid4().hex}"
+        records = record_files(source, list_files(source))
+        self._uploaded[step] = prefix, records
+        for name, record in records.items():
+            self._store.upload(source / name, f"{prefix}/{name}")
+            self._store.check(f"{prefix}/{name}", record)
+
+    def download(self, step: int, target: Path) -> None:
+        """Downloads the files of a step; one that is lost stays away, and the manifest misses it.
+
+        Raises:
+            DamagedCheckpointError: The index of the step cannot be read.
+        """
+        prefix = self._prefixes()[step]
+        for name in self._files_of(prefix):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                self._store.download(f"{prefix}/{name}", target / name)
+
+    def commit(self, step: int) -> None:
+        """Makes what was uploaded the newest step; steps at or after it are set aside."""
+        self._check_lock()
+        for later in self.committed():
+            if later >= step:
+                self.set_aside(later)
+        self.publish(step)
+
+    def publish(self, step: int) -> None:
+        """Makes what was uploaded a step; others stay."""
+        self._check_lock()
+        prefix, records = self._uploaded[step]
+        files = {name: [one.num_bytes, *one.crc32] for name, one in records.items()}
+        self._store.write(prefix + _INDEX, json.dumps({"files": files}).encode())
+        del self._uploaded[step]
+
+    def abandon(self, step: int) -> None:
+        """Removes what was uploaded of a step; what cannot be removed is left for the next lock."""
+        if step in self._uploaded:
+            prefix, _ = self._uploaded.pop(step)
+            with contextlib.suppress(StoreError):
+                self._remove(prefix)
+
+    def set_aside(self, step: int) -> None:
+        """Marks a step as one no more."""
+        self._store.write(self._prefixes()[step] + _ASIDE, b"")
+
+    def mark_good(self, step: int) -> None:
+        """Marks a step as known good."""
+        self._store.write(self._prefixes()[step] + _GOOD, b"")
+
+    def delete(self, step: int) -> None:
+        """Deletes a step, its index first: half of it is never a step."""
+        self._remove(self._prefixes()[step])
+
+    def free_bytes(self) -> None:
+        """Returns None: an object store has no end."""
+
+    def _prefixes(self, marked: str = "") -> dict[int, str]:
+        """Returns the prefix of each step, or of each that has a mark."""
+        names = self._store.names()
+        found = (match for name in names if (match := _NAME.fullmatch(name)) and match[3] == _INDEX)
+        return {
+            int(match[2]): match[1]
+            for match in found
+            if match[1] + _ASIDE not in names and (not marked or match[1] + marked in names)
+        }
+
+    def _files_of(self, prefix: str) -> list[str]:
+        try:
+            return list(parse_json(self._store.read(prefix + _INDEX))["files"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            where = f"{self._store.url}/{prefix}{_INDEX}"
+            raise DamagedCheckpointError(f"an index is damaged: {error!r}", where=where) from error
+
+    def _remove(self, prefix: str) -> None:
+        for kind in (_INDEX, _GOOD, _ASIDE, ""):
+            self._store.delete(prefix + kind)
+
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check_is_held()
+
+    def _clear_leftovers(self) -> None:
+        names = self._store.names()
+        found = {match[1] for name in names if (match := _NAME.fullmatch(name))}
+        for prefix in found:
+            if prefix + _INDEX not in names:
+                self._remove(prefix)

@@ -4,22 +4,21 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+import attrs
 import jax
 
 from axcore.checkpoint import store
-from axcore.checkpoint.faults import CheckpointWarning
 from axcore.checkpoint.leaves import describe, leaf_spec, mismatches, name_leaves
 from axcore.checkpoint.manifest import (
     MANIFEST_NAME,
     DamagedCheckpointError,
     Manifest,
+    find_damage_together,
     from_json,
     read_manifest,
     to_json,
 )
-from axcore.checkpoint.retention import StepFacts
-from axcore.checkpoint.shared_files import find_damage_together
-from axcore.checkpoint.storage import StepStorage
+from axcore.checkpoint.storage import CheckpointWarning, StepStorage
 from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import CheckpointError
 from axcore.progress import working
@@ -34,6 +33,29 @@ class Restored(NamedTuple):
     step: int
     state: Any
     extra: dict[str, Any]
+
+
+@attrs.define
+class StepFacts:
+    """What this process has learnt about steps; its reader and its writer share it.
+
+    Attributes:
+        whole: Steps whose files were compared with their manifest.
+        damaged: Steps that differ from what was saved.
+    """
+
+    whole: set[int] = attrs.field(factory=set)
+    damaged: set[int] = attrs.field(factory=set)
+
+    def found_whole(self, step: int) -> None:
+        """Notes that a step is as it was saved."""
+        self.whole.add(step)
+        self.damaged.discard(step)
+
+    def found_damaged(self, step: int) -> None:
+        """Notes that a step is not as it was saved."""
+        self.damaged.add(step)
+        self.whole.discard(step)
 
 
 class CheckpointReader:

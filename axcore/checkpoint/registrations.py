@@ -15,13 +15,13 @@ def checkpoint_storages() -> Iterator[CheckpointStorage]:
     )
     yield CheckpointStorage(
         name="mirror",
-        fn=Ref("axcore.checkpoint.mirror:open_mirror"),
+        fn=Ref("axcore.checkpoint.replicated_storage:open_mirror"),
         summary="A directory on a fast disk, and a copy on a durable one",
     )
     for scheme, target, store in (
-        ("s3", "axcore.checkpoint.object_steps:open_s3", "S3"),
-        ("gs", "axcore.checkpoint.object_steps:open_gs", "Cloud Storage"),
-        ("az", "axcore.checkpoint.object_steps:open_az", "Blob Storage"),
+        ("s3", "axcore.checkpoint.object_store:open_s3", "S3"),
+        ("gs", "axcore.checkpoint.object_store:open_gs", "Cloud Storage"),
+        ("az", "axcore.checkpoint.object_store:open_az", "Blob Storage"),
     ):
         yield CheckpointStorage(
             name=scheme,

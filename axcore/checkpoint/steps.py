@@ -14,9 +14,8 @@ import shutil
 import warnings
 from pathlib import Path
 
-from axcore.checkpoint.faults import CheckpointWarning
-from axcore.checkpoint.files import sync_tree
 from axcore.checkpoint.lock import FileLock
+from axcore.checkpoint.storage import CheckpointWarning
 from axcore.whole_files import sync_path, write_whole
 
 _COMMITTED = re.compile(r"step_(\d{8,})")
@@ -158,3 +157,25 @@ def _clear(leftover: Path) -> None:
             CheckpointWarning,
             stacklevel=2,
         )
+
+
+def sync_tree(root: Path) -> None:
+    """Makes every file and directory under `root` durable, the innermost first."""
+    for folder, _, names in os.walk(root, topdown=False):
+        for name in names:
+            sync_path(Path(folder, name))
+        sync_path(Path(folder))
+
+
+def drop_cached_tree(root: Path) -> None:
+    """Asks the kernel to forget the files under `root`, so that they are next read from the disk.
+
+    They must be durable. A file system in memory ignores it; a disk may have its own cache.
+    """
+    for path in root.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

@@ -5,11 +5,13 @@ storage decides what steps there are, and how one appears whole or not at all; f
 written and read below the paths that it gives.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from axcore.config import name_the_known
-from axcore.errors import CheckpointError
+from axcore.config import suggest_names
+from axcore.errors import AxcoreError, CheckpointError
 from axcore.plugins import CheckpointStorage, attributed, plugin_host
 from axcore.registration.returns import CORE
 
@@ -108,7 +110,7 @@ def open_storage(directory: str) -> StepStorage:
     known = {record.name: record for record in plugin_host().records(CheckpointStorage)}
     if name not in known:
         raise CheckpointError(
-            f"no plugin brings the checkpoint storage {name!r}; {name_the_known(name, known)}",
+            f"no plugin brings the checkpoint storage {name!r}; {suggest_names(name, known)}",
             where=directory,
             hint="install the plugin that does, or name a directory",
         )
@@ -132,3 +134,41 @@ class _OfPlugin:
                 return value(*args, **kwargs)
 
         return call
+
+
+def free_bytes(steps: StepStorage) -> int | None:
+    """Returns how much can be written; None where that is not known."""
+    try:
+        return steps.free_bytes()
+    except OSError:
+        return None
+
+
+def describe_room(free: int | None, num_bytes: int) -> str:
+    """Returns what a step needs and what there is."""
+    room = "an unknown number" if free is None else _megabytes(free)
+    return f"about {_megabytes(num_bytes)} needed, {room} free"
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was skipped or set aside, or a disk did not do as asked; nothing was lost."""
+
+
+class StorageError(CheckpointError):
+    """A disk or an object store did not do as asked; asking again may help."""
+
+
+@contextmanager
+def as_storage_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Raises errors of these kinds as a `StorageError`, which every process of a run knows."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except kinds as error:
+        what = error.what if isinstance(error, AxcoreError) else str(error)
+        raise StorageError(what) from error

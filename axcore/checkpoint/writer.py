@@ -1,6 +1,6 @@
 """Writes steps: in the background, one at a time, committed whole or not at all.
 
-`saving.py` writes a step and reads it back; older steps are deleted after that, by process 0.
+`save.py` writes a step and reads it back; older steps are deleted after that, by process 0.
 """
 
 import collections
@@ -9,20 +9,18 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Any
 
 import jax
 
-from axcore.checkpoint.faults import CheckpointWarning
-from axcore.checkpoint.housekeeping import Housekeeping
 from axcore.checkpoint.leaves import name_arrays
 from axcore.checkpoint.manifest import check_extra
-from axcore.checkpoint.retention import StepFacts
-from axcore.checkpoint.saving import Patience, StepSave
-from axcore.checkpoint.storage import StepStorage, StorageLock
+from axcore.checkpoint.reader import StepFacts
+from axcore.checkpoint.save import Patience, StepSave
+from axcore.checkpoint.storage import CheckpointWarning, StepStorage, StorageLock, describe_room
 from axcore.distributed import broadcast_object, process_count, process_index
 from axcore.errors import CheckpointError
 
@@ -196,3 +194,79 @@ def _close_at_exit() -> "weakref.WeakSet[CheckpointWriter]":
 def _close_all(writers: "weakref.WeakSet[CheckpointWriter]") -> None:
     for writer in list(writers):
         writer.close()
+
+
+class Housekeeping:
+    """Keeps a storage in order; process 0 of a run calls it, while it has the lock."""
+
+    def __init__(self, steps: StepStorage, facts: StepFacts, *, keep: int | None) -> None:
+        self._steps = steps
+        self._facts = facts
+        self._keep = keep
+        self._to_mark: set[int] = set()
+
+    def mark_good(self, step: int) -> None:
+        """Marks a step that this process found whole."""
+        if step in self._facts.whole:
+            self._to_mark.add(step)
+            self._try("no step could be marked as good", self._mark)
+        else:
+            self._warn(f"step {step} is not marked as good: this run did not find it whole")
+
+    def tidy(self, step: int, *, num_bytes: int) -> None:
+        """Does what is due after a step of so many bytes was saved; the next one needs them again.
+
+        A mark that failed before was for a step of that number in a history that ended.
+        """
+        self._to_mark.discard(step)
+        self._try("no step could be marked as good", self._mark)
+        self._try("no step could be set aside", self.set_damaged_aside)
+        self._try("no step could be deleted", self._delete_expired)
+        self._try("the room left is not known", self._warn_of_little_room, num_bytes)
+
+    def _mark(self) -> None:
+        for step in self._to_mark & set(self._steps.committed()):
+            if self._try(f"step {step} could not be marked as good", self._steps.mark_good, step):
+                self._to_mark.discard(step)
+
+    def set_damaged_aside(self) -> None:
+        """Sets aside the steps that this process found damaged, so that none counts as kept."""
+        for step in sorted(self._facts.damaged & set(self._steps.committed())):
+            if self._try(f"step {step} could not be set aside", self._steps.set_aside, step):
+                self._facts.damaged.discard(step)
+                self._warn(f"step {step} is damaged, and is kept as step_N.aside")
+
+    def _delete_expired(self) -> None:
+        good = self._steps.known_good()
+        for step in expired_steps(self._steps.committed(), keep=self._keep, good=good):
+            self._try(f"step {step} could not be deleted", self._steps.delete, step)
+
+    def _warn_of_little_room(self, num_bytes: int) -> None:
+        free = self._steps.free_bytes()
+        if free is not None and free < num_bytes:
+            self._warn(f"the next step will not fit: {describe_room(free, num_bytes)}")
+
+    def _try(self, what: str, act: Callable[..., None], *numbers: int) -> bool:
+        try:
+            act(*numbers)
+        except OSError as error:
+            self._warn(f"{what}: {error}; this is tried again after the next save")
+            return False
+        return True
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(f"{text} ({self._steps.root})", CheckpointWarning, stacklevel=4)
+
+
+def expired_steps(steps: Sequence[int], *, keep: int | None, good: Iterable[int]) -> list[int]:
+    """Returns the steps to delete, oldest first.
+
+    Args:
+        steps: The committed steps, oldest first.
+        keep: How many of the newest stay; None: all.
+        good: The steps that are known good; the newest of them always stays.
+    """
+    if keep is None:
+        return []
+    kept = {*steps[-keep:], max(good, default=None)}
+    return [step for step in steps if step not in kept]

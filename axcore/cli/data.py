@@ -37,7 +37,7 @@ def build(
     axcore train EXPERIMENT --modify "token_store(path=STORE)"
     """
     from axcore.data import Data, build_store
-    from axcore.data.store.progress import ProgressLine
+    from axcore.data.store.build import ProgressLine
     from axcore.experiments.named import load_experiment
 
     cfg = load_experiment(experiment, overrides, changes=changes).data
@@ -106,7 +106,7 @@ def show(store: Path, as_json: bool, html: Path | None, **batch: Any) -> None:
 def stats(store: Path, as_json: bool) -> None:
     """Show how long the documents of STORE are; all of their lengths are read."""
     from axcore.data import open_store
-    from axcore.data.store.stats import length_stats
+    from axcore.data.store.reader import length_stats
     from axcore.report.table import columns
 
     found = {name: length_stats(split) for name, split in open_store(store).splits.items()}
@@ -165,7 +165,7 @@ def sample(store: Path, documents: int, split: str, seed: int, tokens: int) -> N
 def _write_picture(store: Path, html: Path, *, rows: int, **fields: Any) -> None:
     from axcore.data import Data, StoredSource, open_store
     from axcore.data.store.manifest import tokenizer_config
-    from axcore.report.packed_batch import packed_batch_html
+    from axcore.report.page import packed_batch_html
 
     manifest = open_store(store).manifest
     data = Data.Config(

@@ -49,7 +49,7 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
         _print_validation_loss(model, rest["step"], rest["trust_code"], as_json=as_json)
         return
     from axcore.evaluation import check_tasks, directory_of, evaluate_tasks, find_tasks, identity_of
-    from axcore.evaluation.opening import engine_model
+    from axcore.evaluation.engine_model import engine_model
     from axcore.runs import open_model
 
     found = find_tasks(tasks, _overrides(tasks, rest))

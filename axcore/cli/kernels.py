@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from axcore.cli import options
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import KernelError
 from axcore.plugins import Hardware, HardwareFamily, Op, plugin_host
 from axcore.report.table import columns
@@ -114,5 +114,5 @@ def tune(kernel: str, cases: tuple[str, ...], dtype: str, repeats: int, out: Pat
 def _ops(name: str | None) -> list[Op]:
     ops = {record.name: record for record in plugin_host().records(Op)}
     if name is not None and name not in ops:
-        raise KernelError(f"there is no op {name!r}; {name_the_known(name, ops)}")
+        raise KernelError(f"there is no op {name!r}; {suggest_names(name, ops)}")
     return [ops[one] for one in sorted(ops) if name in (None, one)]

@@ -17,7 +17,7 @@ import click
 import jax
 import jax.numpy as jnp
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import AxcoreError, KernelError
 from axcore.ops import BlockSizeTable, KernelPolicy, use_policy
 from axcore.ops.plan import read_rows, sizes_of, write_rows
@@ -68,7 +68,7 @@ def tune_kernel(
 def _kernel(key: str) -> Kernel:
     known = {kernel.key: kernel for kernel in plugin_host().records(Kernel)}
     if key not in known:
-        raise KernelError(f"there is no kernel {key!r}; {name_the_known(key, known)}")
+        raise KernelError(f"there is no kernel {key!r}; {suggest_names(key, known)}")
     return known[key]
 
 
@@ -96,7 +96,7 @@ def _cases(kernel: Kernel, names: Sequence[str], dtype: str) -> list[Case]:
     cases = {case.name: case for case in contract_of(kernel.op).model_cases}
     for name in names:
         if name not in cases:
-            raise KernelError(f"{kernel.op} has no case {name!r}; {name_the_known(name, cases)}")
+            raise KernelError(f"{kernel.op} has no case {name!r}; {suggest_names(name, cases)}")
     wanted = [case for name, case in cases.items() if name in (names or cases)]
     unsupported_reason = (
         kernel.unsupported_reason.resolve()

@@ -12,7 +12,7 @@ from axcore.config import apply_overrides, field_names
 from axcore.errors import ConfigError, PluginError
 from axcore.launch import Job, find_launcher
 from axcore.launch.children import ProcessStart
-from axcore.launch.launcher import Launcher, launcher_class
+from axcore.launch.job import Launcher, launcher_class
 from axcore.launch.local import Local
 from axcore.plugins import Hardware, JobLauncher, Modifier, plugin_host
 from axcore.resilience.policy import Policy

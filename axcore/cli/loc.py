@@ -24,7 +24,7 @@ from axcore.complexity import (
     variant_growths,
 )
 from axcore.complexity.family import LARGEST
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ComplexityError
 from axcore.plugins import Feature, plugin_host
 from axcore.report.table import columns, markdown_table
@@ -137,7 +137,7 @@ def _chosen(names: tuple[str, ...]) -> list[Feature]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ComplexityError(
-            f"there is no feature {unknown[0]!r}; {name_the_known(unknown[0], known)}",
+            f"there is no feature {unknown[0]!r}; {suggest_names(unknown[0], known)}",
             hint="`axcore loc` lists them",
         )
     return [known[name] for name in names or sorted(known)]

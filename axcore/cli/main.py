@@ -19,7 +19,7 @@ import click
 from axcore import __version__
 from axcore.cli.interrupts import INTERRUPTED, SAID
 from axcore.cli.work_lines import WorkLines
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import AxcoreError
 from axcore.hardware.host_memory import keep_freed_memory
 from axcore.plugins import Command, plugin_host
@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the command to run; a name that is none is an error that says what is near."""
         if args and args[0] not in _records() and not args[0].startswith("-"):
-            ctx.fail(f"there is no command {args[0]!r}; {name_the_known(args[0], _records())}")
+            ctx.fail(f"there is no command {args[0]!r}; {suggest_names(args[0], _records())}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

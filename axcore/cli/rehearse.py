@@ -15,7 +15,7 @@ from axcore.errors import ConfigError
 from axcore.experiments.named import read_config
 from axcore.plugins import plugin_host
 from axcore.resilience.event_log import read_events
-from axcore.resilience.ledger_file import read_ledger
+from axcore.resilience.ledger import read_ledger
 
 _FIELDS_OF_ALL = ("time", "event", "process", "key", "pids")
 

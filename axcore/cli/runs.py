@@ -88,7 +88,7 @@ def report(
 
     It needs nothing beside it, and can be sent to somebody. A run may still be training.
     """
-    from axcore.report.run_page import REPORT_NAME  # imports jax, which --help need not
+    from axcore.report.page import REPORT_NAME  # imports jax, which --help need not
 
     path = Path(out or (Path(runs[0]) / REPORT_NAME if len(runs) == 1 else COMPARISON_NAME))
     facts = write_report(runs, path, trust_code=trust_code)
@@ -113,7 +113,7 @@ def write_report(
 
     import attrs
 
-    from axcore.report.run_page import run_page_html
+    from axcore.report.page import run_page_html
     from axcore.runs import run_facts
 
     facts = [attrs.asdict(run_facts(one, trust_code=trust_code)) for one in directories]
@@ -171,7 +171,7 @@ def _write_page(places: tuple[str, ...], path: Path, *, trust_code: bool) -> Non
     """Writes a page about the recordings of one run, or of two beside each other."""
     from datetime import UTC, datetime
 
-    from axcore.report.run_page import run_page_html
+    from axcore.report.page import run_page_html
 
     found = [_read(place, trust_code=trust_code) for place in places]
     runs = [

@@ -81,7 +81,7 @@ def serve(
     """Serve MODEL, a run directory or the folder of a published model.
 
     --set changes how, as engine.max_rows=32 or limits.max_requests=100, --modify the model, as
-    quantized_cache; see docs/serving.md.
+    'kv_cache(dtype=int8)'; see docs/serving.md.
     """
     _check_installed()
     with _ends_at(signal.SIGTERM):

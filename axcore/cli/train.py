@@ -18,15 +18,14 @@ from axcore.cli.options import escape_control_characters
 from axcore.cli.target import check_present, use_target
 from axcore.errors import ConfigError, ProcessError
 from axcore.launch import ProcessInfo, find_process_info
-from axcore.launch.job import default_run_directory
-from axcore.launch.launch_id import launch_of
+from axcore.launch.job import default_run_directory, launch_of
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, process_flags
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import kept_steps_folder, use_compile_cache
-from axcore.resilience.coordination import BY_SUPERVISOR, COORDINATION_VARIABLE
 from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
-from axcore.resilience.process_start import process_start
-from axcore.resilience.spare import Turns
+from axcore.resilience.ledger import process_start
+from axcore.resilience.standby_workers import Turns
+from axcore.resilience.supervisor import BY_SUPERVISOR, COORDINATION_VARIABLE
 
 SAMPLE_TOKENS = 200
 
@@ -171,13 +170,11 @@ def _train(
     profiled: str,
 ) -> None:
     """Trains once, to the end or to the loss of another process."""
-    from axcore.aot.memory_record import StepMemoryRecorder
-    from axcore.aot.out_of_memory import check_host_holds_state
+    from axcore.aot.out_of_memory import StepMemoryRecorder, check_host_holds_state
     from axcore.distributed import naming_lost_processes
     from axcore.profiles import StepProfiler, parse_steps
     from axcore.resilience.goodput import Goodput
-    from axcore.resilience.progress_reports import ProgressReports
-    from axcore.resilience.watchdog import Watchdog
+    from axcore.resilience.watchdog import ProgressReports, Watchdog
     from axcore.trainer import Observer
     from axcore.trainer.callbacks.progress import progress
 
@@ -245,7 +242,7 @@ def _import_all() -> None:
     import axcore.distributed
     import axcore.experiments.named
     import axcore.resilience.goodput
-    import axcore.resilience.progress_reports
+    import axcore.resilience.watchdog
     import axcore.trainer.callbacks.progress  # noqa: F401
 
 
@@ -275,7 +272,7 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
 
 def _write_report(run: Path) -> None:
     from axcore.cli.runs import write_report
-    from axcore.report.run_page import REPORT_NAME
+    from axcore.report.page import REPORT_NAME
 
     try:
         write_report((run,), run / REPORT_NAME)

@@ -179,7 +179,7 @@ class _Page(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers a browser."""
-        from axcore.report.run_page import run_page_html
+        from axcore.report.page import run_page_html
 
         written = time.strftime("%H:%M:%S")
         if self.path == "/":

@@ -13,22 +13,20 @@ from axcore.layers import (
     DotProductAttention,
     FeedForward,
     FrozenLinear,
-    HalfStore,
+    HalfPrecisionKVStore,
     LoRALinear,
     MoE,
     PlainFeedForward,
-    QuantizedStore,
+    QuantizedKVStore,
     RoPE,
     SlidingCache,
 )
 from axcore.layers.lora import Magnitude
 from axcore.modifiers import (
-    HalfCaches,
     Int8Training,
+    KVCache,
     LoRA,
     QuantizedBase,
-    QuantizedCaches,
-    SlidingCaches,
 )
 from axcore.module import Module
 from axcore.plugins import Hardware
@@ -77,17 +75,17 @@ def with_qlora(cfg: Any) -> Any:
 def with_sliding_cache(cfg: Any) -> Any:
     """The last eight tokens seen, and kept where the model serves."""
     cfg = replace_config(cfg, DotProductAttention, lambda old: evolve(old, window=(7, None)))
-    return SlidingCaches().apply(cfg, Hardware.parse("cpu-1"))
+    return KVCache(layout="sliding").apply(cfg, Hardware.parse("cpu-1"))
 
 
 def with_half_cache(cfg: Any) -> Any:
     """Keys and values kept in float16 where the model serves."""
-    return HalfCaches().apply(cfg, Hardware.parse("cpu-1"))
+    return KVCache(dtype="float16").apply(cfg, Hardware.parse("cpu-1"))
 
 
 def with_quantized_cache(cfg: Any) -> Any:
     """Keys and values kept in int8 where the model serves."""
-    return QuantizedCaches().apply(cfg, Hardware.parse("cpu-1"))
+    return KVCache(dtype="int8").apply(cfg, Hardware.parse("cpu-1"))
 
 
 has_rope = runs(RoPE)
@@ -106,5 +104,5 @@ def has_rslora(trace: Trace) -> str | None:
 
 
 has_sliding_cache = serves(SlidingCache)
-has_half_cache = serves(HalfStore)
-has_quantized_cache = serves(QuantizedStore)
+has_half_cache = serves(HalfPrecisionKVStore)
+has_quantized_cache = serves(QuantizedKVStore)

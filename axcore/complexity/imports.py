@@ -21,15 +21,19 @@ def modules_that_import(implementation: Iterable[str]) -> tuple[str, ...]:
     (`__init__`) and those of `MAY_NAME_FEATURES`. A name that a package re-exports counts as an
     import of the module that defines it.
 
+    Where a feature owns a part of a module, the rest of that module counts as another one.
+
     Args:
-        implementation: The feature's own modules, `axcore.layers.moe.layer` for example.
+        implementation: The feature's own modules, `axcore.layers.moe.experts` for example, or names
+            in one, `axcore.layers.attention.rope:RoPE`.
 
     Raises:
         ComplexityError: One of them is not there.
     """
     own = frozenset(implementation)
-    packages = {module.split(".")[0] for module in own}
-    missing = sorted(module for module in own if _file_of(module) is None)
+    modules = {one.partition(":")[0] for one in own}
+    packages = {module.split(".")[0] for module in modules}
+    missing = sorted(one for one in own if not _is_there(*one.partition(":")[::2]))
     if missing:
         raise ComplexityError(
             f"a feature names its modules {', '.join(missing)}, which are not there",
@@ -39,7 +43,31 @@ def modules_that_import(implementation: Iterable[str]) -> tuple[str, ...]:
         module
         for package in sorted(filter(None, map(_folder, packages)))
         for module, file in _modules(package)
-        if module not in own and not _may_name_features(module) and own & _imported(file)
+        if module not in own and not _may_name_features(module) and _knows(module, file, own)
+    )
+
+
+def _is_there(module: str, name: str) -> bool:
+    file = _file_of(module)
+    return file is not None and (not name or name in _definitions(file))
+
+
+@functools.cache
+def _definitions(file: Path) -> dict[str, ast.stmt]:
+    """Returns the classes and functions of a file by name."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    return {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+
+
+def _knows(module: str, file: Path, own: frozenset[str]) -> bool:
+    """Returns whether a module uses what a feature owns, in what the feature does not own of it."""
+    parts = {one.partition(":")[2] for one in own if one.startswith(f"{module}:")}
+    if not parts:
+        return bool(own & _imported(file))
+    names = {one.partition(":")[2] for one in own} - {""}
+    others = (node for name, node in _definitions(file).items() if name not in parts)
+    return any(
+        isinstance(node, ast.Name) and node.id in names for one in others for node in ast.walk(one)
     )
 
 
@@ -74,7 +102,7 @@ def _may_name_features(module: str) -> bool:
 
 @functools.cache
 def _imported(file: Path) -> frozenset[str]:
-    """Returns the modules that a file imports from, re-exported names traced to their source."""
+    """Returns what a file imports, as `module` and `module:name`, traced through re-exports."""
     return frozenset(_imports(ast.parse(file.read_text(encoding="utf-8"))))
 
 
@@ -84,7 +112,8 @@ def _imports(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                yield _source_of(node.module, alias.name)
+                source = _source_of(node.module, alias.name)
+                yield from (source, f"{source}:{alias.name}")
 
 
 @functools.cache

@@ -99,14 +99,14 @@ def glue_lines(
 
     Args:
         apply: The function whose lines are counted already.
-        implementation: The feature's own modules. What runs in the one that `apply` is in counts,
-            too; what that one says of other features does not.
+        implementation: The feature's own modules, or names in them as `module:Name`. What runs in
+            the one that `apply` is in counts, too; what that one says of other features does not.
         runs: What adds the feature to a model of each kind, and traces it. One that raises counts
             as far as it came.
     """
-    own = {inspect.getfile(importlib.import_module(name)) for name in implementation}
+    own, not_own = _own_files(implementation)
     files = {*own, inspect.getfile(apply)}
-    counted = _lines_of(apply)
+    counted = _lines_of(apply) | not_own
     first: set[Line] | None = None
     later: set[Line] = set()
     for run in runs:
@@ -117,6 +117,22 @@ def glue_lines(
         else:
             later |= lines - first
     return len(((later & _code(files)) | _lines_that_ask(own)) - counted)
+
+
+def _own_files(implementation: Iterable[str]) -> tuple[set[str], set[Line]]:
+    """Returns the files that an implementation is in, and the lines there that are not its own."""
+    names: dict[str, set[str]] = {}
+    for one in implementation:
+        module, _, name = one.partition(":")
+        names.setdefault(inspect.getfile(importlib.import_module(module)), set()).add(name)
+    not_own: set[Line] = set()
+    for file, own in names.items():
+        if "" in own:  # all of it
+            continue
+        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+            if getattr(node, "name", None) not in own:
+                not_own |= {(file, line) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    return set(names), not_own
 
 
 def _lines_that_ask(files: Iterable[str]) -> set[Line]:

@@ -1,6 +1,6 @@
 """The features whose cost in lines is measured, and the modules that implement each.
 
-No other module of axcore may import these modules: a feature that others know costs more than its
+No other module of axcore may import them: a feature that others know costs more than its
 own lines.
 """
 
@@ -16,7 +16,6 @@ _ADAPTERS = (
     "axcore.checkpoint.adapters",
     "axcore.interop.peft",
     "axcore.interop.peft_reading",
-    "axcore.interop.peft_magnitudes",
 )
 
 
@@ -26,20 +25,19 @@ def features() -> Iterator[Feature]:
     yield _feature(
         "rope",
         "Rotary positions",
-        ("axcore.layers.attention.rope", "axcore.interop.gguf_rope"),
+        (
+            "axcore.layers.attention.rope:RoPE",
+            "axcore.layers.attention.rope:rope_frequencies",
+            "axcore.layers.attention.rope:rotate",
+            "axcore.interop.gguf_rope",
+        ),
     )
     yield _feature(
         "moe",
         "Experts in the place of feed-forward layers",
         (
-            "axcore.layers.moe.layer",
             "axcore.layers.moe.router",
-            "axcore.layers.moe.routing",
             "axcore.layers.moe.experts",
-            "axcore.layers.moe.dropless",
-            "axcore.layers.moe.capacity",
-            "axcore.layers.moe.grouped_linear",
-            "axcore.layers.moe.expert_all_to_all",
             "axcore.layers.moe.token_permutation",
         ),
     )
@@ -47,9 +45,9 @@ def features() -> Iterator[Feature]:
         "int8",
         "Linear layers' products in int8",
         (
-            "axcore.layers.quantization.current_scaling",
-            "axcore.layers.quantization.delayed_scaling",
-            "axcore.modifiers.quantization",
+            "axcore.layers.quantization.quantized_dot:Int8Dynamic",
+            "axcore.layers.quantization.quantized_dot:int8_spec",
+            "axcore.modifiers.quantization:Int8Training",
         ),
         variant_of="low_precision",
     )
@@ -66,7 +64,6 @@ def features() -> Iterator[Feature]:
             *_ADAPTERS,
             "axcore.layers.quantization.frozen_linear",
             "axcore.layers.quantization.nf4",
-            "axcore.interop.freezing",
             "axcore.modifiers.quantized_base",
         ),
         variant_of="lora",
@@ -74,19 +71,19 @@ def features() -> Iterator[Feature]:
     yield _feature(
         "sliding_cache",
         "Serving keeps no more than the window",
-        ("axcore.layers.attention.sliding_cache", "axcore.modifiers.sliding_cache"),
+        ("axcore.layers.attention.kv_cache:SlidingCache", "axcore.modifiers.kv_cache"),
         variant_of="kv_cache",
     )
     yield _feature(
         "half_cache",
         "Serving keeps keys and values in float16",
-        ("axcore.layers.attention.half_store", "axcore.modifiers.half_cache"),
+        ("axcore.layers.attention.kv_store:HalfPrecisionKVStore", "axcore.modifiers.kv_cache"),
         variant_of="kv_cache",
     )
     yield _feature(
         "quantized_cache",
         "Serving keeps keys and values in int8",
-        ("axcore.layers.attention.quantized_store", "axcore.modifiers.quantized_cache"),
+        ("axcore.layers.attention.kv_store:QuantizedKVStore", "axcore.modifiers.kv_cache"),
         variant_of="kv_cache",
     )
 

@@ -23,7 +23,7 @@ from axcore.config.render import config_name, render_config
 from axcore.config.required import REQUIRED
 from axcore.config.resumable import Resumable, describe_resumable, resumable_paths
 from axcore.config.serialise import digest, from_json, from_yaml, to_json, to_yaml
-from axcore.config.suggest import did_you_mean, name_the_known
+from axcore.config.suggest import did_you_mean, suggest_names
 from axcore.config.traverse import Found, find_config, map_config, walk
 from axcore.config.trust import config_class, is_trusted, trust_package, trusting
 from axcore.config.values import is_config
@@ -64,13 +64,13 @@ __all__ = [
     "is_config",
     "is_trusted",
     "map_config",
-    "name_the_known",
     "origin_of",
     "origins_of",
     "render_config",
     "replace_config",
     "resumable_paths",
     "same_fields",
+    "suggest_names",
     "to_dict",
     "to_json",
     "to_yaml",

@@ -14,7 +14,7 @@ from axcore.config.define import class_tag, config, field_names
 from axcore.config.paths import Path, format_path
 from axcore.config.provenance import Origin, origins_of
 from axcore.config.required import REQUIRED
-from axcore.config.suggest import name_the_known
+from axcore.config.suggest import suggest_names
 from axcore.config.traverse import walk, with_children
 from axcore.config.values import is_config
 from axcore.errors import ConfigError
@@ -121,7 +121,7 @@ def _fill(cfg: Any, filled: dict[str, Any], frame: _Frame) -> Any:
         if name not in known:
             raise ConfigError(
                 f"{type(cfg).__qualname__} has no field {name!r} for its parent to fill; "
-                + name_the_known(name, known),
+                + suggest_names(name, known),
                 where=format_path(frame.path) or class_tag(type(cfg)),
                 hint=f"give {type(cfg).__qualname__} a field {name!r}, or use another config here",
             )

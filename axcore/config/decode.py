@@ -8,7 +8,7 @@ from axcore.config.encode import MAX_DEPTH, wraps_fields
 from axcore.config.paths import Key, Path, format_path
 from axcore.config.provenance import Origin, setting_from
 from axcore.config.required import REQUIRED
-from axcore.config.suggest import name_the_known
+from axcore.config.suggest import suggest_names
 from axcore.config.trust import class_named, function_named
 from axcore.config.values import is_config
 from axcore.errors import ConfigError
@@ -114,7 +114,7 @@ def _make(cls: Any, fields: Any, path: Path, set_in: str) -> Any:
     if unknown:
         raise ConfigError(
             "\n".join(
-                f"{cls.__qualname__} has no field {name!r}; {name_the_known(name, known)}"
+                f"{cls.__qualname__} has no field {name!r}; {suggest_names(name, known)}"
                 for name in unknown
             ),
             where=_where(path),

@@ -9,7 +9,7 @@ import attrs
 
 from axcore.config.provenance import calling_origin, set_origins
 from axcore.config.required import REQUIRED
-from axcore.config.suggest import name_the_known
+from axcore.config.suggest import suggest_names
 from axcore.config.values import CONFIG_MARK, Checker, Mismatch, checker, freeze, is_config
 from axcore.errors import ConfigError
 
@@ -55,7 +55,7 @@ def _refuse_setting(self: Any, name: str, value: Any) -> NoReturn:
     raise FrozenConfigError(
         f"{type(self).__qualname__} is frozen: {name} cannot be set",
         where=class_tag(type(self)),
-        hint=hint if name in known else name_the_known(name, known),
+        hint=hint if name in known else suggest_names(name, known),
     )
 
 
@@ -205,7 +205,7 @@ def _checked_init(cls: type, init: Any) -> Any:
             lines = [
                 *(f"{made.__qualname__} takes keyword arguments only" for _ in args[:1]),
                 *(
-                    f"{made.__qualname__} has no field {name!r}; {name_the_known(name, known)}"
+                    f"{made.__qualname__} has no field {name!r}; {suggest_names(name, known)}"
                     for name in unknown
                 ),
                 *(f"{made.__qualname__} needs a value for {name!r}" for name in missing),

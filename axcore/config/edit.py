@@ -19,7 +19,7 @@ from axcore.config.paths import (
 from axcore.config.provenance import Origin, calling_origin, carry_origins, origins_of
 from axcore.config.render import is_at_default
 from axcore.config.required import REQUIRED
-from axcore.config.suggest import name_the_known
+from axcore.config.suggest import suggest_names
 from axcore.config.traverse import (
     children,
     find_config,
@@ -149,7 +149,7 @@ def _no_such_step(path: Pattern, i: int, node: Any, below: Mapping[Step, Any]) -
         f"{format_path(path)!r} matches nothing: "
         f"{at} ({kind}) has no {format_path(path[i : i + 1])!r}",
         where=at,
-        hint=name_the_known(format_path(path[i : i + 1]), [format_path((k,)) for k in below])
+        hint=suggest_names(format_path(path[i : i + 1]), [format_path((k,)) for k in below])
         if below
         else f"{at} holds nothing below it; stop the path there",
     )
@@ -162,9 +162,9 @@ def _matches_nothing(cfg: Any, pattern: Pattern) -> ConfigError:
     unknown = [name for name in plain if name not in names]
     return ConfigError(
         f"{format_path(pattern)!r} matches nothing in {type(cfg).__qualname__}",
-        hint=name_the_known(unknown[0], names)
+        hint=suggest_names(unknown[0], names)
         if unknown
-        else name_the_known(plain[-1], known)
+        else suggest_names(plain[-1], known)
         if plain
         else None,
     )
@@ -300,5 +300,5 @@ def _nothing_to_replace(cfg: Any, target: Any, at: str) -> ConfigError:
     kinds = sorted({class_tag(type(found.node)).split(":")[1] for found in nodes})
     return ConfigError(
         f"no {name} in {type(cfg).__qualname__}; it holds {', '.join(kinds)}",
-        hint=name_the_known(name, kinds) + " (missing_ok=True where none is fine)",
+        hint=suggest_names(name, kinds) + " (missing_ok=True where none is fine)",
     )

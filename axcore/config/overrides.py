@@ -58,7 +58,7 @@ def parse_value(text: str, annotation: Any, *, where: str = "", present: Any = R
         ConfigError: No reading of the text fits.
     """
     check = checker(annotation)
-    problem = f"{text!r} is no {type_name(annotation)}"
+    problem = f"expected {type_name(annotation)}, got {text!r}"
     try:
         readings = [*_readings(text), text]
     except ValueError as error:  # text that means a value, and not the value that it says

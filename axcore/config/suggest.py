@@ -12,7 +12,7 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str | None:
     return "did you mean " + " or ".join(repr(match) for match in close) + "?"
 
 
-def name_the_known(name: str, known: Iterable[str], most: int = 12) -> str:
+def suggest_names(name: str, known: Iterable[str], most: int = 12) -> str:
     """Returns a did-you-mean, or a list of what there is where nothing is close."""
     names = sorted(known)
     shown = ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")

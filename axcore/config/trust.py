@@ -13,7 +13,7 @@ from typing import Any
 from axcore.config.call import CallConfig
 from axcore.config.define import registered_class, registered_tags
 from axcore.config.paths import Path, format_path
-from axcore.config.suggest import name_the_known
+from axcore.config.suggest import suggest_names
 from axcore.config.values import is_config_class
 from axcore.errors import ConfigError
 
@@ -68,7 +68,7 @@ def class_named(tag: Any, path: Path, set_in: str) -> type:
             f"no config class {tag!r} is registered",
             where=_where(path),
             set_in=set_in,
-            hint=name_the_known(tag, registered_tags(), most=4)
+            hint=suggest_names(tag, registered_tags(), most=4)
             + " (import or install what defines it)",
         )
     return cls

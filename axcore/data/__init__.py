@@ -1,35 +1,39 @@
 """Data: text from files, as tokens, packed into batches whose order and position are exact."""
 
-from axcore.data.array_record_files import ArrayRecordFiles
-from axcore.data.arrays import Arrays, from_arrays
-from axcore.data.arrow_files import ArrowFiles
-from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
-from axcore.data.chat_files import ChatFiles
-from axcore.data.chat_template import ChatTemplate, Message
+from axcore.data.arrays import ArrayData
+from axcore.data.chat.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
-from axcore.data.data_loader import DataLoader
+from axcore.data.data_loader import (
+    DataLoader,
+    Policy,
+    PrefetchedBatches,
+    TrainBatches,
+    ValidationBatches,
+)
 from axcore.data.document import Document, Source
-from axcore.data.file_source import BadRecord, FileSource, FileSpan
-from axcore.data.files import NamedFile
-from axcore.data.gguf_tokenizers import gguf_vocabulary
-from axcore.data.hugging_face_dataset import HuggingFaceDataset
-from axcore.data.hugging_face_tokenizer import HuggingFaceTokenizer, published_end_ids, tokenizer_in
-from axcore.data.json_lines import JsonLines
-from axcore.data.loading import Policy, TrainBatches, ValidationBatches
-from axcore.data.mixture import Mixture
-from axcore.data.packing import Batch
+from axcore.data.packing.batches import DataShard, Rows, batches, train_order
+from axcore.data.packing.packing import Batch
 from axcore.data.preference_data import PreferenceData
-from axcore.data.prefetching import PrefetchedBatches
-from axcore.data.sentence_piece_tokenizer import SentencePieceTokenizer
-from axcore.data.standard_library import StandardLibrary
+from axcore.data.sources.array_record_files import ArrayRecordFiles
+from axcore.data.sources.arrow_files import ArrowFiles, HuggingFaceDataset
+from axcore.data.sources.file_source import BadRecord, Files, FileSource, FileSpan
+from axcore.data.sources.files import NamedFile
+from axcore.data.sources.json_lines import ChatFiles, JsonLines
+from axcore.data.sources.mixture import Mixture, NewWeights
+from axcore.data.sources.tar_files import TarFiles
+from axcore.data.sources.text_files import StandardLibrary, TextFiles
+from axcore.data.sources.token_files import MegatronFiles, TokenFiles
 from axcore.data.store import build_store, open_store
-from axcore.data.stored_source import StoredSource
-from axcore.data.stream import FileStream, Stream
-from axcore.data.stream_data import StreamData
-from axcore.data.tar_files import TarFiles
-from axcore.data.text_files import TextFiles
-from axcore.data.token_files import MegatronFiles, TokenFiles
-from axcore.data.tokenizer import ByteTokenizer, Tokenizer, decoded
+from axcore.data.store.reader import StoredSource
+from axcore.data.streams import FileStream, Stream, StreamData
+from axcore.data.tokenizers.gguf import gguf_vocabulary
+from axcore.data.tokenizers.hugging_face_tokenizer import (
+    HuggingFaceTokenizer,
+    published_end_ids,
+    tokenizer_in,
+)
+from axcore.data.tokenizers.sentence_piece_tokenizer import SentencePieceTokenizer
+from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, decoded
 from axcore.data.transforms import (
     ChatMessages,
     ChatPairs,
@@ -38,18 +42,17 @@ from axcore.data.transforms import (
     FieldFilter,
     FillInTheMiddle,
     ImagePixels,
+    LabelledChats,
     LengthFilter,
     PatternFilter,
-    RatedChats,
     SpanCorruption,
     Transform,
     TransformTools,
 )
-from axcore.data.weight_changes import NewWeights
 
 __all__ = [
+    "ArrayData",
     "ArrayRecordFiles",
-    "Arrays",
     "ArrowFiles",
     "BadRecord",
     "Batch",
@@ -69,11 +72,13 @@ __all__ = [
     "FileSource",
     "FileSpan",
     "FileStream",
+    "Files",
     "FillInTheMiddle",
     "HuggingFaceDataset",
     "HuggingFaceTokenizer",
     "ImagePixels",
     "JsonLines",
+    "LabelledChats",
     "LengthFilter",
     "MegatronFiles",
     "Message",
@@ -84,7 +89,6 @@ __all__ = [
     "Policy",
     "PreferenceData",
     "PrefetchedBatches",
-    "RatedChats",
     "Rows",
     "SentencePieceTokenizer",
     "Source",
@@ -104,11 +108,9 @@ __all__ = [
     "batches",
     "build_store",
     "decoded",
-    "from_arrays",
     "gguf_vocabulary",
     "open_store",
     "published_end_ids",
     "tokenizer_in",
     "train_order",
-    "validation_order",
 ]

@@ -1,4 +1,4 @@
-"""`Arrays`: batches of rows of numpy arrays, for models of anything but text.
+"""`ArrayData`: batches of rows of numpy arrays, for models of anything but text.
 
 Shapes: N rows of the data, B rows of a batch.
 """
@@ -7,20 +7,19 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config
-from axcore.data.batches import DataShard, Rows, batches, train_order, validation_order
 from axcore.data.cache import cache_folder
-from axcore.data.data_loader import DataLoader
-from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.packing import PADDING_ROW, Batch
-from axcore.data.permutation import Permutation
+from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
+from axcore.data.packing.batches import DataShard, Rows, batches, train_order
+from axcore.data.packing.packing import PADDING_ROW, Batch
+from axcore.data.packing.shuffling import Permutation
 from axcore.errors import ConfigError, DataError
 from axcore.module import ArraySpec, BatchSpec
 from axcore.whole_files import whole_file
@@ -28,13 +27,45 @@ from axcore.whole_files import whole_file
 ROW_WEIGHTS = "row_weights"
 """The array of a batch that says what each row weighs in the loss; rows of padding weigh 0."""
 
-_KEPT = "digest:"
+_STORED = "digest:"
 _HELD_OUT = 0.1
 _NARROW = {"float64": "float32", "int64": "int32", "uint64": "int32"}
 """What 64 bits become: jax computes in 32 by default."""
 
+if TYPE_CHECKING:
+    ArraysOrPath = str | Mapping[str, ArrayLike]
+else:
+    ArraysOrPath = str  # what a config holds, once `_stored` has made a path of arrays
 
-class Arrays(DataLoader):
+
+def _stored(arrays: Any) -> Any:
+    """Store arrays below their digest, where they are not there yet, and return what names them.
+
+    Anything else than a mapping, such as a path, is returned as it is.
+
+    Raises:
+        DataError: They are not equally long, or are not of numbers.
+    """
+    if not isinstance(arrays, Mapping):
+        return arrays
+    found = {str(name): np.asarray(array) for name, array in sorted(arrays.items())}
+    wide = ArraySet(found, "ArrayData.Config")
+    for name in found:
+        wide.num_values(name)
+    narrow = {name: np.asarray(array, wide.dtypes[name]) for name, array in found.items()}
+    digest = ArraySet(narrow, "ArrayData.Config").digest
+    folder = _folder_of(digest)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in narrow.items():
+        path = folder / f"{name}.npy"
+        if not path.exists():
+            # Whole or not at all: other processes of the run may store the same arrays now.
+            with whole_file(path) as file:
+                np.save(file, array, allow_pickle=False)
+    return _STORED + digest
+
+
+class ArrayData(DataLoader):
     """Batches of the rows of arrays that are equally long, shuffled again each epoch.
 
     A batch has each array by its name, `[B, ...]`, and `row_weights` `[B]`: 1 for each row, or what
@@ -43,12 +74,17 @@ class Arrays(DataLoader):
 
     @config
     class Config(DataLoader.Config):
-        """Which arrays, and how they are batched. `from_arrays` makes it of arrays in memory.
+        """Which arrays, and how they are batched.
 
-        Args:
-            train: An `.npz` file, a folder of `.npy` files, which stay on the disk, or
-                `digest:...` of arrays that `from_arrays` kept.
-            validation: Such arrays to evaluate on.
+        A config is a value that is compared, saved and sent to other processes, so it does not hold
+        arrays: given arrays, it stores them below `AXCORE_DATA_CACHE` and holds their digest. From
+        there they are mapped into memory, also where a run is resumed.
+
+        Attributes:
+            train: Arrays by name, each with a row for every example; or an `.npz` file, or a folder
+                of `.npy` files, which stay on the disk. Of arrays in memory, floats and integers of
+                64 bits are stored in 32, and all have to fit.
+            validation: Such arrays to evaluate on, of the same names.
             validation_fraction: Share of the rows of `train` to evaluate on, which are never
                 trained on, where `validation` is None; 0.1 by default.
             seed: Decides the order of training rows.
@@ -56,8 +92,8 @@ class Arrays(DataLoader):
             validation_batches: How many batches an evaluation reads at most; None reads them all.
         """
 
-        train: str = REQUIRED
-        validation: str | None = None
+        train: ArraysOrPath = attrs.field(default=REQUIRED, converter=_stored)
+        validation: ArraysOrPath | None = attrs.field(default=None, converter=_stored)
         validation_fraction: Fraction | None = None
         seed: int = 0
         shuffle: bool = True
@@ -75,7 +111,7 @@ class Arrays(DataLoader):
             )
 
     def batch_spec(self) -> BatchSpec:
-        """Returns what a batch is; of integers, all values are read for the largest."""
+        """Return what a batch is; of integers, all values are read for the largest."""
         rows = self.config.batch_size
         arrays = {
             name: ArraySpec(
@@ -90,7 +126,7 @@ class Arrays(DataLoader):
         return BatchSpec(arrays={**arrays, ROW_WEIGHTS: weights}, unit="row", num_units=rows)
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
-        """Returns an iterator without end over one process's part of each global batch."""
+        """Return an iterator without end over one process's part of each global batch."""
         cfg, (rows, _) = self.config, self._splits
         shard = DataShard(cfg.batch_size, process_index, process_count)
         order = train_order(len(rows), seed=cfg.seed, shuffle=cfg.shuffle)
@@ -103,16 +139,13 @@ class Arrays(DataLoader):
         return TrainBatches(batches(rows, order, shard), identity)
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
-        """Returns the batches to evaluate on; the last one is filled with rows of padding."""
+        """Return the batches to evaluate on; the last one is filled with rows of padding."""
         cfg, (_, rows) = self.config, self._splits
         shard = DataShard(cfg.batch_size, process_index, process_count)
-        order = validation_order(
-            len(rows), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
-        )
-        return ValidationBatches(batches(rows, order, shard), len(order) // cfg.batch_size)
+        return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
     def summary(self) -> str:
-        """Returns how many rows there are, and of what."""
+        """Return how many rows there are, and of what."""
         train, validation = self._splits
         kinds = ", ".join(
             f"{name} {'x'.join(map(str, array.shape[1:])) or 'scalar'} {self._train.dtypes[name]}"
@@ -128,7 +161,7 @@ class Arrays(DataLoader):
         return _HELD_OUT if fraction is None else fraction
 
     def _num_values(self, name: str) -> int | None:
-        """Returns one more than the largest of an array's integers, those to evaluate on too."""
+        """Return one more than the largest of an array's integers, those to evaluate on too."""
         sets = [self._train] if self._validation is None else [self._train, self._validation]
         found = [one.num_values(name) for one in sets]
         known = [number for number in found if number is not None]
@@ -136,13 +169,13 @@ class Arrays(DataLoader):
 
     @cached_property
     def _train(self) -> "ArraySet":
-        return _read(self.config.train, "data.train")
+        return _read(str(self.config.train), "data.train")
 
     @cached_property
     def _validation(self) -> "ArraySet | None":
         if self.config.validation is None:
             return None
-        found = _read(self.config.validation, "data.validation")
+        found = _read(str(self.config.validation), "data.validation")
         _check_alike(self._train, found)
         return found
 
@@ -156,36 +189,6 @@ class Arrays(DataLoader):
         held_out = round(num_rows * self._fraction)
         train = sorted(order[i] for i in range(held_out, num_rows))
         return _Rows(self._train, train), _Rows(self._train, [order[i] for i in range(held_out)])
-
-
-def from_arrays(
-    arrays: Mapping[str, Any],
-    *,
-    batch_size: int,
-    validation: Mapping[str, Any] | None = None,
-    **settings: Any,
-) -> Arrays.Config:
-    """Returns the config of batches of arrays in memory.
-
-    The arrays are kept below `AXCORE_DATA_CACHE` by their digest, from where they are mapped into
-    memory, so that the run can be resumed and opened by other processes.
-
-    Args:
-        arrays: Arrays by name, with a row of each for every example. Floats of 64 bits are kept in
-            32, and so are integers, all of which have to fit.
-        batch_size: Rows of the global batch, over all processes.
-        validation: Arrays of the same names to evaluate on; a tenth of the rows by default.
-        **settings: Further fields of `Arrays.Config`.
-
-    Raises:
-        DataError: They are not equally long, or are not of numbers.
-    """
-    return Arrays.Config(
-        train=_keep(arrays),
-        validation=None if validation is None else _keep(validation),
-        batch_size=batch_size,
-        **settings,
-    )
 
 
 @attrs.frozen(eq=False)
@@ -255,7 +258,7 @@ class ArraySet:
         return digest.hexdigest()
 
     def num_values(self, name: str) -> int | None:
-        """Returns one more than the largest of an array's integers; None of other arrays.
+        """Return one more than the largest of an array's integers; None of other arrays.
 
         Raises:
             DataError: A value does not fit into the integers of a batch.
@@ -287,7 +290,7 @@ class _Rows:
         return len(self._numbers)
 
     def batch(self, rows: Sequence[int], /) -> Batch:
-        """Returns the rows of those numbers; PADDING_ROW is one of zeros that weighs nothing."""
+        """Return the rows of those numbers; PADDING_ROW is one of zeros that weighs nothing."""
         chosen_B = np.asarray(rows, np.int64)
         is_padding_B = chosen_B == PADDING_ROW
         numbers_B = self._numbers[np.where(is_padding_B, 0, chosen_B)]
@@ -302,40 +305,22 @@ class _Rows:
         return found
 
 
-def _keep(arrays: Mapping[str, Any]) -> str:
-    """Writes arrays below their digest, where they are not there yet; returns what names them."""
-    found = {name: np.asarray(array) for name, array in sorted(arrays.items())}
-    wide = ArraySet(found, "from_arrays")
-    for name in found:
-        wide.num_values(name)
-    narrow = {name: np.asarray(array, wide.dtypes[name]) for name, array in found.items()}
-    digest = ArraySet(narrow, "from_arrays").digest
-    folder = _folder_of(digest)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, array in narrow.items():
-        path = folder / f"{name}.npy"
-        if not path.exists():
-            with whole_file(path) as file:
-                np.save(file, array, allow_pickle=False)
-    return _KEPT + digest
-
-
 def _folder_of(digest: str) -> Path:
     return cache_folder() / "arrays" / digest
 
 
 def _read(place: str, field: str) -> ArraySet:
-    """Returns the arrays that a config names.
+    """Return the arrays that a config names.
 
     Raises:
         DataError: They are not there, or are damaged.
     """
-    is_kept = place.startswith(_KEPT)
-    path = _folder_of(place.removeprefix(_KEPT)) if is_kept else Path(place).expanduser()
+    is_stored = place.startswith(_STORED)
+    path = _folder_of(place.removeprefix(_STORED)) if is_stored else Path(place).expanduser()
     hint = (
-        "run the script that calls from_arrays, which keeps them again, with the same "
+        "run the script that has the arrays, which stores them again, with the same "
         "AXCORE_DATA_CACHE as now"
-        if is_kept
+        if is_stored
         else f"set {field} to an .npz file or a folder of .npy files"
     )
     try:
@@ -351,7 +336,7 @@ def _read(place: str, field: str) -> ArraySet:
             f"the arrays {place} cannot be read: {what}", where=str(path), hint=hint
         ) from error
     found = ArraySet(arrays, str(path))
-    if is_kept and found.digest != place.removeprefix(_KEPT):
+    if is_stored and found.digest != place.removeprefix(_STORED):
         raise DataError(
             f"the arrays {place} are damaged: their digest is {found.digest}",
             where=str(path),

@@ -3,21 +3,28 @@
 import sys
 from collections.abc import Sequence
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Self
 
 import attrs
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config, evolve
-from axcore.data.batches import DataShard, Order, Rows, batches, train_order, validation_order
 from axcore.data.cache import cache_folder
-from axcore.data.corpora import open_corpus
-from axcore.data.corpus import Corpus
-from axcore.data.data_loader import DataLoader
+from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
 from axcore.data.document import Source
-from axcore.data.document_order import DocumentShuffle
-from axcore.data.file_source import FileSource
-from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.mixture import (
+from axcore.data.packing.batches import (
+    DataShard,
+    Order,
+    Rows,
+    batches,
+    train_order,
+)
+from axcore.data.packing.corpus import Corpus, check_corpus, read_corpus
+from axcore.data.packing.packing import PackedRows, TokenReader, packed_batch_spec
+from axcore.data.packing.row_layout import Packing, row_layout
+from axcore.data.packing.shuffling import DocumentShuffle
+from axcore.data.sources.file_source import FileSource
+from axcore.data.sources.mixture import (
     SOURCE_IDS,
     JoinedOrder,
     JoinedRows,
@@ -25,13 +32,15 @@ from axcore.data.mixture import (
     Mixture,
     read_so_far,
 )
-from axcore.data.packed_spec import packed_batch_spec
-from axcore.data.packing import PackedRows, TokenReader
-from axcore.data.row_layout import Packing, row_layout
-from axcore.data.standard_library import StandardLibrary
-from axcore.data.tokenizer import ByteTokenizer, Tokenizer
+from axcore.data.sources.text_files import StandardLibrary
+from axcore.data.store.build import ProgressLine, build_store
+from axcore.data.store.plan import plan_identity, source_size
+from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from axcore.errors import ConfigError
 from axcore.module import ArraySpec, BatchSpec, LossGroups
+
+LARGEST_IN_MEMORY = 64 << 20
+"""Bytes of a source that every process tokenizes and holds by itself, which takes seconds."""
 
 
 @attrs.frozen
@@ -113,7 +122,7 @@ class Data(DataLoader):
         validation_batches: PositiveInt | None = None
 
         def for_shapes(self) -> Self:
-            """Returns a config that reads no file of the user's."""
+            """Return a config that reads no file of the user's."""
             return evolve(self, source=StandardLibrary.Config(), tokenizer=ByteTokenizer.Config())
 
     tokenizer: Tokenizer
@@ -132,7 +141,7 @@ class Data(DataLoader):
         self.tokenizer = cfg.tokenizer.build()
 
     def batch_spec(self) -> BatchSpec:
-        """Returns the arrays that `PackedRows.batch` makes, and the rows' sources of a mixture."""
+        """Return the arrays that `PackedRows.batch` makes, and the rows' sources of a mixture."""
         spec = packed_batch_spec(self.config, self.tokenizer.vocab_size)
         sources = tuple(self.source.components) if isinstance(self.source, Mixture) else ()
         if len(sources) < 2:
@@ -146,7 +155,7 @@ class Data(DataLoader):
         )
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
-        """Returns an iterator without end over one process's part of each global batch.
+        """Return an iterator without end over one process's part of each global batch.
 
         Args:
             process_index: Which process this is, from 0.
@@ -167,7 +176,7 @@ class Data(DataLoader):
         )
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
-        """Returns the validation batches, with as many for every process.
+        """Return the validation batches, with as many for every process.
 
         The last one is filled up with rows of padding. There are none when `validation_fraction`
         is 0.
@@ -179,15 +188,15 @@ class Data(DataLoader):
         shard = DataShard(cfg.batch_size, process_index, process_count)
         rows = [self._rows(corpus.validation) for corpus in self._corpora.values()]
         lengths = [len(one) for one in rows]
-        order = validation_order(
-            sum(lengths), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
+        return ValidationBatches.of(
+            _joined(rows),
+            shard,
+            max_batches=cfg.validation_batches,
+            reorder=(lambda order: JoinedOrder(lengths, order)) if len(rows) > 1 else None,
         )
-        if len(rows) > 1:
-            order = JoinedOrder(lengths, order)
-        return ValidationBatches(batches(_joined(rows), order, shard), len(order) // cfg.batch_size)
 
     def summary(self) -> DataSummary:
-        """Reads the source, and says how much text there is.
+        """Read the source, and says how much text there is.
 
         Raises:
             DataError: The source cannot be read, or holds nothing to train on.
@@ -216,7 +225,7 @@ class Data(DataLoader):
         return found
 
     def _say_what_is_cut(self, source: Source, corpus: Corpus) -> None:
-        """Says how many conversations are cut into rows that lack what they answer."""
+        """Return how many conversations are cut into rows that lack what they answer."""
         if not (isinstance(source, FileSource) and source.makes_loss_mask):
             return
         splits, limit = (corpus.train, corpus.validation), self.config.seq_len + 1
@@ -262,7 +271,7 @@ class Data(DataLoader):
         )
 
     def _rows_a_unit(self, by: str, rows: PackedRows, store: TokenReader) -> float:
-        """Returns how many rows a source takes for each of what its share in a mixture is of."""
+        """Return how many rows a source takes for each of what its share in a mixture is of."""
         if by == "documents":
             return len(rows) / store.num_documents
         if self.config.packing == "concatenate":
@@ -298,3 +307,37 @@ class Data(DataLoader):
 
 def _joined(rows: Sequence[PackedRows]) -> Rows:
     return rows[0] if len(rows) == 1 else JoinedRows(rows)
+
+
+def open_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
+    """Return the tokens of a source.
+
+    Files of more than `LARGEST_IN_MEMORY` bytes in all are built into a store in the cache, and
+    found there the next time.
+
+    Raises:
+        DataError: The source cannot be read, or there is nothing to train on.
+    """
+    corpus = source.open_tokens(tokenizer, validation_fraction)
+    if corpus is not None:
+        check_corpus(corpus, source, validation_fraction)
+        return corpus
+    if isinstance(source, FileSource) and source_size(source) > LARGEST_IN_MEMORY:
+        return _cached(source, tokenizer, validation_fraction)
+    return read_corpus(source, tokenizer, validation_fraction)
+
+
+def _cached(source: FileSource, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
+    identity = plan_identity(source, tokenizer.config, validation_fraction)
+    key = blake2b(repr(sorted(identity.items())).encode(), digest_size=16).hexdigest()
+    folder = cache_folder() / key
+    print(f"data: tokens of {source.describe()} are kept in {folder}", file=sys.stderr)
+    with ProgressLine() as line:
+        store = build_store(
+            source,
+            tokenizer.config,
+            folder,
+            validation_fraction=validation_fraction,
+            report=line.show,
+        )
+    return Corpus(store.splits["train"], store.splits["validation"])

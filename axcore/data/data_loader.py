@@ -1,12 +1,195 @@
-"""`DataLoader`: what a trainer needs of data: the spec of a batch, and batches."""
+"""What a trainer reads: data loaders, batches with a position, and a thread that reads ahead.
 
+`DataLoader` describes a batch and gives `TrainBatches`, without end, and `ValidationBatches`.
+"""
+
+import threading
+import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, Self
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
 
 from axcore.config import REQUIRED, Configurable, PositiveInt, config
-from axcore.data.loading import TrainBatches
+from axcore.data.packing.batches import Batches, DataShard, Order, Rows, batches, validation_order
+from axcore.data.packing.packing import Batch
+from axcore.errors import DataError
 from axcore.module import BatchSpec
+
+if TYPE_CHECKING:
+    from axcore.module import Module
+
+
+State = dict[str, Any]
+
+_ORDER = 3
+"""Which way of shuffling; another one would bring other rows at the same position."""
+
+
+_LONGEST_STOP_S = 10.0
+
+
+@attrs.define(eq=False)
+class Policy:
+    """A handle on the model in training, for batches that are drawn from it.
+
+    Attributes:
+        module: The model, for `functional(policy.module, policy.state, ...)`.
+        step: How many steps made its present weights: their version.
+        state: Its present state, on the devices; None while another one is restored. The next step
+            takes the memory of these arrays: keep the handle, and none of them.
+    """
+
+    module: "Module"
+    step: int = 0
+    state: Any = attrs.field(default=None, repr=False)
+
+
+class TrainBatches(Iterator[Batch]):
+    """Batches without end, with a position that can be saved and restored exactly.
+
+    Attributes:
+        follows_policy: Whether batches depend on the weights. A trainer then calls `on_policy`,
+            and prepares no batch ahead of its step.
+    """
+
+    follows_policy: bool = False
+
+    def __init__(
+        self,
+        batches: Batches,
+        identity: dict[str, Any],
+        *,
+        read_so_far: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Wrap batches.
+
+        Args:
+            batches: What to read.
+            identity: All that a batch depends on besides its step; JSON-able.
+            read_so_far: Returns what so many first batches depend on, given an identity. A position
+                of another identity is accepted where that is equal; by default that is all of it.
+        """
+        self._iterator = iter(batches)
+        self._identity = identity
+        self._read_so_far = read_so_far or (lambda identity, num_batches: identity)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that a batch depends on besides its step; equal in all processes of a run."""
+        return dict(self._identity)
+
+    def __next__(self) -> Batch:
+        batch: Batch = next(self._iterator)
+        return batch
+
+    def on_policy(self, policy: Policy) -> None:
+        """Hear that the policy has other weights, where batches follow them.
+
+        That is before the first batch of a run, before the first one after a resume or a rollback,
+        and after each step. The handle is the same each time.
+        """
+
+    def get_state(self) -> State:
+        """Return the position: small, JSON-able, the same in every process."""
+        return {
+            # The key is part of every checkpoint: grain's iterators were once the only ones.
+            "grain": self._iterator.get_state(),
+            "order": _ORDER,
+            "data": dict(self._identity),
+        }
+
+    def set_state(self, state: State) -> None:
+        """Go to a saved position: what follows is what followed when it was saved.
+
+        Raises:
+            DataError: The position was saved over other data or settings, so that what followed
+                cannot follow again; or it is not a saved position. The iterator stays where it was.
+        """
+        if not isinstance(state, dict) or not isinstance(state.get("data"), dict):
+            raise _no_position(state)
+        if state.get("order", _ORDER - 1) != _ORDER:
+            raise DataError(
+                "The saved position is of a version of axcore that shuffled rows in another way.",
+                hint="Resume with that version, or start a new run.",
+            )
+        before = self._iterator.get_state()
+        try:
+            num_batches = int(state["grain"]["next_index"])
+            changed = self._changes(state["data"], num_batches)
+            if not changed:
+                self._iterator.set_state(state["grain"])
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            self._iterator.set_state(before)
+            raise _no_position(state) from error
+        if changed:
+            raise DataError(
+                "The saved position belongs to other training data: " + "; ".join(changed) + ".",
+                hint="Use the same files and data settings, or start a new run. What a mixture "
+                f"reads may change from step {num_batches} of the data on: data.source.changes.",
+            )
+
+    def _changes(self, saved: dict[str, Any], num_batches: int) -> list[str]:
+        """Return how what the first batches depended on differs from what they depend on now."""
+        old, new = (_values(self._read_so_far(one, num_batches)) for one in (saved, self._identity))
+        return [
+            f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
+            for name in {**new, **old}
+            if old.get(name) != new.get(name)
+        ]
+
+
+def _values(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an identity with the values of each mapping in it by names of their own."""
+    found: dict[str, Any] = {}
+    for name, value in identity.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": one for key, one in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _no_position(state: object) -> DataError:
+    return DataError(f"This is not a saved position in the training data: {state!r}.")
+
+
+class ValidationBatches:
+    """A finite iterable of batches: every pass over it is the same."""
+
+    def __init__(self, batches: Batches, num_batches: int) -> None:
+        self._batches = batches
+        self._num_batches = num_batches
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        shard: DataShard,
+        *,
+        max_batches: int | None = None,
+        reorder: Callable[[Order], Order] | None = None,
+    ) -> "ValidationBatches":
+        """Return the batches of some rows, the last one filled up with rows of padding.
+
+        Args:
+            rows: All rows to evaluate on.
+            shard: Which rows of each batch this process has.
+            max_batches: How many batches are read at most; None reads them all.
+            reorder: Returns the order in which to read, given the one of `validation_order`.
+        """
+        order = validation_order(len(rows), batch_size=shard.batch_size, max_batches=max_batches)
+        order = order if reorder is None else reorder(order)
+        return cls(batches(rows, order, shard), len(order) // shard.batch_size)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self._batches
 
 
 class DataLoader(Configurable, ABC):
@@ -26,16 +209,16 @@ class DataLoader(Configurable, ABC):
         batch_size: PositiveInt = REQUIRED
 
         def for_shapes(self) -> Self:
-            """Returns a config with the same batch shapes that needs no file to be built."""
+            """Return a config with the same batch shapes that needs no file to be built."""
             return self
 
     @abstractmethod
     def batch_spec(self) -> BatchSpec:
-        """Returns what every batch is, without reading data."""
+        """Return what every batch is, without reading data."""
 
     @abstractmethod
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
-        """Returns an iterator without end over one process's part of each global batch.
+        """Return an iterator without end over one process's part of each global batch.
 
         Args:
             process_index: Which process this is, from 0.
@@ -44,12 +227,149 @@ class DataLoader(Configurable, ABC):
 
     @abstractmethod
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterable[Any]:
-        """Returns the batches to evaluate on, with as many for every process; maybe none."""
+        """Return the batches to evaluate on, with as many for every process; maybe none."""
 
     @abstractmethod
     def summary(self) -> Any:
-        """Reads the data, and returns what there is; as text, one line for people.
+        """Read the data, and returns what there is; as text, one line for people.
 
         Raises:
             DataError: It cannot be read, or there is nothing to train on.
         """
+
+
+class PrefetchedBatches(Iterator[Batch]):
+    """Training batches with as exact a position as without a thread.
+
+    The position is that after the batches that were taken; those that wait are prepared again
+    after a resume. What goes wrong in the thread is raised where its batch would be taken.
+
+    Attributes:
+        waited_s: Seconds that takers have waited for batches.
+    """
+
+    def __init__(self, batches: TrainBatches, *, ahead: int) -> None:
+        """Start nothing yet.
+
+        Args:
+            batches: What to read.
+            ahead: How many batches wait at most; 0 prepares each when it is taken, and so are those
+                that follow the weights.
+        """
+        self.waited_s = 0.0
+        self._batches = batches
+        self._ahead = 0 if batches.follows_policy else ahead
+        self._state = batches.get_state()
+        self._reader: _Reader | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that a batch depends on besides its step."""
+        return self._batches.identity
+
+    @property
+    def follows_policy(self) -> bool:
+        """Whether batches depend on the weights."""
+        return self._batches.follows_policy
+
+    def on_policy(self, policy: Policy) -> None:
+        """Say so to what is read; see `TrainBatches.on_policy`."""
+        self._batches.on_policy(policy)
+
+    def start(self) -> None:
+        """Start to prepare batches, which taking the first one does otherwise."""
+        if self._reader is None and self._ahead:
+            self._reader = _Reader(self._batches, self._ahead)
+
+    def __next__(self) -> Batch:
+        self.start()
+        since = time.perf_counter()
+        try:
+            if self._reader is None:
+                batch = next(self._batches)
+                self._state = self._batches.get_state()
+            else:
+                batch, self._state = self._reader.take()
+        finally:
+            self.waited_s += time.perf_counter() - since
+        return batch
+
+    def get_state(self) -> State:
+        """Return the position after the batches that were taken."""
+        return self._state
+
+    def set_state(self, state: State) -> None:
+        """Go to a saved position; see `TrainBatches.set_state`."""
+        self._stop()
+        self._batches.set_state(state)
+        self._state = self._batches.get_state()
+
+    def close(self) -> None:
+        """End the thread; one that storage holds up for long is left behind with a warning."""
+        if self._reader is not None and not self._reader.stop(_LONGEST_STOP_S):
+            warnings.warn(
+                f"a thread still reads training data {_LONGEST_STOP_S:.0f} s after it was to stop",
+                stacklevel=2,
+            )
+            return
+        self._stop()
+
+    def _stop(self) -> None:
+        """End the thread and drops the batches that wait; the next batch is still the next."""
+        if self._reader is not None:
+            self._reader.stop(None)
+            self._reader = None
+            self._batches.set_state(self._state)
+
+
+class _Reader:
+    """One thread that reads batches, and the few that wait."""
+
+    def __init__(self, batches: TrainBatches, ahead: int) -> None:
+        self._batches = batches
+        self._ahead = ahead
+        self._waiting: deque[tuple[Batch, State] | BaseException] = deque()
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._read, name="prefetch batches", daemon=True)
+        self._thread.start()
+
+    def take(self) -> tuple[Batch, State]:
+        """Return the next batch and the position after it, or raises what its reading raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting)
+            found = self._waiting[0]
+            if isinstance(found, BaseException):
+                raise found  # stays the first: there is nothing after it
+            self._waiting.popleft()
+            self._changed.notify_all()
+        return found
+
+    def stop(self, limit_s: float | None) -> bool:
+        """End the thread after the batch that it is at; returns whether it ended in time."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _read(self) -> None:
+        while self._has_room():
+            found: tuple[Batch, State] | BaseException
+            try:
+                batch = next(self._batches)
+                found = batch, self._batches.get_state()
+            except BaseException as error:  # or whoever takes the batch would wait for ever
+                error.add_note("while a batch was prepared ahead of its step")
+                found = error
+            with self._changed:
+                self._waiting.append(found)
+                self._changed.notify_all()
+            if isinstance(found, BaseException):
+                return
+
+    def _has_room(self) -> bool:
+        """Wait until a batch may be prepared; returns False when none is wanted any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopped or len(self._waiting) < self._ahead)
+            return not self._is_stopped

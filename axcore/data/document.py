@@ -1,7 +1,8 @@
-"""What text comes from: a source yields named documents."""
+"""Documents: what a source yields, and which of them are held out for validation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -10,8 +11,11 @@ from numpy.typing import NDArray
 from axcore.config import Configurable
 
 if TYPE_CHECKING:
-    from axcore.data.corpus import Corpus
-    from axcore.data.tokenizer import Tokenizer
+    from axcore.data.packing.corpus import Corpus
+    from axcore.data.tokenizers.tokenizer import Tokenizer
+
+
+_HASH_BYTES = 8
 
 
 @attrs.frozen
@@ -28,7 +32,7 @@ class Document:
         fields: What else its record holds that a transform asks for.
         loss_weights: [N] what each of its tokens weighs in the loss, booleans or floats of at least
             0; None for 1 each.
-        key: Documents of equal keys are duplicates; None where nobody asks.
+        key: Documents of equal keys are duplicates; None where duplicates stay.
         num_left: How many documents of the same record follow.
     """
 
@@ -42,7 +46,7 @@ class Document:
     num_left: int = attrs.field(default=0, eq=False, repr=False)
 
     def __len__(self) -> int:
-        """Returns its characters, or tokens where it has no text."""
+        """Return its characters, or tokens where it has no text."""
         return len(self.text) if self.tokens is None else len(self.tokens)
 
 
@@ -58,7 +62,7 @@ class Source(Configurable, ABC):
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
-        """Yields every document once, in an order that depends on nothing but the documents.
+        """Yield every document once, in an order that depends on nothing but the documents.
 
         Raises:
             DataError: There is nothing to read, or something cannot be read.
@@ -66,12 +70,27 @@ class Source(Configurable, ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Says in a few words where the text comes from."""
+        """Say in a few words where the text comes from."""
 
     def open_tokens(self, tokenizer: "Tokenizer", validation_fraction: float) -> "Corpus | None":
-        """Returns the tokens of a source that has them already; None where there is only text.
+        """Return the tokens of a source that has them already; None where there is only text.
 
         Raises:
             DataError: They are not those of this tokenizer, or are split in another way.
         """
         return None
+
+
+def is_validation(name: str, fraction: float) -> bool:
+    """Return whether a document is held out.
+
+    The name's hash is compared with `fraction`. So the answer does not depend on the other
+    documents, on their order, on the seed, on the machine or on the Python process, and a larger
+    fraction only ever adds validation documents.
+
+    Args:
+        name: Name of the document within its source.
+        fraction: Share of the documents to hold out, in [0, 1).
+    """
+    digest = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).digest()
+    return int.from_bytes(digest, "big") < fraction * 2.0 ** (8 * _HASH_BYTES)

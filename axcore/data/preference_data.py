@@ -1,4 +1,4 @@
-"""`PreferenceData`: batches of conversations that were judged, against another or alone.
+"""`PreferenceData`: batches of labelled conversations, in pairs or one by one.
 
 Letters: B rows, S sequences of a row, T tokens of a sequence.
 """
@@ -13,16 +13,15 @@ import attrs
 import numpy as np
 
 from axcore.config import REQUIRED, Fraction, PositiveInt, config, evolve
-from axcore.data.batches import DataShard, batches, train_order, validation_order
-from axcore.data.chat_files import ChatFiles
-from axcore.data.chat_tokens import ChatTokens
-from axcore.data.data_loader import DataLoader
-from axcore.data.file_source import FileSource
-from axcore.data.loading import TrainBatches, ValidationBatches
-from axcore.data.packing import PADDING_ROW, Batch
-from axcore.data.split import is_validation
-from axcore.data.tokenizer import ByteTokenizer, Tokenizer
-from axcore.data.transforms.chat_pairs import LABEL, SEQUENCES, ChatPairs, RatedChats
+from axcore.data.chat.chat_tokens import ChatTokens
+from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
+from axcore.data.document import is_validation
+from axcore.data.packing.batches import DataShard, batches, train_order
+from axcore.data.packing.packing import PADDING_ROW, Batch
+from axcore.data.sources.file_source import FileSource
+from axcore.data.sources.json_lines import ChatFiles
+from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from axcore.data.transforms.chat import LABEL, SEQUENCES, ChatPairs, LabelledChats
 from axcore.errors import DataError
 from axcore.module import ArraySpec, BatchSpec
 
@@ -31,23 +30,36 @@ NUM_SEQUENCES = 2
 prompt's."""
 
 
+_SEQUENCE_ARRAYS = {
+    "tokens": "int32",
+    "targets": "int32",
+    "token_mask": "bool",
+    "loss_weights": "float32",
+}
+
+
 @attrs.frozen(eq=False)
-class Judged:
-    """One judged conversation, or two: `is_good` is what was said of the one, None of a pair."""
+class LabelledExample:
+    """A conversation with its label, or the chosen and the rejected one of a pair.
+
+    Attributes:
+        sequences: The conversation, or the two.
+        is_good: The label; None for a pair.
+    """
 
     sequences: tuple[ChatTokens, ...]
     is_good: bool | None
 
 
 class PreferenceData(DataLoader):
-    """Batches for objectives that learn from judgements; all conversations are held in memory.
+    """Batches for objectives that learn from preferences; all conversations are held in memory.
 
     A batch has `tokens` and `targets` [B, S, T] int32, `token_mask` [B, S, T] bool, False for
     padding, `loss_weights` [B, S, T] float32, which are 1 where a target counts, and `row_weights`
-    [B] float32, 0 for rows of padding. Of pairs the
-    first sequence is the answer chosen, the second the one rejected. Of rated conversations there
-    is `is_good` [B] float32; the second sequence is the prompt with the answer of the next
-    conversation of the source, which belongs to another prompt.
+    [B] float32, 0 for rows of padding. Of pairs the first sequence is the answer chosen, the second
+    the one rejected. Conversations with a label each have `is_good` [B] float32; the second
+    sequence is the prompt with the answer of the next conversation of the source, which belongs to
+    another prompt.
     """
 
     @config
@@ -55,7 +67,7 @@ class PreferenceData(DataLoader):
         """What to read and how to batch it.
 
         Attributes:
-            source: Conversations, read by `ChatPairs` or `RatedChats`.
+            source: Conversations, read by `ChatPairs` or `LabelledChats`.
             tokenizer: How text becomes tokens; it has a chat template.
             seq_len: T. What is longer loses its end, and is left out where no answer is left.
             batch_size: B of the global batch, over all processes.
@@ -74,7 +86,7 @@ class PreferenceData(DataLoader):
         validation_batches: PositiveInt | None = None
 
         def for_shapes(self) -> Self:
-            """Returns a config that reads no file of the user's."""
+            """Return a config that reads no file of the user's."""
             source: Any = self.source
             stand_in = evolve(ChatFiles.Config(path="."), reads=_reads(source))
             return evolve(self, source=stand_in, tokenizer=ByteTokenizer.Config())
@@ -86,10 +98,10 @@ class PreferenceData(DataLoader):
         super().__init__(cfg)
         self.source = cfg.source.build()
         self.tokenizer = cfg.tokenizer.build()
-        self.is_rated = isinstance(_reads(cfg.source), RatedChats.Config)
+        self.has_labels = isinstance(_reads(cfg.source), LabelledChats.Config)
 
     def batch_spec(self) -> BatchSpec:
-        """Returns the arrays of a batch."""
+        """Return the arrays of a batch."""
         cfg = self.config
         rows, length = cfg.batch_size, cfg.seq_len
         values = {"tokens": self.tokenizer.vocab_size, "targets": self.tokenizer.vocab_size}
@@ -102,19 +114,19 @@ class PreferenceData(DataLoader):
             )
             for name, dtype in _SEQUENCE_ARRAYS.items()
         }
-        of_rows = ("row_weights", "is_good") if self.is_rated else ("row_weights",)
-        judged = {
+        of_rows = ("row_weights", "is_good") if self.has_labels else ("row_weights",)
+        of_each_row = {
             name: ArraySpec(shape=(rows,), axes=("batch",), dtype="float32") for name in of_rows
         }
         return BatchSpec(
-            arrays={**sequences, **judged},
+            arrays={**sequences, **of_each_row},
             unit="token",
             num_units=rows * NUM_SEQUENCES * length,
             sized_by={"batch": "batch_size", "time": "seq_len"},
         )
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
-        """Returns an iterator without end over one process's part of each global batch.
+        """Return an iterator without end over one process's part of each global batch.
 
         Raises:
             DataError: The source cannot be read, or holds nothing to train on.
@@ -128,20 +140,17 @@ class PreferenceData(DataLoader):
         return TrainBatches(batches(rows, order, shard), {"tokens": rows.digest, **settings})
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> ValidationBatches:
-        """Returns the validation batches, the last one filled up with rows of padding.
+        """Return the validation batches, the last one filled up with rows of padding.
 
         Raises:
             DataError: As `train` does.
         """
         cfg = self.config
         shard, rows = DataShard(cfg.batch_size, process_index, process_count), self._rows[1]
-        order = validation_order(
-            len(rows), batch_size=cfg.batch_size, max_batches=cfg.validation_batches
-        )
-        return ValidationBatches(batches(rows, order, shard), len(order) // cfg.batch_size)
+        return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
     def summary(self) -> "PreferenceSummary":
-        """Reads the source, and says how much there is.
+        """Read the source, and says how much there is.
 
         Raises:
             DataError: As `train` does.
@@ -150,17 +159,17 @@ class PreferenceData(DataLoader):
         return PreferenceSummary(self.source.describe(), len(train), len(validation))
 
     @cached_property
-    def _rows(self) -> tuple["JudgedRows", "JudgedRows"]:
+    def _rows(self) -> tuple["LabelledRows", "LabelledRows"]:
         """What is trained on, and what is held out."""
         cfg = self.config
-        splits: tuple[list[Judged], list[Judged]] = [], []
+        splits: tuple[list[LabelledExample], list[LabelledExample]] = [], []
         num_cut = num_left_out = 0
         for document in self.source.transformed(self.tokenizer):
             if SEQUENCES not in document.fields:
                 raise DataError(
-                    f"{document.name} is no judged conversation.",
+                    f"{document.name} is not a labelled conversation.",
                     where="data.source",
-                    hint="Set the source's `reads` to ChatPairs.Config() or RatedChats.Config().",
+                    hint="Set source.reads to ChatPairs.Config() or LabelledChats.Config().",
                 )
             found = document.fields[SEQUENCES]
             cut = tuple(_cut(one, cfg.seq_len + 1) for one in found)
@@ -169,14 +178,14 @@ class PreferenceData(DataLoader):
                 continue
             num_cut += any(len(a.tokens) < len(b.tokens) for a, b in zip(cut, found, strict=True))
             is_held = is_validation(document.name, cfg.validation_fraction)
-            splits[is_held].append(Judged(cut, document.fields.get(LABEL)))
+            splits[is_held].append(LabelledExample(cut, document.fields.get(LABEL)))
         if num_cut or num_left_out:
             print(
                 f"data: of {self.source.describe()}, {num_cut:,} rows lost the end of an answer, "
                 f"and {num_left_out:,} of which no answer fits data.seq_len are left out",
                 file=sys.stderr,
             )
-        train, validation = (JudgedRows(tuple(one), self) for one in splits)
+        train, validation = (LabelledRows(tuple(one), self) for one in splits)
         if not len(train) or (cfg.validation_fraction and not len(validation)):
             raise DataError(
                 f"{self.source.describe()} has {len(train)} rows to train on, and "
@@ -186,21 +195,13 @@ class PreferenceData(DataLoader):
         return train, validation
 
 
-_SEQUENCE_ARRAYS = {
-    "tokens": "int32",
-    "targets": "int32",
-    "token_mask": "bool",
-    "loss_weights": "float32",
-}
-
-
 @attrs.frozen
 class PreferenceSummary:
     """What there is to train on.
 
     Attributes:
         source: Where it comes from.
-        train_rows: Pairs or rated conversations to train on.
+        train_rows: Pairs, or labelled conversations to train on.
         validation_rows: Those that are never trained on.
     """
 
@@ -213,17 +214,17 @@ class PreferenceSummary:
 
 
 @attrs.frozen(eq=False, slots=False)
-class JudgedRows:
-    """Judged conversations as rows of arrays."""
+class LabelledRows:
+    """Labelled conversations as rows of arrays."""
 
-    judged: tuple[Judged, ...]
+    examples: tuple[LabelledExample, ...]
     data: PreferenceData
 
     def __len__(self) -> int:
-        return len(self.judged)
+        return len(self.examples)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Returns the rows of those numbers; PADDING_ROW is one that weighs nothing."""
+        """Return the rows of those numbers; PADDING_ROW is one that weighs nothing."""
         cfg: Any = self.data.config
         shape, pad = (len(rows), NUM_SEQUENCES, cfg.seq_len), self.data.tokenizer.pad_id
         fill = {"tokens": pad, "targets": pad}
@@ -232,8 +233,8 @@ class JudgedRows:
             for name, dtype in _SEQUENCE_ARRAYS.items()
         }
         made["row_weights"] = np.array([row != PADDING_ROW for row in rows], np.float32)
-        if self.data.is_rated:
-            good = [row != PADDING_ROW and bool(self.judged[row].is_good) for row in rows]
+        if self.data.has_labels:
+            good = [row != PADDING_ROW and bool(self.examples[row].is_good) for row in rows]
             made["is_good"] = np.array(good, np.float32)
         for place, row in enumerate(rows):
             if row != PADDING_ROW:
@@ -243,9 +244,9 @@ class JudgedRows:
 
     @property
     def digest(self) -> str:
-        """A short hash of every token and every judgement."""
+        """A short hash of every token and every label."""
         digest = blake2b(digest_size=16)
-        for one in self.judged:
+        for one in self.examples:
             digest.update(str(one.is_good).encode())
             for sequence in one.sequences:
                 digest.update(len(sequence.tokens).to_bytes(8, "little"))
@@ -253,15 +254,15 @@ class JudgedRows:
         return digest.hexdigest()
 
     def _sequences(self, row: int) -> Iterable[ChatTokens]:
-        own = self.judged[row].sequences
+        own = self.examples[row].sequences
         if len(own) == NUM_SEQUENCES:
             return own
-        other = self.judged[(row + 1) % len(self.judged)].sequences[0]
+        other = self.examples[(row + 1) % len(self.examples)].sequences[0]
         return own[0], _cut(_with_answer(own[0], other), self.data.config.seq_len + 1)
 
 
 def _with_answer(one: ChatTokens, other: ChatTokens) -> ChatTokens:
-    """Returns the prompt of a conversation with what another's model answered."""
+    """Return the prompt of a conversation with what another's model answered."""
     here, there = int(one.counts.argmax()), int(other.counts.argmax())
     return ChatTokens(
         np.concatenate([one.tokens[:here], other.tokens[there:]]),
@@ -282,5 +283,5 @@ def _fill(row: Batch, one: ChatTokens) -> None:
 
 
 def _reads(source: Any) -> Any:
-    """Returns what makes the documents of a source: its last transform, or what it reads by."""
+    """Return what makes the documents of a source: its last transform, or what it reads by."""
     return getattr(source, "reads", None) or next(iter(source.transforms[::-1]), None)

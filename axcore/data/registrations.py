@@ -37,7 +37,7 @@ def data_transforms() -> Iterator[DataTransform]:
         ("span_corruption", "SpanCorruption", "Spans to write that were taken out of documents"),
         ("chat_messages", "ChatMessages", "Conversations, with loss on the answers alone"),
         ("chat_pairs", "ChatPairs", "Pairs of answers, one chosen over the other"),
-        ("rated_chats", "RatedChats", "Answers that were judged one by one"),
+        ("labelled_chats", "LabelledChats", "Answers that were labelled one by one"),
         ("image_pixels", "ImagePixels", "Images, a token for each value of each pixel"),
     ):
         ref = Ref(f"axcore.data:{config}.Config")

@@ -6,7 +6,6 @@ from axcore.distributed.host_collectives import (
     barrier,
     broadcast_object,
 )
-from axcore.distributed.lost_processes import naming_lost_processes
 from axcore.distributed.processes import (
     TimeLimits,
     end_waits,
@@ -14,6 +13,7 @@ from axcore.distributed.processes import (
     is_process_zero,
     join_processes,
     leave_processes,
+    naming_lost_processes,
     on_leaving,
     process_count,
     process_index,

@@ -1,9 +1,10 @@
 """The processes of a run: joining them, who is who, and leaving."""
 
+import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import attrs
@@ -186,3 +187,26 @@ def coordination_client() -> Any:
 def _joined() -> Any:
     """Returns the client, None where this process joined nobody."""
     return distributed_state().client
+
+
+_SIGNS = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
+"""How the error of a collective ends where a peer has left."""
+
+
+@contextlib.contextmanager
+def naming_lost_processes() -> Iterator[None]:
+    """Makes the error of a collective that lost a peer one that says so.
+
+    Raises:
+        ProcessError: Another process of the run was lost.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if process_count() == 1 or not any(sign in str(error) for sign in _SIGNS):
+            raise
+        raise ProcessError(
+            f"another process of the run was lost in a step: {str(error).splitlines()[0]}",
+            where="a collective",
+            hint="see what the other processes say, and start the run again; it resumes",
+        ) from error

@@ -9,8 +9,13 @@ import jax
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ConfigError
 from axcore.evaluation.engine_model import EngineModel
-from axcore.evaluation.evaluate import check_tasks, directory_of, evaluate_tasks, identity_of
-from axcore.evaluation.find_task import find_tasks
+from axcore.evaluation.evaluate import (
+    check_tasks,
+    directory_of,
+    evaluate_tasks,
+    find_tasks,
+    identity_of,
+)
 from axcore.inference import Engine, EngineConfig
 from axcore.ops import use_policy
 from axcore.plugins import Hardware

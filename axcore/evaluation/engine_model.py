@@ -1,12 +1,15 @@
 """`EngineModel`: questions as requests to an engine, which answers many at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 
 from axcore.errors import ConfigError, RequestError
 from axcore.evaluation.questions import Continuation, Likelihood, Question, Scored, Written
-from axcore.inference import Answer, Completion, Engine, Request, Sampling
+from axcore.inference import Answer, Completion, Engine, EngineConfig, Request, Sampling
+from axcore.ops import use_policy
+from axcore.runs import OpenedModel
 
 GREEDY = Sampling(temperature=0)
 
@@ -184,3 +187,18 @@ def _result(answer: Answer, timeout_s: float) -> Completion:
     except TimeoutError:
         answer.cancel()
         raise
+
+
+@contextmanager
+def engine_model(opened: OpenedModel, *, max_rows: int = 16) -> Iterator[EngineModel]:
+    """Yields a model that answers questions, by the kernels that it trains with.
+
+    Args:
+        opened: What `open_model` returned.
+        max_rows: Answers that are drawn at once.
+    """
+    cfg = EngineConfig(max_rows=max_rows, max_length=opened.length, max_queue=1_000_000)
+    with use_policy(opened.trainer.compiler.kernel_policy):
+        engine = Engine(opened.model, opened.state, opened.tokenizer, cfg)
+    with engine:
+        yield EngineModel(engine)

@@ -11,31 +11,31 @@ def evaluation_tasks() -> Iterator[EvaluationTask]:
     for name, target, summary in (
         (
             "arithmetic",
-            "axcore.evaluation.arithmetic:arithmetic",
+            "axcore.evaluation.tasks:arithmetic",
             "Results of sums, written",
         ),
         (
             "library_text",
-            "axcore.evaluation.standard_library:library_text",
+            "axcore.evaluation.public_tasks:library_text",
             "Files of Python's library, predicted",
         ),
         (
             "library_signatures",
-            "axcore.evaluation.standard_library:library_signatures",
+            "axcore.evaluation.public_tasks:library_signatures",
             "Signatures of functions of Python's library, written for their docstrings",
         ),
         (
             "library_names",
-            "axcore.evaluation.standard_library:library_names",
+            "axcore.evaluation.public_tasks:library_names",
             "Names that functions of Python's library return, chosen among four",
         ),
-        ("hellaswag", "axcore.evaluation.public:hellaswag", "HellaSwag, of a local file"),
-        ("arc", "axcore.evaluation.public:arc", "ARC, of a local file"),
-        ("mmlu", "axcore.evaluation.public:mmlu", "A subject of MMLU, of a local file"),
-        ("gsm8k", "axcore.evaluation.public:gsm8k", "GSM8K, of a local file"),
+        ("hellaswag", "axcore.evaluation.public_tasks:hellaswag", "HellaSwag, of a local file"),
+        ("arc", "axcore.evaluation.public_tasks:arc", "ARC, of a local file"),
+        ("mmlu", "axcore.evaluation.public_tasks:mmlu", "A subject of MMLU, of a local file"),
+        ("gsm8k", "axcore.evaluation.public_tasks:gsm8k", "GSM8K, of a local file"),
         (
             "humaneval",
-            "axcore.evaluation.public:humaneval",
+            "axcore.evaluation.public_tasks:humaneval",
             "HumanEval, of a local file; programs are run",
         ),
     ):

@@ -1,18 +1,65 @@
-"""`ScoredTask`: samples, what a model is asked of each, and how its replies are scored."""
+"""`ScoredTask`: questions about samples, and metrics with their standard errors."""
 
 import itertools
+import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from axcore.config import REQUIRED, Configurable, NonNegativeInt, PositiveInt, config
 from axcore.errors import DataError
-from axcore.evaluation.estimates import Estimate, mean
 from axcore.evaluation.questions import Question, Reply
-from axcore.evaluation.sample import BadSample, Sample, SampleSource
-from axcore.evaluation.template import fill
+from axcore.evaluation.samples import BadSample, Sample, SampleSource
+
+
+@attrs.frozen
+class Estimate:
+    """A metric over samples.
+
+    Args:
+        value: Its value.
+        standard_error: Of the value, as samples vary; None with fewer than two samples.
+        is_better_higher: Whether more is better.
+    """
+
+    value: float
+    standard_error: float | None
+    is_better_higher: bool = True
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """Returns the mean, and the standard deviation of samples over the root of their number."""
+    array = np.asarray(values, np.float64)
+    if len(array) < 2:
+        return Estimate(float(array.mean()), None)
+    return Estimate(float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array))))
+
+
+def ratio(sums: Sequence[float], weights: Sequence[float]) -> Estimate:
+    """Returns the ratio of two totals; lower is better, as of a loss.
+
+    Source: the ratio estimator of survey sampling (Cochran, 1977, equation 6.13).
+    """
+    above, below = (np.asarray(one, np.float64) for one in (sums, weights))
+    total = below.sum()
+    value = float(above.sum() / total)
+    if len(above) < 2:
+        return Estimate(value, None, is_better_higher=False)
+    spread = float(((above - value * below) ** 2).sum())
+    count = len(above)
+    error = math.sqrt(spread * count / (count - 1)) / float(total)
+    return Estimate(value, error, is_better_higher=False)
+
+
+def exponential(of: Estimate) -> Estimate:
+    """Returns `exp` of an estimate, its error to first order; infinite beyond float64."""
+    value = math.exp(of.value) if of.value < 700 else math.inf
+    error = None if of.standard_error is None else value * of.standard_error
+    return Estimate(value, error, of.is_better_higher)
 
 
 @attrs.frozen(kw_only=True)
@@ -123,3 +170,22 @@ class ScoredTask(Configurable, ABC):
 def scores(replies: Sequence[Reply]) -> list[float]:
     """Returns the log-probabilities of replies to `Likelihood`."""
     return [reply.logprob for reply in replies]  # type: ignore[union-attr]
+
+
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+def fill(template: str, sample: Sample) -> str:
+    """Returns a template with each `{name}` replaced by that value of a sample.
+
+    Raises:
+        DataError: The sample has no such value, or it is neither text nor a number.
+    """
+    return _FIELD.sub(lambda match: _text(sample, match[1]), template)
+
+
+def _text(sample: Sample, name: str) -> str:
+    value = sample.value(name)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(f"{name!r} is {value!r:.40}; expected text or a number", where=sample.where)
+    return str(value)

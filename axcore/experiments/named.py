@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from axcore.config import apply_overrides, from_dict, name_the_known
+from axcore.config import apply_overrides, from_dict, suggest_names
 from axcore.config.decode import MAX_CHARACTERS, check_length
 from axcore.config.overlay import overlay
 from axcore.config.serialise import load_json
@@ -57,7 +57,7 @@ def _experiment(name: str, above: tuple[Path, ...]) -> "Trainer.Config":
     records = {record.name: record for record in plugin_host().records(Experiment)}
     if name not in records:
         raise ConfigError(
-            f"there is no experiment {name!r}; {name_the_known(name, records)}",
+            f"there is no experiment {name!r}; {suggest_names(name, records)}",
             hint="`axcore experiments` lists them; a config file ends in .json or .yaml",
         )
     return config_of(records[name])

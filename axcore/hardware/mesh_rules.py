@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
-from axcore.config import config, name_the_known
+from axcore.config import config, suggest_names
 from axcore.errors import PluginError
 from axcore.hardware.families import HardwareFamily
 from axcore.hardware.hardware import Hardware
@@ -101,7 +101,7 @@ def check_mesh_rules(rules: Iterable[MeshRule], families: Iterable[HardwareFamil
         if not any(fixed.startswith(stem) or stem.startswith(fixed) for stem in known):
             raise PluginError(
                 f"mesh rule {rule.match!r} matches nothing; "
-                + name_the_known(rule.match, [f"{stem}*" for stem in known]),
+                + suggest_names(rule.match, [f"{stem}*" for stem in known]),
                 where=f"mesh rule {rule.match!r}",
                 hint="correct the rule, or take it out",
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import PluginError
 from axcore.hardware.device_start import start_devices
 from axcore.hardware.families import HardwareFamily, first_present
@@ -140,7 +140,7 @@ def _family_of(
         names = " or ".join(f"{full}-{number}" for full in sorted(short))
         raise PluginError(f"target {name!r} may mean {names}", hint="write the family, too")
     raise PluginError(
-        f"no plugin knows target {name!r}; {name_the_known(stem, known)}",
+        f"no plugin knows target {name!r}; {suggest_names(stem, known)}",
         hint=f"name one as {_examples(families)}, or install the plugin for {stem.split('-')[0]}",
     )
 

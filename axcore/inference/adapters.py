@@ -12,8 +12,8 @@ from jaxtyping import Array
 
 from axcore.config import field_names, find_config, is_config
 from axcore.errors import ConfigError
-from axcore.interop import ArraySource, read_corrections
-from axcore.interop.origins import Origin
+from axcore.interop import ArraySource, read_adapters
+from axcore.interop.array_source import Origin
 from axcore.interop.weight_map import unstacked
 from axcore.layers import KVCacheConfig
 from axcore.layers.lora.batched import Factors
@@ -57,7 +57,7 @@ def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
         CheckpointError: The folder is damaged, or of another model.
         ConfigError: It does what adapters here do not.
     """
-    found = read_corrections(folder, cfg)
+    found = read_adapters(folder, cfg)
     found.check_is_alone(
         str(folder),
         "an engine adds adapters of linear layers alone; serve these by themselves: axcore convert "

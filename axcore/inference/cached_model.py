@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
 from axcore.inference.weight_conversion import WeightConversion, default_device
-from axcore.layers import KVCacheConfig, continued_rows, products_by_op, using_adapters
-from axcore.modifiers import AdapterRoom, QuantizedWeights, for_serving, with_panels
+from axcore.layers import KVCacheConfig, continued_rows, use_decode_matmul, using_adapters
+from axcore.modifiers import AdapterSlots, QuantizedWeights, for_serving, with_packed_weights
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
 from axcore.ops import are_panels_wanted, current_policy
 from axcore.parallel import (
@@ -61,7 +61,7 @@ class CachedModel:
         *,
         mesh: Mesh | None = None,
         quantization: QuantizedWeights | None = None,
-        adapters: AdapterRoom | None = None,
+        adapters: AdapterSlots | None = None,
         compute: DType | None = None,
     ) -> None:
         served = for_serving(model.config, room, current_policy().hardware, compute=compute)
@@ -78,7 +78,7 @@ class CachedModel:
             served = served if change is None else change.apply(served)
         self.model: Module = served.build()
         if self._mesh is None and are_panels_wanted(self.model.dtypes.compute):
-            self.model = with_panels(served).build()
+            self.model = with_packed_weights(served).build()
         caches = {spec.state_path for spec in _leaves(self._caches)}
         own, _ = _split(self.model.param_specs(), lambda spec: spec.state_path not in caches)
         read = jax.tree.map(lambda spec: spec.stored_as_read, own, is_leaf=_is_spec)
@@ -200,7 +200,7 @@ class CachedModel:
         return logits, caches
 
     def _products(self) -> AbstractContextManager[None]:
-        return products_by_op() if self._mesh is None else nullcontext()
+        return use_decode_matmul() if self._mesh is None else nullcontext()
 
     def _on_mesh(self) -> AbstractContextManager[None]:
         if self._mesh is None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ConfigError, RequestError
 from axcore.inference.adapters import NO_ADAPTER, Adapter, factors_of
 from axcore.inference.served_weights import AdapterFactors
@@ -74,7 +74,7 @@ class EngineAdapters:
             return WITHOUT_ADAPTER
         found = self._known.get(name)
         if found is None:
-            known = name_the_known(name, self._known) if self._known else None
+            known = suggest_names(name, self._known) if self._known else None
             raise RequestError(f"there is no adapter {name!r}", where="adapter", hint=known)
         return found
 
@@ -114,6 +114,6 @@ class EngineAdapters:
             ConfigError: No adapter has it.
         """
         if name not in self._known:
-            hint = name_the_known(name, self._known) if self._known else None
+            hint = suggest_names(name, self._known) if self._known else None
             raise ConfigError(f"there is no adapter {name!r}", hint=hint)
         del self._known[name]

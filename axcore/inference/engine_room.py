@@ -18,7 +18,7 @@ from axcore.inference.speculation import Draft
 from axcore.inference.step_plan import Limits
 from axcore.inference.warm_up import Stage, growing
 from axcore.layers import KVCacheConfig, PagedKVCacheConfig
-from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom
+from axcore.modifiers import NAMED_WEIGHTS, AdapterSlots
 from axcore.module import Module
 
 MEMORY_SHARE = 0.9
@@ -95,7 +95,7 @@ def with_caches(
         "compute": cfg.compute,
     }
     adapters = (
-        AdapterRoom(num_adapters=cfg.num_adapters, rank=cfg.adapter_rank)
+        AdapterSlots(num_adapters=cfg.num_adapters, rank=cfg.adapter_rank)
         if cfg.num_adapters
         else None
     )

@@ -10,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jaxtyping import Array
 
 from axcore.errors import ConfigError
-from axcore.interop.host_room import check_host_holds
-from axcore.interop.unread import read_leaf
-from axcore.layers.weight_forms import kept_weight
+from axcore.interop.array_source import read_leaf
+from axcore.interop.host_arrays import check_host_holds
+from axcore.layers.quantization.stored_weights import kept_weight
 from axcore.module import ParamSpec, restacked_arrays
 from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
 from axcore.progress import working
@@ -23,7 +23,7 @@ Names = tuple[str, ...]
 class WeightConversion:
     """Converts a state array by array, so that it needs room for one besides what it makes.
 
-    An `UnreadLeaf` is read when it is needed, and no more of it than makes one array.
+    An `LazyArray` is read when it is needed, and no more of it than makes one array.
 
     Each array is cast to what its layer reads, and so holds the numbers that the layer computes
     with; what a layer keeps quantized is quantized from the numbers that were trained.

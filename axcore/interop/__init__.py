@@ -1,25 +1,28 @@
-"""Weights in and out: published checkpoints to states of ours, and back, bit by bit."""
+"""Weights in and out: pretrained checkpoints to states of models and back, bit by bit."""
 
+from axcore.interop.adapters import (
+    AdapterCheckpoint,
+    AdapterFormat,
+    adapter_format,
+    check_base_is_unchanged,
+    find_adapter_format,
+    join_adapters,
+    read_adapters,
+)
+from axcore.interop.array_source import ArraySource, LeafOrigins, Origin
+from axcore.interop.canonical import check_same_model, compared, layers_of
+from axcore.interop.checkpoint_arrays import DEFAULT_SHARD_BYTES
 from axcore.interop.config_map import (
     Choice,
     Computed,
     ConfigEntry,
+    DefaultFrom,
+    Derived,
     EveryLayer,
     Field,
     Fields,
-    Implied,
-    Only,
-    Redundant,
+    MustBe,
     common_value,
-)
-from axcore.interop.corrections import (
-    CorrectionFormat,
-    Corrections,
-    check_base_is_unchanged,
-    correction_format,
-    corrections_in,
-    read_corrections,
-    with_corrections,
 )
 from axcore.interop.decoder_maps import (
     ATTENTION,
@@ -30,13 +33,17 @@ from axcore.interop.decoder_maps import (
     LLAMA_WEIGHTS,
     PRE_NORMS,
     SIZES,
+    LayerKinds,
+    LayerTypes,
+    RopeFields,
     activation,
+    every,
     model_weights,
     window,
     without,
 )
 from axcore.interop.family import Family, family_named, family_of
-from axcore.interop.gguf_file import to_gguf
+from axcore.interop.gguf_file import GGUFType, to_gguf
 from axcore.interop.gguf_map import (
     LLAMA_KEYS,
     SIZE_KEYS,
@@ -51,44 +58,47 @@ from axcore.interop.gguf_map import (
     unsaid,
 )
 from axcore.interop.gguf_rope import GGUFRope
-from axcore.interop.gguf_tensors import GGUFType
-from axcore.interop.layer_edits import ExtendPositions, StackDepth, Upcycle
-from axcore.interop.layer_kinds import LayerKinds, LayerTypes, every
-from axcore.interop.layer_order import layers_of
-from axcore.interop.origins import ArraySource, LeafOrigins, Origin
 from axcore.interop.peft import to_peft
-from axcore.interop.published import Pretrained, PublishedModel, from_hugging_face, to_hugging_face
-from axcore.interop.rope import RopeFields
-from axcore.interop.same_model import check_same_model, compared
-from axcore.interop.transforms import (
+from axcore.interop.pretrained import (
+    HuggingFace,
+    Pretrained,
+    PretrainedCheckpoint,
+    WeightSource,
+    from_hugging_face,
+    to_hugging_face,
+)
+from axcore.interop.weight_edits import (
+    ExtendPositions,
+    GrowVocabulary,
+    RenameWeights,
+    StackDepth,
+    Upcycle,
+    WeightEdit,
+)
+from axcore.interop.weight_map import (
+    BoundMap,
     Chain,
     Concatenate,
     JoinAxes,
     Permute,
+    Rule,
     Same,
+    Slice,
     Split,
     SplitAxis,
     StackArrays,
     Transform,
     Transpose,
     UnstackArrays,
-    interleaved,
-)
-from axcore.interop.weight_edits import GrowVocabulary, RenameWeights, WeightEdit
-from axcore.interop.weight_map import (
-    BoundMap,
-    Rule,
-    Slice,
     WeightMap,
     below,
+    interleaved,
     linear,
     named_specs,
     same,
     unstacked,
 )
 from axcore.interop.weight_plan import WeightPlan, plan_weights
-from axcore.interop.weight_source import HuggingFace, WeightSource
-from axcore.interop.writing import DEFAULT_SHARD_BYTES
 
 __all__ = [
     "ATTENTION",
@@ -102,6 +112,8 @@ __all__ = [
     "PRE_NORMS",
     "SIZES",
     "SIZE_KEYS",
+    "AdapterCheckpoint",
+    "AdapterFormat",
     "ArraySource",
     "BoundMap",
     "Chain",
@@ -109,8 +121,8 @@ __all__ = [
     "Computed",
     "Concatenate",
     "ConfigEntry",
-    "CorrectionFormat",
-    "Corrections",
+    "DefaultFrom",
+    "Derived",
     "EveryLayer",
     "ExtendPositions",
     "Family",
@@ -123,19 +135,17 @@ __all__ = [
     "GGUFType",
     "GrowVocabulary",
     "HuggingFace",
-    "Implied",
     "JoinAxes",
     "Key",
     "LayerKinds",
     "LayerTypes",
     "LeafOrigins",
     "LocalLayers",
-    "Only",
+    "MustBe",
     "Origin",
     "Permute",
     "Pretrained",
-    "PublishedModel",
-    "Redundant",
+    "PretrainedCheckpoint",
     "RenameWeights",
     "RopeFields",
     "Rule",
@@ -155,26 +165,27 @@ __all__ = [
     "WeightPlan",
     "WeightSource",
     "activation",
+    "adapter_format",
     "below",
     "check_base_is_unchanged",
     "check_same_model",
     "common_value",
     "compared",
-    "correction_format",
-    "corrections_in",
     "every",
     "family_named",
     "family_of",
+    "find_adapter_format",
     "from_hugging_face",
     "interleaved",
     "interleaved_heads",
+    "join_adapters",
     "layers_of",
     "linear",
     "model_weights",
     "named_specs",
     "one_more",
     "plan_weights",
-    "read_corrections",
+    "read_adapters",
     "same",
     "to_gguf",
     "to_hugging_face",
@@ -182,6 +193,5 @@ __all__ = [
     "unsaid",
     "unstacked",
     "window",
-    "with_corrections",
     "without",
 ]

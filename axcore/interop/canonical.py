@@ -1,26 +1,40 @@
-"""`canonical`: a config of a model without what changes no number of its forward pass."""
+"""Canonical configs: a model's config without what changes no number of its forward pass.
 
-from typing import Any
+Two models are the same where their canonical configs are equal. Layers are in one order of scans,
+however they were stacked.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceABC
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from axcore.config import (
     REQUIRED,
+    diff_config,
     evolve,
     field_names,
+    format_diff,
     is_config,
     map_config,
     replace_config,
+    suggest_names,
     update_config,
 )
+from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
-from axcore.interop.layer_order import arranged, layers_of
 from axcore.layers import (
     DotProductAttention,
     Pipeline,
     ScannedLayers,
+    Sequence,
     Stack,
 )
+
+if TYPE_CHECKING:
+    from axcore.interop.weight_edits import WeightEdit
 
 TRAINING_ONLY = frozenset(
     {
@@ -74,10 +88,10 @@ def _canonical(cfg: Any) -> Any:
     return update_config(plain, {"decoder.stack": arranged(layers_of(plain.decoder.stack))})
 
 
-def uncorrected(cfg: Any) -> Any:
-    """Returns a config with the base in the place of every layer that corrects one, as LoRA does.
+def base_config(cfg: Any) -> Any:
+    """Return a config without adapters: the base in the place of every layer that adapts one.
 
-    A correction that is new changes no number, so that weights of the one fit the other.
+    A new adapter changes no number, so that weights of the one fit the other.
     """
     return map_config(cfg, _base)
 
@@ -100,3 +114,99 @@ def _plain(node: Any) -> Any:
 def _seen(core: Any) -> Any:
     """Returns the window; what causal attention sees to its right says nothing."""
     return (core.window[0], 0) if core.window and core.is_causal else core.window
+
+
+def layers_of(stack: Any) -> list[Any]:
+    """Returns the configs of a stack's layers, in the order in which tokens pass them."""
+    if isinstance(stack, Sequence.Config):
+        return [layer for part in stack.layers for layer in layers_of(part)]
+    if isinstance(stack, ScannedLayers.Config | Stack.Config):
+        return layers_of(stack.layer) * stack.num_layers
+    return [stack]
+
+
+def arranged(layers: list[Any]) -> Any:
+    """Returns the config of a stack of these layers, scanned.
+
+    Layers take turns, or equal ones follow each other, whichever has fewer layers to compile.
+    """
+    kinds = _numbered(layers)
+    period = next(p for p in range(1, len(kinds) + 1) if kinds[p:] == kinds[:-p])
+    num_turns = len(kinds) // period
+    left = layers[num_turns * period :]
+    if _num_runs(kinds) <= period + _num_runs(kinds[num_turns * period :]):
+        return _in_turn(_in_runs(layers))
+    turn = Sequence.Config(layers=tuple(layers[:period]))
+    return _in_turn([ScannedLayers.Config(num_layers=num_turns, layer=turn), *_in_runs(left)])
+
+
+def _numbered(layers: list[Any]) -> list[int]:
+    """Returns a number for each layer, the same for equal ones."""
+    return [layers.index(layer) for layer in layers]
+
+
+def _num_runs(kinds: list[int]) -> int:
+    return len(list(groupby(kinds)))
+
+
+def _in_runs(layers: list[Any]) -> list[Any]:
+    runs = [list(run) for _, run in groupby(layers)]
+    return [ScannedLayers.Config(num_layers=len(run), layer=run[0]) for run in runs]
+
+
+def _in_turn(stacks: list[Any]) -> Any:
+    return stacks[0] if len(stacks) == 1 else Sequence.Config(layers=tuple(stacks))
+
+
+def check_same_model(
+    models: tuple[Any, Any],
+    edits: SequenceABC["WeightEdit"],
+    *,
+    may_differ: SequenceABC[str],
+    normal: Callable[[Any], Any],
+    where: str,
+) -> None:
+    """Checks that two models' configs agree in all that changes numbers.
+
+    Args:
+        models: The config of the source's model, and of the one that begins with its weights.
+        edits: What is done to the weights; what these explain may differ.
+        may_differ: Globs of what may differ besides.
+        normal: Brings a config into a form that all have which make equal numbers.
+        where: The source, for the error.
+
+    Raises:
+        ConfigError: Showing what differs; or a glob of `may_differ` has nothing to allow.
+    """
+    source, target = (compared(base_config(cfg)) for cfg in models)
+    for edit in reversed(edits):
+        target = edit.undone(target, source)
+    changes = diff_config(normal(source), normal(target))
+    for glob in may_differ:
+        if not any(_allows(glob, change.path) for change in changes):
+            raise ConfigError(
+                f"{glob!r} allows nothing: the models do not differ there",
+                where="init_from.may_differ",
+                hint=suggest_names(glob, [change.path for change in changes]),
+            )
+    allowed = (*may_differ, *(glob for edit in edits for glob in edit.explains))
+    left = tuple(one for one in changes if not any(_allows(glob, one.path) for glob in allowed))
+    if left:
+        raise ConfigError(
+            f"the model is not the one that the weights are of (-: that one, +: this one)\n"
+            f"{format_diff(left)}".rstrip(),
+            where=where,
+            hint="change the model's config, read other weights, or name in init_from.may_differ "
+            "what differs on purpose",
+        )
+
+
+def compared(cfg: Any) -> Any:
+    """Returns a config without what changes no number, if it describes a language model."""
+    return canonical(cfg) if {"dim", "vocab_size"} <= set(field_names(cfg)) else cfg
+
+
+def _allows(glob: str, path: str) -> bool:
+    """Whether a glob matches a path, or what holds it."""
+    pattern, steps = parse_pattern(glob), parse_pattern(path)
+    return any(matches(pattern, steps[:end]) for end in range(1, len(steps) + 1))

@@ -1,10 +1,11 @@
-"""Config maps: `config.json` to a config of ours and back, a field at a time.
+"""Config maps: `config.json` to a model's config and back, a field at a time.
 
-A map is a tuple of entries. Each knows the fields that it reads, where their values are in our
-config, and how to write them again. A field that no entry reads and that is not known to change no
-number is an error: ignoring it would make another model.
+A map is a tuple of entries. Each knows the fields that it reads, where their values are in the
+model's config, and how to write them again. A field that no entry reads and that is not known to
+change no number is an error: ignoring it would make another model.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,7 +30,7 @@ class Fields:
         """Returns a field's value.
 
         Raises:
-            ConfigError: It is absent, and published models never leave it out.
+            ConfigError: It is absent, and pretrained checkpoints never leave it out.
         """
         self.read.add(name)
         value = self.values.get(name, default)
@@ -43,7 +44,7 @@ class Fields:
 
 
 class ConfigEntry(ABC):
-    """One or more fields of `config.json`, and what they are in ours."""
+    """One or more fields of `config.json`, and what they are in a model's config."""
 
     @abstractmethod
     def read(self, cfg: Any, fields: Fields) -> Any:
@@ -68,30 +69,30 @@ def _as_is(value: Any) -> Any:
 
 @attrs.frozen
 class Field(ConfigEntry):
-    """A value of theirs that is a value of ours.
+    """A field that is a value of the model's config.
 
     Args:
         name: Of the field.
-        paths: Paths or globs of ours, all of which have the value.
+        paths: Paths or globs of the config, all of which have the value.
         alias: Another name that it is read by.
         default: What the field's absence means; required where left out.
-        to_ours: From their value to ours.
-        to_theirs: Its inverse.
+        to_axcore: From the field's value to the config's.
+        to_hf: Its inverse.
     """
 
     name: str
     paths: tuple[str, ...]
     alias: str = attrs.field(default="", kw_only=True)
     default: Any = attrs.field(default=REQUIRED, kw_only=True)
-    to_ours: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
-    to_theirs: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_axcore: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_hf: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with the value at every path."""
         name = self.name if self.name in fields.values or not self.alias else self.alias
         value = fields.take(name, self.default)
         try:
-            value = self.to_ours(value)
+            value = self.to_axcore(value)
         except (TypeError, ValueError, KeyError, IndexError):
             raise ConfigError(
                 f"config.json has {name}={value!r}, which makes no sense",
@@ -102,34 +103,34 @@ class Field(ConfigEntry):
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Returns the field."""
-        return {self.name: self.to_theirs(common_value(cfg, *self.paths))}
+        return {self.name: self.to_hf(common_value(cfg, *self.paths))}
 
 
 @attrs.frozen
-class Implied(ConfigEntry):
-    """A value that ours leaves out, as None, where it is what other fields imply.
+class DefaultFrom(ConfigEntry):
+    """A field whose default follows from other fields; the config then has None.
 
     Args:
         name: Of the field.
-        path: Path or glob of ours.
-        implied: From a config to the value of ours that None means.
-        to_ours: From their value to ours.
-        to_theirs: Its inverse.
-        default: What the field's absence means, theirs; None for the implied value.
+        path: Path or glob of the config.
+        implied: From a config to the value that None means.
+        to_axcore: From the field's value to the config's.
+        to_hf: Its inverse.
+        default: What the field's absence means, in `config.json`; None for the implied value.
     """
 
     name: str
     path: str
     implied: Callable[[Any], Any]
-    to_ours: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
-    to_theirs: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_axcore: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
+    to_hf: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
     default: Any = attrs.field(default=None, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Returns a config with the value, or None where it is the implied one."""
         value = fields.take(self.name, self.default)
-        ours = None if value is None else self.to_ours(value)
-        return self.normal(update_config(cfg, {self.path: ours}))
+        axcore = None if value is None else self.to_axcore(value)
+        return self.normal(update_config(cfg, {self.path: axcore}))
 
     def normal(self, cfg: Any) -> Any:
         """Returns a config that leaves out the implied value."""
@@ -139,7 +140,7 @@ class Implied(ConfigEntry):
     def write(self, cfg: Any) -> dict[str, Any]:
         """Returns the field, always with its value."""
         value = common_value(cfg, self.path)
-        return {self.name: self.to_theirs(self.implied(cfg) if value is None else value)}
+        return {self.name: self.to_hf(self.implied(cfg) if value is None else value)}
 
 
 @attrs.frozen
@@ -175,12 +176,12 @@ class Choice(ConfigEntry):
 
 
 @attrs.frozen
-class Only(ConfigEntry):
-    """A field that must have one of these values, of which ours has no choice; the first is ours.
+class MustBe(ConfigEntry):
+    """A field that must have one of these values; the first is what the model here does.
 
     Args:
         name: Of the field.
-        values: Those that mean what ours does.
+        values: Those that mean what the model does.
         is_written: Whether exports have the field.
     """
 
@@ -205,12 +206,12 @@ class Only(ConfigEntry):
 
 
 @attrs.frozen
-class Redundant(ConfigEntry):
+class Derived(ConfigEntry):
     """A field that repeats what others say; another value is an error.
 
     Args:
         name: Of the field.
-        value: From a config of ours to the value that the field must have.
+        value: From a config to the value that the field must have.
         is_written: Whether exports have the field.
     """
 
@@ -236,10 +237,10 @@ class Redundant(ConfigEntry):
 
 @attrs.frozen
 class Computed(ConfigEntry):
-    """A value of ours that follows from others, of which `config.json` has no field.
+    """A value of the config that follows from others, of which `config.json` has no field.
 
     Args:
-        path: Path or glob of ours.
+        path: Path or glob of the config.
         value: From a config with all that was read before to the value.
     """
 
@@ -261,7 +262,7 @@ class EveryLayer(ConfigEntry):
 
     Args:
         name: Of the field.
-        value: What ours does in every layer.
+        value: What the model does in every layer.
     """
 
     name: str
@@ -312,3 +313,87 @@ def _unsupported(name: str, value: Any, *known: Any) -> ConfigError:
         where=name,
         hint="name a folder whose config.json has one of these; this value makes another model",
     )
+
+
+_GENERATION = """
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id
+    forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size num_beam_groups
+    num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty
+    return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
+"""
+_LIBRARY = """
+    architectures auto_map chunk_size_feed_forward cross_attention_hidden_size
+    decoder_start_token_id dtype finetuning_task id2label is_decoder is_encoder_decoder label2id
+    max_position_embeddings model_type num_labels output_attentions output_hidden_states
+    output_router_logits prefix problem_type return_dict sep_token_id task_specific_params
+    tf_legacy_loss tie_encoder_decoder tokenizer_class torch_dtype torchscript transformers_version
+    use_bfloat16
+"""
+_TRAINING = "attention_dropout initializer_range router_jitter_noise"
+_TOKENS = "bos_token_id eos_token_id pad_token_id"
+IRRELEVANT = frozenset(
+    f"_name_or_path pretraining_tp quantization_config use_cache {_TOKENS} {_TRAINING} {_LIBRARY} "
+    f"{_GENERATION}".split()
+)
+"""Fields of any family that rotates positions, which change no number of a forward pass.
+
+Quantized weights are dequantized as they are read. What texts are generated with does not belong to
+the model here.
+"""
+
+WITHOUT_READER = (
+    # The library's own state: _attn_implementation, _experts_implementation, _commit_hash.
+    r"_.+",
+    # Written by tools and other libraries.
+    r"transformers\.js_config|unsloth_\w+|is_llama_config|predict_special_tokens|output_past",
+    # Training alone: rates of dropout, how weights begin, weights of further losses.
+    r"(\w+_)?(p?drop|dropout)(_(rate|prob|p))?",
+    r"(\w+_)?(initializer_(range|factor|cutoff_factor)|init_(std|method|scale|device))",
+    r"(\w+_)?(aux|z|balance)_loss(_\w+)?|\w+_loss_(coef|coeff|weight|alpha)",
+    # Lengths of rows: positions that are rotated have no last one.
+    r"n_ctx|seq(uence)?_len(gth)?|(model_)?max_(model_len|seq(uence)?_len(gth)?|length)",
+    # How it is computed, not what: caches, kernels, checkpointing, precision of a softmax.
+    r"cache_implementation|attn_implementation|(use_)?(flash|fused|memory_efficient)_\w+",
+    r"gradient_checkpointing|ep_size|\w+_in_fp32|\w+_tp_plan",
+)
+"""Names, as regular expressions, of fields that no modelling code reads for a forward pass."""
+
+
+def _is_off(value: Any) -> bool:
+    return value is False
+
+
+def _is_none_of_it(value: Any) -> bool:
+    return isinstance(value, int | float) and value == 0
+
+
+def _multiplies_by_one(value: Any) -> bool:
+    return isinstance(value, int | float) and value is not True and value == 1
+
+
+NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    # Not use_rope and its like, which are on where nothing is said.
+    (r"use_(?!rope$|rotary|positional)\w+|\w*bias|rope_interleaved", _is_off),
+    (r"(num|n)_\w+|\w+_(size|coef|rate|prob)", _is_none_of_it),
+    (r"\w+_(multiplier|factor|scale|scaling)", _multiplies_by_one),
+)
+"""Names of fields, and the values of them that switch off what they are for."""
+
+
+def is_harmless(name: str, value: Any) -> bool:
+    """Whether a field that no entry of a map knows changes no number of a forward pass."""
+    if value is None or value in ("", [], {}) or any(re.fullmatch(p, name) for p in WITHOUT_READER):
+        return True
+    return any(re.fullmatch(pattern, name) and is_neutral(value) for pattern, is_neutral in NEUTRAL)
+
+
+def sorted_out(values: Mapping[str, Any], unread: frozenset[str]) -> tuple[list[str], list[str]]:
+    """Returns the names of fields that are harmless, and of those that could matter.
+
+    Args:
+        values: The fields that no entry of a family's map knows.
+        unread: Names that no modelling code of the family reads.
+    """
+    harmless = {name for name in values if name in unread or is_harmless(name, values[name])}
+    return sorted(harmless), sorted(values.keys() - harmless)

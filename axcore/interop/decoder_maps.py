@@ -1,10 +1,30 @@
-"""Parts of config maps and weight maps that most families of decoders share."""
+"""Entries of config maps and rules of weight maps that most families of decoders share.
 
-from collections.abc import Iterable
+Sizes, activations and windows; rotary positions (`RopeFields`); and families whose layers are of
+several kinds (`LayerKinds`).
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from axcore.interop.config_map import ConfigEntry, Field, Implied, common_value
+import attrs
+
+from axcore.config import replace_config, suggest_names, update_config
+from axcore.errors import ConfigError
+from axcore.interop.canonical import arranged, layers_of
+from axcore.interop.config_map import (
+    ConfigEntry,
+    DefaultFrom,
+    Field,
+    Fields,
+    common_value,
+    sorted_out,
+)
 from axcore.interop.weight_map import Rule, WeightMap, below, linear, same
+from axcore.layers import Sequence
+from axcore.plugins import RopeScaling, plugin_host
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -14,7 +34,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
-"""Ours by theirs, of which the last one is written."""
+"""Names of axcore by those of Hugging Face, of which the last one is written."""
 
 
 def without(entries: Iterable[ConfigEntry], *names: str) -> tuple[ConfigEntry, ...]:
@@ -24,13 +44,13 @@ def without(entries: Iterable[ConfigEntry], *names: str) -> tuple[ConfigEntry, .
 
 def activation(name: str, default: str, path: str = "**.activation") -> Field:
     """Returns the entry of a feed-forward's activation."""
-    back = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+    back = {axcore: hf for hf, axcore in ACTIVATIONS.items()}
     return Field(
         name,
         (path,),
         default=default,
-        to_ours=lambda value: ACTIVATIONS.get(value, value),
-        to_theirs=lambda value: back.get(value, value),
+        to_axcore=lambda value: ACTIVATIONS.get(value, value),
+        to_hf=lambda value: back.get(value, value),
     )
 
 
@@ -40,8 +60,8 @@ def window(name: str, default: Any, path: str = "**.core.window") -> Field:
         name,
         (path,),
         default=default,
-        to_ours=lambda value: None if value is None else (value - 1, 0),
-        to_theirs=lambda value: None if value is None else value[0] + 1,
+        to_axcore=lambda value: None if value is None else (value - 1, 0),
+        to_hf=lambda value: None if value is None else value[0] + 1,
     )
 
 
@@ -50,12 +70,12 @@ ATTENTION_BIAS = Field(
     ("**.attention.linear.has_bias", "**.attention.out_linear.has_bias"),
     default=False,
 )
-KV_HEADS = Implied(
+KV_HEADS = DefaultFrom(
     "num_key_value_heads",
     "**.attention.num_kv_heads",
     lambda cfg: common_value(cfg, "**.attention.num_heads"),
 )
-HEAD_DIM = Implied(
+HEAD_DIM = DefaultFrom(
     "head_dim",
     "**.attention.head_dim",
     lambda cfg: cfg.dim // common_value(cfg, "**.attention.num_heads"),
@@ -67,7 +87,7 @@ SIZES: tuple[ConfigEntry, ...] = (
     Field("num_attention_heads", ("**.attention.num_heads",)),
     KV_HEADS,
     Field("intermediate_size", ("**.hidden_dim",)),
-    Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-6, to_ours=float),
+    Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-6, to_axcore=float),
 )
 ATTENTION: WeightMap = (
     *linear("q", "q_proj"),
@@ -101,3 +121,229 @@ LLAMA_WEIGHTS = model_weights(
     *below("attention", "self_attn", ATTENTION),
     *below("feed_forward", "mlp", FEED_FORWARD),
 )
+
+
+PLAIN = "default"
+_DYNAMIC = (
+    "they depend on how long a row is, and are plain up to max_position_embeddings; for rows up to "
+    "that, write rope_scaling: null into config.json"
+)
+
+
+@attrs.frozen
+class RopeFields(ConfigEntry):
+    """The fields of rotary positions.
+
+    Args:
+        path: Glob of the positions.
+        theta: What the absence of a base means.
+        name: The field of the base.
+        layer_type: That of the layers with these positions, where others have other ones.
+        is_scaled: Whether `rope_scaling` is of these positions.
+    """
+
+    path: str = "**.attention.position"
+    theta: float = 10_000.0
+    name: str = attrs.field(default="rope_theta", kw_only=True)
+    layer_type: str = attrs.field(default="", kw_only=True)
+    is_scaled: bool = attrs.field(default=True, kw_only=True)
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with these positions.
+
+        Raises:
+            ConfigError: No plugin that is installed has such positions.
+        """
+        theta = fields.take(self.name, self.theta)
+        old, new = (fields.take(name, None) or {} for name in ("rope_scaling", "rope_parameters"))
+        new = _of_type(new, self.layer_type)
+        position = rope_position({"rope_theta": theta, **(old if self.is_scaled else {}), **new})
+        return replace_config(cfg, lambda _: True, lambda _: position, at=self.path)
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns `rope_theta`, and `rope_scaling` where there is any."""
+        position = common_value(cfg, self.path)
+        for record in _scalings().values():
+            if type(position) is record.config.resolve():
+                scaling = None if record.name == PLAIN else _scaling(record, position)
+                described = {"rope_scaling": scaling} if self.is_scaled else {}
+                return {self.name: position.theta, **described}
+        raise ConfigError(
+            f"{self.path} is a {type(position).__qualname__}, which config.json cannot describe",
+            where=self.path,
+        )
+
+
+def _scalings() -> dict[str, RopeScaling]:
+    return {record.name: record for record in plugin_host().records(RopeScaling)}
+
+
+def _of_type(parameters: dict[str, Any], layer_type: str) -> dict[str, Any]:
+    """Returns what `rope_parameters` says of a type of layers, where there are several."""
+    if not (parameters and layer_type):
+        return parameters
+    if layer_type not in parameters:
+        raise ConfigError(
+            f"rope_parameters has nothing on {layer_type}; it has {', '.join(parameters)}",
+            where="rope_parameters",
+        )
+    found: dict[str, Any] = parameters[layer_type]
+    return found
+
+
+def rope_position(values: dict[str, Any]) -> Any:
+    """Returns the config of positions; `values` are all that `config.json` says of them."""
+    old_name = values.pop("type", PLAIN)
+    kind, theta = values.pop("rope_type", old_name), values.pop("rope_theta")
+    if not isinstance(theta, int | float):
+        raise ConfigError(
+            f"config.json has rope_theta={theta!r}, which is no number",
+            where="rope_theta",
+            hint="compare it with the file that was published",
+        )
+    record = _scalings().get(kind)
+    if record is None:
+        raise ConfigError(
+            f"config.json has rotary positions of type {kind!r}, which nothing installed knows",
+            where="rope_scaling",
+            hint=_hint(kind),
+        )
+    known = {**record.fields, **record.optional}
+    missing = [name for name in record.fields if values.get(name) is None]
+    further = {name: value for name, value in values.items() if name not in known}
+    ignored, strange = sorted_out(further, frozenset())
+    if missing or strange:
+        raise ConfigError(
+            f"rotary positions of type {kind!r} have {', '.join(known) or 'no more fields'}; "
+            f"config.json lacks {missing} and has {strange} besides",
+            where="rope_scaling",
+            hint="compare it with the file that was published; take out of it what changes nothing",
+        )
+    if ignored := [name for name in ignored if further[name] is not None]:
+        shown = ", ".join(f"{name}={further[name]!r}" for name in ignored)
+        warnings.warn(f"rope_scaling has fields that are ignored: {shown}", stacklevel=2)
+    axcore = {known[name]: value for name, value in values.items() if name in known}
+    return record.config.resolve()(theta=float(theta), **_as_floats(axcore))
+
+
+def _hint(kind: str) -> str:
+    if kind == "dynamic":
+        return _DYNAMIC
+    known = _scalings()
+    others = "" if known.keys() - {PLAIN} else "; install axl-attention, which has others"
+    return suggest_names(kind, known) + others
+
+
+def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
+    values = {name: getattr(position, axcore) for name, axcore in record.fields.items()}
+    values |= {name: getattr(position, axcore) for name, axcore in record.optional.items()}
+    return {
+        "rope_type": record.name,
+        **{name: value for name, value in values.items() if value is not None},
+    }
+
+
+def _as_floats(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns whole numbers as floats, but for lengths; lists as tuples."""
+    return {
+        name: value if name.endswith("length") else _as_float(value)
+        for name, value in values.items()
+    }
+
+
+def _as_float(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_as_float, value))
+    return value if value is None or isinstance(value, bool) else float(value)
+
+
+NUM_LAYERS = "num_hidden_layers"
+
+
+@attrs.frozen
+class LayerKinds(ABC):
+    """Which layer is of which kind.
+
+    Args:
+        names: Of the kinds.
+        kind_of: From a layer's config to the number of its kind.
+    """
+
+    names: tuple[str, ...]
+    kind_of: Callable[[Any], int]
+
+    @abstractmethod
+    def read(self, fields: Fields, num_layers: int) -> list[int]:
+        """Returns the kind of each layer."""
+
+    @abstractmethod
+    def write(self, kinds: list[int]) -> dict[str, Any]:
+        """Returns the fields that say so, but for the number of layers."""
+
+    def fold(self, cfg: Any) -> tuple[Any, list[int]]:
+        """Returns a model with one layer of each kind, and the kind of each of its layers.
+
+        Raises:
+            ConfigError: A kind has no layer, or two that differ.
+        """
+        layers = layers_of(cfg.decoder.stack)
+        kinds = [int(self.kind_of(layer)) for layer in layers]
+        one = dict(zip(kinds, layers, strict=True))
+        for kind, name in enumerate(self.names):
+            if kind not in one:
+                raise ConfigError(f"the model has no layer of {name}", where="decoder.stack")
+        for i, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
+            if layer != one[kind]:
+                raise ConfigError(
+                    f"layer {i} is not as the others of {self.names[kind]}", where="decoder.stack"
+                )
+        return _with_stack(cfg, Sequence.Config(layers=tuple(one[k] for k in sorted(one)))), kinds
+
+    def unfold(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a model with as many layers of each kind, and in the order, as fields say."""
+        one, kinds = cfg.decoder.stack.layers, self.read(fields, fields.take(NUM_LAYERS))
+        return _with_stack(cfg, arranged([one[kind] for kind in kinds]))
+
+
+@attrs.frozen
+class LayerTypes(LayerKinds):
+    """The kinds that `layer_types` has a name for in each layer.
+
+    Args:
+        default: From the fields to a function that returns a layer's kind, where there is no such
+            field.
+    """
+
+    default: Callable[[Fields], Callable[[int], int]]
+
+    def read(self, fields: Fields, num_layers: int) -> list[int]:
+        """Returns the kind of each layer.
+
+        Raises:
+            ConfigError: A kind is unknown, or there is not one for each layer.
+        """
+        kind_of, named = self.default(fields), fields.take("layer_types", None)
+        if named is None:
+            return [kind_of(i) for i in range(num_layers)]
+        unknown = sorted({str(name) for name in named} - set(self.names))
+        if unknown or len(named) != num_layers:
+            raise ConfigError(
+                f"layer_types has {len(named)} layers, {', '.join(unknown) or 'none'} of them of a "
+                f"type that axcore does not know; there are {num_layers}",
+                where="layer_types",
+                hint=f"name for each layer one of {', '.join(self.names)}",
+            )
+        return [self.names.index(name) for name in named]
+
+    def write(self, kinds: list[int]) -> dict[str, Any]:
+        """Returns `layer_types`."""
+        return {"layer_types": [self.names[kind] for kind in kinds]}
+
+
+def every(period: int, *, kind: int = 1) -> Callable[[int], int]:
+    """Returns a function that gives the last of every `period` layers a kind, and others 0."""
+    return lambda i: 0 if (i + 1) % period else kind
+
+
+def _with_stack(cfg: Any, stack: Any) -> Any:
+    return update_config(cfg, {"decoder.stack": stack})

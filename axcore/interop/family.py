@@ -1,28 +1,34 @@
-"""`Family`: what a family of published models is called, and how it maps to ours; both ways."""
+"""`Family`: what a family of pretrained checkpoints is called, and how it maps to models here.
 
+`CheckpointInfo` is what a checkpoint says besides its numbers, so that an export is that checkpoint
+again.
+"""
+
+import json
+import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import attrs
 from immutabledict import immutabledict
 
-from axcore.config import diff_config, format_diff, name_the_known
-from axcore.errors import AxcoreError, ConfigError
-from axcore.interop.canonical import canonical, uncorrected
-from axcore.interop.config_map import ConfigEntry, Fields
+from axcore.config import REQUIRED, config, diff_config, format_diff, suggest_names
+from axcore.config.json_files import is_fetched, read_json
+from axcore.errors import AxcoreError, CheckpointError, ConfigError
+from axcore.interop.canonical import base_config, canonical
+from axcore.interop.config_map import IRRELEVANT, ConfigEntry, Fields, sorted_out
+from axcore.interop.decoder_maps import NUM_LAYERS, LayerKinds
 from axcore.interop.gguf_map import GGUFMap
-from axcore.interop.harmless_fields import IRRELEVANT, sorted_out
-from axcore.interop.layer_kinds import NUM_LAYERS, LayerKinds
-from axcore.interop.published_as import PublishedAs
 from axcore.interop.weight_map import BoundMap, WeightMap, listed
 from axcore.plugins import HuggingFaceFamily, plugin_host
 
 TRAINING_ONLY = (r"\.dot\.",)
-"""Arrays of ours that published models lack: what quantized training has measured."""
+"""Arrays that pretrained checkpoints lack: what quantized training has measured."""
 
-CORRECTIONS = (r"\.lora_(down|up|magnitude)\.",)
-"""Arrays of ours that correct a published model, and at first do not."""
+ADAPTER_ARRAYS = (r"\.lora_(down|up|magnitude)\.",)
+"""Arrays of adapters, which pretrained checkpoints lack, and which at first change no number."""
 
 _NOT_KEPT = frozenset(
     {
@@ -38,9 +44,34 @@ _NOT_KEPT = frozenset(
 """Fields that change no number, and that say what an export is otherwise than the model read."""
 
 
+@config
+class CheckpointInfo:
+    """What a pretrained checkpoint's folder says besides what the model computes.
+
+    Attributes:
+        family: The `model_type`.
+        name: What the model is called: that of its folder.
+        max_length: Tokens of a row at most, where it says so.
+        fields: Fields of its `config.json` that change no number here.
+        unknown_fields: Those of them that could change some, and were allowed.
+        files: Paths of its files that exports have again; a run keeps copies.
+        left_out: Names of its files that are not read, and that exports lack.
+    """
+
+    file_fields: ClassVar[tuple[str, ...]] = ("files",)
+
+    family: str = REQUIRED
+    name: str = ""
+    max_length: int | None = None
+    fields: Mapping[str, Any] = {}
+    unknown_fields: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
 @attrs.frozen(kw_only=True)
 class Family:
-    """A family of published models.
+    """A family of pretrained checkpoints.
 
     Args:
         architecture: The class that transformers loads it with.
@@ -86,7 +117,7 @@ class Family:
     gguf: GGUFMap | None = None
 
     def read(self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False) -> Any:
-        """Returns our config of the model that a `config.json` describes.
+        """Return the config of the model that a `config.json` describes.
 
         Fields that are passed over, because they change no number or because that is allowed, are
         named by a warning, but for those that are in every file.
@@ -96,14 +127,14 @@ class Family:
             allow_unknown_fields: Whether fields that could matter are passed over.
 
         Raises:
-            ConfigError: A field is missing, or says what our model cannot do, or is not known.
+            ConfigError: A field is missing or unknown, or asks for what the model cannot do.
         """
         cfg, _ = self.read_all(values, allow_unknown_fields=allow_unknown_fields)
         return cfg
 
     def read_all(
         self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False
-    ) -> tuple[Any, PublishedAs]:
+    ) -> tuple[Any, CheckpointInfo]:
         """Returns that config, and what else exports of the model are to say.
 
         Args:
@@ -127,7 +158,7 @@ class Family:
         if self.nested:  # others are of a model that is more than text
             kept = {name: value for name, value in kept.items() if name in IRRELEVANT}
         kept.pop(self.length, None)
-        published = PublishedAs(
+        published = CheckpointInfo(
             family=self.written_as or str(values.get("model_type", "")),
             max_length=flat.get(self.length),
             fields=kept,
@@ -184,7 +215,7 @@ class Family:
         return tuple(unknown)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields of the `config.json` that describes a model of ours.
+        """Return the fields of the `config.json` that describes a model.
 
         Raises:
             ConfigError: The model is not of this family: read again, the fields make another one.
@@ -218,10 +249,10 @@ class Family:
 
         Args:
             cfg: The model's config.
-            ignored: Regular expressions of arrays of ours that published models lack.
+            ignored: Regular expressions of arrays that pretrained checkpoints lack.
             specs: Its `param_specs()`, where they are made already.
         """
-        plain = canonical(uncorrected(cfg))
+        plain = canonical(base_config(cfg))
         specs = cfg.build().param_specs() if specs is None else specs
         return BoundMap(self.weights(plain), specs, ignored=ignored)
 
@@ -237,7 +268,7 @@ def family_named(name: str) -> Family:
         raise ConfigError(
             f"nothing installed has models of type {name!r}",
             where="model_type",
-            hint=name_the_known(name, known),
+            hint=suggest_names(name, known),
         )
     family: Family = known[name].family.resolve()
     if not isinstance(family, Family):
@@ -246,7 +277,7 @@ def family_named(name: str) -> Family:
 
 
 def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
-    """Returns the family that a model of ours is of: its name, itself, and the model's fields.
+    """Return the family of a model: its name, itself, and the model's fields.
 
     That is read off the config. A model that several families can describe, as Llama's and
     Mistral's without a window are one, is of the family that it was read as; where it began here,
@@ -274,7 +305,100 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
             )
         return record.name, family, values
     raise ConfigError(
-        "no family of published models has such a model\n" + "\n".join(reasons),
+        "no family of pretrained checkpoints has such a model\n" + "\n".join(reasons),
         where="model",
         hint="export works for models that transformers has; take out what was added",
+    )
+
+
+GENERATION = "generation_config.json"
+CARD = "README.md"
+_LICENCE = re.compile(
+    r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY|USAGE_POLICY)([._-].*)?", re.IGNORECASE
+)
+_TOKENIZER = re.compile(
+    r"tokenizer\.(json|model)|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json"
+    r"|vocab\.(json|txt)|merges\.txt|tekken\.json|chat_template\.(jinja|json)"
+)
+_READ = re.compile(r"\..*|config\.json|.*\.safetensors(\.index\.json)?")
+_OTHER_WEIGHTS = re.compile(
+    r".*\.(bin|bin\.index\.json|pth?|ckpt|h5|msgpack|ot|gguf|onnx|onnx_data|tflite|mlmodel)"
+)
+
+
+def name_of(folder: Path) -> str:
+    """Returns what a folder's model is called: on the Hub, if the folder is in its cache."""
+    parent = folder.absolute().parent.parent.name  # models--OWNER--NAME/snapshots/COMMIT
+    owner_and_name = parent.removeprefix("models--").split("--", maxsplit=1)
+    return "/".join(owner_and_name) if parent.startswith("models--") else folder.absolute().name
+
+
+def files_beside(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the paths of files of a folder that exports have again, and the names of others.
+
+    Weights in other formats are not named: the model has them.
+    """
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    kept = [name for name in names if _is_kept(name) and is_fetched(folder / name)]
+    others = [name for name in names if name not in kept]
+    left = [n for n in others if not (_READ.fullmatch(n) or _OTHER_WEIGHTS.fullmatch(n))]
+    return tuple(str(folder / name) for name in kept), tuple(left)
+
+
+def _is_kept(name: str) -> bool:
+    is_named = name in (GENERATION, CARD)
+    return is_named or bool(_LICENCE.fullmatch(name) or _TOKENIZER.fullmatch(name))
+
+
+def exported_files(
+    published: CheckpointInfo | None, tokens: Mapping[str, Any], files: Mapping[str, bytes] | None
+) -> dict[str, bytes]:
+    """Returns the files of an export besides `config.json` and weights, by name.
+
+    What the pretrained checkpoint had and the export lacks is named by a warning.
+
+    Args:
+        published: The model that was read; None where the model began here.
+        tokens: The numbers of tokens by field, `eos_token_id` for one.
+        files: Those that whoever exports brings, the tokenizer's among them; where None, the
+            pretrained checkpoint's tokenizer is written.
+    """
+    paths = (
+        {Path(path).name: Path(path).expanduser() for path in published.files} if published else {}
+    )
+    missing = sorted(name for name, path in paths.items() if not path.is_file())
+    found = {name: path.read_bytes() for name, path in paths.items() if name not in missing}
+    settings: dict[str, Any] = {}
+    if found.pop(GENERATION, None) is not None:
+        settings = read_json(paths[GENERATION], GENERATION, error=CheckpointError)
+    card = found.pop(CARD, b"").decode()
+    if files is not None and not _is_tokenizer_of(found, files):
+        found = {name: data for name, data in found.items() if not _TOKENIZER.fullmatch(name)}
+    if settings or tokens:
+        found[GENERATION] = (json.dumps({**settings, **tokens}, indent=2) + "\n").encode()
+    if published is not None:
+        found[CARD] = _card(published, card).encode()
+        missing += published.left_out
+    if missing := sorted(set(missing) - set(files or ())):
+        what = (published and published.name) or "the pretrained checkpoint"
+        warnings.warn(f"the export lacks files that {what} had: {', '.join(missing)}", stacklevel=3)
+    return {**found, **(files or {})}
+
+
+def _is_tokenizer_of(found: Mapping[str, bytes], files: Mapping[str, bytes]) -> bool:
+    """Whether the tokenizer among some files is that of the pretrained checkpoint."""
+    names = [name for name in ("tokenizer.json", "tokenizer.model") if name in files]
+    return bool(names) and all(files[name] == found.get(name) for name in names)
+
+
+def _card(published: CheckpointInfo, text: str) -> str:
+    """Returns a model card that names the base, under the licence that the base's card names."""
+    header = re.match(r"---\n(.*?\n)---\n", text, re.DOTALL)
+    lines = header[1].splitlines() if header else []
+    licence = [line for line in lines if re.match(r"licen[cs]e(_name|_link)?: *\S", line)]
+    metadata = [f"base_model: {published.name}", *licence, "library_name: transformers"]
+    return (
+        "---\n" + "\n".join(metadata) + "\n---\n\n"
+        f"A model of type {published.family}, written by axcore. Its weights began as those of "
+        f"{published.name}, and may have been trained further.\n"
     )

@@ -14,8 +14,7 @@ import numpy as np
 
 from axcore.errors import ConfigError
 from axcore.interop.config_map import Fields, Json
-from axcore.interop.transforms import Chain, JoinAxes, SplitAxis, interleaved
-from axcore.interop.weight_map import listed
+from axcore.interop.weight_map import Chain, JoinAxes, SplitAxis, interleaved, listed
 
 Metadata = dict[str, Any]
 Change = Callable[[np.ndarray], np.ndarray]

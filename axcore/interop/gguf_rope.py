@@ -7,8 +7,8 @@ import attrs
 import numpy as np
 
 from axcore.interop.config_map import Fields, Json
+from axcore.interop.decoder_maps import rope_position
 from axcore.interop.gguf_map import GGUFEntry, Metadata, head_width, unsaid
-from axcore.interop.rope import rope_position
 from axcore.layers import rope_frequencies
 
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}

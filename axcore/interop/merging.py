@@ -1,4 +1,4 @@
-"""Published models merged into one: tensor by tensor, so that memory holds one of each at a time.
+"""Merge pretrained checkpoints tensor by tensor, so that memory holds one of each at a time.
 
 Numbers are computed in float32, and stored in the dtype that the first model has.
 """
@@ -11,17 +11,17 @@ from typing import Literal
 import numpy as np
 
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop.new_folder import new_folder
+from axcore.interop.checkpoint_arrays import DEFAULT_SHARD_BYTES, stored
 from axcore.interop.tensor_files import (
     TensorPlace,
     TensorSpec,
     find_tensors,
+    new_folder,
     shards,
     write_index,
     write_tensors,
 )
 from axcore.interop.weight_map import listed
-from axcore.interop.writing import DEFAULT_SHARD_BYTES, stored
 
 MergeMethod = Literal["linear", "slerp", "ties"]
 _Merge = Callable[[list[np.ndarray], np.ndarray], np.ndarray]
@@ -92,7 +92,7 @@ def merge_models(
     base: Path | str | None = None,
     density: float = 0.2,
 ) -> int:
-    """Writes the merge of published models into a new folder; returns how many tensors it has.
+    """Write the merge of pretrained checkpoints into a new folder; return its number of tensors.
 
     Args:
         folders: Hold the models. Config and tokenizer are the first one's.

@@ -3,38 +3,50 @@
 adapter_model.safetensors   `lora_A` (rank, inputs) and `lora_B` (outputs, rank) by module
 adapter_config.json         rank, alpha, and which modules
 
+Magnitudes are whole lengths of columns there, and here how far they are from the base's. So reading
+and writing them takes the weights that the adapters correct.
+
 Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from axcore.config import find_config
 from axcore.errors import ConfigError
-from axcore.interop import peft_magnitudes
-from axcore.interop.canonical import uncorrected
-from axcore.interop.corrections import CorrectionFormat, Corrections
-from axcore.interop.family import CORRECTIONS, TRAINING_ONLY, family_of
-from axcore.interop.new_folder import new_folder
-from axcore.interop.peft_reading import FACTORS, PREFIX, WEIGHT, read_peft
+from axcore.interop.adapters import AdapterCheckpoint, AdapterFormat
+from axcore.interop.array_source import ArraySource, LeafOrigins, Origin
+from axcore.interop.canonical import base_config
+from axcore.interop.checkpoint_arrays import named_leaves, on_host, stored
+from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, family_of
+from axcore.interop.peft_reading import FACTORS, HF_MAGNITUDE, MAGNITUDE, PREFIX, WEIGHT, read_peft
 from axcore.interop.peft_settings import ARRAYS, CONFIG, read_settings
-from axcore.interop.tensor_files import TensorSpec, write_tensors
-from axcore.interop.transforms import Transpose
-from axcore.interop.weight_map import BoundMap, Slice, listed
-from axcore.interop.writing import named_leaves, on_host, stored
-from axcore.layers import LoRALinear, merge_adapters, widened, widened_state, without_lora
+from axcore.interop.tensor_files import TensorSpec, new_folder, write_tensors
+from axcore.interop.weight_map import BoundMap, Shape, Slice, Transpose, listed
+from axcore.layers import (
+    LoRALinear,
+    full_precision_state,
+    merge_adapters,
+    with_full_precision_weights,
+    without_lora,
+)
 from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES
+from axcore.layers.lora.magnitude import column_lengths
 from axcore.module import DType
 
 _BASE = ".base.weight"
 
 
-class PeftFormat(CorrectionFormat):
+class PeftFormat(AdapterFormat):
     """Adapters as PEFT reads them, and models into which they are merged."""
 
     def write(
@@ -66,18 +78,18 @@ class PeftFormat(CorrectionFormat):
         """Returns the model that `adapter_config.json` names."""
         return read_settings(folder).base
 
-    def read(self, folder: Path, cfg: Any) -> Corrections:
+    def read(self, folder: Path, cfg: Any) -> AdapterCheckpoint:
         """Returns adapters."""
         adapted, arrays, replaced = read_peft(folder, cfg)
         places = (*arrays.tensors.values(), *replaced.whole.values())
         dtypes = frozenset(str(place.dtype) for place in places)
-        beside = partial(peft_magnitudes.MagnitudeArrays, arrays) if _has_dora(adapted) else None
+        beside = partial(MagnitudeArrays, arrays) if _has_dora(adapted) else None
         trained = (*(_trained(adapted) if has_adapters(adapted) else ()), *replaced.leaves)
-        return Corrections(adapted, arrays, trained, dtypes, beside, replaced or None)
+        return AdapterCheckpoint(adapted, arrays, trained, dtypes, beside, replaced or None)
 
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
         """Returns the model without adapters."""
-        cfg, state = widened(cfg), widened_state(cfg, state)
+        cfg, state = with_full_precision_weights(cfg), full_precision_state(cfg, state)
         return without_lora(cfg), merge_adapters(cfg.build(), state)
 
 
@@ -111,7 +123,7 @@ def to_peft(
         cfg: The model's config, with LoRA applied.
         state: Its state.
         dtype: Of all tensors; each array's own by default.
-        base: The published model that they correct.
+        base: The pretrained checkpoint that they correct.
         files: More files, by name.
 
     Raises:
@@ -121,10 +133,10 @@ def to_peft(
     if not has_adapters(cfg):
         raise ConfigError("the model has no adapters", hint="apply LoRA to it first")
     if _has_dora(cfg):  # the only ones that weights have a part in
-        state = widened_state(cfg, state)
-    cfg = widened(cfg)
-    name, family, _ = family_of(uncorrected(cfg))
-    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *CORRECTIONS))
+        state = full_precision_state(cfg, state)
+    cfg = with_full_precision_weights(cfg)
+    name, family, _ = family_of(base_config(cfg))
+    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *ADAPTER_ARRAYS))
     modules = _adapted(bound)
     tensors = dict(_tensors(modules, named_leaves(state), dtype))
     content = {
@@ -163,15 +175,15 @@ def _sizes(cfg: Any) -> dict[str, Any]:
 
 
 def _adapted(bound: BoundMap) -> dict[str, Slice]:
-    """Returns the weights of ours that have adapters, by the name of the module that theirs is in.
+    """Return the weights that have adapters, by the name of Hugging Face's module.
 
     Raises:
         ConfigError: One of them is no weight of a linear layer there.
     """
     found = {
-        piece.theirs[0].removesuffix(WEIGHT): piece
+        piece.hf[0].removesuffix(WEIGHT): piece
         for piece in bound.pieces
-        if any(one.leaf.endswith(_BASE) for one in piece.ours)
+        if any(one.leaf.endswith(_BASE) for one in piece.axcore)
     }
     strange = [
         name
@@ -184,23 +196,23 @@ def _adapted(bound: BoundMap) -> dict[str, Slice]:
             + listed(strange),
             hint="export the model with them merged: --merged; or adapt other layers",
         )
-    return {name: piece.ours[0] for name, piece in found.items()}
+    return {name: piece.axcore[0] for name, piece in found.items()}
 
 
 def _tensors(
     modules: Mapping[str, Slice], leaves: Mapping[str, Any], dtype: DType | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     for module, weight in modules.items():
-        for factor, ours in FACTORS.items():
-            leaf = leaves[f"{weight.leaf.removesuffix(_BASE)}.{ours}{WEIGHT}"]
+        for factor, axcore in FACTORS.items():
+            leaf = leaves[f"{weight.leaf.removesuffix(_BASE)}.{axcore}{WEIGHT}"]
             name = f"{PREFIX}{module}.{factor}.weight"
             array = on_host(leaf, weight.index).T
             yield name, stored(name, array, np.dtype(dtype or array.dtype))
-        change = leaves.get(f"{weight.leaf.removesuffix(_BASE)}{peft_magnitudes.OURS}")
+        change = leaves.get(f"{weight.leaf.removesuffix(_BASE)}{MAGNITUDE}")
         if change is not None:
-            name = f"{module}{peft_magnitudes.THEIRS}"
+            name = f"{module}{HF_MAGNITUDE}"
             base = on_host(leaves[weight.leaf], weight.index)
-            whole = peft_magnitudes.written(on_host(change, weight.index), base)
+            whole = magnitude_vector(on_host(change, weight.index), base)
             yield f"{PREFIX}{name}", stored(name, whole, np.dtype(dtype or change.dtype))
 
 
@@ -210,3 +222,64 @@ def _targets(modules: Mapping[str, Slice], bound: BoundMap) -> list[str]:
     named = {name.removesuffix(WEIGHT) for name, shape in bound.shapes.items() if len(shape) == 2}
     others = {name.rpartition(".")[2] for name in named - modules.keys()}
     return sorted(modules if last & others else last)
+
+
+def magnitude_vector(change: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Returns the whole lengths of a weight's columns, `[N]`, from their change."""
+    lengths = np.asarray(column_lengths(jnp.asarray(weight)))
+    whole: np.ndarray = lengths + np.asarray(change, np.float32)
+    return whole
+
+
+@attrs.frozen
+class MagnitudeArrays(ArraySource):
+    """Arrays of adapters whose magnitudes are lengths, as those of a model whose are changes.
+
+    Args:
+        adapters: Have the lengths.
+        base: The arrays of the model that they correct.
+    """
+
+    adapters: ArraySource
+    base: ArraySource
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """The shapes of all arrays, by name."""
+        return self.adapters.shapes
+
+    def described(self, names: Iterable[str]) -> str:
+        """Returns where arrays are, for a table."""
+        return self.adapters.described(names)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Checks arrays, and the weights that magnitudes are of."""
+        names = tuple(names)
+        self.adapters.check(names)
+        self.base.check(_weight_of(name) for name in names if name.endswith(MAGNITUDE))
+
+    def read(
+        self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
+    ) -> Iterator[tuple[str, jax.Array]]:
+        """Yields leaves; of magnitudes, one weight after another is read, and left again."""
+        for name, array in self.adapters.read(leaves, wanted):
+            if not name.endswith(MAGNITUDE):
+                yield name, array
+                continue
+            change = array.astype(jnp.float32)
+            for index, origin in leaves[name].items():
+                lengths = self._lengths(origin)
+                change = change.at[index].add(-lengths) if index else change - lengths
+            yield name, jax.device_put(change.astype(array.dtype), array.sharding)
+
+    def _lengths(self, origin: Origin) -> Float[np.ndarray, " N"]:
+        weight = _weight_of(origin.source)
+        shape = self.base.shapes[weight]
+        wanted = jax.ShapeDtypeStruct(shape, jnp.float32)  # type: ignore[no-untyped-call]
+        alone: LeafOrigins = {(): Origin(weight, shape)}
+        ((_, array),) = self.base.read({weight: alone}, {weight: wanted})
+        return np.asarray(column_lengths(array))
+
+
+def _weight_of(magnitude: str) -> str:
+    return f"{magnitude.removesuffix(MAGNITUDE)}.weight"

@@ -15,30 +15,42 @@ import attrs
 
 from axcore.config import find_config, update_config
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop import peft_magnitudes
 from axcore.interop.canonical import canonical
+from axcore.interop.checkpoint_arrays import CheckpointArrays
 from axcore.interop.family import Family, family_of
-from axcore.interop.peft_replaced import Replaced, replaced
 from axcore.interop.peft_settings import (
     ARRAYS,
     CONFIG,
     MERGE,
     AdapterSettings,
+    Replaced,
     is_named,
     read_settings,
+    replaced,
 )
-from axcore.interop.reading import PublishedArrays
 from axcore.interop.tensor_files import TensorPlace, tensors_in
-from axcore.interop.transforms import Arrays, Chain, Concatenate, Same, Transform, Transpose
-from axcore.interop.weight_map import BoundMap, Rule, listed, named_specs, unstacked
+from axcore.interop.weight_map import (
+    Arrays,
+    BoundMap,
+    Chain,
+    Concatenate,
+    Rule,
+    Same,
+    Transform,
+    Transpose,
+    listed,
+    named_specs,
+    unstacked,
+)
 from axcore.layers import Dropout, Linear, LoRALinear
 
 PREFIX, WEIGHT = "base_model.model.", ".weight"
 FACTORS = {"lora_A": "lora_down", "lora_B": "lora_up"}
+MAGNITUDE, HF_MAGNITUDE = ".lora_magnitude.change", ".lora_magnitude_vector"
 
 
 @attrs.frozen(slots=False)
-class AdapterArrays(PublishedArrays):
+class AdapterArrays(CheckpointArrays):
     """The arrays of a folder of adapters; of modules without a tensor there are none."""
 
     @property
@@ -46,7 +58,7 @@ class AdapterArrays(PublishedArrays):
         """The shapes of all arrays that have a tensor, by name."""
         of = self.bound.piece_of
         every = super().shapes
-        return {n: s for n, s in every.items() if of[self.places[n]].theirs[0] in self.tensors}
+        return {n: s for n, s in every.items() if of[self.places[n]].hf[0] in self.tensors}
 
 
 def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays, Replaced]:
@@ -66,7 +78,7 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays, Replaced]:
     rules = family.weights(canonical(cfg))
     factors = [rule for one in rules for rule in _factor_rules(one)]
     linears = [found.path for found in find_config(cfg, Linear)]
-    every = _bound(_corrected(cfg, settings, linears), factors)
+    every = _bound(_with_adapters(cfg, settings, linears), factors)
     tensors = {name: place for name, place in found.items() if name in every.shapes}
     _check_complete(tensors, settings, folder)
     others = {n.removeprefix(PREFIX): one for n, one in found.items() if n not in every.shapes}
@@ -79,16 +91,16 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays, Replaced]:
         folder,
     )
     sizes = _sizes(cfg, settings, every, tensors, folder)
-    adapted = _corrected(cfg, settings, sizes, sizes)
+    adapted = _with_adapters(cfg, settings, sizes, sizes)
     return adapted, AdapterArrays(folder, _bound(adapted, factors), tensors), beside
 
 
 def _modules(names: Iterable[str]) -> list[str]:
-    """Returns the modules that tensors of adapters correct."""
+    """Returns the modules that tensors of adapters are for."""
     return sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in names})
 
 
-def _corrected(
+def _with_adapters(
     cfg: Any, settings: AdapterSettings, paths: Iterable[str], sizes: Mapping[str, Any] = {}
 ) -> Any:
     """Returns the config with adapters of layers, of rank and alpha by path where they differ."""
@@ -118,9 +130,9 @@ def _sizes(
     places = _places(cfg, settings)
     found: dict[str, dict[str, tuple[int, float]]] = {}
     for piece in every.pieces:
-        if piece.theirs[0] in tensors:
-            (module,) = _modules(piece.theirs)
-            for one in piece.ours:
+        if piece.hf[0] in tensors:
+            (module,) = _modules(piece.hf)
+            for one in piece.axcore:
                 path = places[one.leaf.rpartition(".lora_")[0]]
                 found.setdefault(path, {})[module] = settings.sizes(module)
     for modules in found.values():
@@ -143,7 +155,7 @@ def _places(cfg: Any, settings: AdapterSettings) -> dict[str, str]:
     """
     paths = [found.path for found in find_config(cfg, Linear)]
     ranks = {path: (rank, settings.alpha) for rank, path in enumerate(paths, start=1)}
-    specs = _corrected(cfg, settings, paths, ranks).build().param_specs()
+    specs = _with_adapters(cfg, settings, paths, ranks).build().param_specs()
     down = f".{FACTORS['lora_A']}{WEIGHT}"
     return {
         name.removesuffix(down): paths[spec.shape[-1] - 1]
@@ -154,7 +166,7 @@ def _places(cfg: Any, settings: AdapterSettings) -> dict[str, str]:
 
 def _bound(cfg: Any, factors: list[Rule]) -> BoundMap:
     """Returns the map of all adapters that the rules fit."""
-    known = {_NUMBER.sub("#", name) for rule in factors for name in rule.ours}
+    known = {_NUMBER.sub("#", name) for rule in factors for name in rule.axcore}
     specs = cfg.build().param_specs()
     other = {
         one.leaf
@@ -169,7 +181,7 @@ _NUMBER = re.compile(r"\{\w+\}|(?<=\.)\d+(?=\.)")
 
 @attrs.frozen
 class _Shared(Transform):
-    """Several arrays that are equal in one of theirs, backwards; the first of them, forwards."""
+    """Several equal arrays for one of Hugging Face's, backwards; the first of them, forwards."""
 
     count: int
 
@@ -202,20 +214,20 @@ class _Repeated(Transform):
 def _factor_rules(rule: Rule) -> Iterator[Rule]:
     """Yields the rules of the adapters of a linear layer, none for other rules.
 
-    What a family fuses, `(inputs, outputs)` of ours side by side as the outputs of one of theirs,
-    has one correction B A: each of ours has the whole A, and its own rows of B.
+    Where a family fuses layers, `(inputs, outputs)` side by side as the outputs of one, there is
+    one product B A for all of them: each layer has the whole A, and its own rows of B.
     """
-    rows, own = _of_rows(rule.transform), [name.removesuffix(WEIGHT) for name in rule.ours]
-    theirs = PREFIX + rule.theirs[0].removesuffix(WEIGHT)
-    is_linear = len(rule.theirs) == 1 and all(n.endswith(WEIGHT) for n in rule.ours + rule.theirs)
-    if rows is None or not is_linear or ".experts." in rule.theirs[0]:
+    rows, own = _of_rows(rule.transform), [name.removesuffix(WEIGHT) for name in rule.axcore]
+    hf = PREFIX + rule.hf[0].removesuffix(WEIGHT)
+    is_linear = len(rule.hf) == 1 and all(n.endswith(WEIGHT) for n in rule.axcore + rule.hf)
+    if rows is None or not is_linear or ".experts." in rule.hf[0]:
         return
     shared = _Shared(len(own)) if len(own) > 1 else Same()
     for (factor, name), further in zip(FACTORS.items(), (shared, rows), strict=True):
-        ours = tuple(f"{one}.{name}{WEIGHT}" for one in own)
-        yield Rule(ours, (f"{theirs}.{factor}{WEIGHT}",), Chain(Transpose(), further))
-    magnitudes = tuple(f"{one}{peft_magnitudes.OURS}" for one in own)
-    yield Rule(magnitudes, (f"{theirs}{peft_magnitudes.THEIRS}",), rows)
+        axcore = tuple(f"{one}.{name}{WEIGHT}" for one in own)
+        yield Rule(axcore, (f"{hf}.{factor}{WEIGHT}",), Chain(Transpose(), further))
+    magnitudes = tuple(f"{one}{MAGNITUDE}" for one in own)
+    yield Rule(magnitudes, (f"{hf}{HF_MAGNITUDE}",), rows)
 
 
 def _of_rows(transform: Transform) -> Transform | None:
@@ -253,7 +265,7 @@ def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
 def _check_complete(names: Iterable[str], settings: AdapterSettings, folder: Path) -> None:
     """Checks that every module has all tensors: one factor alone would correct nothing."""
     endings = [f".{factor}{WEIGHT}" for factor in FACTORS]
-    endings += [peft_magnitudes.THEIRS] if settings.use_dora else []
+    endings += [HF_MAGNITUDE] if settings.use_dora else []
     there = set(names)
     modules = {name[: name.rindex(".lora_")] for name in there}
     every = [module + ending for module in sorted(modules) for ending in endings]

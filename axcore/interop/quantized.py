@@ -1,4 +1,4 @@
-"""Quantized tensors of published models, dequantized as they are read.
+"""Quantized tensors of pretrained checkpoints, dequantized as they are read.
 
 Numbers are float32 as they are read: the products of stored numbers and their scales, not rounded.
 """
@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import CheckpointError
 from axcore.interop.tensor_files import TensorPlace
 
 
 class Tensor(Protocol):
-    """A tensor of a published model, as it is stored or dequantized."""
+    """A tensor of a pretrained checkpoint, as it is stored or dequantized."""
 
     @property
     def file(self) -> Path:
@@ -134,7 +134,7 @@ def dequantized(
     method = settings.get("quant_method")
     if method not in _FORMATS:
         raise CheckpointError(
-            f"the weights are quantized by {method!r}; {name_the_known(str(method), _FORMATS)}",
+            f"the weights are quantized by {method!r}; {suggest_names(str(method), _FORMATS)}",
             where="quantization_config",
             hint="fetch the model in bfloat16",
         )

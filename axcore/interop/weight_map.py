@@ -1,12 +1,14 @@
-"""Weight maps: which of our arrays is which of theirs, and by what transform.
+"""Weight maps: which array of a model is which of Hugging Face's, and by what transform.
 
-A map is a tuple of rules. Names on both sides may hold `{layer}` and `{expert}`; ours are paths in
-the state as if nothing were stacked: `decoder.stack.layer.{layer}.attention.q.weight`. A rule that
-makes one tensor of all experts names each by its number. Layers are numbered in the order in which
-tokens pass them, however stacks are nested.
+A map is a tuple of rules. Names on both sides may hold `{layer}` and `{expert}`. axcore's
+are paths in the state as if nothing were stacked:
+`decoder.stack.layer.{layer}.attention.q.weight`. A rule that makes one tensor of all experts names
+each by its number. Layers are numbered in the order in which tokens pass them, however stacks are
+nested.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -17,7 +19,6 @@ import jax
 import numpy as np
 
 from axcore.errors import ModuleError
-from axcore.interop.transforms import Same, Transform, Transpose
 from axcore.module import ParamSpec
 from axcore.module.param import Stacked
 
@@ -27,40 +28,264 @@ _PLACE = re.compile(r"\{\w+\}|(?<=\.)\d+(?=\.)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _NESTED = re.compile(r"(?<=\.)layer\.(\d+(?:\.layer\.\d+)*)(?=\.)")
 _BASE = re.compile(r"(?<=\.)base\.")
-"""A layer that corrects another one holds it as its base, and is in its place."""
+"""An adapted layer holds the original as its base, and is in its place."""
 SHOWN = 12
+
+
+Arrays = tuple[Any, ...]
+
+
+class Transform(ABC):
+    """A one-to-one function of arrays, from axcore's to Hugging Face's."""
+
+    @abstractmethod
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns what becomes of the arrays."""
+
+    @property
+    @abstractmethod
+    def inverse(self) -> "Transform":
+        """The transform that undoes this one."""
+
+
+@attrs.frozen
+class Same(Transform):
+    """Leaves arrays as they are."""
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns the arrays."""
+        return arrays
+
+    @property
+    def inverse(self) -> Transform:
+        """Itself."""
+        return self
+
+
+@attrs.frozen
+class Transpose(Transform):
+    """Swaps the two dimensions of each matrix."""
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns each matrix transposed."""
+        return tuple(array.T for array in arrays)
+
+    @property
+    def inverse(self) -> Transform:
+        """Itself."""
+        return self
+
+
+@attrs.frozen
+class SplitAxis(Transform):
+    """Splits one dimension of each array in two, of which the first has `count` places.
+
+    Args:
+        count: Places of the new dimension, heads usually.
+        axis: The dimension, from the front.
+    """
+
+    count: int
+    axis: int = 0
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns each array with another dimension."""
+        return tuple(
+            array.reshape(*array.shape[: self.axis], self.count, -1, *array.shape[self.axis + 1 :])
+            for array in arrays
+        )
+
+    @property
+    def inverse(self) -> Transform:
+        """Joins the two dimensions."""
+        return JoinAxes(self.count, self.axis)
+
+
+@attrs.frozen
+class JoinAxes(Transform):
+    """Makes one dimension of `axis`, which has `count` places, and the one behind it."""
+
+    count: int
+    axis: int = 0
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns each array with a dimension less."""
+        return tuple(
+            array.reshape(*array.shape[: self.axis], -1, *array.shape[self.axis + 2 :])
+            for array in arrays
+        )
+
+    @property
+    def inverse(self) -> Transform:
+        """Splits the dimension again."""
+        return SplitAxis(self.count, self.axis)
+
+
+@attrs.frozen
+class Permute(Transform):
+    """Puts place `order[i]` of a dimension at place `i`."""
+
+    order: tuple[int, ...]
+    axis: int = 0
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns each array in another order."""
+        order = np.array(self.order)
+        return tuple(_api(array).take(array, order, axis=self.axis) for array in arrays)
+
+    @property
+    def inverse(self) -> Transform:
+        """Puts every place back."""
+        return Permute(tuple(np.argsort(self.order).tolist()), self.axis)
+
+
+@attrs.frozen
+class Concatenate(Transform):
+    """Fuses arrays into one, along a dimension in which they have these sizes."""
+
+    sizes: tuple[int, ...]
+    axis: int = 0
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns one array."""
+        return (_api(arrays[0]).concatenate(arrays, axis=self.axis),)
+
+    @property
+    def inverse(self) -> Transform:
+        """Splits the array."""
+        return Split(self.sizes, self.axis)
+
+
+@attrs.frozen
+class Split(Transform):
+    """Splits one array into several of these sizes."""
+
+    sizes: tuple[int, ...]
+    axis: int = 0
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns as many arrays as there are sizes, views of the one."""
+        ends = np.cumsum(self.sizes).tolist()
+        before = (slice(None),) * (self.axis % arrays[0].ndim)
+        return tuple(
+            arrays[0][(*before, slice(end - size, end))]
+            for size, end in zip(self.sizes, ends, strict=True)
+        )
+
+    @property
+    def inverse(self) -> Transform:
+        """Fuses them again."""
+        return Concatenate(self.sizes, self.axis)
+
+
+@attrs.frozen
+class StackArrays(Transform):
+    """Makes one array of each `count` arrays that follow each other, along a new dimension."""
+
+    count: int
+    axis: int = 0
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns as many arrays as there are groups."""
+        groups = (arrays[i : i + self.count] for i in range(0, len(arrays), self.count))
+        return tuple(_api(group[0]).stack(group, axis=self.axis) for group in groups)
+
+    @property
+    def inverse(self) -> Transform:
+        """Takes the groups apart."""
+        return UnstackArrays(self.count, self.axis)
+
+
+@attrs.frozen
+class UnstackArrays(Transform):
+    """Makes one array of each of the `count` places of a dimension."""
+
+    count: int
+    axis: int = 0
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns the arrays of the first one's places, then those of the second one's."""
+        return tuple(
+            array[(*(slice(None),) * (self.axis % array.ndim), i)]
+            for array in arrays
+            for i in range(self.count)
+        )
+
+    @property
+    def inverse(self) -> Transform:
+        """Stacks them again."""
+        return StackArrays(self.count, self.axis)
+
+
+@attrs.frozen(init=False)
+class Chain(Transform):
+    """One transform after the other."""
+
+    parts: tuple[Transform, ...]
+
+    def __init__(self, *parts: Transform) -> None:
+        self.__attrs_init__(parts)
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Returns what the last one makes of what those before it made."""
+        for part in self.parts:
+            arrays = part(arrays)
+        return arrays
+
+    @property
+    def inverse(self) -> Transform:
+        """Undoes the last one first."""
+        return Chain(*(part.inverse for part in reversed(self.parts)))
+
+
+def interleaved(rotated: int, *, kept: int = 0, rest: int = 0, axis: int = 0) -> Permute:
+    """Returns the permutation from half-split rotary rows to neighbouring pairs.
+
+    Args:
+        rotated: Rows that positions rotate; axcore pairs row `i` with `i + rotated / 2`.
+        kept: Rows before them that stay in place.
+        rest: Rows behind them that stay in place.
+        axis: The dimension of the rows.
+    """
+    pairs = np.arange(rotated).reshape(2, -1).T.reshape(-1) + kept
+    end = kept + rotated
+    return Permute((*range(kept), *pairs.tolist(), *range(end, end + rest)), axis)
+
+
+def _api(array: Any) -> Any:
+    return array.__array_namespace__()
 
 
 @attrs.frozen
 class Rule:
-    """Some of our arrays are some of theirs, by a transform from ours to theirs."""
+    """Some arrays of a model are some of Hugging Face's, by a transform from axcore to hf."""
 
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
+    axcore: tuple[str, ...]
+    hf: tuple[str, ...]
     transform: Transform = attrs.field(factory=Same)
 
 
 WeightMap = tuple[Rule, ...]
 
 
-def same(ours: str, theirs: str) -> Rule:
+def same(axcore: str, hf: str) -> Rule:
     """Returns the rule of an array that is the same on both sides."""
-    return Rule((ours,), (theirs,))
+    return Rule((axcore,), (hf,))
 
 
-def linear(ours: str, theirs: str) -> WeightMap:
-    """Returns the rules of a linear layer: theirs has outputs first."""
-    weight = Rule((f"{ours}.weight",), (f"{theirs}.weight",), Transpose())
-    return (weight, same(f"{ours}.bias", f"{theirs}.bias"))
+def linear(axcore: str, hf: str) -> WeightMap:
+    """Return the rules of a linear layer: Hugging Face's weight has outputs first."""
+    weight = Rule((f"{axcore}.weight",), (f"{hf}.weight",), Transpose())
+    return (weight, same(f"{axcore}.bias", f"{hf}.bias"))
 
 
-def below(ours: str, theirs: str, rules: Iterable[Rule]) -> WeightMap:
+def below(axcore: str, hf: str, rules: Iterable[Rule]) -> WeightMap:
     """Returns rules with a prefix on each side."""
     return tuple(
         attrs.evolve(
             rule,
-            ours=tuple(f"{ours}.{name}" for name in rule.ours),
-            theirs=tuple(f"{theirs}.{name}" for name in rule.theirs),
+            axcore=tuple(f"{axcore}.{name}" for name in rule.axcore),
+            hf=tuple(f"{hf}.{name}" for name in rule.hf),
         )
         for rule in rules
     )
@@ -68,7 +293,7 @@ def below(ours: str, theirs: str, rules: Iterable[Rule]) -> WeightMap:
 
 @attrs.frozen
 class Slice:
-    """An array of ours: a leaf of the state, or one place of the dimensions stacked in it."""
+    """An array of a model: a leaf of the state, or one place of the dimensions stacked in it."""
 
     leaf: str
     index: tuple[int, ...]
@@ -79,14 +304,14 @@ class Piece:
     """What a rule says of one layer or expert.
 
     Args:
-        ours: Our arrays.
-        theirs: The names of theirs.
-        shapes: The shapes of theirs.
-        transform: From ours to theirs.
+        axcore: The model's arrays.
+        hf: The names of Hugging Face's.
+        shapes: The shapes of Hugging Face's.
+        transform: From axcore to hf.
     """
 
-    ours: tuple[Slice, ...]
-    theirs: tuple[str, ...]
+    axcore: tuple[Slice, ...]
+    hf: tuple[str, ...]
     shapes: tuple[Shape, ...]
     transform: Transform
 
@@ -105,7 +330,7 @@ class BoundMap:
         Args:
             rules: The map.
             specs: `module.param_specs()`.
-            ignored: Regular expressions of arrays of ours that only training needs.
+            ignored: Regular expressions of arrays that only training needs.
 
         Raises:
             ModuleError: Listing the arrays that no rule fits.
@@ -116,17 +341,17 @@ class BoundMap:
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of all of their tensors, by name."""
+        """The shapes of all tensors of Hugging Face, by name."""
         return {
             name: shape
             for piece in self.pieces
-            for name, shape in zip(piece.theirs, piece.shapes, strict=True)
+            for name, shape in zip(piece.hf, piece.shapes, strict=True)
         }
 
     @cached_property
     def piece_of(self) -> dict[Slice, Piece]:
-        """The piece that each of our arrays is in."""
-        return {one: piece for piece in self.pieces for one in piece.ours}
+        """The piece that each array of the model is in."""
+        return {one: piece for piece in self.pieces for one in piece.axcore}
 
 
 def named_specs(specs: Any) -> list[tuple[str, ParamSpec]]:
@@ -152,18 +377,18 @@ def _pieces(rules: WeightMap, specs: Mapping[str, ParamSpec]) -> Iterator[Piece]
         arrays.setdefault(_NUMBER.sub("#", name), {})[tuple(_NUMBER.findall(name))] = one
     fitted: set[Slice] = set()
     for rule in rules:
-        for values in _matches(rule.ours[0], arrays):
-            ours = [_find(name, arrays, values) for name in rule.ours]
-            if None not in ours:
-                piece = _piece(rule, values, [one for one in ours if one], specs)
-                fitted.update(piece.ours)
+        for values in _matches(rule.axcore[0], arrays):
+            axcore = [_find(name, arrays, values) for name in rule.axcore]
+            if None not in axcore:
+                piece = _piece(rule, values, [one for one in axcore if one], specs)
+                fitted.update(piece.axcore)
                 yield piece
     unfit = [name for name, found in arrays.items() if not fitted.issuperset(found.values())]
     if unfit:
         raise ModuleError(
             f"no rule of the weight map fits {len(unfit)} arrays of the model:\n"
             + listed(sorted(unfit)),
-            hint="the family's published models have no such arrays; take out what was added",
+            hint="the family's pretrained checkpoints have no such arrays; take out what was added",
         )
 
 
@@ -183,11 +408,11 @@ def _find(name: str, arrays: _Arrays, values: Mapping[str, str]) -> Slice | None
 
 
 def _piece(
-    rule: Rule, values: Mapping[str, str], ours: list[Slice], specs: Mapping[str, ParamSpec]
+    rule: Rule, values: Mapping[str, str], axcore: list[Slice], specs: Mapping[str, ParamSpec]
 ) -> Piece:
-    shapes = tuple(specs[one.leaf].shape[len(one.index) :] for one in ours)
-    theirs = tuple(name.format(**values) for name in rule.theirs)
-    return Piece(tuple(ours), theirs, _shapes_after(rule.transform, shapes), rule.transform)
+    shapes = tuple(specs[one.leaf].shape[len(one.index) :] for one in axcore)
+    hf = tuple(name.format(**values) for name in rule.hf)
+    return Piece(tuple(axcore), hf, _shapes_after(rule.transform, shapes), rule.transform)
 
 
 def _shapes_after(transform: Transform, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
@@ -203,7 +428,7 @@ _SHAPES: dict[tuple[Transform, tuple[Shape, ...]], tuple[Shape, ...]] = {}
 
 
 def unstacked(specs: Mapping[str, ParamSpec]) -> dict[str, Slice]:
-    """Returns our arrays by name, nested stacks of layers numbered through from first to last."""
+    """Return a model's arrays by name, nested stacks of layers numbered from first to last."""
     named = {
         name: Slice(leaf, index) for leaf, spec in specs.items() for name, index in _places(spec)
     }
@@ -227,8 +452,8 @@ def _places(spec: ParamSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _check_each_once(pieces: Sequence[Piece]) -> None:
-    counts = Counter(one for piece in pieces for one in piece.ours)
-    names = Counter(name for piece in pieces for name in piece.theirs)
+    counts = Counter(one for piece in pieces for one in piece.axcore)
+    names = Counter(name for piece in pieces for name in piece.hf)
     twice = [str(one) for one, count in [*counts.items(), *names.items()] if count > 1]
     if twice:
         raise ModuleError(f"the weight map has {len(twice)} arrays twice:\n{listed(twice)}")

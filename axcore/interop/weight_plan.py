@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ConfigError
-from axcore.interop.family import CORRECTIONS, TRAINING_ONLY
-from axcore.interop.host_room import check_host_holds
-from axcore.interop.origins import ArraySource, LeafOrigins, Noise, Origin
-from axcore.interop.unread import UnreadLeaf, on_host
-from axcore.interop.weight_edits import Models, Offer, WeightEdit, is_at
+from axcore.interop.array_source import ArraySource, LazyArray, LeafOrigins, Noise, Origin, on_host
+from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY
+from axcore.interop.host_arrays import check_host_holds
+from axcore.interop.weight_edits import CandidateArrays, ModelPair, WeightEdit, is_at
 from axcore.interop.weight_map import Slice, is_any, listed, named_specs, unstacked
 from axcore.progress import working
 
@@ -27,7 +26,7 @@ class Selection:
     """Which arrays are read, by globs of paths in the state, or of one layer's.
 
     Args:
-        read: Arrays of the model that are read; others begin as in a new model.
+        read: Arrays of the model that are read; others begin randomly initialized.
         fresh: Arrays of the model that are not read.
         unused: Arrays of the source, after all edits, that the model does not have.
     """
@@ -48,7 +47,7 @@ class WeightPlan:
         cfg: The model's config.
         source: Holds arrays.
         leaves: Of which arrays of the source each leaf of the state is; those that are left out
-            begin as in a new model.
+            begin randomly initialized.
         stacked: The dimensions that are stacked in each leaf.
     """
 
@@ -87,10 +86,10 @@ class WeightPlan:
         state = [found[name] for name in described]
         return jax.tree.unflatten(jax.tree.structure(wanted), state)
 
-    def unread(self, wanted: Any, *, seed: int = 0) -> Any:
-        """Returns the state for an engine, which reads one array after another: `UnreadLeaf`s.
+    def lazy(self, wanted: Any, *, seed: int = 0) -> Any:
+        """Returns the state for an engine, which reads one array after another: `LazyArray`s.
 
-        Those that have noise, or arrays as in a new model, are read at once into the host's memory.
+        Those with noise or randomly initialized arrays are read at once into the host's memory.
 
         Args:
             wanted: As for `read`; its shardings say where an engine lies that is given no mesh.
@@ -101,7 +100,7 @@ class WeightPlan:
         """
         described, stacked = _named(wanted), self.stacked
         found: dict[str, Any] = {
-            name: self._unread(name, described[name], stacked[name])
+            name: self._lazy(name, described[name], stacked[name])
             for name, origins in self.leaves.items()
             if len(origins) == math.prod(stacked[name])
             and not any(one.noise for one in origins.values())
@@ -112,9 +111,9 @@ class WeightPlan:
         found |= jax.tree.map(np.asarray, read)
         return jax.tree.unflatten(jax.tree.structure(wanted), [found[name] for name in described])
 
-    def _unread(self, name: str, wanted: Any, stacked: tuple[int, ...]) -> UnreadLeaf:
+    def _lazy(self, name: str, wanted: Any, stacked: tuple[int, ...]) -> LazyArray:
         origins = tuple(self.leaves[name][index] for index in np.ndindex(*stacked))
-        return UnreadLeaf(name, self.source, origins, stacked, wanted.dtype, wanted.sharding)
+        return LazyArray(name, self.source, origins, stacked, wanted.dtype, wanted.sharding)
 
     def table(self) -> str:
         """Returns a line for each array of the state: its name, and what it begins as."""
@@ -127,7 +126,7 @@ class WeightPlan:
 
     def _line(self, origins: LeafOrigins, num_places: int) -> str:
         if not origins:
-            return "as in a new model"
+            return "randomly initialized"
         sources = list(dict.fromkeys(one.source for one in origins.values()))
         notes = [self.source.described(sources)]
         if len(sources) < len(origins):
@@ -137,7 +136,7 @@ class WeightPlan:
         if noise is not None:
             notes.append(f"with noise of {noise.scale:g}, seed {noise.seed}")
         if len(origins) < num_places:
-            notes.append(f"{num_places - len(origins)} of {num_places} as in a new model")
+            notes.append(f"{num_places - len(origins)} of {num_places} randomly initialized")
         return ", ".join(notes)
 
 
@@ -163,32 +162,38 @@ def plan_weights(
         ConfigError: Naming every array that has no source, or is of another shape, and every one
             of the source that nothing begins with; or an edit or a glob has nothing to do.
     """
-    theirs, ours = models
-    named = dict(named_specs(ours.build().param_specs() if specs is None else specs))
+    source_cfg, target_cfg = models
+    named = dict(named_specs(target_cfg.build().param_specs() if specs is None else specs))
     places = unstacked(named)
     shapes = {name: named[one.leaf].shape[len(one.index) :] for name, one in places.items()}
-    offer = Offer({name: Origin(name, shape) for name, shape in source.shapes.items()})
+    candidates = CandidateArrays(
+        {name: Origin(name, shape) for name, shape in source.shapes.items()}
+    )
     for edit in edits:
-        offer = edit.edited(offer, Models(theirs, ours, shapes))
-    wanted = _selected(places, offer, selection)
-    _check_fit({name: shapes[name] for name in wanted}, places.keys(), offer, selection)
-    source.check(dict.fromkeys(offer.arrays[name].source for name in wanted))
+        candidates = edit.edited(candidates, ModelPair(source_cfg, target_cfg, shapes))
+    wanted = _selected(places, candidates, selection)
+    _check_fit({name: shapes[name] for name in wanted}, places.keys(), candidates, selection)
+    source.check(dict.fromkeys(candidates.arrays[name].source for name in wanted))
     leaves: dict[str, dict[tuple[int, ...], Origin]] = {}
     for name in wanted:
-        leaves.setdefault(places[name].leaf, {})[places[name].index] = offer.arrays[name]
+        leaves.setdefault(places[name].leaf, {})[places[name].index] = candidates.arrays[name]
     stacked = {name: spec.shape[: spec.num_stacked] for name, spec in named.items()}
-    return WeightPlan(ours, source, leaves, stacked)
+    return WeightPlan(target_cfg, source, leaves, stacked)
 
 
-def _selected(places: Mapping[str, Slice], offer: Offer, selection: Selection) -> list[str]:
+def _selected(
+    places: Mapping[str, Slice], candidates: CandidateArrays, selection: Selection
+) -> list[str]:
     """Returns the names of the arrays that are read."""
     read = _matched(selection.read, places, "read")
-    fresh = _matched(selection.fresh, places, "fresh") | offer.fresh
-    own = (*TRAINING_ONLY, *CORRECTIONS)
+    fresh = _matched(selection.fresh, places, "fresh") | candidates.fresh
+    own = (*TRAINING_ONLY, *ADAPTER_ARRAYS)
     return [
         name
         for name in places
-        if name in read and name not in fresh and (name in offer.arrays or not is_any(own, name))
+        if name in read
+        and name not in fresh
+        and (name in candidates.arrays or not is_any(own, name))
     ]
 
 
@@ -207,41 +212,46 @@ def _matched(globs: Sequence[str], places: Mapping[str, Slice], field: str) -> s
 
 
 def _check_fit(
-    wanted: Mapping[str, tuple[int, ...]], known: Any, offer: Offer, selection: Selection
+    wanted: Mapping[str, tuple[int, ...]],
+    known: Any,
+    candidates: CandidateArrays,
+    selection: Selection,
 ) -> None:
     """Checks that every array that is read has an origin of its shape, and no origin is left."""
-    missing = [name for name in wanted if name not in offer.arrays]
-    left = [name for name in offer.arrays if name not in known]
+    missing = [name for name in wanted if name not in candidates.arrays]
+    left = [name for name in candidates.arrays if name not in known]
     for glob in selection.unused:
         named = {name for name in left if is_at(glob, name)}
         if not named:
             raise ConfigError(
                 f"{glob!r} matches no array of the source that the model lacks",
                 where="init_from.unused",
-                hint=name_the_known(glob, left),
+                hint=suggest_names(glob, left),
             )
         left = [name for name in left if name not in named]
     left = [name for name in left if not is_any(TRAINING_ONLY, name)]
     problems = [
-        f"{name} has shape {list(wanted[name])}; {_source(offer, name)} has "
-        f"{list(offer.arrays[name].shape)}"
+        f"{name} has shape {list(wanted[name])}; {_source(candidates, name)} has "
+        f"{list(candidates.arrays[name].shape)}"
         for name in wanted
-        if name in offer.arrays and offer.arrays[name].shape != wanted[name]
+        if name in candidates.arrays and candidates.arrays[name].shape != wanted[name]
     ]
     problems += [f"{name} of the model is not in the source" for name in missing]
-    problems += [f"{_source(offer, name)} is in the source; nothing here has it" for name in left]
+    problems += [
+        f"{_source(candidates, name)} is in the source; nothing here has it" for name in left
+    ]
     if problems:
         raise ConfigError(
-            f"{len(problems)} arrays of the source and the model do not go together:\n"
+            f"{len(problems)} arrays of the source and the model are incompatible:\n"
             + listed(problems),
             where="init_from",
-            hint="name arrays that begin as in a new model in init_from.fresh, those of the source "
-            "that are not wanted in init_from.unused, or add edits",
+            hint="name arrays to initialize randomly in init_from.fresh, those of the source that "
+            "are not wanted in init_from.unused, or add edits",
         )
 
 
-def _source(offer: Offer, name: str) -> str:
-    source = offer.arrays[name].source
+def _source(candidates: CandidateArrays, name: str) -> str:
+    source = candidates.arrays[name].source
     return name if source == name else f"{source} (as {name})"
 
 
@@ -270,7 +280,7 @@ def _with_noise(
 def _completed(
     array: jax.Array, fresh: jax.Array, origins: LeafOrigins, stacked: tuple[int, ...]
 ) -> jax.Array:
-    """Returns a leaf with arrays as in a new model where it has no origins."""
+    """Returns a leaf with arrays randomly initialized where it has no origins."""
     is_read = _mask(stacked, list(origins), array.ndim) > 0
 
     @partial(jax.jit, donate_argnums=0, out_shardings=array.sharding)

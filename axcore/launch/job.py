@@ -1,13 +1,20 @@
 """`Job`: what a launcher starts, on any engine."""
 
 import re
+import secrets
 import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import attrs
+import yaml
 
-from axcore.errors import ConfigError
-from axcore.launch.launch_id import with_launch_id
+from axcore.config import config, suggest_names
+from axcore.errors import ConfigError, ProcessError
+from axcore.plugins import JobLauncher, plugin_host
 
 
 def _positive(job: "Job", attribute: "attrs.Attribute[int]", value: int) -> None:
@@ -67,3 +74,122 @@ class Job:
 def default_run_directory(experiment: str) -> str:
     """Returns where `axcore train` keeps a run whose directory nobody named."""
     return str(Path("runs") / Path(experiment).stem)
+
+
+_OPTION = "--launch-id"
+
+
+def with_launch_id(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Returns arguments of `axcore train` that name this launch, where a restart must know it."""
+    named = {one.partition("=")[0] for one in arguments}
+    is_wanted = "--from-step" in named and _OPTION not in named
+    return (*arguments, *((_OPTION, secrets.token_hex(4)) if is_wanted else ()))
+
+
+def launch_of(launch_id: str, environment: Mapping[str, str]) -> str:
+    """Returns the launch of this start; "" if it is of none.
+
+    A script that is given to Slurm twice is two launches; a job that is requeued stays one.
+    """
+    job = environment.get("SLURM_JOB_ID")
+    return f"{launch_id}-{job}" if launch_id and job else launch_id
+
+
+@config
+class Launcher:
+    """Starts jobs on one engine; a subclass has a field for each thing the engine wants to know.
+
+    `is_local` says that a job runs here and at once; other engines are asked by `--submit` only.
+    """
+
+    is_local: ClassVar[bool] = False
+
+    def render(self, job: Job) -> str:
+        """Returns what the engine is given, as people read it and keep it; it ends in a newline."""
+        raise NotImplementedError
+
+    def launch(self, job: Job) -> int:
+        """Gives the job to the engine; returns the exit code.
+
+        Raises:
+            ProcessError: The engine is not here, or refused the job.
+        """
+        raise NotImplementedError
+
+    def check(self, job: Job) -> None:
+        """Looks for what the engine would refuse.
+
+        Raises:
+            ConfigError: Naming the fields that are wrong.
+        """
+
+
+def find_launcher(name: str) -> JobLauncher:
+    """Returns the record of a launcher.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    known = {record.name: record for record in plugin_host().records(JobLauncher)}
+    if name not in known:
+        raise ConfigError(
+            f"there is no launcher {name!r}; {suggest_names(name, known)}",
+            hint="`axcore launch --help` lists them; a plugin may bring others",
+        )
+    return known[name]
+
+
+def launcher_class(record: JobLauncher) -> type[Launcher]:
+    """Returns the config class of a record.
+
+    Raises:
+        PluginError: It is no subclass of `Launcher`.
+    """
+    made = record.config.resolve()
+    if not (isinstance(made, type) and issubclass(made, Launcher)):
+        raise record.wrong_field("config", made, "a subclass of axcore.launch.Launcher")
+    return made
+
+
+def submit(command: Sequence[str], text: str) -> int:
+    """Runs a program with some text as its input; what it prints goes where ours goes.
+
+    Returns:
+        Its exit code, 0.
+
+    Raises:
+        ProcessError: The program is not here, or refused the text.
+    """
+    if shutil.which(command[0]) is None:
+        raise ProcessError(
+            f"there is no {command[0]!r} on this machine",
+            where="--submit",
+            hint=f"install it, or leave --submit out and give what is printed to {command[0]} "
+            "where it is",
+        )
+    done = subprocess.run(list(command), input=text, text=True, check=False)
+    if done.returncode:
+        raise ProcessError(
+            f"{' '.join(command)} ended with {done.returncode}",
+            where="--submit",
+            hint="see what it says above; leave --submit out to see what it was given",
+        )
+    return done.returncode
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def yaml_text(values: Any) -> str:
+    """Returns values as YAML, in their own order."""
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=1000))

@@ -6,11 +6,8 @@ from typing import Any
 
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
-from axcore.launch.job import Job
-from axcore.launch.launcher import Launcher
+from axcore.launch.job import Job, Launcher, submit, yaml_text
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PORT, ProcessInfo, integer
-from axcore.launch.submit import submit
-from axcore.launch.yaml_text import yaml_text
 
 _INDEX = "JOB_COMPLETION_INDEX"
 _WORKERS = "workers"

@@ -22,8 +22,7 @@ from axcore.launch.children import (
     first_failure,
     shell_exit_code,
 )
-from axcore.launch.job import Job
-from axcore.launch.launcher import Launcher
+from axcore.launch.job import Job, Launcher
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 _POLL_S = 0.05

@@ -11,11 +11,9 @@ from typing import Any
 from axcore.config import NonNegativeInt, config
 from axcore.errors import ConfigError, ProcessError
 from axcore.launch.children import MAY_PASS, Child, ProcessStart, StopRequests, shell_exit_code
-from axcore.launch.job import Job
-from axcore.launch.launcher import Launcher
+from axcore.launch.job import Job, Launcher, yaml_text
 from axcore.launch.local import found, free_port, mark_of
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
-from axcore.launch.yaml_text import yaml_text
 
 _POLL_S = 0.2
 

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from axcore.config import config
-from axcore.launch.job import Job
-from axcore.launch.launcher import Launcher
+from axcore.launch.job import Job, Launcher, submit, yaml_text
 from axcore.launch.process_info import PORT, ProcessInfo, integer
-from axcore.launch.submit import submit
-from axcore.launch.yaml_text import yaml_text
 
 _RANK, _COUNT, _IPS = "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"
 

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from axcore.config import NonNegativeInt, config
 from axcore.errors import ConfigError
 from axcore.launch.children import MAY_PASS
-from axcore.launch.job import Job
-from axcore.launch.launcher import Launcher
+from axcore.launch.job import Job, Launcher, submit
 from axcore.launch.process_info import ProcessInfo, integer
-from axcore.launch.submit import submit
 
 _FIRST_PORT = 20000
 _NUM_PORTS = 12000  # below the ports that systems hand out to anybody

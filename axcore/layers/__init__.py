@@ -1,23 +1,25 @@
 """Layers: the parts that models are composed of."""
 
-from axcore.layers.activations import Activation, activation_fn
-from axcore.layers.attention.attend import attend
-from axcore.layers.attention.contiguous_cache import ContiguousCache
-from axcore.layers.attention.gapped_cache import GappedCache
-from axcore.layers.attention.half_store import HalfStore
-from axcore.layers.attention.key_store import KeyStore
-from axcore.layers.attention.kv_cache import NoCache
-from axcore.layers.attention.paged_cache import PagedCache
-from axcore.layers.attention.position import NoPosition
-from axcore.layers.attention.quantized_store import QuantizedStore
-from axcore.layers.attention.rope import RoPE, rope_frequencies, rotate
-from axcore.layers.attention.self_attention import Attention, DotProductAttention
-from axcore.layers.attention.sliding_cache import SlidingCache
-from axcore.layers.dot import Dot, PlainDot
-from axcore.layers.dropout import Dropout
+from axcore.layers.attention.dot_product import DotProductAttention, attend
+from axcore.layers.attention.kv_cache import (
+    ContiguousCache,
+    GappedCache,
+    NoCache,
+    PagedCache,
+    SlidingCache,
+)
+from axcore.layers.attention.kv_store import HalfPrecisionKVStore, KVStore, QuantizedKVStore
+from axcore.layers.attention.rope import NoPosition, RoPE, rope_frequencies, rotate
+from axcore.layers.attention.self_attention import (
+    ATTENTION_KEY,
+    ATTENTION_PROJECTED,
+    ATTENTION_QUERY,
+    ATTENTION_VALUE,
+    Attention,
+)
+from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.embedding import Embedding
-from axcore.layers.feed_forward import FeedForward, PlainFeedForward
-from axcore.layers.linear import Linear
+from axcore.layers.linear import Dot, Linear, PackedLinear, PlainDot, use_decode_matmul
 from axcore.layers.lora.adapters import (
     adapters_of,
     merge_adapters,
@@ -27,38 +29,27 @@ from axcore.layers.lora.adapters import (
 )
 from axcore.layers.lora.batched import BatchedLoRALinear, using_adapters, with_adapter
 from axcore.layers.lora.linear import LoRALinear
-from axcore.layers.moe.capacity import CapacityLimited
-from axcore.layers.moe.dropless import Dropless
-from axcore.layers.moe.experts import Experts
-from axcore.layers.moe.layer import MoE
-from axcore.layers.moe.router import Router
-from axcore.layers.moe.routing import GroupLimit, Routing
-from axcore.layers.norm import LayerNorm, RMSNorm
-from axcore.layers.panel_linear import PanelLinear
+from axcore.layers.moe.experts import CapacityLimited, Dropless, Experts, MoE
+from axcore.layers.moe.router import GroupLimit, Router, Routing
+from axcore.layers.norm import Dropout, LayerNorm, PostNorm, PreNorm, Residual, RMSNorm
 from axcore.layers.pipeline import Pipeline
-from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
-from axcore.layers.quantization.delayed_scaling import Fp8Delayed
 from axcore.layers.quantization.frozen_linear import (
     FrozenLinear,
     frozen_state,
-    widened,
-    widened_state,
+    full_precision_state,
+    with_full_precision_weights,
 )
+from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
-from axcore.layers.remat_presets import (
-    ATTENTION_KEY,
-    ATTENTION_PROJECTED,
-    ATTENTION_QUERY,
-    ATTENTION_VALUE,
-)
-from axcore.layers.residual import PostNorm, PreNorm, Residual
-from axcore.layers.sequence import Sequence, alternating
-from axcore.layers.serving_products import products_by_op
-from axcore.layers.serving_room import KVCacheConfig, PagedKVCacheConfig
-from axcore.layers.stack import ScannedLayers, Stack
-from axcore.layers.state_cache import NoStateCache, StateCache
+from axcore.layers.stack import ScannedLayers, Sequence, Stack, alternating
 from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
-from axcore.layers.transformer import TransformerLayer
+from axcore.layers.transformer import (
+    Activation,
+    FeedForward,
+    PlainFeedForward,
+    TransformerLayer,
+    activation_fn,
+)
 from axcore.parallel import shard
 
 __all__ = [
@@ -83,10 +74,10 @@ __all__ = [
     "FrozenLinear",
     "GappedCache",
     "GroupLimit",
-    "HalfStore",
+    "HalfPrecisionKVStore",
     "Int8Dynamic",
     "KVCacheConfig",
-    "KeyStore",
+    "KVStore",
     "LayerNorm",
     "Linear",
     "LoRALinear",
@@ -94,16 +85,16 @@ __all__ = [
     "NoCache",
     "NoPosition",
     "NoStateCache",
+    "PackedLinear",
     "PagedCache",
     "PagedKVCacheConfig",
-    "PanelLinear",
     "Pipeline",
     "PlainDot",
     "PlainFeedForward",
     "PostNorm",
     "PreNorm",
+    "QuantizedKVStore",
     "QuantizedLinear",
-    "QuantizedStore",
     "RMSNorm",
     "Residual",
     "RoPE",
@@ -122,19 +113,19 @@ __all__ = [
     "attend",
     "continued_rows",
     "frozen_state",
+    "full_precision_state",
     "merge_adapters",
     "new_adapters",
     "packed_rows",
-    "products_by_op",
     "quantize_weights",
     "rope_frequencies",
     "rotate",
     "shard",
+    "use_decode_matmul",
     "using_adapters",
     "whole_rows",
-    "widened",
-    "widened_state",
     "with_adapter",
     "with_adapters",
+    "with_full_precision_weights",
     "without_lora",
 ]

@@ -18,7 +18,7 @@ class Embedding(Module):
 
     @config
     class Config(Module.Config["Embedding"]):
-        """Describes an `Embedding`.
+        """The config of an `Embedding`.
 
         Args:
             vocab_size: Number of rows.
@@ -33,7 +33,7 @@ class Embedding(Module):
         weight_init: Initializer = Normal(std=0.02)
 
     def setup(self, cfg: Config) -> None:
-        """Declares the table."""
+        """Declare the table."""
         self.weight = Param(
             (cfg.vocab_size, cfg.dim), axes=("vocab", "embed"), init=cfg.weight_init
         )
@@ -42,7 +42,7 @@ class Embedding(Module):
     def forward(
         self, tokens: Int[Array, "*batch"], info: TokenInfo | None = None
     ) -> Float[Array, "*batch dim"]:
-        """Returns the tokens' vectors in the compute dtype; their positions change nothing."""
+        """Return the tokens' vectors in the compute dtype; their positions change nothing."""
         # Rows are read whole: split along `embed`, as it is stored, the result would first have to
         # be gathered on every device.
         table = shard(self.weight, "vocab", "embed")

@@ -1,5 +1,6 @@
 """`Pipeline`: layers in stages, each on devices of its own, and micro-batches that pass through."""
 
+from functools import partial
 from typing import Any
 
 import attrs
@@ -9,13 +10,15 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, Resumable, config
 from axcore.errors import ConfigError, ModuleError, ShardingError
-from axcore.layers.pipeline_buffers import measured_by_tick
 from axcore.layers.tokens import TokenInfo
 from axcore.module import (
+    Merge,
     Module,
     Outputs,
+    ParamSpec,
     StackedModule,
     StackRunner,
+    merge_buffer,
     merge_microbatches,
     merge_outputs,
     split_microbatches,
@@ -43,7 +46,7 @@ class Pipeline(Module):
 
     @config
     class Config(Module.Config["Pipeline"]):
-        """Describes a `Pipeline`.
+        """The config of a `Pipeline`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -63,7 +66,7 @@ class Pipeline(Module):
         num_rounds: PositiveInt = 1
 
     def setup(self, cfg: Config) -> None:
-        """Builds one layer with a state for each place."""
+        """Build one layer with a state for each place."""
         if cfg.num_layers % cfg.num_rounds:
             raise ConfigError(
                 f"{cfg.num_layers} layers do not divide into {cfg.num_rounds} rounds",
@@ -73,7 +76,7 @@ class Pipeline(Module):
         self.layer = StackedModule(layer, cfg.num_layers, "stages", rounds=cfg.num_rounds)
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
-        """Returns the input passed through all layers.
+        """Return the input passed through all layers.
 
         Raises:
             ShardingError: Layers do not divide into stages, or the batch into micro-batches.
@@ -91,7 +94,7 @@ class Pipeline(Module):
             stage,
             schedule,
             state=state,
-            state_by_tick=measured_by_tick(state, copies.specs, schedule),
+            state_by_tick=_measured_by_tick(state, copies.specs, schedule),
             inputs=inputs,
         )
         x, channels = jax.tree.map(merge_microbatches, carried)
@@ -121,7 +124,7 @@ class Pipeline(Module):
 
 
 def _check_channels(channels: dict[str, Any], num_rows: int) -> None:
-    """Checks that shared values can be split as the batch is.
+    """Check that shared values can be split as the batch is.
 
     Raises:
         ModuleError: It has no dimension for the rows of the batch.
@@ -158,7 +161,7 @@ class _Stage:
         return self.num_layers // (self.schedule.num_stages * self.schedule.num_rounds)
 
     def state(self) -> Any:
-        """Returns the state of all layers, `[stage, layer, round, ...]`."""
+        """Return the state of all layers, `[stage, layer, round, ...]`."""
         lead = (self.schedule.num_rounds, self.schedule.num_stages, self.size)
         num_stacked = 1 if self.schedule.num_rounds == 1 else 2
 
@@ -168,7 +171,7 @@ class _Stage:
         return jax.tree.map(by_stage, self.copies.state)
 
     def __call__(self, state: Any, stage: Array, turn: Array, micro: Array, carried: Any) -> Any:
-        """Returns what the layers make of one micro-batch, and their outputs.
+        """Return what the layers make of one micro-batch, and their outputs.
 
         Args:
             state: Of the stage's layers in all rounds, `[layer, round, ...]`.
@@ -191,7 +194,7 @@ class _Stage:
         return jax.lax.scan(step, carried, (jnp.arange(self.size), state))
 
     def merge_outputs(self, outputs: Outputs, shape: tuple[int, ...]) -> Outputs:
-        """Returns the outputs `[tick, stage, layer, ...]` as those of all layers for the batch.
+        """Return the outputs `[tick, stage, layer, ...]` as those of all layers for the batch.
 
         Args:
             outputs: Of all ticks, those in the bubble included.
@@ -205,10 +208,51 @@ class _Stage:
         return merge_outputs(attrs.evolve(by_part, updates=updates), self.copies.specs)
 
     def _by_part(self, leaf: Array) -> Array:
-        """Returns `[micro-batch, layer of all, ...]` of `[tick, stage, layer, ...]`."""
+        """Return `[micro-batch, layer of all, ...]` of `[tick, stage, layer, ...]`."""
         groups = jnp.moveaxis(self.schedule.of_each_layer_group(leaf), 2, 0)
         return groups.reshape(groups.shape[0], self.num_layers, *groups.shape[4:])
 
 
 def _of_round(state: Any, turn: Array) -> Any:
     return jax.tree.map(lambda leaf: leaf[turn if len(leaf) > 1 else 0], state)
+
+
+def _measured_by_tick(state: Any, specs: Any, schedule: PipelineSchedule) -> Any:
+    """Return the state with arrays `[tick, stage, layer, round, ...]` of buffers from backward.
+
+    Args:
+        state: Arrays `[stage, layer, round, ...]`.
+        specs: Of those arrays.
+        schedule: Of the pipeline.
+
+    Returns:
+        A tree like `state`, with None in the place of all other arrays.
+    """
+    return jax.tree.map(
+        lambda spec, leaf: (
+            _of_each_tick(leaf, schedule, spec.merge) if spec.is_overwritten_by_gradient else None
+        ),
+        specs,
+        state,
+        is_leaf=lambda leaf: isinstance(leaf, ParamSpec),
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _of_each_tick(leaf: Array, schedule: PipelineSchedule, merge: Merge) -> Array:
+    return jnp.broadcast_to(leaf[None], (schedule.num_ticks, *leaf.shape))
+
+
+def _forward(leaf: Array, schedule: PipelineSchedule, merge: Merge) -> tuple[Array, None]:
+    return _of_each_tick(leaf, schedule, merge), None
+
+
+def _backward(schedule: PipelineSchedule, merge: Merge, _: None, measured: Array) -> tuple[Array]:
+    """Return the next value, from those of the ticks at which a layer had something to do."""
+    parts = schedule.of_each_layer_group(measured)  # [round, stage, micro-batch, layer, round, ...]
+    parts = jnp.stack([part[:, :, :, turn] for turn, part in enumerate(parts)])
+    merged = merge_buffer(jnp.moveaxis(parts, 2, 0), merge)
+    return (jnp.moveaxis(merged, 0, 2),)
+
+
+_of_each_tick.defvjp(_forward, _backward)

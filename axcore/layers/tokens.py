@@ -74,7 +74,7 @@ class TokenInfo(NamedTuple):
         )
 
     def of_call(self) -> "TokenInfo":
-        """Returns the info of all tokens of the call.
+        """Return the info of all tokens of the call.
 
         Raises:
             ModuleError: It is not known which they are.
@@ -96,7 +96,7 @@ class TokenInfo(NamedTuple):
         return self.segment_ids > 0
 
     def key_positions(self, num_keys: int) -> Int[Array, "batch keys"]:
-        """Returns the position of each key that the tokens attend over.
+        """Return the position of each key that the tokens attend over.
 
         Args:
             num_keys: Second dimension of the keys: keys of a row, or of a page.
@@ -109,20 +109,20 @@ class TokenInfo(NamedTuple):
         return jnp.broadcast_to(places, (self.positions.shape[0], num_keys))
 
     def kept_places(self, out_of_range: int) -> Int[Array, "batch time"]:
-        """Returns the place of each token in its row's cache, and of padding one out of range."""
+        """Return the place of each token in its row's cache, and of padding one out of range."""
         if self.segment_ids is None:
             return self.positions
         return jnp.where(self.segment_ids > 0, self.positions, out_of_range)
 
     def num_new(self) -> Int[Array, " batch"]:
-        """Returns how many tokens of each row are no padding."""
+        """Return how many tokens of each row are no padding."""
         if self.segment_ids is None:
             return jnp.full(self.positions.shape[:1], self.positions.shape[1], jnp.int32)
         return jnp.sum(self.segment_ids > 0, axis=1, dtype=jnp.int32)
 
 
 def _flat(info: TokenInfo) -> tuple[list[tuple[Any, Any]], bool]:
-    """Returns the fields of an info, and whether it has all tokens, without these twice.
+    """Return the fields of an info, and whether it has all tokens, without these twice.
 
     Each array would otherwise be another object behind a transformation, `jit` or remat.
     """
@@ -142,7 +142,7 @@ jax.tree_util.register_pytree_with_keys(TokenInfo, _flat, _unflat)
 def whole_rows(
     tokens: Int[Array, "batch time"], token_mask: Bool[Array, "batch time"] | None = None
 ) -> TokenInfo:
-    """Returns the info of rows that each hold one document from its beginning.
+    """Return the info of rows that each hold one document from its beginning.
 
     Args:
         tokens: Of the rows.
@@ -153,7 +153,7 @@ def whole_rows(
 
 
 def packed_rows(batch: Mapping[str, Array]) -> TokenInfo:
-    """Returns the info of a batch of `axcore.data`.
+    """Return the info of a batch of `axcore.data`.
 
     Args:
         batch: `positions`; and `segment_ids` where a row holds several documents, or `token_mask`
@@ -170,7 +170,7 @@ def continued_rows(
     slots: Int[Array, " batch"] | None = None,
     page_table: Int[Array, "batch pages"] | None = None,
 ) -> TokenInfo:
-    """Returns the info of tokens that follow `num_cached` others of their row.
+    """Return the info of tokens that follow `num_cached` others of their row.
 
     Row `b` has `num_new[b]` tokens; what follows them is padding. A row that is all padding has 0
     of both.

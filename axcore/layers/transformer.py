@@ -1,14 +1,103 @@
-"""`TransformerLayer`: attention and a feed-forward, each in a residual connection."""
+"""`TransformerLayer`, and the feed-forward layers in it: gated and plain."""
 
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.attention.self_attention import Attention
-from axcore.layers.feed_forward import FeedForward
-from axcore.layers.residual import PreNorm
+from axcore.layers.linear import Linear
+from axcore.layers.norm import PreNorm
 from axcore.layers.tokens import TokenInfo
-from axcore.module import Module
+from axcore.module import Module, named
 from axcore.parallel import shard
+
+FEED_FORWARD_GATE = "feed_forward_gate"
+FEED_FORWARD_UP = "feed_forward_up"
+"""Names of values that a `Remat` config can keep for the backward pass."""
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "squared_relu"]
+
+
+def activation_fn(name: Activation) -> Callable[[Array], Array]:
+    """Return the function of that name.
+
+    Source: silu, Elfwing et al. 2017, arXiv:1702.03118; gelu, Hendrycks and Gimpel 2016,
+    arXiv:1606.08415; squared_relu, So et al. 2021, arXiv:2109.08668.
+    """
+    functions: dict[str, Callable[[Array], Array]] = {
+        "silu": jax.nn.silu,
+        "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+        "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+        "relu": jax.nn.relu,
+        "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
+    }
+    return functions[name]
+
+
+class FeedForward(Module):
+    """Gated feed-forward: `down(act(gate(x)) * up(x))`.
+
+    Source: Shazeer 2020, arXiv:2002.05202, eq. 6. Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config["FeedForward"]):
+        """The config of a `FeedForward`.
+
+        Args:
+            dim: Size of the last dimension of input and output.
+            hidden_dim: Number of hidden units.
+            activation: Applied to the gate.
+            linear: Used for all three projections.
+        """
+
+        dim: PositiveInt = REQUIRED
+        hidden_dim: PositiveInt = REQUIRED
+        activation: Activation = "silu"
+        linear: Module.Config = Linear.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Build the three projections."""
+        into = {"in_dim": cfg.dim, "out_dim": cfg.hidden_dim, "axes": ("embed", "mlp")}
+        self.gate = cfg.linear.build(**into)
+        self.up = cfg.linear.build(**into)
+        self.down = cfg.linear.build(in_dim=cfg.hidden_dim, out_dim=cfg.dim, axes=("mlp", "embed"))
+
+    def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
+        """Return the output for each token on its own."""
+        gate, up = named(self.gate(x), FEED_FORWARD_GATE), named(self.up(x), FEED_FORWARD_UP)
+        hidden = activation_fn(self.config.activation)(gate) * up
+        return self.down(shard(hidden, "batch", "time", "mlp"))
+
+
+class PlainFeedForward(Module):
+    """Feed-forward without a gate: `down(act(up(x)))`.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 2. Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config["PlainFeedForward"]):
+        """The config of a `PlainFeedForward`; its fields are those of `FeedForward`."""
+
+        dim: PositiveInt = REQUIRED
+        hidden_dim: PositiveInt = REQUIRED
+        activation: Activation = "gelu_tanh"
+        linear: Module.Config = Linear.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Build the two projections."""
+        self.up = cfg.linear.build(in_dim=cfg.dim, out_dim=cfg.hidden_dim, axes=("embed", "mlp"))
+        self.down = cfg.linear.build(in_dim=cfg.hidden_dim, out_dim=cfg.dim, axes=("mlp", "embed"))
+
+    def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
+        """Return the output for each token on its own."""
+        hidden = activation_fn(self.config.activation)(named(self.up(x), FEED_FORWARD_UP))
+        return self.down(shard(hidden, "batch", "time", "mlp"))
 
 
 class TransformerLayer(Module):
@@ -20,7 +109,7 @@ class TransformerLayer(Module):
 
     @config
     class Config(Module.Config["TransformerLayer"]):
-        """Describes a `TransformerLayer`.
+        """The config of a `TransformerLayer`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -35,7 +124,7 @@ class TransformerLayer(Module):
         residual: Module.Config = PreNorm.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the two branches and their residual connections."""
+        """Build the two branches and their residual connections."""
         self.attention = cfg.attention.build(dim=cfg.dim)
         self.feed_forward = cfg.feed_forward.build(dim=cfg.dim)
         self.attention_residual = cfg.residual.build(dim=cfg.dim)
@@ -44,7 +133,7 @@ class TransformerLayer(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns the tokens after both branches."""
+        """Return the tokens after both branches."""
         x = self.attention_residual(x, lambda normed: self.attention(normed, info))
         x = self.feed_forward_residual(x, self.feed_forward)
         return shard(x, "batch", "time", "embed")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import jax
 
-from axcore.config import REQUIRED, Configurable, Resumable, config, name_the_known
+from axcore.config import REQUIRED, Configurable, Resumable, config, suggest_names
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.module import ParamSpec
@@ -140,7 +140,7 @@ def _matched(glob: str, params: Sequence[ParamSpec], where: str) -> list[Any]:
         raise ConfigError(
             f"{glob!r} matches no parameter of the model",
             where=where,
-            hint=name_the_known(glob, [spec.name for spec in params]),
+            hint=suggest_names(glob, [spec.name for spec in params]),
         )
     return found
 

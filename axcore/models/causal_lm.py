@@ -1,4 +1,8 @@
-"""`CausalLM`: a decoder and a head, trained to predict the next token."""
+"""`CausalLM`: a decoder and a head, trained to predict the next token; and `transformer`.
+
+`transformer` returns the config that every family starts from. Families edit its result with
+`replace_config` and `evolve`; it gets no argument for a feature.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,14 +10,110 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, config, suggest_names
 from axcore.errors import ConfigError, ModuleError
-from axcore.interop.published_as import PublishedAs
+from axcore.interop.family import CheckpointInfo
+from axcore.layers import (
+    Attention,
+    Dropout,
+    Embedding,
+    FeedForward,
+    RMSNorm,
+    RoPE,
+    ScannedLayers,
+    TransformerLayer,
+)
 from axcore.layers.tokens import TOKEN_MASK, TokenInfo, packed_rows, whole_rows
-from axcore.models.decoder import Decoder
-from axcore.models.flops import FORMULA, flops_per_token
 from axcore.models.head import UntiedHead
-from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops, Module, entry
+from axcore.module import (
+    NATS_A_TOKEN,
+    BatchSpec,
+    ModelFlops,
+    Module,
+    StackedModule,
+    count_params,
+    entry,
+)
+from axcore.parallel import shard
+
+FORMULA = "6 N + 6 T d per attention layer"
+"""N trainable parameters that a token is multiplied by: all but embedding tables that are only
+looked up, and the experts that it does not go to; T tokens a row; d width of all heads together,
+the mean of keys' and values' where they differ.
+
+A multiplication and an addition are two operations, and the backward pass costs twice the forward.
+Causal attention is counted as half of all pairs, whatever a kernel does, and whatever a window
+hides.
+
+Source: Kaplan et al. 2020, arXiv:2001.08361, section 2.1, with attention as in Chowdhery et al.
+2022, arXiv:2204.02311, appendix B, halved for causality.
+"""
+
+
+def flops_per_token(model: Module, seq_len: int) -> float:
+    """Returns the model FLOPs of one token, forward and backward, by `FORMULA`.
+
+    Modules say what differs from one product per parameter: `attention_width`, the width of their
+    heads, and `inactive_params`, how many of the parameters in them an average token is not
+    multiplied by (below zero where it is multiplied by another module's).
+    """
+    modules = list(_walk(model, 1))
+    idle: float = sum(times * getattr(module, "inactive_params", 0) for module, times in modules)
+    width: float = sum(times * getattr(module, "attention_width", 0) for module, times in modules)
+    return 6.0 * (count_params(model.param_specs()) - idle) + 6.0 * seq_len * width
+
+
+def _walk(module: Module, times: int) -> Any:
+    yield module, times
+    for _, child in module.children():
+        if isinstance(child, StackedModule):
+            yield from _walk(child.module, times * child.count)
+        else:
+            yield from _walk(child, times)
+
+
+class Decoder(Module):
+    """Embeds tokens, passes them through a stack of layers, and normalises the result.
+
+    Slot protocol: the parent fills `vocab_size` and `dim`.
+    """
+
+    @config
+    class Config(Module.Config["Decoder"]):
+        """Describes a `Decoder`.
+
+        Args:
+            vocab_size: Number of tokens.
+            dim: Size of a token's vector.
+            embedding: The token table.
+            stack: The layers, scanned (`ScannedLayers`) or unrolled (`Stack`).
+            norm: The norm after the last layer.
+            dropout: Applied to the embeddings.
+        """
+
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        embedding: Module.Config = Embedding.Config()
+        stack: Module.Config = ScannedLayers.Config(layer=TransformerLayer.Config())
+        norm: Module.Config = RMSNorm.Config()
+        dropout: Dropout.Config = Dropout.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Builds the parts."""
+        self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
+        self.dropout = cfg.dropout.build()
+        self.stack = cfg.stack.build(dim=cfg.dim)
+        self.norm = cfg.norm.build(dim=cfg.dim)
+
+    def forward(
+        self, tokens: Int[Array, "batch time"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Returns a normalised vector for each token."""
+        if info.is_real is not None:
+            self.set_shared(TOKEN_MASK, info.is_real)
+        x = shard(self.dropout(self.embedding(tokens, info)), "batch", "time", "embed")
+        return self.norm(self.stack(x, info))
+
 
 BATCH = ("tokens", "targets", "positions", "loss_weights")
 """The arrays of a batch that a `CausalLM` is called with."""
@@ -34,15 +134,15 @@ class CausalLM(Module):
             dim: Size of a token's vector.
             decoder: From tokens to hidden vectors.
             head: From hidden vectors to logits and the loss.
-            published: The published model that this one was read from, which decides what exports
-                say besides the numbers.
+            published: The pretrained checkpoint that this model was read from, which decides what
+                exports say besides the numbers.
         """
 
         vocab_size: PositiveInt = REQUIRED
         dim: PositiveInt = REQUIRED
         decoder: Module.Config = Decoder.Config()
         head: Module.Config = UntiedHead.Config()
-        published: PublishedAs | None = None
+        published: CheckpointInfo | None = None
 
     def setup(self, cfg: Config) -> None:
         """Builds decoder and head."""
@@ -170,3 +270,55 @@ def _check_batch(batch: Any) -> None:
 def _kind(value: Any) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     return type(value).__qualname__ if shape is None else f"an array of {dtype}{list(shape)}"
+
+
+Sizes = Mapping[str, Mapping[str, Any]]
+"""Arguments of `transformer` by the name of a size. Every family has a size `toy`, for tests."""
+
+TOY: Mapping[str, Any] = {
+    "vocab_size": 264,
+    "dim": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "hidden_dim": 96,
+}
+
+
+def of_size(family: str, sizes: Sizes, size: str) -> Mapping[str, Any]:
+    """Returns the arguments of a size.
+
+    Raises:
+        ConfigError: The family has no such size.
+    """
+    if size not in sizes:
+        raise ConfigError(
+            f"{family} has no size {size!r}; {suggest_names(size, sizes)}", where=f"{family}(size)"
+        )
+    return sizes[size]
+
+
+def transformer(
+    *,
+    vocab_size: int,
+    dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    hidden_dim: int,
+) -> CausalLM.Config:
+    """Returns the config of a pre-norm transformer with RoPE and gated feed-forwards.
+
+    Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2.
+    """
+    layer = TransformerLayer.Config(
+        attention=Attention.Config(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, position=RoPE.Config()
+        ),
+        feed_forward=FeedForward.Config(hidden_dim=hidden_dim),
+    )
+    return CausalLM.Config(
+        vocab_size=vocab_size,
+        dim=dim,
+        decoder=Decoder.Config(stack=ScannedLayers.Config(num_layers=num_layers, layer=layer)),
+    )

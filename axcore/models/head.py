@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
-from axcore.layers.dot import over_rows
-from axcore.layers.serving_products import compared
+from axcore.layers.linear import matmul_transposed, over_rows
 from axcore.module import Initializer, Module, Param, VarianceScaling, entry
 from axcore.ops import cross_entropy_sums
 
@@ -73,7 +72,7 @@ class Head(Module):
         return jnp.concatenate(found, axis=1)
 
     def _logits(self, x: Hidden, projection: Table) -> Float[Array, "batch time vocab"]:
-        logits = over_rows(lambda rows: compared(rows, projection), x).astype(jnp.float32)
+        logits = over_rows(lambda rows: matmul_transposed(rows, projection), x).astype(jnp.float32)
         cap = self.config.soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 

@@ -1,9 +1,28 @@
-"""The Llama families: what `transformer` builds, at their sizes."""
+"""The Llama families, which `transformer` builds, and how published files describe them."""
+
+from typing import Any
 
 from axcore.config import update_config
-from axcore.models.causal_lm import CausalLM
-from axcore.models.sizes import TOY, Sizes, of_size
-from axcore.models.transformer import transformer
+from axcore.interop import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
+    LLAMA_KEYS,
+    LLAMA_WEIGHTS,
+    SIZES,
+    Choice,
+    ConfigEntry,
+    Family,
+    Field,
+    Fixed,
+    GGUFEntry,
+    GGUFMap,
+    GGUFRope,
+    RopeFields,
+    activation,
+    interleaved_heads,
+)
+from axcore.models.causal_lm import TOY, CausalLM, Sizes, of_size, transformer
+from axcore.models.head import TiedHead, UntiedHead
 
 LLAMA2_SIZES: Sizes = {
     "7b": {
@@ -68,3 +87,48 @@ def llama3(size: str) -> CausalLM.Config:
     """
     cfg = transformer(**of_size("llama3", LLAMA3_SIZES, size))
     return update_config(cfg, {"**.norm.epsilon": 1e-5, "**.position.theta": 500_000.0})
+
+
+_HEADS = {False: UntiedHead.Config(), True: TiedHead.Config()}
+
+LLAMA_LIKE: tuple[ConfigEntry, ...] = (
+    *SIZES,
+    activation("hidden_act", "silu"),
+    Choice("tie_word_embeddings", "head", _HEADS, False),
+    RopeFields(),
+)
+
+
+def llama_gguf(*more: GGUFEntry) -> GGUFMap:
+    """Returns how llama.cpp has models like a Llama, of which it rotates neighbouring rows.
+
+    Args:
+        *more: What becomes of fields that not all of them have.
+    """
+    return GGUFMap(
+        architecture="llama",
+        entries=(*LLAMA_KEYS, GGUFRope(("linear", "llama3", "yarn")), *more),
+        changes=(
+            (r"\.q_proj\.", interleaved_heads("num_attention_heads")),
+            (r"\.k_proj\.", interleaved_heads("num_key_value_heads")),
+        ),
+    )
+
+
+def smallest() -> Any:
+    """Returns a transformer whose sizes a config map then sets."""
+    return transformer(vocab_size=1, dim=1, num_layers=1, num_heads=1, hidden_dim=1)
+
+
+LLAMA = Family(
+    architecture="LlamaForCausalLM",
+    template=smallest,
+    config=(
+        *LLAMA_LIKE,
+        HEAD_DIM,
+        ATTENTION_BIAS,
+        Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False),
+    ),
+    weights=lambda cfg: LLAMA_WEIGHTS,
+    gguf=llama_gguf(Fixed("attention_bias", False, True), Fixed("mlp_bias", False, True)),
+)

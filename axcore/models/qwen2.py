@@ -1,10 +1,21 @@
-"""The Qwen2 family: biases on queries, keys and values; the small ones share their embedding."""
+"""Qwen2 and Qwen2.5: biases on queries, keys and values; the small ones share their embedding."""
+
+from typing import Any
 
 from axcore.config import replace_config, update_config
-from axcore.models.causal_lm import CausalLM
+from axcore.interop import (
+    LLAMA_KEYS,
+    LLAMA_WEIGHTS,
+    EveryLayer,
+    Family,
+    Fixed,
+    GGUFMap,
+    GGUFRope,
+    MustBe,
+)
+from axcore.models.causal_lm import TOY, CausalLM, Sizes, of_size, transformer
 from axcore.models.head import TiedHead, UntiedHead
-from axcore.models.sizes import TOY, Sizes, of_size
-from axcore.models.transformer import transformer
+from axcore.models.llama import LLAMA_LIKE, smallest
 
 QWEN2_SIZES: Sizes = {
     "0.5b": {
@@ -62,3 +73,24 @@ def qwen2(size: str) -> CausalLM.Config:
         },
     )
     return replace_config(cfg, UntiedHead, TiedHead.Config()) if size in TIED else cfg
+
+
+def _template() -> Any:
+    return update_config(smallest(), {"**.attention.linear.has_bias": True})
+
+
+QWEN2 = Family(
+    architecture="Qwen2ForCausalLM",
+    template=_template,
+    config=(
+        *LLAMA_LIKE,
+        MustBe("use_sliding_window", (False,)),
+        EveryLayer("layer_types", "full_attention"),
+    ),
+    weights=lambda cfg: LLAMA_WEIGHTS,
+    irrelevant=frozenset({"max_window_layers", "sliding_window"}),
+    gguf=GGUFMap(
+        architecture="qwen2",
+        entries=(*LLAMA_KEYS, GGUFRope(), Fixed("use_sliding_window", False)),
+    ),
+)

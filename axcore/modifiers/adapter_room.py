@@ -1,19 +1,19 @@
-"""`AdapterRoom`: makes room for many adapters in the linear layers of a model that serves."""
+"""`AdapterSlots`: makes room for many adapters in the linear layers of a model that serves."""
 
 from typing import Any
 
 from axcore.config import PositiveInt, config, find_config, update_config
 from axcore.config.paths import matches, parse_pattern
 from axcore.layers import BatchedLoRALinear, Linear
-from axcore.modifiers.dots import WIDE
+from axcore.modifiers.quantization import FULL_PRECISION
 from axcore.plugins import Hardware
 
-HAVE_NONE = (*WIDE, "**.expert.**")
+HAVE_NONE = (*FULL_PRECISION, "**.expert.**")
 """What has no room for adapters by default. An expert's rows are of many texts."""
 
 
 @config
-class AdapterRoom:
+class AdapterSlots:
     """Puts a `BatchedLoRALinear` around every `Linear`, but for those excluded.
 
     Args:
@@ -27,7 +27,7 @@ class AdapterRoom:
     exclude: tuple[str, ...] = HAVE_NONE
 
     def apply(self, cfg: Any, hardware: Hardware | None = None) -> Any:
-        """Returns `cfg` with room for adapters."""
+        """Return `cfg` with room for adapters."""
         globs = [parse_pattern(glob) for glob in self.exclude]
         return update_config(
             cfg,

@@ -27,7 +27,7 @@ class UpdateConfig:
     changes: Mapping[str, Any] = REQUIRED
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with the values set.
+        """Return `cfg` with the values set.
 
         Raises:
             ConfigError: A path or glob matches nothing, or a value does not fit.
@@ -53,7 +53,7 @@ class ReplaceConfig:
     at: str = "**"
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with the configs replaced.
+        """Return `cfg` with the configs replaced.
 
         Raises:
             ConfigError: A text names no class of configs, or there is nothing to replace.
@@ -75,7 +75,7 @@ class Named:
     change: str = REQUIRED
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with the change made.
+        """Return `cfg` with the change made.
 
         Raises:
             PluginError: Nobody brings a change of that name.
@@ -95,7 +95,7 @@ class Chain:
     modifiers: tuple[Any, ...] = REQUIRED
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` changed by all of them.
+        """Return `cfg` changed by all of them.
 
         Raises:
             ConfigError: One changes nothing.
@@ -103,3 +103,24 @@ class Chain:
         for index, modifier in enumerate(self.modifiers):
             cfg = apply_modifier(cfg, modifier, hardware, where=f"Chain.modifiers[{index}]")
         return cfg
+
+
+@config
+class Kernels:
+    """Pins kernels, and lets portable ones serve where those for the hardware cannot.
+
+    Args:
+        pins: Kernel by op; a pin that the config has already for another op stays.
+        allow: Names of portable kernels, besides those that are allowed already.
+    """
+
+    pins: Mapping[str, str] = {}
+    allow: tuple[str, ...] = ()
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return a trainer's config with these pins and names."""
+        return evolve(
+            cfg,
+            kernels={**cfg.kernels, **self.pins},
+            allow_kernels=tuple(dict.fromkeys((*cfg.allow_kernels, *self.allow))),
+        )

@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import REQUIRED, config, evolve, name_the_known
+from axcore.config import REQUIRED, config, evolve, find_config, replace_config, suggest_names
 from axcore.errors import ConfigError
+from axcore.layers import Pipeline, ScannedLayers
+from axcore.modifiers.serving import check_nothing_derived
 from axcore.parallel import MESH_AXES, mesh_sizes
 from axcore.plugins import Hardware
 
@@ -23,7 +25,7 @@ class MeshShape:
     slices: Mapping[str, int] = {}
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with this mesh."""
+        """Return a trainer's config with this mesh."""
         return evolve(cfg, mesh=self.mesh, slices=self.slices)
 
 
@@ -40,7 +42,7 @@ class Shard:
     activations: Mapping[str, tuple[str, ...]] = {}
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with these entries in its tables.
+        """Return a trainer's config with these entries in its tables.
 
         Raises:
             ConfigError: A mesh axis does not exist.
@@ -51,7 +53,7 @@ class Shard:
                     raise ConfigError(
                         f"{axis!r} is to be split over {name!r}, which is no mesh axis",
                         where="Shard",
-                        hint=name_the_known(name, MESH_AXES),
+                        hint=suggest_names(name, MESH_AXES),
                     )
         return evolve(
             cfg,
@@ -77,7 +79,7 @@ class Zero2:
     mesh_axis: str = "fsdp"
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with tables of their own for parameters and optimizer.
+        """Return a trainer's config with tables of their own for parameters and optimizer.
 
         Raises:
             ConfigError: No parameter is split over that mesh axis.
@@ -108,7 +110,7 @@ class Accumulate:
     factor: int = 2
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with `factor` times as many micro-batches."""
+        """Return a trainer's config with `factor` times as many micro-batches."""
         return evolve(cfg, num_micro_batches=cfg.num_micro_batches * self.factor)
 
 
@@ -127,7 +129,7 @@ class MicroBatches:
     rows_per_device: int = 1
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config with that many micro-batches.
+        """Return a trainer's config with that many micro-batches.
 
         Raises:
             ConfigError: No mesh says over how many devices rows are split, or no row is allowed.
@@ -153,3 +155,35 @@ class MicroBatches:
                 where="mesh",
                 hint="use it in a mesh rule, or set the mesh",
             )
+
+
+@config
+class Pipelined:
+    """Puts a `Pipeline` in the place of every `ScannedLayers`; the mesh's axis `pipeline` says
+    how many stages there are.
+
+    Args:
+        num_micro_batches: Parts that a batch passes through the stages in.
+        num_rounds: How often each part passes through every stage.
+    """
+
+    num_micro_batches: int = 8
+    num_rounds: int = 1
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return `cfg` with its layers in a pipeline.
+
+        Raises:
+            ConfigError: It holds no scanned layers, or some of a class derived from them.
+        """
+        if not find_config(cfg, ScannedLayers):
+            raise ConfigError(
+                f"{type(cfg).__qualname__} holds no ScannedLayers to make a pipeline of",
+                where="Pipelined",
+                hint="put the layers that are alike into a ScannedLayers",
+            )
+        check_nothing_derived(cfg, ScannedLayers, Pipeline)
+        stack = Pipeline.Config(
+            num_micro_batches=self.num_micro_batches, num_rounds=self.num_rounds
+        )
+        return replace_config(cfg, ScannedLayers, stack)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from axcore.config import config, config_class, evolve, find_config, name_the_known, update_config
+from axcore.config import config, config_class, evolve, find_config, suggest_names, update_config
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.layers import Dropout, LoRALinear
@@ -39,7 +39,7 @@ class LoRA:
     use_dora: bool = False
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with adapters; a trainer's learner trains them only.
+        """Return `cfg` with adapters; a trainer's learner trains them only.
 
         Raises:
             ConfigError: A target matches no linear layer, or adapters are there already.
@@ -68,7 +68,7 @@ class LoRA:
         return update_config(cfg, changes)
 
     def _targets(self, cfg: Any) -> dict[str, Any]:
-        """Returns the linear layers that are meant, by path."""
+        """Return the linear layers that are meant, by path."""
         linears = {found.path: found.node for found in find_config(cfg, config_class(self.linear))}
         excluded = {path for glob in self.exclude for path in _excluded(glob, list(linears))}
         meant: dict[str, Any] = {}
@@ -94,7 +94,7 @@ class LoRA:
         return ConfigError(
             f"LoRA cannot be put there: {what}",
             where="LoRA.targets",
-            hint=name_the_known(glob, linears) if linears else "name a config with linear layers",
+            hint=suggest_names(glob, linears) if linears else "name a config with linear layers",
         )
 
 
@@ -104,7 +104,7 @@ def _excluded(glob: str, linears: list[str]) -> list[str]:
         raise ConfigError(
             f"exclude names {glob!r}, which matches no linear layer",
             where="LoRA.exclude",
-            hint=name_the_known(glob, linears),
+            hint=suggest_names(glob, linears),
         )
     return found
 

@@ -5,6 +5,7 @@ transform of documents or a training task that a plugin, or the core, brings. Va
 parentheses: `--modify 'remat(policy=minimal)'`.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,15 +15,14 @@ from axcore.config import (
     evolve,
     field_names,
     is_config,
-    name_the_known,
     replace_config,
+    suggest_names,
 )
 from axcore.data import FileSource, Source, Tokenizer, Transform
 from axcore.errors import ConfigError, PluginError
 from axcore.hardware.hardware import Hardware
 from axcore.layers import Dot
-from axcore.modifiers.dots import with_dot
-from axcore.modifiers.named_parser import parse_change
+from axcore.modifiers.quantization import with_dot
 from axcore.modifiers.variants import replace_by_variant
 from axcore.module import Module
 from axcore.plugins.attribution import attributed, of_plugin, wrong_method_return
@@ -60,7 +60,7 @@ _CONFIGS: Mapping[type[Record], type] = {
 
 
 def with_changes(cfg: Any, changes: Iterable[str], hardware: Hardware | None = None) -> Any:
-    """Returns `cfg` with named changes made, in the order given.
+    """Return `cfg` with named changes made, in the order given.
 
     Args:
         cfg: An experiment's config.
@@ -80,7 +80,7 @@ def with_changes(cfg: Any, changes: Iterable[str], hardware: Hardware | None = N
 
 
 def find_change(change: str) -> Change:
-    """Returns the record that the name in front of a change means.
+    """Return the record that the name in front of a change means.
 
     Raises:
         PluginError: There is none, or more than one.
@@ -102,7 +102,7 @@ def find_change(change: str) -> Change:
         found.setdefault(record.name, []).append(record)
     if name not in found:
         raise PluginError(
-            f"there is no change {name!r}; {name_the_known(name, found)}",
+            f"there is no change {name!r}; {suggest_names(name, found)}",
             where="--modify",
             hint="`axcore plugins -v` lists modifiers, layer variants, quantization schemes, data "
             "sources, tokenizers, transforms and training tasks",
@@ -119,7 +119,7 @@ def find_change(change: str) -> Change:
 
 
 def apply_modifier(cfg: Any, modifier: Any, hardware: Hardware, *, where: str) -> Any:
-    """Returns `cfg` changed by a modifier, or by a named change, which is a str.
+    """Return `cfg` changed by a modifier, or by a named change, which is a str.
 
     Raises:
         ConfigError: It is no modifier, lacks a value, or changes nothing and does not say by
@@ -192,3 +192,62 @@ def _changed(cfg: Any, text: str, hardware: Hardware | None, *, where: str) -> A
             hint="add --target NAME",
         )
     return apply_modifier(cfg, made, hardware, where=where)
+
+
+_CHANGE = re.compile(r"\s*([^\s()=,]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_FIELD = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
+_OPENING = {"(": ")", "[": "]", "{": "}"}
+
+
+def parse_change(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a change's name, and the `field=value` texts in it.
+
+    >>> parse_change("mesh_shape(mesh={'data': 2, 'fsdp': -1})")
+    ('mesh_shape', ("mesh={'data': 2, 'fsdp': -1}",))
+
+    Raises:
+        ConfigError: The text is no change.
+    """
+    match = _CHANGE.fullmatch(text)
+    if match is None:
+        raise _not_a_change(text, "it has no name, or its parentheses do not close")
+    name, inside = match.groups()
+    if inside is None or not inside.strip():
+        return name, ()
+    values = []
+    for part in _split(inside, text):
+        field = _FIELD.fullmatch(part)
+        if field is None:
+            raise _not_a_change(text, f"{part.strip()!r} is no field=value")
+        values.append(f"{field[1]}={field[2].strip()}")
+    return name, tuple(values)
+
+
+def _split(inside: str, text: str) -> list[str]:
+    """Split at the commas outside of brackets and quotes."""
+    parts, closing, quote, start = [], "", "", 0
+    for at, sign in enumerate(inside):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in _OPENING:
+            closing += _OPENING[sign]
+        elif closing and sign == closing[-1]:
+            closing = closing[:-1]
+        elif sign in _OPENING.values():
+            raise _not_a_change(text, f"{sign!r} closes nothing")
+        elif sign == "," and not closing:
+            parts.append(inside[start:at])
+            start = at + 1
+    if quote or closing:
+        raise _not_a_change(text, f"{quote or closing[-1]} is missing")
+    return [*parts, inside[start:]]
+
+
+def _not_a_change(text: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{text!r} is no change: {reason}",
+        where="--modify",
+        hint="write a name, or name(field=value, ...) in quotes: --modify 'remat(policy=minimal)'",
+    )

@@ -1,11 +1,93 @@
-"""Modifiers that switch the linear layers of any model to narrow products."""
+"""Modifiers of precision: products, weights and the optimizer's state in fewer bits."""
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
-from axcore.config import config
-from axcore.layers import Dot, Fp8Current, Int8Dynamic
-from axcore.modifiers.dots import WIDE, with_dot
+from axcore.config import (
+    PositiveInt,
+    config,
+    evolve,
+    field_names,
+    find_config,
+    suggest_names,
+    update_config,
+)
+from axcore.config.paths import matches, parse_pattern
+from axcore.errors import ConfigError
+from axcore.layers import (
+    Dot,
+    Fp8Current,
+    Int8Dynamic,
+    Linear,
+    PackedLinear,
+    PlainDot,
+    QuantizedLinear,
+)
+from axcore.layers.quantization.stored_weights import WeightFormat
+from axcore.learner import LowPrecisionState, Optimizer
+from axcore.module import Module
 from axcore.plugins import Hardware
+
+FULL_PRECISION = ("**.embedding.**", "**.head.**", "**.router.**")
+"""What keeps full precision by default: rounding it shows in every token and saves little time."""
+
+
+def with_dot(cfg: Any, dot: Dot.Config, *, exclude: tuple[str, ...] = FULL_PRECISION) -> Any:
+    """Return `cfg` with `dot` in the place of every `PlainDot`, but for those excluded.
+
+    A layer whose `dot` is something else already keeps it.
+
+    Raises:
+        ConfigError: There is none to replace, or a glob is none.
+    """
+    dots = find_config(cfg, Dot)
+    plain = [found.path for found in dots if isinstance(found.node, PlainDot.Config)]
+    excluded = {path for glob in exclude for path in _excluded(glob, plain)}
+    paths = [path for path in plain if path not in excluded]
+    if not paths or isinstance(dot, PlainDot.Config):
+        raise ConfigError(
+            f"{type(dot).__qualname__} takes the place of nothing: of {len(dots)} products, "
+            f"{len(dots) - len(plain)} are not plain and {len(excluded)} are excluded",
+            hint="apply it once, to a config that holds linear layers, and exclude fewer of them",
+        )
+    return update_config(cfg, dict.fromkeys(paths, dot))
+
+
+def _excluded(glob: str, paths: list[str]) -> list[str]:
+    found = [path for path in paths if matches(parse_pattern(glob), parse_pattern(path))]
+    if not found and glob not in FULL_PRECISION:
+        raise ConfigError(
+            f"exclude names {glob!r}, which matches no product", hint=suggest_names(glob, paths)
+        )
+    return found
+
+
+def _replaced_linears(
+    cfg: Any, new: Callable[[Any], Any], *, exclude: tuple[str, ...]
+) -> tuple[Any, int]:
+    """Return `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
+
+    Those stay that a layer needs as they are, which its config names in `plain_parts`.
+
+    Args:
+        cfg: Any config.
+        new: From the config of a layer to another that takes its place.
+        exclude: Globs of the paths of layers that stay as they are.
+    """
+    globs = [parse_pattern(glob) for glob in (*exclude, *_needed_as_they_are(cfg))]
+    changes = {
+        found.path: new(found.node)
+        for found in find_config(cfg, Linear)
+        if type(found.node) is Linear.Config and isinstance(found.node.dot, PlainDot.Config)
+        if not any(matches(glob, parse_pattern(found.path)) for glob in globs)
+    }
+    return (update_config(cfg, changes) if changes else cfg), len(changes)
+
+
+def _needed_as_they_are(cfg: Any) -> Iterator[str]:
+    for found in find_config(cfg, Module):
+        for part in found.node.plain_parts:
+            yield f"{found.path}.{part}".removeprefix(".")
 
 
 @config
@@ -18,10 +100,10 @@ class Int8Training:
     """
 
     dot: Dot.Config = Int8Dynamic.Config()
-    exclude: tuple[str, ...] = WIDE
+    exclude: tuple[str, ...] = FULL_PRECISION
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with every plain `dot` replaced, but for those excluded.
+        """Return `cfg` with every plain `dot` replaced, but for those excluded.
 
         Raises:
             ConfigError: There is none.
@@ -40,12 +122,108 @@ class Fp8Training:
     """
 
     dot: Dot.Config = Fp8Current.Config()
-    exclude: tuple[str, ...] = WIDE
+    exclude: tuple[str, ...] = FULL_PRECISION
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with every plain `dot` replaced, but for those excluded.
+        """Return `cfg` with every plain `dot` replaced, but for those excluded.
 
         Raises:
             ConfigError: There is none.
         """
         return with_dot(cfg, self.dot, exclude=self.exclude)
+
+
+@config
+class QuantizedWeights:
+    """Puts a `QuantizedLinear` in the place of every plain `Linear`, but for those excluded.
+
+    Those of experts are among them.
+
+    The state is changed by `axcore.layers.quantize_weights`.
+
+    Args:
+        format: "int8", "int4" or "float8_e4m3fn".
+        group_size: Rows of a weight that share a scale in each column; None: all of them.
+        exclude: Globs of the paths of layers that stay as they are.
+    """
+
+    format: WeightFormat = "int8"
+    group_size: PositiveInt | None = None
+    exclude: tuple[str, ...] = FULL_PRECISION
+
+    def apply(self, cfg: Any, hardware: Hardware | None = None) -> Any:
+        """Return `cfg` with low-precision weights.
+
+        Raises:
+            ConfigError: No layer would have any.
+        """
+        narrow, num_changed = _replaced_linears(cfg, self._narrow, exclude=self.exclude)
+        if not num_changed:
+            num_linears = len(find_config(cfg, Linear))
+            raise ConfigError(
+                f"no weight can be kept in {self.format}: of {num_linears} linear layers all are "
+                "excluded, or multiply in a way of their own",
+                where="weights",
+                hint="serve this model with the weights that it was trained with",
+            )
+        return narrow
+
+    def _narrow(self, linear: Any) -> QuantizedLinear.Config:
+        shared = set(field_names(linear)) & set(field_names(QuantizedLinear.Config()))
+        kept = {name: getattr(linear, name) for name in shared}
+        return QuantizedLinear.Config(**kept, format=self.format, group_size=self.group_size)
+
+
+NAMED_WEIGHTS = {
+    "int8": QuantizedWeights(),
+    "int4": QuantizedWeights(format="int4", group_size=32),
+    "float8": QuantizedWeights(format="float8_e4m3fn"),
+}
+"""What an engine's `weights` can be."""
+
+
+EXPERTS = "**.expert.**"
+"""Experts' weights are stacked; their rows go to products by group."""
+
+
+def with_packed_weights(cfg: Any) -> Any:
+    """Return `cfg` with a `PackedLinear` in place of every plain `Linear` but those of experts.
+
+    The state is changed by `axcore.ops.in_panels`.
+    """
+    return _replaced_linears(cfg, _in_panels, exclude=(EXPERTS,))[0]
+
+
+def _in_panels(linear: Any) -> PackedLinear.Config:
+    shared = set(field_names(linear)) & set(field_names(PackedLinear.Config()))
+    return PackedLinear.Config(**{name: getattr(linear, name) for name in shared})
+
+
+@config
+class LowPrecisionOptimizer:
+    """Puts a `LowPrecisionState` around every optimizer, those of groups included.
+
+    Args:
+        format: How state is stored: `bfloat16`, or `int8_rows`, which is a quarter of float32.
+    """
+
+    format: Literal["bfloat16", "int8_rows"] = "int8_rows"
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return `cfg` with every optimizer wrapped.
+
+        Raises:
+            ConfigError: It holds no optimizer, or one that is wrapped already.
+        """
+        there = find_config(cfg, LowPrecisionState)
+        found = there or find_config(cfg, Optimizer)
+        if there or not found:
+            raise ConfigError(
+                f"{there[0].path} stores its state in {there[0].node.format} already"
+                if there
+                else f"{type(cfg).__qualname__} holds no optimizer",
+                where="LowPrecisionOptimizer",
+                hint="apply it once, to a training config",
+            )
+        wrapped = LowPrecisionState.Config(format=self.format)
+        return update_config(cfg, {one.path: evolve(wrapped, optimizer=one.node) for one in found})

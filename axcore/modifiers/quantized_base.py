@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import attrs
+
 from axcore.config import PositiveInt, config, evolve, field_names, find_config, update_config
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
-from axcore.interop.freezing import FreezeWeights
+from axcore.interop.array_source import ArrayChange
+from axcore.interop.weight_edits import CandidateArrays, ModelPair, WeightEdit
 from axcore.layers import Linear
-from axcore.layers.quantization import FrozenLinear
-from axcore.layers.quantization.frozen_linear import FrozenFormat
+from axcore.layers.quantization import FrozenLinear, with_full_precision_weights
+from axcore.layers.quantization.frozen_linear import CODES, FrozenForm, FrozenFormat
 from axcore.learner import Learner
-from axcore.modifiers.dots import WIDE
+from axcore.modifiers.quantization import FULL_PRECISION
 from axcore.plugins import Hardware
 
 
@@ -31,10 +34,10 @@ class QuantizedBase:
     format: FrozenFormat = "nf4"
     block_size: PositiveInt = 64
     double_quant: bool = False
-    exclude: tuple[str, ...] = WIDE
+    exclude: tuple[str, ...] = FULL_PRECISION
 
     def apply(self, cfg: Any, hardware: Hardware | None = None) -> Any:
-        """Returns `cfg` with frozen weights in few bits.
+        """Return `cfg` with frozen weights in few bits.
 
         Raises:
             ConfigError: The model trains its linear layers, or none is left to quantize.
@@ -90,3 +93,62 @@ def _is_correction(node: Any) -> bool:
 def _is_factor(path: str, corrected: set[str]) -> bool:
     parent, _, name = path.rpartition(".")
     return parent in corrected and name in ("down", "up")
+
+
+_STEM = "weight"
+
+
+@attrs.frozen
+class Frozen(ArrayChange):
+    """One of the arrays that a weight is kept as."""
+
+    form: FrozenForm
+    part: str
+
+    def __call__(self, array: Any) -> Any:
+        """Returns the array."""
+        return self.form.kept(array)[self.part]
+
+    def __str__(self) -> str:
+        return f"kept in {self.form.format}, {self.part}"
+
+
+@config
+class FreezeWeights(WeightEdit):
+    """Weights in few bits; the modifier `quantized_base` adds it, see there for its fields."""
+
+    format: FrozenFormat = "nf4"
+    block_size: int = 64
+    double_quant: bool = False
+
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
+        """Returns what frozen weights are kept as, in the place of each."""
+        form = FrozenForm(self.format, self.block_size, self.double_quant)
+        stems = [name.removesuffix(CODES) for name in models.shapes if name.endswith(f".{CODES}")]
+        arrays = dict(candidates.arrays)
+        _check_no_lengths(stems, arrays)
+        for stem in stems:
+            weight = arrays.pop(f"{stem}{_STEM}", None)
+            if weight is None:
+                continue  # what has no source is named with all others that have none
+            for name, shape in models.shapes.items():
+                if name.startswith(f"{stem}{_STEM}_"):
+                    part = name.removeprefix(stem)
+                    arrays[name] = weight.changed(Frozen(form, part), shape)
+        return attrs.evolve(candidates, arrays=arrays)
+
+    def undone(self, target: Any, source: Any) -> Any:
+        """Returns the config with wide weights."""
+        return with_full_precision_weights(target)
+
+
+def _check_no_lengths(stems: list[str], arrays: Any) -> None:
+    """Checks that no adapter has lengths of columns, which rounding the base would change."""
+    doubled = [stem for stem in stems if f"{stem}lora_magnitude.change" in arrays]
+    if doubled:
+        raise ConfigError(
+            f"adapters with magnitudes are read beside a base that is rounded: {doubled[0]}"
+            "lora_magnitude is for the columns of the wide weight",
+            where="init_from.adapters",
+            hint="read them without quantized_base",
+        )

@@ -16,7 +16,7 @@ def modifiers() -> Iterator[Modifier]:
         ("pipelined", "Pipelined", "Layers in stages, over the mesh axis `pipeline`"),
         ("zero2", "Zero2", "Parameters whole; gradients and optimizer state split, as ZeRO-2"),
         ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
-        ("pretrained", "Pretrained", "A run begins with the weights of a published model"),
+        ("pretrained", "Pretrained", "A run begins with the weights of a pretrained checkpoint"),
         ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),
         ("quantized_base", "QuantizedBase", "What adapters correct kept in NF4 or int8, as QLoRA"),
         ("low_precision_optimizer", "LowPrecisionOptimizer", "Optimizer state in 8 or 16 bits"),
@@ -37,17 +37,7 @@ def modifiers() -> Iterator[Modifier]:
         summary="Linear layers multiply in float8, forward and backward",
     )
     yield Modifier(
-        name="sliding_cache",
-        config=Ref("axcore.modifiers:SlidingCaches"),
-        summary="Of attention with a window, serving keeps no more than the window",
-    )
-    yield Modifier(
-        name="half_cache",
-        config=Ref("axcore.modifiers:HalfCaches"),
-        summary="Serving keeps keys and values in float16 or bfloat16",
-    )
-    yield Modifier(
-        name="quantized_cache",
-        config=Ref("axcore.modifiers:QuantizedCaches"),
-        summary="Serving keeps keys and values in int8 or float8",
+        name="kv_cache",
+        config=Ref("axcore.modifiers:KVCache"),
+        summary="Serving keeps keys and values in 16 or 8 bits, or no more of them than a window",
     )

@@ -1,12 +1,47 @@
-"""`RematModifier`: chooses what the backward pass of every layer keeps of its forward pass."""
+"""`RematModifier`: what the backward pass of every layer keeps of its forward pass, by preset.
 
+The layers give their larger values names, as ops do with their residuals; a `Remat` config says by
+name what becomes of them. What is not kept is computed again from what the layer was given.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import config, find_config, name_the_known, update_config
+from axcore.config import config, find_config, suggest_names, update_config
 from axcore.errors import ConfigError
-from axcore.layers import TransformerLayer
-from axcore.layers.remat_presets import REMAT_PRESETS
+from axcore.layers import (
+    ATTENTION_KEY,
+    ATTENTION_PROJECTED,
+    ATTENTION_QUERY,
+    ATTENTION_VALUE,
+    TransformerLayer,
+)
+from axcore.layers.transformer import FEED_FORWARD_GATE, FEED_FORWARD_UP
+from axcore.module import Remat
+from axcore.ops import ATTENTION_LSE, ATTENTION_OUT
 from axcore.plugins import Hardware
+
+_RESIDUALS = (ATTENTION_OUT, ATTENTION_LSE)
+_HEADS = (ATTENTION_QUERY, ATTENTION_KEY, ATTENTION_VALUE)
+_GATE = (ATTENTION_PROJECTED, FEED_FORWARD_GATE)
+_WIDE = (*_GATE, FEED_FORWARD_UP)
+
+REMAT_PRESETS: Mapping[str, Remat | None] = {
+    "none": None,
+    "full": Remat(),
+    "save_attention": Remat(save=_RESIDUALS),
+    "save_heads": Remat(save=(*_HEADS, *_RESIDUALS)),
+    "save_gate": Remat(save=(*_HEADS, *_RESIDUALS, *_GATE)),
+    "minimal": Remat(save=(*_HEADS, *_RESIDUALS, *_WIDE)),
+    "offload_attention": Remat(save=(ATTENTION_LSE,), offload=(*_HEADS, ATTENTION_OUT)),
+    "offload_minimal": Remat(save=(ATTENTION_LSE,), offload=(*_HEADS, ATTENTION_OUT, *_WIDE)),
+}
+"""By name, from most memory to least computation: `none` keeps every value; `full` nothing within a
+layer; `save_attention` what spares the attention kernel a second run; `save_heads` the projections
+before it too; `save_gate` also the one after it and the gate of the feed-forward; `minimal` every
+product, so that only cheap values are computed again. Those named `offload_...` keep in the host's
+memory what their namesakes keep in the device's.
+"""
 
 
 @config
@@ -14,7 +49,7 @@ class RematModifier:
     """Trades memory of activations for computing them again, or for the host's memory.
 
     Args:
-        policy: A preset of `axcore.layers.remat_presets`, from `full`, which keeps nothing within
+        policy: A preset of `REMAT_PRESETS`, from `full`, which keeps nothing within
             a layer, to `minimal`, which keeps every product; `none` switches recomputation off.
         at: Path or glob of the modules it is for; every transformer layer where None.
     """
@@ -23,7 +58,7 @@ class RematModifier:
     at: str | None = None
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns `cfg` with the preset in the `remat` field of the modules.
+        """Return `cfg` with the preset in the `remat` field of the modules.
 
         Raises:
             ConfigError: There is no such preset, or nothing at that path, or no layer at all.
@@ -31,7 +66,7 @@ class RematModifier:
         if self.policy not in REMAT_PRESETS:
             raise ConfigError(
                 f"there is no remat policy {self.policy!r}; "
-                + name_the_known(self.policy, REMAT_PRESETS),
+                + suggest_names(self.policy, REMAT_PRESETS),
                 where="RematModifier.policy",
                 hint=f"name one of {', '.join(REMAT_PRESETS)}, "
                 "or set the field `remat` of a module",

@@ -16,15 +16,15 @@ _HALF = ("bfloat16", "float16")
 def for_serving(
     cfg: C, room: KVCacheConfig, hardware: Hardware | None = None, *, compute: DType | None = None
 ) -> C:
-    """Returns a model's config with layers unrolled and room for what each keeps of its tokens.
+    """Return a model's config with layers unrolled, and a cache in each that looks back.
 
     Every config that has a method `for_serving` says itself what takes its place. A layer that
     mixes tokens has a slot `kv_cache` or `state_cache`, or refuses to be called with
-    `TokenInfo.num_cached`. Experts whose room is limited drop no token here.
+    `TokenInfo.num_cached`. Experts of limited capacity drop no token here.
 
     Args:
         cfg: Of a model, as it is trained.
-        room: How much there is room for.
+        room: The size of the caches.
         hardware: What serves it; None for any.
         compute: What takes the place of 16 bits in `dtypes.compute`; by default what suits the
             hardware, see `served_compute`.
@@ -41,7 +41,7 @@ def for_serving(
 
 
 def check_nothing_derived(cfg: Any, stack: type[Module], instead: type[Module]) -> None:
-    """Checks that no class derived from a stack is about to lose what it does for another stack.
+    """Check that no class derived from a stack is about to lose what it does for another stack.
 
     Raises:
         ConfigError: Naming the first, and where it is.
@@ -58,7 +58,7 @@ def check_nothing_derived(cfg: Any, stack: type[Module], instead: type[Module]) 
 
 
 def served_compute(hardware: Hardware | None) -> DType | None:
-    """Returns what layers compute in where they were trained in 16 bits; None changes nothing.
+    """Return what layers compute in where they were trained in 16 bits; None changes nothing.
 
     That is float32 on CPUs, where XLA converts 16 bits at each product: a token takes several times
     as long. Kernels that read 16 bits as they are may be faster with one row, not with several.
@@ -66,8 +66,8 @@ def served_compute(hardware: Hardware | None) -> DType | None:
     return "float32" if hardware is not None and hardware.family == "cpu" else None
 
 
-def is_widened(cfg: Any, hardware: Hardware) -> bool:
-    """Returns whether layers that were trained in 16 bits compute in another dtype there."""
+def changes_compute_dtype(cfg: Any, hardware: Hardware) -> bool:
+    """Return whether layers that were trained in 16 bits compute in another dtype there."""
     is_half = find_config(cfg, lambda node: isinstance(node, DTypes) and node.compute in _HALF)
     return bool(is_half) and served_compute(hardware) is not None
 

@@ -9,8 +9,8 @@ from axcore.config import (
     field_names,
     find_config,
     is_config,
-    name_the_known,
     replace_config,
+    suggest_names,
 )
 from axcore.errors import ConfigError, PluginError
 from axcore.plugins.host import plugin_host
@@ -20,7 +20,7 @@ C = TypeVar("C")
 
 
 def with_variant(cfg: C, name: str, /, **values: Any) -> C:
-    """Returns `cfg` with the variant in the place of each layer that it replaces.
+    """Return `cfg` with the variant in the place of each layer that it replaces.
 
     Args:
         cfg: Any config tree.
@@ -41,7 +41,7 @@ def replace_by_variant(
     values: Mapping[str, Any],
     edit: Callable[[Any, Mapping[str, Any]], Any],
 ) -> C:
-    """Returns `cfg` with a variant in the place of each layer that it replaces.
+    """Return `cfg` with a variant in the place of each layer that it replaces.
 
     All classes are replaced in one walk, children first: what takes the place of one class is
     given what took the place of another below it, and never has a part of itself replaced.
@@ -76,7 +76,7 @@ def replace_by_variant(
             raise ConfigError(
                 f"layer variant {variant.name!r} has no field {name!r}",
                 where=f"{variant.name}({name}=...)",
-                hint=name_the_known(name, known),
+                hint=suggest_names(name, known),
             )
     return changed
 
@@ -90,7 +90,7 @@ def _replaced_config(part: Replacement) -> type:
 
 
 def _made_for(old: Any, parts: list[Replacement]) -> Any:
-    """Returns the config that the one part which replaces `old` makes of it."""
+    """Return the config that the one part which replaces `old` makes of it."""
     part, *others = parts
     if others:
         targets = " and ".join(one.replaces.target for one in parts)
@@ -135,6 +135,6 @@ def _find(name: str) -> LayerVariant:
         return known[name]
 
     raise PluginError(
-        f"no plugin brings a layer variant {name!r}; {name_the_known(name, known)}",
+        f"no plugin brings a layer variant {name!r}; {suggest_names(name, known)}",
         hint="install the plugin that brings it; `axcore plugins -v` lists what there is",
     )

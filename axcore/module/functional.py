@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar, overload
 from jaxtyping import Array
 
 from axcore.config.paths import matches, parse_pattern
-from axcore.config.suggest import name_the_known
+from axcore.config.suggest import suggest_names
 from axcore.errors import ModuleError
 from axcore.module.context import Context, Frame, current
 from axcore.module.invoke import rematerialise, run
@@ -116,7 +116,7 @@ def _check_keys(module: Module, state: Any) -> None:
             f"the state has {len(unknown)} keys that the {type(module).__qualname__} does not "
             f"have: {', '.join(unknown[:SHOWN])}{', ...' if len(unknown) > SHOWN else ''}",
             where=unknown[0],
-            hint=name_the_known(unknown[0], known)
+            hint=suggest_names(unknown[0], known)
             + "; take out what is not the module's, or make the state with module.init(rng)",
         )
 
@@ -162,7 +162,7 @@ def _nothing_captured(module: Module, pattern: str) -> ModuleError:
     paths = [format_path(place.path) for place in index_of(module).values()]
     return ModuleError(
         f"capture={pattern!r} matches no module that ran, and no value that one captured",
-        hint=name_the_known(pattern, [path for path in paths if path])
+        hint=suggest_names(pattern, [path for path in paths if path])
         + " (copies of a StackedModule share one path, without an index)",
     )
 

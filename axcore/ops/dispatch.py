@@ -24,7 +24,7 @@ from immutabledict import immutabledict
 from jax import Array
 
 from axcore._jax_compat import user_context
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import KernelError, PluginError
 from axcore.plugins import Hardware, HardwareFamily, Kernel, plugin_host
 
@@ -95,7 +95,7 @@ class Call:
         raise self._unknown(what, name, known)
 
     def _unknown(self, what: str, name: str, known: Iterable[str]) -> KernelError:
-        return KernelError(f"{self} has no {what} {name!r}; {name_the_known(name, known)}")
+        return KernelError(f"{self} has no {what} {name!r}; {suggest_names(name, known)}")
 
     def __str__(self) -> str:
         dtypes = dict(self.dtypes)
@@ -401,11 +401,11 @@ def _pinned(name: str, call: Call, found: Sequence[KernelCandidate]) -> Kernel:
                 f"{call.op} is pinned to {name}, which cannot serve {call}: {one.reason}.",
                 hint=f"remove the pin, or pin one that fits:\n{table(found)}",
             )
-    from axcore.config.suggest import name_the_known
+    from axcore.config.suggest import suggest_names
 
     known = [one.kernel.name for one in found]
     raise KernelError(
-        f"{call.op} is pinned to {name!r}, which is no kernel of it; {name_the_known(name, known)}",
+        f"{call.op} is pinned to {name!r}, which is no kernel of it; {suggest_names(name, known)}",
         hint=_pins_of(call, [one.kernel for one in found if one.reason is None]),
     )
 

@@ -12,20 +12,18 @@ from axcore.parallel.activations import (
 from axcore.parallel.experts import expert_mesh_axes, shard_map_over_tokens, vmap_local_experts
 from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
 from axcore.parallel.pipeline import PipelineSchedule, run_pipeline
-from axcore.parallel.report import (
-    ShardedArray,
-    bytes_per_device,
-    describe_sharding,
-    unused_mesh_axes,
-)
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
     PARAM_RULES,
     AnyMesh,
     Rules,
+    ShardedArray,
+    bytes_per_device,
+    describe_sharding,
     param_shardings,
     partition_spec,
     shardings_like,
+    unused_mesh_axes,
     where_divisible,
 )
 from axcore.parallel.shard_op import OpSharding

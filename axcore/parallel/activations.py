@@ -42,7 +42,7 @@ class ActivationSharding:
     _warned: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
 
     def warn_once(self, text: str) -> None:
-        """Warns, unless it did so before."""
+        """Warn, unless it did so before."""
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, stacklevel=4)
@@ -52,30 +52,30 @@ _active = user_context(None)
 
 
 def sharding_activations(sharding: ActivationSharding) -> AbstractContextManager[None]:
-    """Returns a context in which hints and ops follow this mesh and these rules, for tracing."""
+    """Return a context in which hints and ops follow this mesh and these rules, for tracing."""
     return cast(AbstractContextManager[None], _active(sharding))
 
 
 def current_rules() -> Rules:
-    """Returns the rules in force where this is traced; the default ones outside of any."""
+    """Return the rules in force where this is traced; the default ones outside of any."""
     active: ActivationSharding | None = _active.value
     return ACTIVATION_RULES if active is None else active.rules
 
 
 def param_rules() -> Rules:
-    """Returns the rules by which parameters are stored; the default ones outside of any."""
+    """Return the rules by which parameters are stored; the default ones outside of any."""
     active: ActivationSharding | None = _active.value
     return PARAM_RULES if active is None else active.param_rules
 
 
 def context_parallelism() -> ContextParallelism | None:
-    """Returns how attention reaches keys on other devices; None outside of a mesh."""
+    """Return how attention reaches keys on other devices; None outside of a mesh."""
     active: ActivationSharding | None = _active.value
     return None if active is None else active.context_parallelism
 
 
 def active_mesh() -> AnyMesh | None:
-    """Returns the mesh that is worked on where this is traced; None outside of one.
+    """Return the mesh that is worked on where this is traced; None outside of one.
 
     Inside of a `shard_map` it knows which of its axes are handled by hand.
     """
@@ -87,12 +87,12 @@ def active_mesh() -> AnyMesh | None:
 
 
 def manual_axes() -> frozenset[str]:
-    """Returns the mesh axes that a `shard_map` around this handles by hand."""
+    """Return the mesh axes that a `shard_map` around this handles by hand."""
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def warn_once(text: str) -> None:
-    """Warns, unless this run did so before."""
+    """Warn, unless this run did so before."""
     active: ActivationSharding | None = _active.value
     if active is None:
         warnings.warn(text, stacklevel=4)
@@ -101,7 +101,7 @@ def warn_once(text: str) -> None:
 
 
 def shard(x: Array, *axes: str | None) -> Array:
-    """Hints how an activation is split; the array's values do not change.
+    """Hint how an activation is split; the array's values do not change.
 
     Outside of `sharding_activations` it does nothing. A dimension that does not divide over its
     mesh axes stays whole, and a warning says so once.
@@ -125,13 +125,13 @@ def shard(x: Array, *axes: str | None) -> Array:
 
 
 def _without(entry: Any, done: frozenset[str]) -> Any:
-    """Returns an entry of a partition without the axes that are handled by hand."""
+    """Return an entry of a partition without the axes that are handled by hand."""
     names = (entry,) if isinstance(entry, str) else entry or ()
     return tuple(name for name in names if name not in done) or None
 
 
 def is_sharded(axis: str) -> bool:
-    """Returns whether activations are split along a logical axis where this is traced.
+    """Return whether activations are split along a logical axis where this is traced.
 
     A layer that would merge that dimension with another asks first: merged, it could not stay
     split.
@@ -140,7 +140,7 @@ def is_sharded(axis: str) -> bool:
 
 
 def sharded_mesh_axes(axis: str) -> tuple[str, ...]:
-    """Returns the mesh axes over which activations are split along a logical axis; none outside of
+    """Return the mesh axes over which activations are split along a logical axis; none outside of
     a mesh, and none of those that a `shard_map` around this handles by hand.
     """
     active: ActivationSharding | None = _active.value
@@ -152,7 +152,7 @@ def sharded_mesh_axes(axis: str) -> tuple[str, ...]:
 
 
 def num_shards(axis: str) -> int:
-    """Returns the product of the sizes of `sharded_mesh_axes`."""
+    """Return the product of the sizes of `sharded_mesh_axes`."""
     active: ActivationSharding | None = _active.value
     return 1 if active is None else math.prod(active.mesh.shape[n] for n in sharded_mesh_axes(axis))
 

@@ -33,7 +33,7 @@ Names = tuple[str, ...]
 def shard_map_over_tokens(
     module: Module, method: Callable[..., Array], *args: Array, replicate_time: bool = False
 ) -> Array:
-    """Returns `method(module, *args)`, computed on each device for the tokens that are there.
+    """Return `method(module, *args)`, computed on each device for the tokens that are there.
 
     Outside of a mesh it is just that. Arrays of the module's state whose first axis is `expert`
     stay split as the activation rules split `expert`; else every device gathers what it reads. Mesh
@@ -83,7 +83,7 @@ def shard_map_over_tokens(
 
 
 def vmap_local_experts(experts: StackedModule, *args: Array) -> Any:
-    """Returns the results of the experts that a device holds, stacked, each of its own item.
+    """Return the results of the experts that a device holds, stacked, each of its own item.
 
     Inside of `shard_map_over_tokens`; losses, summaries and buffers are those of all experts.
     """
@@ -97,7 +97,7 @@ def vmap_local_experts(experts: StackedModule, *args: Array) -> Any:
 
 
 def expert_mesh_axes() -> Names:
-    """Returns the mesh axes that experts are split over; none outside of a mesh."""
+    """Return the mesh axes that experts are split over; none outside of a mesh."""
     mesh = active_mesh()
     if mesh is None:
         return ()
@@ -105,7 +105,7 @@ def expert_mesh_axes() -> Names:
 
 
 def _tokens_spec(mesh: AnyMesh, shape: tuple[int, ...], replicate_time: bool) -> PartitionSpec:
-    """Returns how tokens are split; a dimension that does not divide stays whole."""
+    """Return how tokens are split; a dimension that does not divide stays whole."""
     free = {name for name in mesh.axis_names if name not in manual_axes()}
     entries = []
     for axis, size in zip(("batch", "time"), shape, strict=False):
@@ -124,7 +124,7 @@ def _tokens_spec(mesh: AnyMesh, shape: tuple[int, ...], replicate_time: bool) ->
 
 
 def _manual_mesh_axes(mesh: AnyMesh, axes: Names) -> Names:
-    """Returns the mesh axes that devices handle by hand: those of logical axes, and of size 1."""
+    """Return the mesh axes that devices handle by hand: those of logical axes, and of size 1."""
     wanted = {name for axis in axes for name in current_rules().get(axis, ())}
     done = manual_axes()
     return tuple(
@@ -135,7 +135,7 @@ def _manual_mesh_axes(mesh: AnyMesh, axes: Names) -> Names:
 
 
 def _state_specs(specs: Any, names: Names, experts: Names, mesh: AnyMesh) -> Any:
-    """Returns how the state is split over axes that are handled by hand, as parameters are stored.
+    """Return how the state is split over axes that are handled by hand, as parameters are stored.
 
     What does not divide, or the rules for parameters do not name, is whole.
     """
@@ -168,12 +168,12 @@ def _check_experts(num_experts: int, experts: Names, mesh: AnyMesh) -> None:
 
 
 def _as_read(state: Any, specs: Any) -> Any:
-    """Returns the state in the dtypes that modules read it in, cast where it is still split."""
+    """Return the state in the dtypes that modules read it in, cast where it is still split."""
     return jax.tree.map(lambda spec, x: spec.as_read(x), specs, state, is_leaf=_is_spec)
 
 
 def _gathered(state: Any, parts: Any, experts: Names) -> Any:
-    """Returns the state of one device with all of each array, but for other devices' experts.
+    """Return the state of one device with all of each array, but for other devices' experts.
 
     Gathered here, in the dtype that it is read in, its gradient is added up in that dtype, and each
     device gets its own part of the sum.
@@ -197,7 +197,7 @@ def _by_path(specs: Any, path: Path) -> dict[Path, ParamSpec]:
 def _merge_over_devices(
     outputs: Outputs, names: Names, experts: Names, specs: dict[Path, ParamSpec]
 ) -> Outputs:
-    """Returns the outputs of one device put together with those of all others."""
+    """Return the outputs of one device put together with those of all others."""
     if outputs.captures:
         raise ModuleError(
             f"{', '.join(outputs.captures)} cannot be captured on a mesh, where every device has "
@@ -219,7 +219,7 @@ def _mean(value: Array, names: Names) -> Array:
 
 
 def _merged(value: Array, spec: ParamSpec, names: Names, experts: Names) -> Array:
-    """Returns the next value of a buffer; of one that is split by expert, that of all experts.
+    """Return the next value of a buffer; of one that is split by expert, that of all experts.
 
     An integer one is the same on all devices, or no such value exists.
     """

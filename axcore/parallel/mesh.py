@@ -10,7 +10,7 @@ from immutabledict import immutabledict
 from jax.sharding import AxisType, Mesh
 
 from axcore._jax_compat import device_grid
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ShardingError
 
 MESH_AXES = ("pipeline", "data", "fsdp", "expert", "seq", "model")
@@ -25,7 +25,7 @@ _ONE_SLICE: MeshShape = immutabledict()
 def make_mesh(
     shape: MeshShape, devices: Sequence[Any] | None = None, *, slices: MeshShape = _ONE_SLICE
 ) -> Mesh:
-    """Returns a mesh over the devices, all of jax's by default.
+    """Return a mesh over the devices, all of jax's by default.
 
     Args:
         shape: Sizes within a slice, whose devices share fast links.
@@ -49,7 +49,7 @@ def make_mesh(
 
 
 def _by_slice(devices: Sequence[Any], slices: MeshShape) -> list[list[Any]]:
-    """Returns the devices of each slice. Devices that name none are dealt in the order given."""
+    """Return the devices of each slice. Devices that name none are dealt in the order given."""
     count = math.prod(slices.values())
     size = len(devices) // count
     told: list[Any] = [getattr(device, "slice_index", None) for device in devices]
@@ -70,7 +70,7 @@ def _by_slice(devices: Sequence[Any], slices: MeshShape) -> list[list[Any]]:
 
 
 def _interleaved(grids: np.ndarray, across: Sequence[int], within: Sequence[int]) -> np.ndarray:
-    """Returns slices' grids as one, in which each axis goes through its slices one by one."""
+    """Return slices' grids as one, in which each axis goes through its slices one by one."""
     num = len(within)
     order = [axis for pair in zip(range(num), range(num, 2 * num), strict=True) for axis in pair]
     whole = [a * w for a, w in zip(across, within, strict=True)]
@@ -80,7 +80,7 @@ def _interleaved(grids: np.ndarray, across: Sequence[int], within: Sequence[int]
 def mesh_sizes(
     shape: MeshShape, num_devices: int, *, slices: MeshShape = _ONE_SLICE
 ) -> tuple[int, ...]:
-    """Returns the size of every mesh axis over all slices, in the order of `MESH_AXES`.
+    """Return the size of every mesh axis over all slices, in the order of `MESH_AXES`.
 
     Raises:
         ShardingError: As `make_mesh`.
@@ -104,7 +104,7 @@ def _check_axes(shape: MeshShape, *, where: str, may_be_free: bool) -> None:
             raise ShardingError(
                 f"no mesh axis is named {name!r}",
                 where=where,
-                hint=name_the_known(name, MESH_AXES),
+                hint=suggest_names(name, MESH_AXES),
             )
         if size < 1 and not (size == -1 and may_be_free):
             raise ShardingError(

@@ -48,13 +48,13 @@ class PipelineSchedule:
         return 1 - self.num_micro_batches * self.num_rounds / self.num_ticks
 
     def ticks(self) -> np.ndarray:
-        """Returns int `[stage, round, micro-batch]`: the tick at which these meet."""
+        """Return int `[stage, round, micro-batch]`: the tick at which these meet."""
         stage, turn, micro = np.indices((self.num_stages, self.num_rounds, self.num_micro_batches))
         group, place = micro // self.num_stages, micro % self.num_stages
         return np.asarray((group * self.num_rounds + turn) * self.num_stages + place + stage)
 
     def items(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns int `[tick, stage]`, twice: the round and the micro-batch that a stage works on.
+        """Return int `[tick, stage]`, twice: the round and the micro-batch that a stage works on.
 
         In a bubble it repeats one that there is, whose numbers are sound, for nothing.
         """
@@ -65,13 +65,13 @@ class PipelineSchedule:
         return span % self.num_rounds, np.minimum(micro, self.num_micro_batches - 1)
 
     def is_last(self) -> np.ndarray:
-        """Returns bool `[tick]`: whether the last stage finishes a micro-batch at that tick."""
+        """Return bool `[tick]`: whether the last stage finishes a micro-batch at that tick."""
         finished = np.zeros(self.num_ticks, bool)
         finished[self.ticks()[-1, -1]] = True
         return finished
 
     def of_each_layer_group(self, leaf: Array) -> Array:
-        """Returns `[round, stage, micro-batch, ...]` of what was made at `[tick, stage]`."""
+        """Return `[round, stage, micro-batch, ...]` of what was made at `[tick, stage]`."""
         ticks = jnp.asarray(self.ticks().reshape(self.num_stages, -1))
         picked = jax.vmap(lambda made, when: made[when], in_axes=(1, 0))(leaf, ticks)
         shape = (self.num_stages, self.num_rounds, self.num_micro_batches)
@@ -81,7 +81,7 @@ class PipelineSchedule:
 def run_pipeline(
     stage: Stage, schedule: PipelineSchedule, *, state: Any, state_by_tick: Any, inputs: Any
 ) -> tuple[Any, Any]:
-    """Returns every micro-batch passed through all stages in every round, and all outputs.
+    """Return every micro-batch passed through all stages in every round, and all outputs.
 
     Under a mesh each device of the `stages` axes computes its own stages, and arrays move from one
     to the next.

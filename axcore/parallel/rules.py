@@ -1,4 +1,4 @@
-"""Logical-axis rules: which mesh axes each named dimension is split over.
+"""Logical-axis rules: which mesh axes each named dimension is split over, and what that comes to.
 
 Layers name dimensions (`embed`, `mlp`, `heads`), never mesh axes. One table serves parameters and
 one activations; a mesh rule may change them.
@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
+import attrs
 import jax
 from immutabledict import immutabledict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import ShardingError
 from axcore.module import Axes, ParamSpec
 
@@ -56,7 +57,7 @@ ACTIVATION_RULES: Rules = immutabledict(
 
 
 def partition_spec(axes: Axes, rules: Rules, mesh: AnyMesh, *, where: str = "") -> PartitionSpec:
-    """Returns how an array with these logical axes is split; axes of size 1 are left out.
+    """Return how an array with these logical axes is split; axes of size 1 are left out.
 
     Raises:
         ShardingError: A logical or mesh axis is unknown, or a mesh axis is used twice.
@@ -82,20 +83,20 @@ def _mesh_axes(axis: str, rules: Rules, mesh: AnyMesh, where: str) -> tuple[str,
         raise ShardingError(
             f"no rule for the logical axis {axis!r}",
             where=where,
-            hint=f"{name_the_known(axis, rules)}; or add rules[{axis!r}] = () to replicate it",
+            hint=f"{suggest_names(axis, rules)}; or add rules[{axis!r}] = () to replicate it",
         )
     for name in rules[axis]:
         if name not in mesh.shape:
             raise ShardingError(
                 f"the rule for {axis!r} names the mesh axis {name!r}, which does not exist",
                 where=where,
-                hint=name_the_known(name, mesh.shape),
+                hint=suggest_names(name, mesh.shape),
             )
     return tuple(name for name in rules[axis] if mesh.shape[name] > 1)
 
 
 def param_shardings(specs: Any, rules: Rules, mesh: AnyMesh) -> Any:
-    """Returns a tree of `NamedSharding` for a tree of parameter specs.
+    """Return a tree of `NamedSharding` for a tree of parameter specs.
 
     Raises:
         ShardingError: Listing every dimension that does not divide over its mesh axes.
@@ -128,7 +129,7 @@ def _indivisible(spec: ParamSpec, parts: PartitionSpec, mesh: AnyMesh) -> list[s
 
 
 def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any:
-    """Returns shardings for an abstract tree that holds copies of `params` somewhere inside.
+    """Return shardings for an abstract tree that holds copies of `params` somewhere inside.
 
     A leaf whose path ends with a parameter's path, and which has its shape, is sharded as that
     parameter; so is one with a number for each row or block of it, in dimensions that still divide.
@@ -161,7 +162,7 @@ def _has_blocks(shape: tuple[int, ...], *, of: tuple[int, ...]) -> bool:
 
 
 def where_divisible(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """Returns the sharding, with dimensions whole that do not divide over their mesh axes."""
+    """Return the sharding, with dimensions whole that do not divide over their mesh axes."""
     parts = [
         None if size % _ways(entry, sharding.mesh) else entry
         for size, entry in zip_longest(shape, sharding.spec)  # a spec may leave out the last ones
@@ -179,3 +180,71 @@ def _names(path: Any) -> tuple[str, ...]:
         str(getattr(step, "key", getattr(step, "name", getattr(step, "idx", step))))
         for step in path
     )
+
+
+@attrs.frozen
+class ShardedArray:
+    """One array of a state on a mesh.
+
+    Args:
+        name: Its path.
+        shape: Its shape, over all devices.
+        split: For each dimension the mesh axes that split it, as `fsdp` or `data x fsdp`; a dash
+            where it is whole.
+        bytes_per_device: What one device holds of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: tuple[str, ...]
+    bytes_per_device: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every device holds all of it."""
+        return set(self.split) <= {"-"}
+
+
+def describe_sharding(specs: Any, shardings: Any) -> list[ShardedArray]:
+    """Return how every array that a tree of specs describes is split."""
+    is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
+    pairs = zip(jax.tree.leaves(specs, is_leaf=is_spec), jax.tree.leaves(shardings), strict=True)
+    return [
+        ShardedArray(
+            spec.name, spec.shape, _split(sharding.spec), _held(spec.shape, spec.dtype, sharding)
+        )
+        for spec, sharding in pairs
+    ]
+
+
+def bytes_per_device(tree: Any, shardings: Any) -> int:
+    """Return what one device holds of a tree of arrays, which may be abstract."""
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
+    return sum(_held(leaf.shape, leaf.dtype, sharding) for leaf, sharding in pairs)
+
+
+def unused_mesh_axes(shardings: Any, mesh: AnyMesh) -> list[str]:
+    """Return the mesh axes of more than one device that none of these shardings splits by.
+
+    Devices along such an axis all do the same work.
+
+    Args:
+        shardings: A tree of `NamedSharding`, of parameters and batch.
+        mesh: Their mesh.
+    """
+    specs = [sharding.spec for sharding in jax.tree.leaves(shardings)]
+    used = {name for spec in specs for entry in spec for name in _mesh_axes_of(entry)}
+    return [name for name, size in mesh.shape.items() if size > 1 and name not in used]
+
+
+def _held(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> int:
+    itemsize: int = jax.numpy.dtype(dtype).itemsize
+    return math.prod(sharding.shard_shape(shape)) * itemsize
+
+
+def _split(spec: PartitionSpec) -> tuple[str, ...]:
+    return tuple(" x ".join(_mesh_axes_of(entry)) or "-" for entry in spec)
+
+
+def _mesh_axes_of(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())

@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 def axes(*names: str | None) -> Any:
-    """Returns the logical axes of an array, to be written in the array's place."""
+    """Return the logical axes of an array, to be written in the array's place."""
     return names
 
 
 def leading_axes(num: int) -> tuple[str | None, ...]:
-    """Returns the logical axes of an activation's leading dimensions: batch, time, heads."""
+    """Return the logical axes of an activation's leading dimensions: batch, time, heads."""
     return (*("batch", "time", "heads")[:num], *(None,) * (num - 3))
 
 
@@ -51,7 +51,7 @@ class Partition:
 
     @classmethod
     def of(cls, split: tuple[str, ...], arrays: Any, axes: Any) -> "Partition":
-        """Returns the partition of a call by the rules in force.
+        """Return the partition of a call by the rules in force.
 
         Args:
             split: The logical axes that may be split; the first ones take mesh axes first.
@@ -80,34 +80,34 @@ class Partition:
         return tuple(name for names in self.axes.values() for name in names)
 
     def ways(self, axis: str) -> int:
-        """Returns the number of parts along a logical axis."""
+        """Return the number of parts along a logical axis."""
         if self.mesh is None:
             return 1
         return math.prod(self.mesh.shape[name] for name in self.axes[axis])
 
     def index(self, axis: str) -> Array | int:
-        """Returns which part along a logical axis this device has; inside of `run`."""
+        """Return which part along a logical axis this device has; inside of `run`."""
         names = self.axes[axis]
         return jax.lax.axis_index(names) if names else 0
 
     def summed(self, tree: T, *axes: str) -> T:
-        """Returns arrays summed over the parts along logical axes; inside of `run`."""
+        """Return arrays summed over the parts along logical axes; inside of `run`."""
         return _psum(tree, tuple(name for axis in axes for name in self.axes[axis]))
 
     def largest(self, x: Array, axis: str) -> Array:
-        """Returns the maximum over the parts along a logical axis; inside of `run`."""
+        """Return the maximum over the parts along a logical axis; inside of `run`."""
         if not self.axes[axis]:
             return x
         top: Array = jax.lax.pmax(x, self.axes[axis])  # type: ignore[no-untyped-call]
         return top
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
-        """Returns how an array with these logical axes is split."""
+        """Return how an array with these logical axes is split."""
         entries = (None if axis is None else self.axes.get(axis) or None for axis in axes)
         return PartitionSpec(*entries)  # type: ignore[no-untyped-call]
 
     def specs(self, arrays: Any, axes: Any) -> Any:
-        """Returns `spec` of each array of a tree."""
+        """Return `spec` of each array of a tree."""
         return _map_axes(lambda _, one: self.spec(one), arrays, axes)
 
     def run(
@@ -118,7 +118,7 @@ class Partition:
         *,
         only: frozenset[str] | None = None,
     ) -> Any:
-        """Returns `fn`, which every device computes for its own parts.
+        """Return `fn`, which every device computes for its own parts.
 
         Args:
             fn: The work of one device.
@@ -178,7 +178,7 @@ def shard_op(
     inputs: Any,
     backward: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns `kernel(inputs)`, or gradients `kernel(inputs, **backward)`, computed in parts.
+    """Return `kernel(inputs)`, or gradients `kernel(inputs, **backward)`, computed in parts.
 
     Where no mesh is set it is just that call.
 
@@ -215,14 +215,14 @@ def shard_op(
 
 
 def _given_once(parts: Any, arrays: Any) -> Any:
-    """Returns a device's parts, the same object where one array is given twice: kernels may ask."""
+    """Return a device's parts, the same object where one array is given twice: kernels may ask."""
     given = [id(x) for x in jax.tree.leaves(arrays)]
     leaves, structure = jax.tree.flatten(parts)
     return jax.tree.unflatten(structure, [leaves[given.index(one)] for one in given])
 
 
 def _of_whole(gradient: Array, x: Array, spec: PartitionSpec, names: Names) -> Array:
-    """Returns the gradient of an array by all parts of a call, in the array's dtype."""
+    """Return the gradient of an array by all parts of a call, in the array's dtype."""
     held = jax.tree.leaves(tuple(spec))  # entries are names, tuples of names, or None
     return _psum(gradient, tuple(name for name in names if name not in held)).astype(x.dtype)
 
@@ -233,21 +233,21 @@ def _psum(tree: T, names: Names) -> T:
 
 
 def _only_floats(tree: Any, arrays: Any) -> Any:
-    """Returns a tree with None where the arrays are not floating."""
+    """Return a tree with None where the arrays are not floating."""
     return jax.tree.map(
         lambda x, one: one if jnp.issubdtype(x.dtype, jnp.floating) else None, arrays, tree
     )
 
 
 def _map_axes(fn: Callable[[Array, Any], Any], arrays: Any, axes: Any) -> Any:
-    """Returns `fn(array, axes)` for each array; None for parts of the call that are not given."""
+    """Return `fn(array, axes)` for each array; None for parts of the call that are not given."""
     return jax.tree.map(
         lambda x, one: None if x is None else fn(x, one), arrays, axes, is_leaf=_is_none
     )
 
 
 def _sizes(arrays: Any, axes: Any) -> dict[str, list[int]]:
-    """Returns the sizes of all dimensions of each logical axis."""
+    """Return the sizes of all dimensions of each logical axis."""
     sizes: dict[str, list[int]] = {}
 
     def note(x: Array, one: tuple[str | None, ...]) -> None:
@@ -264,5 +264,5 @@ def _is_none(x: Any) -> bool:
 
 
 def is_axes(x: Any) -> bool:
-    """Returns whether `x` is a tuple of logical axes, and no tree of them."""
+    """Return whether `x` is a tuple of logical axes, and no tree of them."""
     return type(x) is tuple and all(axis is None or isinstance(axis, str) for axis in x)

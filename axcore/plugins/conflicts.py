@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import PluginError
 from axcore.plugins.plugin import Plugin
 from axcore.plugins.plugin_filter import BLOCK
@@ -43,7 +43,7 @@ def _unknown_op(plugin: Plugin, ops: set[str]) -> PluginError | None:
         if isinstance(record, Kernel) and record.op not in ops:
             return PluginError(
                 f"kernel {record.name!r} is for op {record.op!r}, which nobody declares; "
-                f"{name_the_known(record.op, ops)}",
+                f"{suggest_names(record.op, ops)}",
                 where=f"kernel {record.key} of plugin {plugin.name!r}",
                 hint="correct the op's name, or install the plugin that declares it",
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import pluggy
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import PluginError
 from axcore.registration.record import Record
 
@@ -66,7 +66,7 @@ class HookTable:
 def unknown_hook(name: str, known: Iterable[str], where: str | None = None) -> UnknownHookError:
     """Returns the error for a hook that does not exist, with the nearest that does."""
     return UnknownHookError(
-        f"there is no hook {name!r}; {name_the_known(name, known)}",
+        f"there is no hook {name!r}; {suggest_names(name, known)}",
         where=where,
         hint="use one of `axcore.plugins.hook`, which docs/plugins/hooks.md lists",
     )

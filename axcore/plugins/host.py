@@ -13,7 +13,7 @@ from typing import TypeVar
 import attrs
 
 from axcore import __version__
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import PluginError
 from axcore.hardware.families import HardwareFamily
 from axcore.hardware.hardware import attach_lookup
@@ -65,7 +65,7 @@ class PluginHost:
             if plugin.name == name:
                 return plugin
         known = [plugin.name for plugin in self.installed]
-        raise PluginError(f"no plugin {name!r} is installed; {name_the_known(name, known)}")
+        raise PluginError(f"no plugin {name!r} is installed; {suggest_names(name, known)}")
 
     def records(self, kind: type[R]) -> tuple[R, ...]:
         """Returns all records of a kind that loaded plugins brought, sorted by key."""

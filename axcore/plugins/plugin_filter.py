@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import PluginError
 from axcore.registration.returns import CORE
 
@@ -60,7 +60,7 @@ def _not_installed(variable: str, name: str, installed: list[str]) -> PluginErro
 
     return PluginError(
         f"{variable} names {name!r}, and no such plugin is installed; "
-        f"{name_the_known(name, installed)}",
+        f"{suggest_names(name, installed)}",
         where=f"environment variable {variable}",
         hint=f"correct {variable}, or install {name}",
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from axcore.config import name_the_known
+from axcore.config import suggest_names
 from axcore.errors import PluginError
 from axcore.registration.returns import CORE
 
@@ -81,7 +81,7 @@ class Ref:
         there = [name for name in vars(holder) if not name.startswith("_")]
         return PluginError(
             f"{self._owner()} refers to {self.target!r}, but there is no {step!r} in "
-            f"{getattr(holder, '__name__', holder)!s}; {name_the_known(step, there)}",
+            f"{getattr(holder, '__name__', holder)!s}; {suggest_names(step, there)}",
             where=self.target,
             hint="correct the Ref",
         )

@@ -4,26 +4,39 @@ Replicas go through the same operations on the same values, so that their bits s
 they do not, memory or arithmetic of some device failed.
 """
 
+import math
 import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, UInt32
+from numpy.typing import NDArray
 
 from axcore.config import PositiveInt, config
 from axcore.distributed import all_gather_object, process_index
 from axcore.errors import CorruptionError, ProcessError
 from axcore.resilience.event_log import EventLog
-from axcore.resilience.fingerprint import Fingerprinter, Fingerprints, fingerprint_on_host
-from axcore.resilience.replicas import Disagreement, Replicas, disagreements, replicas_of
 from axcore.trainer import Guard
 from axcore.trainer.step import TrainState
 
 if TYPE_CHECKING:
     from axcore.trainer import Trainer
 
+
 _MOST_NAMED = 3
+
+
+Shape = tuple[int, ...]
+Fingerprints = Mapping[int, tuple[int, ...]]
+"""By the device's id: of each leaf's shard there, in the order of `jax.tree.leaves`."""
+
+_SPREAD = np.uint32(0x9E3779B1)  # odd, so that distinct indexes stay distinct
 
 
 class CorruptionCheck(Guard):
@@ -72,6 +85,37 @@ class CorruptionCheck(Guard):
         """
         if self._checker is not None:
             self._checker.check(step, state.model)
+
+
+@attrs.frozen
+class Replicas:
+    """Devices that hold the same part of a leaf.
+
+    Args:
+        leaf: Its number in the order of `jax.tree.leaves`.
+        devices: Their ids.
+    """
+
+    leaf: int
+    devices: tuple[int, ...]
+
+
+@attrs.frozen
+class Disagreement:
+    """Replicas whose fingerprints differ.
+
+    Args:
+        replicas: All of them.
+        suspects: Ids of those that most others contradict; all, where there is no majority.
+    """
+
+    replicas: Replicas
+    suspects: tuple[int, ...]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether a majority says who is wrong."""
+        return len(self.suspects) < len(self.replicas.devices)
 
 
 class _Checker:
@@ -174,3 +218,147 @@ def _verdict(wrong: list[int], shown: Any) -> str:
     if wrong:
         return f"{shown(wrong)} still computes wrongly, which the host's arithmetic shows"
     return "All of them compute rightly now, so that bits flipped once or a step went wrong"
+
+
+def replicas_of(tree: Any) -> list[Replicas]:
+    """Returns every group of two devices or more that hold the same part of a leaf."""
+    return [one for at, leaf in enumerate(jax.tree.leaves(tree)) for one in _groups(at, leaf)]
+
+
+def _groups(at: int, leaf: Any) -> Iterator[Replicas]:
+    holders: dict[str, list[int]] = {}
+    for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
+        holders.setdefault(str(index), []).append(device.id)
+    return (Replicas(at, tuple(ids)) for ids in holders.values() if len(ids) > 1)
+
+
+def disagreements(groups: Sequence[Replicas], fingerprints: Fingerprints) -> list[Disagreement]:
+    """Returns the groups whose devices do not all have one fingerprint.
+
+    The fingerprint of more than half is right.
+    """
+    found = ((one, [fingerprints[device][one.leaf] for device in one.devices]) for one in groups)
+    return [Disagreement(one, _odd(one.devices, sums)) for one, sums in found if len(set(sums)) > 1]
+
+
+def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
+    ((common, count),) = Counter(sums).most_common(1)
+    if 2 * count <= len(sums):
+        return tuple(devices)
+    return tuple(device for device, one in zip(devices, sums, strict=True) if one != common)
+
+
+class Fingerprinter:
+    """A compiled program that takes the fingerprint of every shard where it is.
+
+    Args:
+        tree: Arrays, or shapes with shardings, over one mesh; others of their kind are taken later.
+    """
+
+    def __init__(self, tree: Any, mesh: jax.sharding.Mesh) -> None:
+        leaves = jax.tree.leaves(tree)
+        specs = [leaf.sharding.spec for leaf in leaves]
+        shapes = [leaf.shape for leaf in leaves]
+
+        def of_shards(*shards: Array) -> UInt32[Array, "1 leaves"]:
+            sums = [
+                _fingerprint(shard, shape, _offsets(shard.shape, spec))
+                for shard, shape, spec in zip(shards, shapes, specs, strict=True)
+            ]
+            return jnp.stack(sums)[None]
+
+        mapped = jax.shard_map(
+            of_shards,
+            mesh=mesh,
+            in_specs=tuple(specs),
+            out_specs=jax.sharding.PartitionSpec(mesh.axis_names),  # type: ignore[no-untyped-call]
+            check_vma=False,
+        )
+        self._program = jax.jit(mapped).lower(*leaves).compile()
+
+    def __call__(self, tree: Any) -> Fingerprints:
+        """Returns the fingerprints of the shards on this process's devices; waits for them."""
+        rows = self._program(*jax.tree.leaves(tree))
+        return {
+            shard.device.id: tuple(np.asarray(shard.data)[0].tolist())
+            for shard in rows.addressable_shards
+        }
+
+
+def _offsets(shape: Shape, spec: jax.P) -> list[UInt32[Array, ""]]:
+    """Returns where this device's shard begins in each dimension."""
+    padded = (*spec, *(None for _ in shape[len(spec) :]))
+    return [np.uint32(size) * _shard_index(axes) for size, axes in zip(shape, padded, strict=True)]
+
+
+def _shard_index(axes: str | tuple[str, ...] | None) -> UInt32[Array, ""]:
+    index: Array = jnp.uint32(0)
+    for axis in (axes,) if isinstance(axes, str) else axes or ():
+        size, at = jnp.uint32(jax.lax.axis_size(axis)), jax.lax.axis_index(axis)
+        index = index * size + at.astype(jnp.uint32)
+    return index
+
+
+def _fingerprint(shard: Array, shape: Shape, offsets: list[UInt32[Array, ""]]) -> UInt32[Array, ""]:
+    words = _words(shard)
+    index = jnp.zeros(words.shape, jnp.uint32)
+    for dim, start in enumerate(offsets):
+        stride = np.uint32(math.prod(shape[dim + 1 :]) % 2**32)
+        index += (jax.lax.broadcasted_iota(jnp.uint32, words.shape, dim) + start) * stride
+    total: Array = jnp.sum(_mixed(words + index * _SPREAD), dtype=jnp.uint32)
+    return total
+
+
+def _words(x: Array) -> UInt32[Array, "..."]:
+    """Returns the bits of each element; the halves of one of 64 bits are joined."""
+    if x.dtype == jnp.bool_:
+        return x.astype(jnp.uint32)
+    if (bits := _bits(x.dtype)) <= 32:
+        return jax.lax.bitcast_convert_type(x, f"uint{bits}").astype(jnp.uint32)
+    halves = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    joined: Array = halves[..., 0] + _mixed(halves[..., 1])
+    return joined
+
+
+def _bits(dtype: Any) -> int:
+    info: Any = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
+    return int(info(dtype).bits)
+
+
+def _mixed(x: Any) -> Any:
+    """Returns a bijection of 32-bit numbers, of jax or of numpy, without pattern.
+
+    Source: Appleby 2011, MurmurHash3, the finaliser of 32 bits.
+    """
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))
+
+
+# -- The same on the host, to distinguish wrong arithmetic from changed bits ------
+
+
+def fingerprint_on_host(shard: NDArray[Any], shape: Shape, index: tuple[slice, ...]) -> int:
+    """Returns the fingerprint of a shard's bits as numpy computes it.
+
+    Args:
+        shard: Copied from a device.
+        shape: Of the whole array.
+        index: Which part of the whole the shard is.
+    """
+    words = _words_on_host(shard)
+    sums = np.zeros(words.shape, np.uint32)
+    for dim, part in enumerate(index):
+        stride = np.uint32(math.prod(shape[dim + 1 :]) % 2**32)
+        steps = np.arange(*part.indices(shape[dim]), dtype=np.uint32) * stride
+        sums += steps.reshape([-1 if one == dim else 1 for one in range(words.ndim)])
+    return int(np.sum(_mixed(words + sums * _SPREAD), dtype=np.uint32))
+
+
+def _words_on_host(x: NDArray[Any]) -> NDArray[np.uint32]:
+    if x.dtype == np.bool_:
+        return x.astype(np.uint32)
+    if (bits := _bits(x.dtype)) <= 32:  # narrow elements have bytes of their own here
+        return x.view(f"u{x.dtype.itemsize}").astype(np.uint32) & np.uint32(2**bits - 1)
+    halves = np.ascontiguousarray(x)[..., None].view(np.uint32)
+    return np.asarray(halves[..., 0] + _mixed(halves[..., 1]))

@@ -8,7 +8,7 @@ Every line is one write to the end of the file, so that processes never mix thei
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ from axcore.whole_files import read_regular
 
 EVENTS_NAME = "events.jsonl"
 SUPERVISOR = "supervisor"
+
+
+HANGS_NAME = "hangs"
+_CLAIMED = "config.txt"
+"""Trainers write it when the directory is theirs; before that they refuse one that holds files."""
 
 Process = int | str
 """The index of a process of the run, or `SUPERVISOR`."""
@@ -79,6 +84,41 @@ def read_events(directory: Path | str) -> LoggedEvents:
         elif line:  # a line cut short by a kill is followed by a new one
             damaged.append(f"line {number} of {EVENTS_NAME} is damaged: {problem}")
     return LoggedEvents(tuple(events), tuple(damaged))
+
+
+class RunLog:
+    """Keeps events until the run directory is claimed, and writes them to its log then."""
+
+    def __init__(self, directory: Path, process: Process) -> None:
+        self._directory = directory
+        self._log = EventLog(directory, process)
+        self._kept: list[tuple[str, dict[str, Any]]] = []
+
+    def write(self, event: str, **values: Any) -> None:
+        """Writes an event, now or when the directory is there, with the time of now."""
+        self._kept.append((event, {"time": utc_now(), **values}))
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what is kept, if the directory is there."""
+        if self._kept and self._is_claimed():
+            for event, values in self._kept:
+                self._log.write(event, **values)
+            self._kept.clear()
+
+    def keep_stacks(self, stacks: Sequence[str]) -> str | None:
+        """Writes a file for each process, and returns their folder; None where there is no run."""
+        if not self._is_claimed():
+            return None
+        folder = self._directory / HANGS_NAME / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        folder.mkdir(parents=True)
+        for index, text in enumerate(stacks):
+            text = text or "the process did not answer\n"
+            (folder / f"process_{index}.txt").write_text(text, encoding="utf-8")
+        return str(folder.relative_to(self._directory))
+
+    def _is_claimed(self) -> bool:
+        return (self._directory / _CLAIMED).exists()
 
 
 def utc_now() -> str:

@@ -5,13 +5,15 @@ files. What has fired is in the run's event log, so that a restart does not fire
 """
 
 import ctypes
+import errno
 import math
 import os
 import signal
+import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,11 +28,10 @@ from axcore.config import (
     class_tag,
     config,
     digest,
-    name_the_known,
+    suggest_names,
 )
 from axcore.distributed import process_count, process_index
 from axcore.errors import ConfigError
-from axcore.resilience.disk_faults import refuse_files, slow_files, strike_below
 from axcore.resilience.event_log import EventLog, read_events
 from axcore.trainer import Guard
 from axcore.trainer.step import TrainState
@@ -38,8 +39,15 @@ from axcore.trainer.step import TrainState
 if TYPE_CHECKING:
     from axcore.trainer import Trainer
 
+
 FOREVER_S = 365 * 86400.0
 FAULT_EVENT = "fault"
+
+
+_NAMED_FIRST = {"open": 0, "os.mkdir": 0, "os.rename": 1}
+"""The argument that is the path, by event; of a rename it is the new one."""
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class InjectedFaultError(RuntimeError):
@@ -218,7 +226,7 @@ class FlipBit(Fault):
         super().check(trainer)
         leaves = _by_path(trainer.compiler.abstract_state().model)
         if self.parameter not in leaves:
-            known = name_the_known(self.parameter, list(leaves))
+            known = suggest_names(self.parameter, list(leaves))
             raise ConfigError(
                 f"there is no parameter {self.parameter!r}; {known}", where="FlipBit.parameter"
             )
@@ -387,3 +395,51 @@ def _sleep_holding_gil(seconds: float) -> None:
     until = (ctypes.c_long * 2)(int(whole), int(rest * 1e9))
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_timedlock(mutex, until)
+
+
+class _Disk:
+    """What happens to a path until a time; nothing at first."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        self.strike: Callable[[str], None] = lambda path: None
+        self.roots: tuple[str, ...] = ()
+        self.is_hooked = False
+
+    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _NAMED_FIRST or time.monotonic() > self.until:
+            return
+        if event == "open" and not arguments[2] & _WRITING:
+            return
+        path = os.fspath(arguments[_NAMED_FIRST[event]])
+        if isinstance(path, str) and os.path.abspath(path).startswith(self.roots):
+            self.strike(path)
+
+
+_disk = _Disk()
+
+
+def strike_below(*roots: Path | str) -> None:
+    """Says which folders a fault strikes."""
+    _disk.roots = tuple(os.path.abspath(root) + os.sep for root in roots)
+
+
+def refuse_files(seconds: float) -> None:
+    """Lets every such call raise "No space left on device" for some seconds."""
+
+    def strike(path: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    _begin(strike, seconds)
+
+
+def slow_files(seconds: float, wait_s: float) -> None:
+    """Lets every such call wait, for some seconds."""
+    _begin(lambda path: time.sleep(wait_s), seconds)
+
+
+def _begin(strike: Callable[[str], None], seconds: float) -> None:
+    _disk.strike, _disk.until = strike, time.monotonic() + seconds
+    if not _disk.is_hooked:  # a hook stays for the life of the process
+        sys.addaudithook(_disk.hook)
+        _disk.is_hooked = True

@@ -7,8 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from axcore.resilience.event_log import read_events
-from axcore.resilience.ledger import Label, Ledger
-from axcore.resilience.ledger_file import GOODPUT_NAME, read_ledger, write_ledger
+from axcore.resilience.ledger import GOODPUT_NAME, Label, Ledger, read_ledger, write_ledger
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
 WRITE_EVERY_S = 1.0

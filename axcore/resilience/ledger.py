@@ -5,11 +5,18 @@ the time from the first mark to the last. Steps that run again after a restart m
 time from "step" to "lost_work".
 """
 
+import json
+import os
+import time
+import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import attrs
+
+from axcore.config.json_files import read_json_file
 
 Label = Literal[
     "start",
@@ -25,6 +32,9 @@ Label = Literal[
 ]
 LABELS: tuple[Label, ...] = get_args(Label)
 USEFUL: Label = "step"
+
+
+GOODPUT_NAME = "goodput.json"
 
 _MAX_MARKS = 1000
 
@@ -153,6 +163,26 @@ class Ledger:
         return useful + (more - useful) * (step - before) / (after - before)
 
 
+def write_ledger(directory: Path, ledger: Ledger) -> None:
+    """Writes the file; a reader, or the kill of this process, sees the old one or the new."""
+    path = directory / GOODPUT_NAME
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(json.dumps(ledger.as_dict()) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+def read_ledger(directory: Path | str) -> Ledger | None:
+    """Returns the ledger of a run; None where it has none, and with a warning if it is damaged."""
+    path = Path(directory) / GOODPUT_NAME
+    try:
+        return Ledger.from_dict(read_json_file(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{path} is damaged, so goodput starts at zero: {error}", stacklevel=2)
+        return None
+
+
 def _label(text: str) -> Label:
     return LABELS[LABELS.index(text)]
 
@@ -176,3 +206,13 @@ def _duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
+
+
+def process_start() -> float:
+    """Returns when this process started, since the epoch; now, where the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return time.time()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age

@@ -1,9 +1,15 @@
 """`Policy`: what a supervisor does about a failure, how often, and what it calls a hang."""
 
+import collections
+import signal
+import time
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+
+import attrs
 
 from axcore.config import NonNegativeInt, PositiveInt, config
+from axcore.launch.children import shell_exit_code
 
 Cause = Literal["killed", "crashed", "lost", "hung", "corrupted", "refused"]
 """Why an attempt ended: a signal from outside, a fault of the program, a process that lost another,
@@ -11,6 +17,85 @@ a process that made no progress, a device that changed parameters, or an error t
 would meet again."""
 
 Answer = Literal["restart_processes", "stop"]
+CRASHED = 1
+LOST = 9
+HUNG = 12
+BUDGET_SPENT = 13
+CORRUPTED = 15
+STOPPED = 130
+"""Exit codes, see docs/exit-codes.md."""
+
+
+_FAULTS = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
+)
+
+
+_CAUSES: dict[int, Cause] = {CRASHED: "crashed", LOST: "lost", CORRUPTED: "corrupted"}
+
+
+_OF_ONE = ("killed", "hung", "corrupted")
+"""Causes that lie with one process; a fault of the program is one of all, and a process that was
+lost to others names only them."""
+
+_MISFITS = (2, 3, 4)
+"""Exit codes of processes whose number does not fit the config, its mesh or its target."""
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """What went wrong in one attempt.
+
+    Args:
+        cause: The ladder of the policy that applies.
+        process: The index of the process that is to blame.
+        exit_code: How the run ends where nothing more is tried.
+        step: The step that the process was at; -1 before the first.
+        phase: What it did.
+        what: What happened, as people read it, without the process's name.
+        error_tail: The last lines of its stderr.
+    """
+
+    cause: Cause
+    process: int
+    exit_code: int
+    step: int
+    phase: str
+    what: str
+    error_tail: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        place = f"at step {self.step} ({self.phase})" if self.step >= 0 else f"in {self.phase}"
+        return f"process {self.process} {self.what} {place}"
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the failure as an event has it; "process" there is who writes."""
+        values = attrs.asdict(self)
+        return {"lost_process": values.pop("process"), **values}
+
+
+def cause_of(code: int) -> Cause:
+    """Returns why a process ended with a code, minus the signal where that ended it."""
+    if code < 0:
+        return "crashed" if -code in _FAULTS else "killed"
+    if code in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
+        return "killed"
+    return _CAUSES.get(code, "refused")
+
+
+def describe_exit(code: int) -> str:
+    """Returns an exit as people read it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def run_exit_code(code: int) -> int:
+    """Returns how a run ends that lost a process with that code."""
+    return LOST if cause_of(code) in ("killed", "lost") else shell_exit_code(code)
 
 
 @config
@@ -81,3 +166,108 @@ class Policy:
         if typical_step_s is None:
             return max(self.step_s, self.phase_s.get("compile", 0.0))
         return max(self.step_s, self.step_factor * typical_step_s)
+
+
+class Decision(NamedTuple):
+    """What to do, why, and how long to wait before."""
+
+    answer: Answer | Literal["leave_out"]
+    reason: str
+    wait_s: float = 0.0
+
+
+class Restarts:
+    """Counts answers by cause, and attempts that ended at one step, since a run last came further.
+
+    Attributes:
+        count: Answers given, but for the last one, to stop.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.count = 0
+        self._policy = policy
+        self._ends: collections.Counter[int] = collections.Counter()
+        self._given: list[tuple[float, str, Answer]] = []
+        self._blame = Blame(policy)
+
+    def decide(self, failure: Failure, last_step: int, processes: int = 1) -> Decision:
+        """Returns the answer to a failure.
+
+        Args:
+            failure: What went wrong.
+            last_step: How far the process came that failed.
+            processes: How many the attempt had.
+        """
+        now = time.monotonic()
+        decision = self._restart(failure, last_step, now)
+        reason = self._blame.reason(failure, now, else_stops=decision.answer == "stop")
+        if reason and processes > self._policy.shrink_to > 0:
+            self._blame.start_again()
+            self._ends.clear()
+            decision = Decision("leave_out", reason)
+        self.count += decision.answer != "stop"
+        return decision
+
+    def _restart(self, failure: Failure, last_step: int, now: float) -> Decision:
+        """Returns the answer of the ladder, where another attempt may come further."""
+        in_vain = self._ended_at(last_step)
+        most = self._policy.attempts_at_one_step
+        if failure.cause not in self._policy.ladder:
+            return Decision("stop", "another attempt would meet the same error")
+        if in_vain >= most:
+            return Decision("stop", f"{most} attempts came no further than step {last_step}")
+        answer = self._rung(failure.cause, now)
+        if answer == "stop":
+            return Decision("stop", f"the restart budget for {failure.cause!r} is spent")
+        self._given.append((now, failure.cause, answer))
+        wait_s = self._policy.backoff_s * 2 ** (in_vain - 2) if in_vain > 1 else 0.0
+        return Decision(answer, f"attempt {self.count + 2}", wait_s)
+
+    def _ended_at(self, step: int) -> int:
+        """Notes the end of an attempt; returns how many ended there since one came further."""
+        if step > max(self._ends, default=step):
+            self._ends.clear()
+        self._ends[step] += 1
+        return self._ends[step]
+
+    def _rung(self, cause: str, now: float) -> Answer:
+        """Returns the first answer of the ladder that was not given too often of late."""
+        since = now - self._policy.window_s
+        recent = [answer for at, why, answer in self._given if why == cause and at > since]
+        for rung in self._policy.ladder[cause]:
+            if recent.count(rung.answer) < rung.times:
+                return rung.answer
+        return "stop"
+
+
+class Blame:
+    """Counts failures by process since the run last changed its number of processes."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._failed: list[tuple[float, int]] = []
+        self._is_new = False
+
+    def reason(self, failure: Failure, now: float, *, else_stops: bool) -> str:
+        """Returns why the process that failed is to be left out; "" where it is not.
+
+        Args:
+            failure: The newest one.
+            now: Monotonic seconds.
+            else_stops: Whether the policy has no other answer left.
+        """
+        if failure.cause not in _OF_ONE:
+            is_misfit = self._is_new and failure.exit_code in _MISFITS
+            return "so many processes do not fit the run" if is_misfit else ""
+        self._is_new = False
+        self._failed.append((now, failure.process))
+        most, since = self._policy.failures_of_one, now - self._policy.window_s
+        newest = [process for at, process in self._failed if at > since][-most:]
+        if newest == [failure.process] * most:
+            return f"it failed {most} times in a row"
+        return "no restarts are left" if else_stops else ""
+
+    def start_again(self) -> None:
+        """Forgets failures, since processes get other numbers."""
+        self._failed.clear()
+        self._is_new = True

@@ -12,7 +12,7 @@ import attrs
 
 from axcore.config.json_files import parse_json, read_json_file
 from axcore.resilience.event_log import read_events
-from axcore.resilience.ledger_file import read_ledger
+from axcore.resilience.ledger import read_ledger
 from axcore.whole_files import open_regular, read_regular
 
 _LOCK, _CONFIG, _METRICS = "axcore.lock", "config.json", "metrics.jsonl"

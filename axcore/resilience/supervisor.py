@@ -13,16 +13,25 @@ from typing import Any
 
 import attrs
 
+from axcore._jax_compat import serve_coordination
 from axcore.launch.children import ProcessStart, StopRequests
+from axcore.launch.process_info import COORDINATOR
 from axcore.resilience.attempt import Attempt
 from axcore.resilience.compile_cache import KEPT_STEPS_VARIABLE
-from axcore.resilience.coordination import Coordination
-from axcore.resilience.event_log import SUPERVISOR
-from axcore.resilience.failure import BUDGET_SPENT, CORRUPTED, HUNG, Failure
-from axcore.resilience.policy import Policy
-from axcore.resilience.restarts import Decision, Restarts
-from axcore.resilience.run_log import RunLog
-from axcore.resilience.spares import Spares
+from axcore.resilience.event_log import SUPERVISOR, RunLog
+from axcore.resilience.policy import (
+    BUDGET_SPENT,
+    CORRUPTED,
+    HUNG,
+    Decision,
+    Failure,
+    Policy,
+    Restarts,
+)
+from axcore.resilience.standby_workers import Spares
+
+COORDINATION_VARIABLE = "AXCORE_COORDINATION"
+BY_SUPERVISOR = "supervisor"
 
 _POLL_S = 0.05
 _LEAVES_SURVIVORS = ("killed", "crashed", "lost", "corrupted")
@@ -185,3 +194,33 @@ def _wait(seconds: float, stop: StopRequests) -> None:
 
 def _since(began: float) -> Any:
     return round(time.monotonic() - began, 3)
+
+
+class Coordination:
+    """The service of one attempt after another; each has one of its own."""
+
+    def __init__(self) -> None:
+        self._service: Any = None
+
+    def serve(self, starts: Sequence[ProcessStart]) -> list[ProcessStart]:
+        """Serves the address that processes are started with; returns the starts that say so.
+
+        Raises:
+            Exception: This jax serves otherwise; the processes can serve themselves.
+        """
+        self.end()
+        port = int(starts[0].environment[COORDINATOR].rpartition(":")[2])
+        self._service = serve_coordination(port, len(starts))
+        return [self.announce(start) for start in starts]
+
+    @staticmethod
+    def announce(start: ProcessStart) -> ProcessStart:
+        """Returns a start that says who serves."""
+        variables = {**start.environment, COORDINATION_VARIABLE: BY_SUPERVISOR}
+        return attrs.evolve(start, environment=variables)
+
+    def end(self) -> None:
+        """Ends the service; a process that has not left it aborts."""
+        service, self._service = self._service, None
+        if service is not None:
+            service.shutdown()

@@ -1,10 +1,13 @@
-"""Runs: opening what training left in a directory, and making runs of published models."""
+"""Runs: opening what training left in a directory, and making runs of pretrained checkpoints."""
 
 from axcore.runs.base_model import BaseModel
-from axcore.runs.gguf import export_gguf
-from axcore.runs.hugging_face import export_run, import_run, open_published
-from axcore.runs.merging import merge_models_and_runs
-from axcore.runs.opening import OpenedModel, open_model
+from axcore.runs.export import (
+    export_gguf,
+    export_run,
+    import_run,
+    open_checkpoint,
+)
+from axcore.runs.opening import OpenedModel, merge_models_and_runs, open_model
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
 from axcore.runs.run_weights import FromRun, RunWeights
@@ -26,7 +29,7 @@ __all__ = [
     "load_run",
     "merge_models_and_runs",
     "no_text_reason",
+    "open_checkpoint",
     "open_model",
-    "open_published",
     "run_facts",
 ]

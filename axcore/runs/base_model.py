@@ -3,15 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+from axcore.checkpoint import Checkpointer
 from axcore.config import REQUIRED, config, evolve, field_names
+from axcore.data import ChatFiles, Data, DataLoader, LabelledChats, PreferenceData
 from axcore.errors import CheckpointError, ConfigError
 from axcore.experiments.tiny import tiny
-from axcore.interop import HuggingFace, PublishedModel, WeightPlan, WeightSource
+from axcore.interop import HuggingFace, PretrainedCheckpoint, WeightPlan, WeightSource
+from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.module import DTypes
-from axcore.runs.hugging_face import published_tokenizer
+from axcore.runs.export import checkpoint_tokenizer
 from axcore.runs.opening import is_published
 from axcore.runs.run import Run
 from axcore.runs.run_weights import RunWeights
+from axcore.tasks import DPO, KTO
+from axcore.trainer import Trainer
 
 STAND_IN = tiny().model
 """The model of an experiment whose base is not known yet."""
@@ -35,9 +40,9 @@ class BaseModel(WeightSource):
         """Describes what a run begins with.
 
         Args:
-            path: A run directory, or a folder that holds a published model.
-            allow_unknown_fields: Whether fields of a published model's `config.json` that could
-                matter are ignored.
+            path: A run directory, or a folder that holds a pretrained checkpoint.
+            allow_unknown_fields: Whether fields of a checkpoint's `config.json` that could matter
+                are ignored.
         """
 
         path: str = REQUIRED
@@ -48,7 +53,7 @@ class BaseModel(WeightSource):
 
             Raises:
                 ConfigError: The config's model was changed before its base was known.
-                CheckpointError: The path is neither a run nor a published model.
+                CheckpointError: The path is neither a run nor a pretrained checkpoint.
             """
             if self.path is REQUIRED:
                 return cfg
@@ -76,7 +81,7 @@ class BaseModel(WeightSource):
 def _check_is_there(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise CheckpointError(
-            "the folder holds neither a run nor a published model: it has no config.json",
+            "the folder holds neither a run nor a pretrained checkpoint: it has no config.json",
             where=str(folder),
             hint="name a run directory such as runs/tiny, or a folder with config.json and weights",
         )
@@ -95,14 +100,14 @@ def _of_run(source: BaseModel.Config, cfg: Any) -> Any:
 
 
 def _of_published(source: BaseModel.Config, cfg: Any) -> Any:
-    published = PublishedModel(
+    published = PretrainedCheckpoint(
         Path(source.path).expanduser(), allow_unknown_fields=source.allow_unknown_fields
     )
     stored = published.values.get("dtype", published.values.get("torch_dtype"))
     dtypes = DTypes(param="float32", compute="bfloat16" if stored in _SIXTEEN_BITS else "float32")
     model = evolve(published.config, dtypes=dtypes)
     length = min(published.max_length or LONGEST, LONGEST)
-    data = evolve(cfg.data, tokenizer=published_tokenizer(published), seq_len=length)
+    data = evolve(cfg.data, tokenizer=checkpoint_tokenizer(published), seq_len=length)
     return evolve(
         cfg,
         model=model,
@@ -116,3 +121,46 @@ def _shared(source: BaseModel.Config, other: type) -> dict[str, Any]:
     return {
         name: getattr(source, name) for name in field_names(source) if name in field_names(other)
     }
+
+
+def sft() -> Trainer.Config:
+    """Returns the config of training on conversations; the base brings model and tokenizer."""
+    data = Data.Config(
+        source=ChatFiles.Config(),
+        seq_len=128,
+        batch_size=8,
+        packing="best_fit",
+        repacks_each_epoch=True,
+        validation_batches=32,
+    )
+    return _further(data, peak=1e-5)
+
+
+def dpo() -> Trainer.Config:
+    """Returns the config of training on pairs of answers; `--modify orpo` names another task."""
+    data = PreferenceData.Config(seq_len=128, batch_size=8, validation_batches=32)
+    return evolve(_further(data, peak=1e-6), task=DPO.Config())
+
+
+def kto() -> Trainer.Config:
+    """Returns the config of training on answers that were labelled one by one."""
+    source = ChatFiles.Config(reads=LabelledChats.Config())
+    data = PreferenceData.Config(source=source, seq_len=128, batch_size=8, validation_batches=32)
+    return evolve(_further(data, peak=1e-6), task=KTO.Config())
+
+
+def _further(data: DataLoader.Config, *, peak: float) -> Trainer.Config:
+    """Returns the config of training a base further, at a low rate."""
+    return Trainer.Config(
+        model=STAND_IN,
+        data=data,
+        learner=Learner.Config(
+            optimizer=AdamW.Config(weight_decay=0.0),
+            schedule=WarmupCosine.Config(peak=peak, warmup_steps=0.04),
+        ),
+        init_from=BaseModel.Config(),
+        max_steps=500,
+        eval_every_steps=100,
+        checkpoint=Checkpointer.Config(every_steps=100),
+        prompt="Hello",
+    )

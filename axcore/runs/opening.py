@@ -1,19 +1,27 @@
-"""`open_model`: a run or a published model, ready for an engine."""
+"""`open_model`: a run or a pretrained checkpoint, ready for an engine."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
 import jax
 
 from axcore.config.json_files import read_json_file
-from axcore.data import Tokenizer
+from axcore.data import (
+    Tokenizer,
+)
 from axcore.errors import CheckpointError, ConfigError
 from axcore.inference import Generation, Generator
+from axcore.interop import (
+    adapter_format,
+)
+from axcore.interop.merging import merge_models
 from axcore.modifiers import with_changes
 from axcore.ops import use_policy
-from axcore.runs.hugging_face import open_published
+from axcore.runs.export import export_run, open_checkpoint
 from axcore.runs.run import Run, load_run, no_text_reason
 
 _ADAPTERS = "adapter_config.json"
@@ -28,8 +36,8 @@ class OpenedModel:
         trainer: What holds the model and its data.
         model: The model, changed as it was asked for.
         state: Of the model.
-        step: The checkpoint that the state is from; None of a published model.
-        run: Where newer checkpoints may appear; None of a published model.
+        step: The checkpoint that the state is from; None of a pretrained checkpoint.
+        run: Where newer checkpoints may appear; None of a pretrained checkpoint.
     """
 
     name: str
@@ -69,18 +77,18 @@ def open_model(
     on_host: bool = False,
     allow_unknown_fields: bool = False,
 ) -> OpenedModel:
-    """Returns the model of a run directory, or of a folder of a published model.
+    """Returns the model of a run directory, or of a folder of a pretrained checkpoint.
 
     Args:
         directory: Either of them.
         step: The checkpoint of a run to use; by default the newest.
         trust_code: Whether code that came with a run is run to open it.
         changes: Named changes of the model that leave its parameters as they are, such as
-            `quantized_cache`.
-        on_host: Whether arrays of a run stay in host memory, and those of a published model in
-            its files, for an engine to take one by one.
-        allow_unknown_fields: Whether fields of a published model's `config.json` that could matter
-            are ignored, with a warning.
+            `kv_cache(dtype=int8)`.
+        on_host: Whether arrays of a run stay in host memory, and those of a pretrained checkpoint
+            in its files, for an engine to take one by one.
+        allow_unknown_fields: Whether fields of a checkpoint's `config.json` that could matter are
+            ignored, with a warning.
 
     Raises:
         CheckpointError: It is neither, or has no checkpoint.
@@ -91,13 +99,13 @@ def open_model(
         raise CheckpointError(
             "there is no such directory",
             where=str(directory),
-            hint="name a run, such as runs/tiny, or the folder of a published model",
+            hint="name a run, such as runs/tiny, or the folder of a pretrained checkpoint",
         )
     name = path.resolve().name
     if is_published(path):
         if step is not None:
-            raise ConfigError("a published model has no steps", where="--step")
-        trainer, state = open_published(
+            raise ConfigError("a pretrained checkpoint has no steps", where="--step")
+        trainer, state = open_checkpoint(
             path, on_host=on_host, allow_unknown_fields=allow_unknown_fields
         )
         _check(trainer)
@@ -107,7 +115,7 @@ def open_model(
         raise ConfigError(
             "the directory is a run, whose config has no unknown fields",
             where="--allow-unknown-fields",
-            hint="leave it out; it is for the config.json of a published model",
+            hint="leave it out; it is for the config.json of a pretrained checkpoint",
         )
     run = load_run(path, step=step, trust_code=trust_code)
     _check(run.trainer)
@@ -162,3 +170,62 @@ def is_published(path: Path) -> bool:
     except (OSError, ValueError):
         return False  # opening it as a run says what is wrong
     return isinstance(found, dict) and ("model_type" in found or "architectures" in found)
+
+
+_AT_STEP = re.compile(r"(?P<run>.+)@(?P<step>\d+)")
+
+
+def merge_models_and_runs(
+    models: Sequence[str],
+    target: Path | str,
+    *,
+    base: str | None = None,
+    trust_code: bool = False,
+    **settings: Any,
+) -> int:
+    """Writes the merge of models into a new folder; returns how many tensors it has.
+
+    Runs are written as pretrained checkpoints first, with their adapters merged.
+    These folders lie beside the target, and are removed in the end.
+
+    Args:
+        models: Folders of checkpoints, run directories, or steps of runs: `runs/NAME@STEP`.
+        target: As `merge_models` takes it.
+        base: As `models`.
+        trust_code: Whether code that came with a run is run to open it.
+        settings: Of `merge_models`.
+
+    Raises:
+        CheckpointError: What is named is no model, or models differ.
+        ConfigError: No family of pretrained checkpoints has a run's model, or settings do not fit.
+    """
+    beside = Path(target).expanduser().absolute().parent
+    beside.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=beside, prefix=".merging-") as written:
+
+        def published(model: str) -> Path:
+            return _published(model, Path(written), trust_code=trust_code)
+
+        folders = [published(model) for model in models]
+        wanted = None if base is None else published(base)
+        return merge_models(folders, target, base=wanted, **settings)
+
+
+def _published(model: str, written: Path, *, trust_code: bool) -> Path:
+    """Returns the folder of a pretrained checkpoint; what is a run is written there first."""
+    path, step = Path(model).expanduser(), None
+    if not path.is_dir() and (match := _AT_STEP.fullmatch(model)):
+        path, step = Path(match["run"]).expanduser(), int(match["step"])
+    if not path.is_dir():
+        raise CheckpointError(
+            "there is no such directory",
+            where=model,
+            hint="name a checkpoint's folder, a run, or a step of a run: runs/NAME@STEP",
+        )
+    if is_published(path):
+        return path
+    run = load_run(path, step=step, trust_code=trust_code)
+    folder = written / str(len(list(written.iterdir())))
+    has_adapters = adapter_format(run.trainer.config.model) is not None
+    export_run(run, folder, merged=has_adapters)
+    return folder

@@ -7,21 +7,21 @@ from axcore.plugins import Experiment, Modifier, Ref, hook
 
 @hook.experiments
 def experiments() -> Iterator[Experiment]:
-    """Fine-tuning of a run or of a published model."""
+    """Fine-tuning of a run or of a pretrained checkpoint."""
     yield Experiment(
         name="sft",
-        fn=Ref("axcore.runs.fine_tuning:sft"),
-        summary="A run or a published model, trained further on conversations",
+        fn=Ref("axcore.runs.base_model:sft"),
+        summary="A run or a pretrained checkpoint, trained further on conversations",
     )
     yield Experiment(
         name="dpo",
-        fn=Ref("axcore.runs.fine_tuning:dpo"),
-        summary="A run or a published model, trained further on answers chosen over others",
+        fn=Ref("axcore.runs.base_model:dpo"),
+        summary="A run or a pretrained checkpoint, trained further on answers chosen over others",
     )
     yield Experiment(
         name="kto",
-        fn=Ref("axcore.runs.fine_tuning:kto"),
-        summary="A run or a published model, trained further on answers judged one by one",
+        fn=Ref("axcore.runs.base_model:kto"),
+        summary="A run or a pretrained checkpoint, trained further on answers labelled one by one",
     )
 
 

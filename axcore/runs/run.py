@@ -1,5 +1,6 @@
 """`Run`: what a run directory holds, opened to look at, to generate from and to evaluate."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,21 +8,29 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
+from numpy.typing import NDArray
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve
+from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError, ConfigError, DataError
 from axcore.inference import Generation, Generator, Sampling
+from axcore.markup import Html, card, curve, element, joined, table
 from axcore.ops import use_policy
-from axcore.runs.code import read_run_config, warn_of_earlier_code
-from axcore.runs.metrics import Metrics, read_metrics
-from axcore.runs.run_html import run_html
+from axcore.report.page import REPORT_NAME
+from axcore.resilience.run_summary import summarise_run
+from axcore.runs.own_code import read_run_config, warn_of_earlier_code
 from axcore.trainer import Trainer
 from axcore.trainer.run_directory.origin import opened_config, read_origin
 from axcore.trainer.step import TrainState
+from axcore.whole_files import read_regular
 
 ANY_DEVICES = {"fsdp": -1}
 """A mesh that fits however many devices there are; those of training may not be here."""
+
+
+Metrics = Mapping[str, Mapping[str, NDArray[Any]]]
+"""Arrays by split and name: `metrics["train"]["loss"]` has a value for each line of the split."""
 
 
 class RestoredModel(NamedTuple):
@@ -249,3 +258,96 @@ def generate_text(
     generator = text_generator(trainer, model_state)
     with use_policy(trainer.compiler.kernel_policy):
         return generator.generate(prompt, **options)
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Returns the metrics in a `metrics.jsonl`; empty where there is no such file.
+
+    A value that some lines of a split lack is nan there. A last line without its end is passed
+    over: it is being written, or was when its process was killed, and then it is written again.
+
+    Raises:
+        CheckpointError: A line is damaged.
+    """
+    splits: dict[str, list[dict[str, Any]]] = {}
+    text = read_regular(path).decode("utf-8") if path.exists() else ""
+    lines = text.splitlines(keepends=True)
+    if lines and not (lines[-1].endswith("\n") or _is_whole(lines[-1])):
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        values = _parsed(line, f"{path}:{number}")
+        splits.setdefault(values.pop("split"), []).append(values)
+    return {split: _arrays(lines) for split, lines in splits.items()}
+
+
+def _is_whole(line: str) -> bool:
+    try:
+        parse_json(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _parsed(line: str, where: str) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = parse_json(line)
+        return {**values, "step": int(values["step"]), "split": str(values["split"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the line is no metrics: {type(error).__name__}: {error}",
+            where=where,
+            hint="take the line out; a run that resumes drops what follows its checkpoint",
+        ) from error
+
+
+def _arrays(lines: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    names = {name: None for line in lines for name in line}
+    columns = {name: [_number(line.get(name, "nan")) for line in lines] for name in names}
+    return {
+        name: np.array(column, np.int64 if name == "step" else np.float64)
+        for name, column in columns.items()
+    }
+
+
+def _number(value: Any) -> float:
+    """Returns a value as it was written; JSON has no nan and no infinity, so they are text."""
+    return float(value) if isinstance(value, (int, float, str)) else float("nan")
+
+
+def run_html(directory: Path) -> str:
+    """Returns what is known of a run as HTML; a damaged file of it is named."""
+    summary = summarise_run(directory)
+    note = f"run, {summary.state}, step {summary.last_step or 0} of {summary.max_steps}"
+    try:
+        metrics = read_metrics(directory / "metrics.jsonl")
+    except CheckpointError as error:
+        shown = element("div", str(error), class_="bad")
+    else:
+        shown = _losses(metrics)
+    return card(str(directory), note, shown, _report_line(directory))
+
+
+def _losses(metrics: Metrics) -> Html:
+    """Returns the last loss of each split, and the curve of the training loss."""
+    rows = [
+        [split, f"{found['loss'][-1]:.4f}", str(found["step"][-1])]
+        for split, found in metrics.items()
+        if "loss" in found
+    ]
+    if not rows:
+        return element("div", "nothing is logged yet", class_="soft")
+    header = ("split", "last loss", "at step")
+    losses = table(header, rows, numbers=header[1:])
+    train = metrics.get("train", {})
+    if "loss" not in train:
+        return losses
+    steps, values = train["step"].tolist(), train["loss"].tolist()
+    return joined([losses, curve(steps, values, label="training loss over steps")])
+
+
+def _report_line(directory: Path) -> Html:
+    path = directory / REPORT_NAME
+    if path.exists():
+        return element("div", "report: ", element("code", path))
+    command = element("code", f"axcore report {directory}")
+    return element("div", command, " writes a report", class_="soft")

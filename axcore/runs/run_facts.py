@@ -16,9 +16,11 @@ import attrs
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from axcore.aot.memory_record import MEMORY_NAME
-from axcore.config import render_config
+from axcore.aot.out_of_memory import MEMORY_NAME
+from axcore.aot.report.report import LargeBuffer, Memory
+from axcore.config import find_config, render_config
 from axcore.config.json_files import read_json_file
+from axcore.data import Mixture
 from axcore.errors import AxcoreError, CheckpointError
 from axcore.parallel import (
     MESH_AXES,
@@ -29,19 +31,17 @@ from axcore.parallel import (
 from axcore.plugins import Hardware
 from axcore.profiles import read_profile, recorded_profiles
 from axcore.profiles.capture import PROFILE_NAME
-from axcore.resilience.ledger_file import read_ledger
+from axcore.report.page import packed_batch_content
+from axcore.resilience.ledger import read_ledger
 from axcore.resilience.run_summary import story, summarise_run
-from axcore.runs.data_facts import first_batch, mixture_shares
-from axcore.runs.evaluation_facts import EVALUATION_FOLDER, evaluations
-from axcore.runs.memory_facts import step_memory_facts
-from axcore.runs.metrics import Metrics, read_metrics
-from axcore.runs.run import Run
+from axcore.runs.run import Metrics, Run, read_metrics
 from axcore.runs.text_samples import SAMPLES_NAME, read_samples
 from axcore.trainer.run_directory.json_lines import read_json_lines
 from axcore.trainer.run_directory.run_history import (
     FIRST_BATCH_NAME,
     KERNELS_NAME,
     RUN_HISTORY_NAME,
+    read_first_batch,
 )
 from axcore.trainer.shardings import state_shardings
 from axcore.trainer.step import TrainStep
@@ -270,3 +270,93 @@ def _layout(folder: str, hardware: str, trust_code: bool, written: int) -> dict[
         "mixture": mixture_shares(cfg),
         "num_params": sum(math.prod(array.shape) for array in arrays),
     }
+
+
+def first_batch(folder: Path, trust_code: bool) -> dict[str, Any] | None:
+    """Returns some rows of a run's first batch, as the picture of a packed batch has them.
+
+    None where the run kept none: its batches are not of packed text, or it made no step.
+    """
+    path = folder / FIRST_BATCH_NAME
+    if not path.exists():
+        return None
+    return dict(_read(folder, trust_code, path.stat().st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=64)
+def _read(folder: Path, trust_code: bool, written: int) -> dict[str, Any]:
+    rows = read_first_batch(folder)
+    cfg: Any = Run(folder, trust_code=trust_code).opened_config
+    tokenizer = cfg.data.build().tokenizer
+    shown = len(rows["tokens"]) if rows else 0
+    title = f"{shown} of {cfg.data.batch_size} rows of the first step"
+    return packed_batch_content(rows, tokenizer, title=title) if rows else {}
+
+
+def mixture_shares(cfg: Any) -> list[dict[str, Any]]:
+    """Returns from which step on a config's sources have which shares; empty of one source."""
+    mixtures = [one for _, one in find_config(cfg.data, Mixture.Config)]
+    return [
+        {"step": step, "over_steps": over, "shares": _shares(weights)}
+        for one in mixtures[:1]
+        for step, over, weights in (
+            (0, 0, one.weights),
+            *((new.from_step, new.over_steps, new.weights) for new in one.changes),
+        )
+    ]
+
+
+def _shares(weights: Any) -> dict[str, float]:
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items() if weight}
+
+
+def step_memory_facts(folder: Path) -> dict[str, Any] | None:
+    """Returns what the step of a run's newest start needs; None where no start has kept it.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    path = folder / MEMORY_NAME
+    if not path.exists():
+        return None
+    try:
+        found = read_json_file(path)
+        largest = tuple(LargeBuffer(**one) for one in found.pop("largest"))
+        return attrs.asdict(Memory(**found, largest=largest))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+EVALUATION_FOLDER = "evaluation"
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    """Returns the results of each task and step, the oldest step first.
+
+    Raises:
+        ValueError: A file is no result.
+    """
+    files = (folder / EVALUATION_FOLDER).glob("*/*.json")
+    steps = [file for file in files if file.parent.name.isdecimal() and file.name != "model.json"]
+    found = [_result(file) for file in steps]
+    return sorted(found, key=lambda one: (one["step"], one["task"]))
+
+
+def _result(file: Path) -> dict[str, Any]:
+    try:
+        found = read_json_file(file)
+        metrics = {
+            name: {key: one[key] for key in ("value", "standard_error")}
+            for name, one in found["metrics"].items()
+        }
+        return {
+            "step": int(file.parent.name),
+            "task": str(found["task"]),
+            "num_samples": int(found["num_samples"]),
+            "metrics": metrics,
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is no result of an evaluation: {type(error).__name__}: {error}"
+        ) from error

@@ -25,12 +25,12 @@ from axcore.interop import (
     WeightSource,
     check_same_model,
     compared,
+    join_adapters,
     named_specs,
     plan_weights,
     unstacked,
-    with_corrections,
 )
-from axcore.modifiers.first_weights import FirstWeights
+from axcore.modifiers.pretrained import InitialWeights
 from axcore.runs.run import Run
 from axcore.trainer.step import TrainState, TrainStep
 
@@ -63,12 +63,12 @@ class RunWeights(WeightSource):
         check_same_model(
             models, own.edits, may_differ=own.may_differ, normal=compared, where=own.path
         )
-        joined = with_corrections(source, own.adapters, models)
+        joined = join_adapters(source, own.adapters, models)
         return plan_weights(models, joined, selection=self.selection, edits=own.edits)
 
 
 @config
-class FromRun(FirstWeights):
+class FromRun(InitialWeights):
     """Begins a run with the weights of another run; edits of them are further modifiers.
 
     Args:

@@ -8,8 +8,8 @@ from axcore.config import diff_config, evolve, format_diff
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.inference import AnyEngine, EngineConfig
 from axcore.inference.adapters import Adapter, adapter_from, read_adapter
-from axcore.interop import check_base_is_unchanged, compared, correction_format, corrections_in
-from axcore.interop.canonical import uncorrected
+from axcore.interop import adapter_format, check_base_is_unchanged, compared, find_adapter_format
+from axcore.interop.canonical import base_config
 from axcore.runs import Run
 from axcore.runs.run_weights import RunArrays
 
@@ -61,7 +61,7 @@ def open_adapters(
         ConfigError: One is of another model, or is none; or the model has adapters itself.
         CheckpointError: One cannot be read.
     """
-    if folders and uncorrected(cfg) != cfg:
+    if folders and base_config(cfg) != cfg:
         raise ConfigError(
             "the model has adapters itself, so that others have no place",
             where=_FLAG,
@@ -105,18 +105,18 @@ def add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
 
 def _opened(name: str, folder: Path, cfg: Any, *, trust_code: bool) -> Adapter:
     where = f"{_FLAG} {name}={folder}"
-    if corrections_in(folder) is not None:
+    if find_adapter_format(folder) is not None:
         return read_adapter(folder, cfg)
     run = Run(folder, trust_code=trust_code)
     own = run.opened_config.model
-    if correction_format(own) is None:
+    if adapter_format(own) is None:
         raise ConfigError(
             "the run trained no adapters but a whole model",
             where=where,
             hint=f"serve it by itself: axcore serve {folder}",
         )
-    theirs, ours = (compared(uncorrected(one)) for one in (own, cfg))
-    if changes := diff_config(theirs, ours):
+    adapted, served = (compared(base_config(one)) for one in (own, cfg))
+    if changes := diff_config(adapted, served):
         raise ConfigError(
             "the adapters are of another model (-: that one, +: the one that is served)\n"
             + format_diff(changes).rstrip(),

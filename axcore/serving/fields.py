@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from axcore.config.suggest import name_the_known
+from axcore.config.suggest import suggest_names
 from axcore.serving.api_error import ApiError, invalid
 
 _LOG = logging.getLogger("axcore.serving")
@@ -138,7 +138,7 @@ class Fields:
         for name, value in self._content.items():
             if name not in self._known and value is not None:
                 path = self.path(str(name)[:64])
-                hint = name_the_known(str(name)[:64], self._known, most=40)
+                hint = suggest_names(str(name)[:64], self._known, most=40)
                 message = f"There is no field {path!r}; {hint}"
                 raise invalid(message, path, code="unknown_field")
 

@@ -8,11 +8,11 @@ from functools import partial
 import jax
 
 from axcore.config import evolve
-from axcore.data.hugging_face_tokenizer import with_chat_template
+from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
 from axcore.errors import ConfigError
 from axcore.inference import Draft, open_engine, serving_mesh
 from axcore.inference.adapters import Adapter
-from axcore.modifiers import is_widened
+from axcore.modifiers import changes_compute_dtype
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel
 from axcore.serving.adapters import add_adapters, with_adapter_room
@@ -71,7 +71,9 @@ def start_engine(
             opened.model, engine_cfg, policy.hardware, jax.local_device_count()
         )
         placement = Placement.of(opened.model, shape)
-        if engine_cfg.compute is None and is_widened(opened.model.config, policy.hardware):
+        if engine_cfg.compute is None and changes_compute_dtype(
+            opened.model.config, policy.hardware
+        ):
             _LOG.info(
                 "layers that were trained in 16 bits compute in 32, as XLA is slow in 16 on %s; "
                 "--set engine.compute=bfloat16 keeps 16",

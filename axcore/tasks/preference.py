@@ -107,7 +107,7 @@ class Answers:
 
 
 class PreferenceTask(ReferenceTask):
-    """An objective on judged answers. A subclass has `row_losses`.
+    """An objective on labelled answers. A subclass has `row_losses`.
 
     Attributes:
         extra_arrays: Arrays of a batch that it reads besides `BATCH`.
@@ -169,7 +169,7 @@ class PreferenceTask(ReferenceTask):
         return Task.kept_state(self, state, specs)
 
     def check_batch(self, batch: BatchSpec) -> None:
-        """Checks that batches are of judged answers, in tokens of the model.
+        """Checks that batches are of labelled answers, in tokens of the model.
 
         Raises:
             ConfigError: They are not, or they have arrays that would be passed over.
@@ -181,7 +181,7 @@ class PreferenceTask(ReferenceTask):
                 f"{', '.join(sorted(batch.arrays))}",
                 where="data",
                 hint="train it on axcore.data.PreferenceData, whose source reads by "
-                + ("RatedChats" if self.extra_arrays else "ChatPairs"),
+                + ("LabelledChats" if self.extra_arrays else "ChatPairs"),
             )
         cfg: Any = self.model.config
         size, num_tokens = cfg.vocab_size, batch.arrays["tokens"].num_values
@@ -297,7 +297,7 @@ class KTO(PreferenceTask):
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None
     ) -> Float[Array, " batch"]:
-        """Returns the loss of each judged answer."""
+        """Returns the loss of each labelled answer."""
         assert reference is not None, "it has one"
         cfg, weights, is_good = self.config, batch["row_weights"], batch["is_good"]
         ratios = policy.log_probs - reference.log_probs

@@ -39,6 +39,7 @@ from axcore.testing.receipts import (
     key_of,
     own_digest_of,
     read_receipts,
+    receipt_of,
     receipts_file,
     target_modules,
     write_receipts,
@@ -115,7 +116,7 @@ def without_receipt(tests: Sequence[CompileTest]) -> list[CompileTest]:
     return [
         test
         for test in tests
-        if (receipt := known[test.receipts].get(test.key)) is None
+        if (receipt := receipt_of(known[test.receipts], test.key)) is None
         or not receipt.holds(test.digest, compilers)
     ]
 
@@ -192,7 +193,7 @@ def held_by_programs(target: str, tests: Sequence[CompileTest]) -> Mapping[Compi
     is not among them.
     """
     compilers = versions_for(target)
-    old = {test: read_receipts(test.receipts).get(test.key) for test in tests}
+    old = {test: receipt_of(read_receipts(test.receipts), test.key) for test in tests}
     maybe = {
         test: receipt
         for test, receipt in old.items()
@@ -262,13 +263,15 @@ def keep_receipts(
         kept = {  # of files that this run was not about
             key: one
             for key, one in known.items()
-            if key.partition("::")[0] not in names and one.compilers == compilers
+            if (name := key.partition("::")[0]) not in names
+            and one.compilers == compilers
+            and (file.parents[1] / name).exists()
         }
         for test in here:
             if test.key in passed:
                 kept[test.key] = _receipt(test, passed[test.key], compilers)
-            elif test not in ran:
-                kept[test.key] = renewed.get(test) or known[test.key]
+            elif test not in ran and (held := renewed.get(test) or receipt_of(known, test.key)):
+                kept[test.key] = held
         write_receipts(file, compilers, kept)
 
 

@@ -130,7 +130,7 @@ def _check_writer(record: MetricWriter) -> None:
 
 
 def _check_launcher(record: JobLauncher) -> None:
-    from axcore.launch.launcher import launcher_class
+    from axcore.launch.job import launcher_class
 
     launcher_class(record)
     assert record.process_info is None or record.process_info.resolve()({}) is None

@@ -16,8 +16,9 @@ All sources count without their comments and docstrings. They are:
   only run, watch or print what was compiled.
 
 Either way what the test's file imports from beside it or from `tests/support` counts, too, with
-the data beside that. A test's own code is that, what it imports of `axcore.aot`, which reads
-compiled programs, and for a kernel's test the suite that it inherits.
+the data beside that. A test's own code is what its file says, and what that uses of files beside
+it, of `axcore.aot`, which reads compiled programs, and for a kernel's test of the suite that it
+inherits. Imports do not count, so code that moves to another file voids nothing.
 """
 
 import ast
@@ -39,10 +40,10 @@ from axcore.config.json_files import read_json_file
 from axcore.plugins import Hardware, Kernel, Ref
 from axcore.testing.imports import imported_files, steps_of
 from axcore.testing.op_sources import op_files
+from axcore.testing.own_code import own_code
 
 FOLDER = "compile_receipts"
 AXCORE = Path(axcore.__file__).parent
-AOT = AXCORE / "aot"
 
 NOT_COMPILED = (
     "cli",
@@ -108,6 +109,13 @@ def read_receipts(file: Path) -> dict[str, Receipt]:
     return {test: Receipt(**one, compilers=told["compilers"]) for test, one in told["of"].items()}
 
 
+def receipt_of(receipts: Mapping[str, Receipt], key: str) -> Receipt | None:
+    """Return a test's receipt: by its name, or if its file was renamed, by what follows that."""
+    test = key[key.index("::") :]
+    same = [one for other, one in receipts.items() if other.endswith(test)]
+    return receipts.get(key) or (same[0] if len(same) == 1 else None)
+
+
 def write_receipts(
     file: Path, compilers: Mapping[str, str], receipts: Mapping[str, Receipt]
 ) -> None:
@@ -158,12 +166,17 @@ def digest_of(test_file: Path, kernel: Kernel | None) -> str:
 
 def own_digest_of(test_file: Path, kernel: Kernel | None) -> str:
     """Returns the digest of a test's own code: what it does with programs that it compiled."""
+    packages = ("aot", "testing") if kernel is not None else ("aot",)
     modules = {
-        ".".join(("axcore", "aot", *steps_of(file, AOT))): file for file in AOT.rglob("*.py")
+        ".".join(("axcore", name, *steps_of(file, AXCORE / name))): file
+        for name in packages
+        for file in (AXCORE / name).rglob("*.py")
     }
-    files = imported_files([test_file], {**_modules_beside(test_file), **modules})
-    suite = [AXCORE / "testing/compile_suite.py"] if kernel is not None else []
-    return _digest({*files, *_data_of(files), *suite})
+    also = (("axcore.testing", "CompileSuite"),) if kernel is not None else ()
+    code, files = own_code(test_file, {**_modules_beside(test_file), **modules}, also)
+    data = sorted(_data_of(files), key=lambda file: file.name)
+    written = [line.encode() for line in code] + [file.read_bytes() for file in data]
+    return hashlib.sha256(b"\0".join(written)).hexdigest()[:32]
 
 
 def _digest(files: Iterable[Path]) -> str:

@@ -13,7 +13,7 @@ from axcore.trainer.callbacks.events import (
 )
 from axcore.trainer.callbacks.writers import Writer
 from axcore.trainer.compile import KeptSteps
-from axcore.trainer.guards import EarlyStopping, Guard, RollBack, SpikeRollback
+from axcore.trainer.guards import EarlyStopping, Guard, RollbackRequest, SpikeRollback
 from axcore.trainer.loop import TrainResult
 from axcore.trainer.resolve import ResolvedChange, ResolvedConfig, resolve, with_base_model
 from axcore.trainer.trainer import Trainer
@@ -29,7 +29,7 @@ __all__ = [
     "PhaseStarted",
     "ResolvedChange",
     "ResolvedConfig",
-    "RollBack",
+    "RollbackRequest",
     "RolledBack",
     "RunFinished",
     "RunStarted",

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from axcore.config import did_you_mean, find_config, name_the_known
+from axcore.config import did_you_mean, find_config, suggest_names
 from axcore.errors import ConfigError, KernelError, ShardingError
 from axcore.extras import EXTRAS
 from axcore.layers import Dot
@@ -120,7 +120,7 @@ def _wrong_names(cfg: Any, field: str, kind: type[Record]) -> Iterator[str]:
     known = {record.key for record in plugin_host().records(kind)}
     for name in dict.fromkeys(names):
         if name not in known:
-            yield f"{field} names {name!r}, which is no {kind.kind}; {name_the_known(name, known)}"
+            yield f"{field} names {name!r}, which is no {kind.kind}; {suggest_names(name, known)}"
         elif names.count(name) > 1:
             yield f"{field} names {name!r} {names.count(name)} times"
 
@@ -131,15 +131,15 @@ def _unknown_kernels(cfg: Any) -> Iterator[str]:
     for op, name in cfg.kernels.items():
         of_op = {kernel.name for kernel in kernels if kernel.op == op}
         if op not in ops:
-            yield f"kernels names the op {op!r}, which does not exist; {name_the_known(op, ops)}"
+            yield f"kernels names the op {op!r}, which does not exist; {suggest_names(op, ops)}"
         elif name not in of_op:
-            yield f"kernels[{op!r}] is {name!r}, which is no kernel of it; " + name_the_known(
+            yield f"kernels[{op!r}] is {name!r}, which is no kernel of it; " + suggest_names(
                 name, of_op
             )
     known = {kernel.name for kernel in kernels}
     for name in cfg.allow_kernels:
         if name not in known:
-            yield f"allow_kernels names {name!r}, which is no kernel; {name_the_known(name, known)}"
+            yield f"allow_kernels names {name!r}, which is no kernel; {suggest_names(name, known)}"
 
 
 _USES = {
@@ -167,14 +167,14 @@ def check_sharding_rules(cfg: Any, specs: Any, batch: BatchSpec) -> None:
                     raise ShardingError(
                         f"the rule for {axis!r} names the mesh axis {name!r}, which does not exist",
                         where=field,
-                        hint=name_the_known(name, MESH_AXES),
+                        hint=suggest_names(name, MESH_AXES),
                     )
         for axis in () if field == "activation_rules" else getattr(cfg, field) or ():
             if axis not in had and axis not in PARAM_RULES:
                 raise ShardingError(
                     f"there is a rule for the logical axis {axis!r}, which no parameter has",
                     where=field,
-                    hint=name_the_known(axis, sorted(had)),
+                    hint=suggest_names(axis, sorted(had)),
                 )
     known = sorted({*ACTIVATION_RULES, *had, *batch.axis_sizes()})
     for axis in cfg.activation_rules:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from axcore.checkpoint.leaves import name_leaves
 from axcore.distributed import all_gather_object
 from axcore.module import ParamSpec
-from axcore.trainer.guards import RollBack
+from axcore.trainer.guards import RollbackRequest
 from axcore.trainer.step import TrainState
 
 _PIECE = 1 << 18
@@ -53,8 +53,8 @@ class FlippedValues:
         """Compares a state with the last one that was whole.
 
         Raises:
-            RollBack: A value of a parameter or of an optimizer's moment is far too large, in any
-                process.
+            RollbackRequest: A value of a parameter or of an optimizer's moment is far too large, in
+                any process.
         """
         sums = self._sums_of(state)
         large = [name for name, found in sums.items() if self._is_flipped(name, found)]
@@ -65,7 +65,7 @@ class FlippedValues:
         if flipped:
             name, value = next(iter(flipped.items()))
             more = f", and {len(flipped) - 1} more arrays" if len(flipped) > 1 else ""
-            raise RollBack(
+            raise RollbackRequest(
                 f"{name} holds {float(value):.3g} at step {step}{more}, and nothing above 1.8e19 "
                 f"at step {self._step}, as where a bit flips in memory: it was not saved",
                 skips_data=False,

@@ -1,8 +1,8 @@
 """`Guard`: looks at a run between steps and may act on it, where an observer only watches.
 
 A guard may change the batch of the next step or the state after a step, end the run with an error,
-request a rollback (raise `RollBack`), or give a reason to stop. Nothing of a guard runs inside the
-compiled step. `EarlyStopping` and `SpikeRollback` are the core's own.
+request a rollback (raise `RollbackRequest`), or give a reason to stop. Nothing of a guard runs
+inside the compiled step. `EarlyStopping` and `SpikeRollback` are the core's own.
 """
 
 import math
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
 
 
-class RollBack(Exception):  # noqa: N818 - a wish, which ends no run
+class RollbackRequest(Exception):  # noqa: N818 - a request, which ends no run
     """Asks the loop to go back to a checkpoint, and to train on from there.
 
     Args:
@@ -268,7 +268,7 @@ class SpikeRollback(Guard):
         """Compares the loss of a log line with those before it.
 
         Raises:
-            RollBack: It is a spike.
+            RollbackRequest: It is a spike.
         """
         cfg, loss = self.config, metrics["loss"]
         if not np.isfinite(loss):
@@ -276,7 +276,7 @@ class SpikeRollback(Guard):
         if len(self._losses) == cfg.window:
             mean, deviation = float(np.mean(self._losses)), float(np.std(self._losses))
             if loss > mean + cfg.sigmas * deviation:
-                raise RollBack(
+                raise RollbackRequest(
                     f"the loss {loss:.4g} at step {step} is more than {cfg.sigmas:g} standard "
                     f"deviations ({deviation:.2g}) above the mean {mean:.4g} of the last "
                     f"{cfg.window} log lines",

@@ -1,4 +1,4 @@
-"""Rollbacks and skipped steps of a run, and the budgets that they count against.
+"""`Recovery`: where a run starts, which steps were applied, and when it goes back to a checkpoint.
 
 rollbacks.jsonl    one JSON object a line for each: time, from_step, step, reason, data
 
@@ -7,17 +7,201 @@ batches again. A run that resumes at that step goes there, too.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from axcore.trainer.trainer import Trainer
+
+from functools import cached_property
+
+from axcore.checkpoint import Restored
 from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import TrainingError
-from axcore.trainer.guards import RollBack
+from axcore.plugins import Kernel
+from axcore.trainer.callbacks.events import Observers, PhaseStarted, RolledBack
+from axcore.trainer.callbacks.metrics import LossWindow
+from axcore.trainer.guards import RollbackRequest
 from axcore.trainer.run_directory.json_lines import append_json_line, read_json_lines
+from axcore.trainer.saver import Saver
+from axcore.trainer.step import StepMetrics
 
 ROLLBACKS_NAME = "rollbacks.jsonl"
+
+
+class Recovery:
+    """Where a run starts, which of its steps were applied, and what it goes back to.
+
+    Attributes:
+        skipped: The steps that changed nothing.
+    """
+
+    def __init__(self, trainer: "Trainer", directory: Path, saver: Saver, emit: Observers) -> None:
+        cfg = trainer.config
+        self.skipped = SkippedSteps(
+            max_skipped=cfg.max_skipped_steps,
+            max_in_a_row=cfg.max_skipped_in_a_row,
+            window_steps=cfg.budget_window_steps,
+        )
+        self._rollbacks = Rollbacks(
+            directory, budget=cfg.max_rollbacks, window_steps=cfg.budget_window_steps
+        )
+        self._trainer = trainer
+        self._saver = saver
+        self._position = saver.position
+        self._emit = emit
+
+    def resume(self, from_step: int | None, launch: str) -> None:
+        """Make the state that training starts from the present one.
+
+        Args:
+            from_step: The checkpoint to resume from, 0 for the start; by default the newest.
+            launch: Which launch this start is of; only the first start of one goes back.
+        """
+        saver = self._saver
+        saver.open_snapshots()
+        if from_step is not None and from_step != saver.launches.get(launch):
+            self._restore(step=from_step or None)
+            saver.launches |= {launch: from_step} if launch else {}
+            saver.reset_to(from_step)
+        elif not self._resume_from_snapshot():
+            self._restore(at_or_before=saver.newest_saved())
+        saver.forget_later_snapshots()
+
+    def rollback(self, request: RollbackRequest) -> None:
+        """Go back to the newest known good checkpoint that is old enough for a request."""
+        position, from_step = self._position, self._position.step
+        data = position.batches.get_state()
+        good = self._known_good(request, from_step - request.steps)
+        suspects = self.suspects(good or 0)
+        self._rollbacks.check_budget(request, step=from_step, good=good, suspects=suspects)
+        self._restore(at_or_before=good)
+        self._saver.reset_to(position.step)
+        if request.skips_data:
+            position.batches.set_state(data)
+        ends = {"from_step": from_step, "step": position.step}
+        self._rollbacks.add(request, **ends, data=data if request.skips_data else None)
+        self._emit(RolledBack(**ends, reason=str(request), skips_data=request.skips_data))
+
+    def count(self, fetched: Iterable[StepMetrics]) -> None:
+        """Count skipped steps; one that was applied shows that the last save is good."""
+        saved, skipped = self._saver.saved_step, self.skipped
+        was_good = skipped.newest_applied > saved
+        skipped.add(bool(metrics.is_applied) for metrics in fetched)
+        if saved and skipped.newest_applied > saved and not was_good:
+            self._saver.checkpointer.mark_good(saved)
+
+    def check(self) -> None:
+        """Check that not too many steps were skipped.
+
+        Raises:
+            RollbackRequest: Too many in a row.
+            TrainingError: Too many in the window.
+        """
+        what = "a loss, gradient or update that is not finite"
+        if self._trainer.config.learner.skip_spikes.sigmas:
+            what += ", or a spike of the loss"
+        self.skipped.check(what, suspects=self.suspects())
+
+    def suspects(self, good: int | None = None) -> str:
+        """Return what an error about numbers that are not finite says of the kernels in use.
+
+        Args:
+            good: The step before which numbers were good; that of the newest save where None.
+        """
+        before = self._saver.saved_step if good is None else good
+        num_steps = max(1, self._position.step - before)
+        return _suspects(self._never_run, self._trainer.hardware.chip, num_steps)
+
+    @cached_property
+    def _never_run(self) -> tuple[Kernel, ...]:
+        return self._trainer.kernel_plan().never_run()
+
+    def _restore(self, *, step: int | None = None, at_or_before: int | None = None) -> None:
+        """Make a checkpoint the present state, or the first state where none is named.
+
+        Args:
+            step: That checkpoint and no other.
+            at_or_before: The newest undamaged one that is not newer.
+        """
+        saver, position = self._saver, self._position
+        is_first = step is None and at_or_before is None
+        self._emit(PhaseStarted("start" if is_first else "restore"))
+        position.release()
+        if is_first:
+            position.state, position.step = self._trainer.first_state(), 0
+            position.window = LossWindow()
+        else:
+            restored = saver.checkpointer.restore(
+                self._trainer.compiler.abstract_state(), step=step, at_or_before=at_or_before
+            )
+            self._resume_at(restored, saver.checkpointer.directory)
+        saver.saved_step, saver.is_due = position.step, False
+        self.skipped.resume_at(position.step)
+
+    def _resume_from_snapshot(self) -> bool:
+        """Resume from the newest state in host memory, if it is newer than all checkpoints."""
+        saver = self._saver
+        if not saver.snapshots.is_on:
+            return False
+        self._emit(PhaseStarted("restore"))
+        restored = saver.restore_snapshot(self._trainer.compiler.abstract_state())
+        if restored is None:
+            return False
+        self._resume_at(restored, saver.snapshots.directory)
+        saver.check_saved()
+        return True
+
+    def _resume_at(self, restored: Restored, place: Path) -> None:
+        """Make a restored state of this run, and its position in the data, the present ones."""
+        position = self._position
+        position.state, position.step = restored.state, restored.step
+        self._saver.check_is_own(restored, place)
+        # After a rollback that skipped data, the position that the checkpoint has is the old one.
+        data = self._rollbacks.data_after(position.step)
+        position.batches.set_state(restored.extra["data"] if data is None else data)
+        # A checkpoint that an older axcore wrote has none: its first line has the steps since it.
+        window = restored.extra.get("window")
+        position.window = LossWindow() if window is None else LossWindow.from_json(window)
+        self.skipped.resume_at(position.step)
+
+    def _known_good(self, request: RollbackRequest, at_or_before: int) -> int | None:
+        """Return the newest checkpoint after which a step was applied; None where none was saved.
+
+        Only an applied step after it shows that a saved state is good: from a damaged one, whose
+        values may all be finite, every step is skipped.
+        """
+        checkpointer = self._saver.checkpointer
+        checkpointer.wait()
+        good, saved = checkpointer.known_good(), checkpointer.steps()
+        found = max((step for step in good if step <= at_or_before), default=None)
+        if found is None and saved:
+            raise TrainingError(
+                f"{request}; no checkpoint at or before step {at_or_before} is known to be good, "
+                f"there are: {', '.join(map(str, saved))}",
+                where=f"step {self._position.step}",
+                hint="lower checkpoint.every_steps or raise checkpoint.keep in the next run",
+            )
+        return found
+
+
+def _suspects(kernels: Sequence[Kernel], chip: str, num_steps: int) -> str:
+    """Return what an error about numbers that are not finite adds to its hint.
+
+    Args:
+        kernels: Those in use that never ran on the chip.
+        chip: Its name.
+        num_steps: Steps since the newest checkpoint.
+    """
+    if not kernels:
+        return ""
+    names = ", ".join(f"{one.key} (plugin {one.plugin})" for one in kernels)
+    return (
+        f". These kernels never ran on {chip}: {names}. Add --reference-steps {num_steps} to the "
+        "command, to find out whether one of them is wrong"
+    )
 
 
 class Rollbacks:
@@ -30,12 +214,12 @@ class Rollbacks:
         self._done = broadcast_object("reading rollbacks", lambda: read_json_lines(self._path))
 
     def check_budget(
-        self, wish: RollBack, *, step: int, good: int | None, suspects: str = ""
+        self, request: RollbackRequest, *, step: int, good: int | None, suspects: str = ""
     ) -> None:
         """Checks that the run may go back once more.
 
         Args:
-            wish: Who asks, and why.
+            request: Who asks, and why.
             step: The present step.
             good: The step that it would go back to, None for the start.
             suspects: What the hint says of kernels.
@@ -47,7 +231,7 @@ class Rollbacks:
         if len(recent) < self._budget:
             return
         raise TrainingError(
-            f"{wish}; the run went back {len(recent)} times in the last {self._window_steps} "
+            f"{request}; the run went back {len(recent)} times in the last {self._window_steps} "
             f"steps, and max_rollbacks={self._budget}",
             where=f"step {step}",
             hint="lower learner.schedule.peak, or look at the data of these steps; "
@@ -55,17 +239,17 @@ class Rollbacks:
             f"{suspects}",
         )
 
-    def add(self, wish: RollBack, *, from_step: int, step: int, data: Any) -> None:
+    def add(self, request: RollbackRequest, *, from_step: int, step: int, data: Any) -> None:
         """Records that the run went back from a step to an older one.
 
         Args:
-            wish: Who asked, and why.
+            request: Who asked, and why.
             from_step: The newest step that is undone.
             step: The step that training resumes from.
             data: The position in the data that it continues with; None for that of the checkpoint.
         """
         time = datetime.now(UTC).isoformat(timespec="seconds")
-        one = {"time": time, "from_step": from_step, "step": step, "reason": str(wish)}
+        one = {"time": time, "from_step": from_step, "step": step, "reason": str(request)}
         self._done.append({**one, "data": data})
         if is_process_zero():
             append_json_line(self._path, self._done[-1])
@@ -77,31 +261,31 @@ class Rollbacks:
 
 
 class SkippedSteps:
-    """Follows the steps of a run that were kept and those that were skipped.
+    """Count the steps of a run that were applied, and those that were skipped.
 
     Attributes:
-        newest_kept: The newest step that was kept, or the step that the run resumed from.
+        newest_applied: The newest step that was applied, or the step that the run resumed from.
         in_a_row: How many steps were skipped since.
     """
 
-    def __init__(self, *, most: int, most_in_a_row: int, window_steps: int) -> None:
-        self.newest_kept = 0
+    def __init__(self, *, max_skipped: int, max_in_a_row: int, window_steps: int) -> None:
+        self.newest_applied = 0
         self.in_a_row = 0
-        self._most = most
-        self._most_in_a_row = most_in_a_row
+        self._max_skipped = max_skipped
+        self._max_in_a_row = max_in_a_row
         self._window: deque[bool] = deque(maxlen=window_steps)
 
     def resume_at(self, step: int) -> None:
         """Follows from another step on; those of the window still count."""
-        self.newest_kept, self.in_a_row = step, 0
+        self.newest_applied, self.in_a_row = step, 0
 
-    def add(self, are_kept: Iterable[bool]) -> None:
+    def add(self, are_applied: Iterable[bool]) -> None:
         """Takes the next steps in."""
-        for is_kept in are_kept:
-            self._window.append(is_kept)
-            step = self.newest_kept + self.in_a_row + 1
-            self.in_a_row = 0 if is_kept else self.in_a_row + 1
-            self.newest_kept = step if is_kept else self.newest_kept
+        for is_applied in are_applied:
+            self._window.append(is_applied)
+            step = self.newest_applied + self.in_a_row + 1
+            self.in_a_row = 0 if is_applied else self.in_a_row + 1
+            self.newest_applied = step if is_applied else self.newest_applied
 
     def check(self, what: str, *, suspects: str = "") -> None:
         """Checks that not too many steps were skipped.
@@ -111,21 +295,21 @@ class SkippedSteps:
             suspects: What the hint says of kernels.
 
         Raises:
-            RollBack: Too many in a row: the state or the data at hand are at fault.
+            RollbackRequest: Too many in a row: the state or the data at hand are at fault.
             TrainingError: Too many in the window.
         """
-        step = self.newest_kept + self.in_a_row
-        if self.in_a_row > self._most_in_a_row:
-            raise RollBack(
+        step = self.newest_applied + self.in_a_row
+        if self.in_a_row > self._max_in_a_row:
+            raise RollbackRequest(
                 f"{self.in_a_row} steps in a row had {what}, which is more than "
-                f"max_skipped_in_a_row={self._most_in_a_row}",
+                f"max_skipped_in_a_row={self._max_in_a_row}",
                 steps=self.in_a_row,
             )
         skipped = self._window.count(False)
-        if skipped > self._most:
+        if skipped > self._max_skipped:
             raise TrainingError(
                 f"{skipped} of the last {len(self._window)} steps had {what}, which is more than "
-                f"max_skipped_steps={self._most}; none of them changed a parameter",
+                f"max_skipped_steps={self._max_skipped}; none of them changed a parameter",
                 where=f"step {step}",
                 hint=f"lower learner.schedule.peak, or raise max_skipped_steps{suspects}",
             )

@@ -4,7 +4,6 @@ A run whose numbers are not finite, or not plausible, is computed again from its
 op by op with both. Nothing is written.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.distributed import process_count
 from axcore.errors import ConfigError, KernelError
 from axcore.ops import Difference, KernelComparison, comparing_kernels, how_to_continue_without
-from axcore.plugins import Kernel, wanted_compiler_options
+from axcore.plugins import wanted_compiler_options
 from axcore.trainer.recovery import Rollbacks
 
 if TYPE_CHECKING:
@@ -114,23 +113,6 @@ def compare_steps(trainer: "Trainer", directory: Path, *, num_steps: int) -> Ref
         kernels=comparison.kernels,
         differences=differences,
         is_finite=is_finite,
-    )
-
-
-def suspects(kernels: Sequence[Kernel], chip: str, num_steps: int) -> str:
-    """Returns what an error about numbers that are not finite adds to its hint.
-
-    Args:
-        kernels: Those in use that never ran on the chip.
-        chip: Its name.
-        num_steps: Steps since the newest checkpoint.
-    """
-    if not kernels:
-        return ""
-    names = ", ".join(f"{one.key} (plugin {one.plugin})" for one in kernels)
-    return (
-        f". These kernels never ran on {chip}: {names}. Add --reference-steps {num_steps} to the "
-        "command, to find out whether one of them is wrong"
     )
 
 

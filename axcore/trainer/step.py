@@ -71,7 +71,7 @@ class StepMetrics(NamedTuple):
     gradient_norm: Array
     gradient_norms: dict[str, Array]
     is_finite: Array
-    is_kept: Array
+    is_applied: Array
 
 
 PREFIX = "gradient_norm/"
@@ -205,14 +205,14 @@ class TrainStep:
             norms = self.norms(gradients, state.step + 1)
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
         is_finite &= _are_finite(update.params)
-        is_kept = is_finite & ~update.is_spike
+        is_applied = is_finite & ~update.is_spike
         new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
-        unless_skipped = lambda new, old: jnp.where(is_kept, new, old)  # noqa: E731
+        unless_skipped = lambda new, old: jnp.where(is_applied, new, old)  # noqa: E731
         new_state = TrainState(
             step=state.step + 1,
             model=jax.tree.map(unless_skipped, new_model, state.model),
             opt_state=jax.tree.map(unless_skipped, update.opt_state, state.opt_state),
-            skipped=state.skipped + jnp.where(is_kept, 0, 1),
+            skipped=state.skipped + jnp.where(is_applied, 0, 1),
         )
         metrics = StepMetrics(
             losses=outputs.losses,
@@ -221,7 +221,7 @@ class TrainStep:
             gradient_norm=update.gradient_norm,
             gradient_norms=norms,
             is_finite=is_finite,
-            is_kept=is_kept,
+            is_applied=is_applied,
         )
         return new_state, metrics
 

@@ -161,7 +161,7 @@ class Trainer(Configurable):
             kept_steps: Where a compiled step is looked for, and kept; it is compiled by default.
 
         Raises:
-            ConfigError: Numbers of the config do not go together, or a name is unknown.
+            ConfigError: Numbers of the config are incompatible, or a name is unknown.
             ShardingError: The mesh does not fit the devices, the batch or the parameters, or one
                 of its axes splits nothing.
         """

@@ -24,7 +24,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.config import update_config
 from axcore.experiments.named import experiment
 from axcore.resilience.faults import FlipBit
-from axcore.trainer import RollBack
+from axcore.trainer import RollbackRequest
 from axcore.trainer.flipped_values import FlippedValues
 
 
@@ -83,8 +83,8 @@ def is_found(values: FlippedValues, state: Any, seed: int) -> bool:
     flip = FlipBit(at_step=1, parameter=name, element=place, bit=30)
     try:
         values.check(10**6 + seed, flip.on_state(1, state))
-    except RollBack as wish:
-        return f"model.{name} holds" in str(wish)
+    except RollbackRequest as request:
+        return f"model.{name} holds" in str(request)
     return False
 
 

@@ -90,7 +90,7 @@ class Watched(Bare):
         self.step += 1
         jax.block_until_ready(self.state)  # so that only what is added is counted below
         with self.added():
-            metrics.is_kept.block_until_ready()
+            metrics.is_applied.block_until_ready()
             self.state = self.guards.on_state(self.step, self.state)
             if self.step % LOG_EVERY == 0:
                 self.emit(StepsDone(step=self.step, metrics={}))

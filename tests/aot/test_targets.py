@@ -134,7 +134,7 @@ MANY_DEVICES = """\
 import jax
 import numpy as np
 from axcore.aot.hlo.collectives import collectives
-from axcore.aot.host_devices import host_devices
+from axcore.aot.targets import host_devices
 from axcore.aot.hlo.program import parse_program
 from axcore.plugins import Hardware
 

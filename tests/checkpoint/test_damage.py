@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.checkpoint import Checkpointer, CheckpointWarning, DamagedCheckpointError, integrity
+from axcore.checkpoint import Checkpointer, CheckpointWarning, DamagedCheckpointError, manifest
 from axcore.errors import CheckpointError
 
 TEMPLATE = {
@@ -236,12 +236,12 @@ def test_a_manifest_is_plain_json(run):
 def test_files_are_measured_piece_by_piece(tmp_path, monkeypatch, size):
     import zlib
 
-    monkeypatch.setattr(integrity, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(manifest, "PIECE_BYTES", 1000)
     data = random.Random(size).randbytes(size)
     (tmp_path / "data").write_bytes(data)
-    record = integrity.record_files(tmp_path, integrity.list_files(tmp_path))["data"]
+    record = manifest.record_files(tmp_path, manifest.list_files(tmp_path))["data"]
     starts = range(0, max(size, 1), 1000)
     assert record.crc32 == tuple(f"{zlib.crc32(data[i : i + 1000]):08x}" for i in starts)
     if size:
         flip_bit(tmp_path / "data", 8 * size - 1)
-        assert len(integrity.find_damage(tmp_path, {"data": record})) == 1
+        assert len(manifest.find_damage(tmp_path, {"data": record})) == 1

@@ -15,8 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.checkpoint import Checkpointer, CheckpointWarning, writer
-from axcore.checkpoint.saving import LONGEST_WAIT_S, Patience
-from axcore.checkpoint.snapshot import Snapshot
+from axcore.checkpoint.save import LONGEST_WAIT_S, Patience, Snapshot
 from axcore.errors import CheckpointError
 
 

@@ -10,8 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from axcore.checkpoint import CheckpointWarning, MemorySnapshots
-from axcore.checkpoint.neighbours import Exchange, Hosts
-from axcore.checkpoint.state_parts import PART_FILES
+from axcore.checkpoint.peer_replicas import PART_FILES, Exchange, Hosts
 from axcore.errors import CheckpointError
 
 RUN = {"id": "0123", "config": "a", "data": "b"}

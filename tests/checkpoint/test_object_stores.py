@@ -26,12 +26,10 @@ from axcore.checkpoint import (
     Checkpointer,
     CheckpointWarning,
     DamagedCheckpointError,
-    object_lock,
+    object_store,
 )
 from axcore.checkpoint.lock import Holder
-from axcore.checkpoint.object_lock import ObjectLock
-from axcore.checkpoint.object_steps import open_s3
-from axcore.checkpoint.object_store import ObjectStore
+from axcore.checkpoint.object_store import ObjectLock, ObjectStore, open_s3
 from axcore.checkpoint.storage import open_storage
 from axcore.config import to_json
 from axcore.errors import CheckpointError
@@ -259,7 +257,7 @@ def test_a_holder_on_another_host_loses_the_lock_when_it_shows_no_life(proxy, mo
         ObjectLock(store, doing="saving here")
     stopped.set()
     beats.join()
-    monkeypatch.setattr(object_lock, "STALE_S", 0.4)
+    monkeypatch.setattr(object_store, "STALE_S", 0.4)
     lock = ObjectLock(store, doing="saving here")
     assert store.names("lock") == {"00000008"}
     lock.check_is_held()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axcore.checkpoint import Checkpointer, CheckpointWarning, DamagedCheckpointError
-from axcore.checkpoint.retention import expired_steps
+from axcore.checkpoint.writer import expired_steps
 
 STATE = {"w": jnp.arange(8.0)}
 NUMBERS = st.sets(st.integers(0, 30))

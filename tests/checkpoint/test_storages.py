@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from axcore.checkpoint import Checkpointer, CheckpointWarning
-from axcore.checkpoint.mirror import open_mirror
+from axcore.checkpoint.replicated_storage import open_mirror
 from axcore.checkpoint.storage import open_storage
 from axcore.errors import CheckpointError
 

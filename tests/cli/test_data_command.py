@@ -28,7 +28,7 @@ def run(*arguments):
 def test_show_says_what_made_a_store(store):
     shown = json.loads(run("show", str(store), "--json").output)
     assert shown["train"]["documents"] + shown["validation"]["documents"] == shown["records"] == 20
-    assert shown["tokenizer"]["type"] == "axcore.data.tokenizer:ByteTokenizer.Config"
+    assert shown["tokenizer"]["type"] == "axcore.data.tokenizers.tokenizer:ByteTokenizer.Config"
     text = run("show", str(store)).output
     assert f"documents {shown['train']['documents']}, tokens" in text
 

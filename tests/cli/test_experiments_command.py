@@ -9,7 +9,7 @@ from axcore.config import find_config
 from axcore.errors import PluginError
 from axcore.experiments.named import load_experiment, load_resolved
 from axcore.layers import Int8Dynamic, TransformerLayer
-from axcore.layers.remat_presets import REMAT_PRESETS
+from axcore.modifiers.remat import REMAT_PRESETS
 from axcore.plugins import Hardware
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from driven_browser import opened
 
 import axcore as ax
-from axcore.aot.memory_record import StepMemoryRecorder
+from axcore.aot.out_of_memory import StepMemoryRecorder
 from axcore.cli.main import group
 from axcore.cli.watch import curve
 from axcore.errors import CheckpointError, ConfigError

@@ -67,7 +67,7 @@ def test_what_is_no_model_is_an_error(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
     with pytest.raises(AxcoreError, match="unheard-of"):
         open_model(tmp_path)
-    with pytest.raises(ConfigError, match="a published model has no steps"):
+    with pytest.raises(ConfigError, match="a pretrained checkpoint has no steps"):
         open_model(tmp_path, step=3)
 
 

@@ -157,7 +157,7 @@ def test_generate_draws_from_a_published_folder_what_it_draws_from_its_run(
     assert drawn[1].pop("step") is None
     assert drawn[0] == drawn[1]
     assert run("generate", str(published), "--step=6") != 0
-    assert "a published model has no steps" in capsys.readouterr().err
+    assert "a pretrained checkpoint has no steps" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_eval_gives_the_loss_that_training_ended_with(trained, capsys):
         (
             ["train", "tiny", "--set", "model.dmi=3", "--set", "max_steps=many"],
             2,
-            ["has no 'dmi'", "did you mean 'dim'?", "'many' is no int", "max_steps"],
+            ["has no 'dmi'", "did you mean 'dim'?", "expected int, got 'many'", "max_steps"],
         ),
         (["train", "tiny", "--set", "max_steps"], 2, ["no override", "--set max_steps=VALUE"]),
         (["train", "tiny", "--set", "model.vocab_size=100"], 2, ["264 tokens", "model.vocab_size"]),
@@ -238,7 +238,7 @@ def test_missing_empty_and_malformed_data_end_a_run_before_it_starts(tmp_path, c
         assert run("config", "show", "tiny", "--format=yaml", *TINY) == 0
         shown = capsys.readouterr().out
         source = (
-            "source:\n    type: axcore.data.text_files:TextFiles.Config\n"
+            "source:\n    type: axcore.data.sources.text_files:TextFiles.Config\n"
             f"    folder: {tmp_path / folder}\n"
         )
         start = shown.index("source:")

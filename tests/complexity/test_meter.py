@@ -20,9 +20,9 @@ from axcore.complexity.family import LARGEST, model_family
 from axcore.complexity.imports import modules_that_import
 from axcore.config import config, digest, replace_config
 from axcore.errors import ComplexityError
-from axcore.layers import LayerNorm, PreNorm, QuantizedStore, RoPE
+from axcore.layers import LayerNorm, PreNorm, QuantizedKVStore, RoPE
 from axcore.models import TiedHead, UntiedHead
-from axcore.modifiers import Int8Training, QuantizedCaches
+from axcore.modifiers import Int8Training, KVCache
 from axcore.plugins import Feature, Hardware, Ref, plugin_host
 
 CPU = Hardware.parse("cpu-1")
@@ -167,10 +167,10 @@ def test_every_module_of_a_kind_must_run():
 @pytest.mark.slow
 def test_what_only_serves_must_be_in_what_is_served():
     plain = first_model()
-    trace = trace_model(QuantizedCaches().apply(plain, CPU), CPU)
-    assert serves(QuantizedStore)(trace) is None
-    assert "has no QuantizedStore" in runs(QuantizedStore)(trace), "training keeps nothing"
-    assert "has no QuantizedStore" in serves(QuantizedStore)(trace_model(plain, CPU))
+    trace = trace_model(KVCache(dtype="int8").apply(plain, CPU), CPU)
+    assert serves(QuantizedKVStore)(trace) is None
+    assert "has no QuantizedKVStore" in runs(QuantizedKVStore)(trace), "training keeps nothing"
+    assert "has no QuantizedKVStore" in serves(QuantizedKVStore)(trace_model(plain, CPU))
 
 
 def test_another_kernel_than_the_wanted_is_named():
@@ -192,6 +192,27 @@ def test_importers_of_a_feature_are_found_through_re_exports(make_dist):
     assert modules_that_import(["axl_acme.layers.fast"]) == ("axl_acme.layers.knows",)
     with pytest.raises(ComplexityError, match=r"axl_acme\.layers\.slow, which are not there"):
         modules_that_import(["axl_acme.layers.slow"])
+
+
+def test_a_feature_may_own_a_part_of_a_module(make_dist):
+    make_dist(
+        "axl-parted",
+        files={
+            "layers/__init__.py": "from axl_parted.layers.fast import Fast, Plain\n",
+            "layers/fast.py": "class Plain: ...\n\nclass Fast(Plain): ...\n",
+            "layers/knows.py": "from axl_parted.layers import Fast\n",
+            "layers/innocent.py": "from axl_parted.layers import Plain\n",
+            "layers/mixed.py": "class Slow: ...\n\ndef choose(): return Slow\n",
+        },
+    )
+    assert modules_that_import(["axl_parted.layers.fast:Fast"]) == ("axl_parted.layers.knows",)
+    assert modules_that_import(["axl_parted.layers.mixed:Slow"]) == ("axl_parted.layers.mixed",)
+    assert (
+        modules_that_import(["axl_parted.layers.mixed:Slow", "axl_parted.layers.mixed:choose"])
+        == ()
+    )
+    with pytest.raises(ComplexityError, match=r"fast:Slow, which are not there"):
+        modules_that_import(["axl_parted.layers.fast:Slow"])
 
 
 @pytest.mark.slow

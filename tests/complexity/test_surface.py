@@ -43,7 +43,7 @@ def test_a_field_added_to_carry_a_feature_is_found(copy):
 
 def test_an_argument_added_to_a_method_is_found(copy):
     before = read_surface(copy)
-    edit(copy, "layers/feed_forward.py", "def forward(self, x:", "def forward(self, expert, x:")
+    edit(copy, "layers/transformer.py", "def forward(self, x:", "def forward(self, expert, x:")
     with pytest.raises(ComplexityError, match=r"FeedForward\.forward takes expert"):
         check_surface(before, read_surface(copy))
 

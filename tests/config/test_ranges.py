@@ -76,9 +76,9 @@ def test_values_on_the_edge_of_a_range_are_kept():
     ("override", "says"),
     [
         ("part.dim=-8", "dim is -8; expected 1 or more"),
-        ("part.dim=x", "'x' is no int"),
+        ("part.dim=x", "expected int, got 'x'"),
         ("part.peak=inf", "peak is inf; expected a finite number"),
-        ("part.heads=x", r"'x' is no int \| None"),
+        ("part.heads=x", r"expected int \| None, got 'x'"),
     ],
 )
 def test_a_wrong_override_says_where_and_gives_what_is_there_as_the_example(override, says):

@@ -1,11 +1,10 @@
-"""`Arrays`: rows of numpy arrays in an order of (seed, step), whatever the number of processes."""
+"""`ArrayData`: rows of numpy arrays in an order of (seed, step), for any number of processes."""
 
 import numpy as np
 import pytest
 
-import axcore as ax
 from axcore.config import evolve, from_json, to_json
-from axcore.data import Arrays
+from axcore.data import ArrayData
 from axcore.errors import ConfigError, DataError
 
 N = 23
@@ -24,7 +23,7 @@ def numbers(first=0):
 
 
 def config(**settings):
-    return ax.from_arrays(numbers(), **{"batch_size": 4, **settings})
+    return ArrayData.Config(train=numbers(), **{"batch_size": 4, **settings})
 
 
 def rows_of(batches, count):
@@ -87,12 +86,12 @@ def test_a_saved_position_goes_on_with_the_same_rows_and_no_other_arrays():
     changed = numbers()
     changed["x"][3, 1] += 1
     with pytest.raises(DataError, match="belongs to other training data: arrays was"):
-        ax.from_arrays(changed, batch_size=4).build().train().set_state(saved)
+        ArrayData.Config(train=changed, batch_size=4).build().train().set_state(saved)
 
 
 def test_a_batch_is_what_its_spec_says():
     arrays = {"image": np.zeros((N, 2, 3), np.uint8), "y": np.arange(N), "on": np.ones(N, bool)}
-    data = ax.from_arrays(arrays, batch_size=4).build()
+    data = ArrayData.Config(train=arrays, batch_size=4).build()
     spec, batch = data.batch_spec(), next(data.train())
     assert {n: (a.shape, str(a.dtype)) for n, a in batch.items()} == {
         n: (one.shape, one.dtype) for n, one in spec.leaves()
@@ -104,7 +103,7 @@ def test_a_batch_is_what_its_spec_says():
 
 def test_weights_of_rows_are_kept_but_for_padding():
     arrays = {**numbers(), "row_weights": np.arange(N) / 2}
-    data = ax.from_arrays(arrays, batch_size=4, validation_fraction=0.3).build()
+    data = ArrayData.Config(train=arrays, batch_size=4, validation_fraction=0.3).build()
     batch = next(data.train())
     assert np.array_equal(batch["row_weights"], batch["y"].astype(np.float32) / 2)
     assert [batch["row_weights"][-1] for batch in data.validation()][-1] == 0
@@ -120,10 +119,10 @@ def test_files_are_read_as_arrays_in_memory_are(tmp_path, kind):
         path.mkdir()
         for name, array in arrays.items():
             np.save(path / f"{name}.npy", array)
-    data = Arrays.Config(train=str(path), batch_size=4).build()
-    kept = ax.from_arrays(arrays, batch_size=4).build()
-    assert data.train().identity == kept.train().identity
-    assert np.array_equal(rows_of(data.train(), 9), rows_of(kept.train(), 9))
+    data = ArrayData.Config(train=str(path), batch_size=4).build()
+    stored = ArrayData.Config(train=arrays, batch_size=4).build()
+    assert data.train().identity == stored.train().identity
+    assert np.array_equal(rows_of(data.train(), 9), rows_of(stored.train(), 9))
 
 
 BAD = {
@@ -143,7 +142,7 @@ BAD = {
 @pytest.mark.parametrize(("arrays", "message"), BAD.values(), ids=BAD)
 def test_arrays_that_no_batch_can_be_made_of_are_refused(arrays, message):
     with pytest.raises(DataError, match=message) as error:
-        ax.from_arrays(arrays, batch_size=1)
+        ArrayData.Config(train=arrays, batch_size=1)
     assert error.value.where
     assert error.value.hint
 
@@ -154,7 +153,7 @@ def test_arrays_that_are_gone_or_damaged_are_named(tmp_path, cache):
     np.save(folder / "y.npy", np.arange(N, dtype=np.int32)[::-1])
     with pytest.raises(DataError, match="are damaged: their digest is") as error:
         cfg.build().batch_spec()
-    assert "remove the folder, and run the script that calls from_arrays" in error.value.hint
+    assert "remove the folder, and run the script that has the arrays" in error.value.hint
     for place in (tmp_path / "none.npz", "digest:00"):
         with pytest.raises(DataError, match="cannot be read: No such file"):
             evolve(cfg, train=str(place)).build().batch_spec()

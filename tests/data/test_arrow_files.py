@@ -51,7 +51,7 @@ def test_a_row_without_text_is_an_error_or_is_counted(tmp_path, write, suffix):
     with pytest.raises(DataError, match=rf"a\{suffix}, row 1 holds None, not a string"):
         read(tmp_path, glob="*")
     with pytest.warns(UserWarning, match=r"1 of 3 rows left out\. The first: a"):
-        documents = read(tmp_path, glob="*", on_bad_row="skip")
+        documents = read(tmp_path, glob="*", on_bad="skip")
     assert [document.name for document in documents] == [f"a{suffix}:0", f"a{suffix}:2"]
 
 
@@ -67,7 +67,7 @@ def test_a_file_that_is_cut_short_is_an_error_with_its_name(tmp_path, write, suf
     path = tmp_path / f"a{suffix}"
     write(path, pa.table({"text": [str(i) * 50 for i in range(40)]}))
     path.write_bytes(path.read_bytes()[:1500])
-    with pytest.raises(DataError, match=rf"a\{suffix} is no file that Arrow can read"):
+    with pytest.raises(DataError, match=rf"a\{suffix} cannot be read by Arrow"):
         read(tmp_path, glob="*")
 
 

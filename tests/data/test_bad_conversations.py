@@ -14,8 +14,8 @@ from axcore.data import (
     ChatFiles,
     ChatPairs,
     Data,
+    LabelledChats,
     PreferenceData,
-    RatedChats,
     tokenizer_in,
 )
 from axcore.errors import DataError
@@ -71,7 +71,7 @@ def test_a_template_that_fails_names_the_line_and_the_roles(tmp_path, template, 
 
 
 def test_conversations_without_an_answer_are_quarantined_with_place_and_reason(tmp_path):
-    cfg = data_of(tmp_path, TALK, TALK[:1], TALK, on_bad_line="skip")
+    cfg = data_of(tmp_path, TALK, TALK[:1], TALK, on_bad="skip")
     stored = built(cfg, tmp_path / "store")
     assert (stored.manifest.records, stored.manifest.bad_records) == (3, 1)
     (bad,) = map(json.loads, (tmp_path / "store" / "quarantine.jsonl").read_text().splitlines())
@@ -80,7 +80,7 @@ def test_conversations_without_an_answer_are_quarantined_with_place_and_reason(t
 
 
 def test_where_every_conversation_is_bad_training_ends_with_an_error(tmp_path):
-    cfg = data_of(tmp_path, TALK[:1], TALK[:1], on_bad_line="skip")
+    cfg = data_of(tmp_path, TALK[:1], TALK[:1], on_bad="skip")
     nothing = pytest.raises(DataError, match=r"no text to train on: no document of conversations")
     with pytest.warns(UserWarning, match=r"2 of 2 lines left out.*no message of 'assist"), nothing:
         next(cfg.build().train())
@@ -133,7 +133,7 @@ def test_a_pair_longer_than_a_row_loses_its_end_and_that_is_said(tmp_path, capfd
 def test_a_judgement_that_is_none_is_refused(tmp_path):
     record = {"prompt": "a", "completion": "b", "label": "yes"}
     with pytest.raises(DataError, match=r"Field 'label' holds 'yes', not true or false"):
-        next(pairs(tmp_path, record, reads=RatedChats.Config()).build().train())
+        next(pairs(tmp_path, record, reads=LabelledChats.Config()).build().train())
 
 
 def test_tools_of_both_layouts_write_the_same_tokens(tmp_path):
@@ -167,7 +167,7 @@ def test_tools_of_both_layouts_write_the_same_tokens(tmp_path):
     assert counted == f"<calls>[{json.dumps(asked)}]4"
 
 
-def test_a_judged_answer_that_would_be_several_texts_is_refused(tmp_path):
+def test_a_labelled_answer_that_would_be_several_texts_is_refused(tmp_path):
     folder = write_chat_tokenizer(tmp_path / "model", FAMILIES["qwen3"]["template"])
     tokenizer = tokenizer_in(folder)
     ends = [[TALK[1], *TALK[:1], {**TALK[1], "content": text}] for text in "ab"]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from axcore.data.batches import DataShard, train_order, validation_order
-from axcore.data.packing import PADDING_ROW
+from axcore.data.packing.batches import DataShard, train_order, validation_order
+from axcore.data.packing.packing import PADDING_ROW
 from axcore.errors import ConfigError
 
 

@@ -132,7 +132,7 @@ def test_a_template_is_kept_in_a_sandbox(folder):
 
 
 def test_a_template_that_is_no_jinja_names_its_line():
-    with pytest.raises(DataError, match=r"no Jinja that can be read: .* in line 2"):
+    with pytest.raises(DataError, match=r"cannot be read as Jinja: .* in line 2"):
         ChatTemplate("\n{% for %}", {}, where="here")
 
 

@@ -3,8 +3,8 @@
 import pytest
 from chat_families import FAMILIES, RECORDS, shown, tokenizer_of
 
-from axcore.data.chat_tokens import tokenize_chat
-from axcore.data.conversation import read_conversation
+from axcore.data.chat.chat_tokens import tokenize_chat
+from axcore.data.chat.conversation import read_conversation
 
 CASES = [
     (family, case)

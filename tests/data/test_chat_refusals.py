@@ -7,13 +7,14 @@ import pytest
 from chat_families import FAMILIES, RECORDS, TALK, shown, tokenizer_of
 from chat_tokenizer import write_chat_tokenizer
 
-from axcore.data import ChatFiles, ChatTemplate, chat_answers, tokenizer_in
-from axcore.data.chat_answers import find_answers
-from axcore.data.chat_tokens import tokenize_chat
-from axcore.data.conversation import read_conversation
+from axcore.data import ChatFiles, ChatTemplate, tokenizer_in
+from axcore.data.chat import chat_answers
+from axcore.data.chat.chat_answers import find_answers
+from axcore.data.chat.chat_tokens import tokenize_chat
+from axcore.data.chat.conversation import read_conversation
 from axcore.errors import DataError
 
-BUNDLED = Path(chat_answers.__file__).parent / "chat_templates"
+BUNDLED = Path(chat_answers.__file__).parent / "templates"
 
 R1 = """{{- bos_token }}
 {%- for message in messages %}

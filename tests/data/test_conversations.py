@@ -14,7 +14,7 @@ from axcore.data import (
     Data,
     tokenizer_in,
 )
-from axcore.data.conversation import read_conversation
+from axcore.data.chat.conversation import read_conversation
 from axcore.errors import DataError
 
 TALK = [

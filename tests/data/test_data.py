@@ -13,7 +13,7 @@ import pytest
 
 from axcore.config import REQUIRED, evolve, from_json, to_json
 from axcore.data import ByteTokenizer, Data, JsonLines, StandardLibrary, TextFiles
-from axcore.data.split import is_validation
+from axcore.data.document import is_validation
 from axcore.errors import ConfigError, DataError
 
 NUM_FILES = 40
@@ -244,7 +244,7 @@ def test_what_is_no_position_is_refused_and_changes_nothing(cfg, damage):
     for _ in range(3):
         next(iterator)
         next(untouched)
-    with pytest.raises(DataError, match="This is no saved position in the training data"):
+    with pytest.raises(DataError, match="This is not a saved position in the training data"):
         iterator.set_state({**iterator.get_state(), **damage})
     assert_equal_batches([next(iterator)], [next(untouched)])
 

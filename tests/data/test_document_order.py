@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 from stores import built
 
 from axcore.config import evolve
-from axcore.data import StoredSource, document_order
-from axcore.data.concatenation import Concatenated
-from axcore.data.document_order import DocumentOrder, DocumentShuffle
-from axcore.data.packing import TokenStore
-from axcore.data.permutation import LARGEST, Permutation, shuffled
+from axcore.data import StoredSource
+from axcore.data.packing import shuffling
+from axcore.data.packing.packing import TokenStore
+from axcore.data.packing.row_layout import Concatenated
+from axcore.data.packing.shuffling import (
+    LARGEST,
+    DocumentOrder,
+    DocumentShuffle,
+    Permutation,
+    shuffled,
+)
 from axcore.errors import ConfigError, DataError
 
 
@@ -39,9 +45,9 @@ sizes = st.lists(st.integers(2, 9), min_size=1, max_size=60)
 def test_every_document_comes_once_and_whole(lengths, stretches, run, key):
     store = store_of(lengths)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(document_order, "NUM_STRETCHES", stretches)
-        patch.setattr(document_order, "RUN", run)
-        patch.setattr(document_order, "_FAN_OUT", 2)
+        patch.setattr(shuffling, "NUM_STRETCHES", stretches)
+        patch.setattr(shuffling, "RUN", run)
+        patch.setattr(shuffling, "_FAN_OUT", 2)
         found = read_all(store, key)
     expected = [list(range(a, b)) for a, b in itertools.pairwise(store.starts.tolist())]
     assert sorted(found) == expected
@@ -52,8 +58,8 @@ def test_any_pairs_are_those_of_the_whole_order(lengths, length, place):
     store = store_of(lengths)
     num_pairs = store.num_tokens - store.num_documents
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(document_order, "NUM_STRETCHES", 3)
-        patch.setattr(document_order, "RUN", 2)
+        patch.setattr(shuffling, "NUM_STRETCHES", 3)
+        patch.setattr(shuffling, "RUN", 2)
         order = DocumentOrder(store, "key")
         whole = [pair for one in documents_of(order.read(0, num_pairs)) for pair in one[:-1]]
         begin = place % num_pairs

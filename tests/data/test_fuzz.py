@@ -96,7 +96,7 @@ LINES = {"": bytes, ".gz": gzip.compress, ".zst": lambda d: zstandard.ZstdCompre
 def test_damaged_lines_come_out_or_are_counted(tmp_path, suffix):
     rng, survived = random.Random(suffix), 0
     path = tmp_path / f"a.jsonl{suffix}"
-    source = JsonLines.Config(folder=str(tmp_path), glob="*", on_bad_line="skip").build()
+    source = JsonLines.Config(folder=str(tmp_path), glob="*", on_bad="skip").build()
     for _ in range(ROUNDS):
         content = damaged(json_lines(texts_of(rng)), rng)
         packed = LINES[suffix](content)
@@ -113,7 +113,7 @@ def test_damaged_lines_come_out_or_are_counted(tmp_path, suffix):
 
 def test_damaged_text_files_come_out_or_are_counted(tmp_path):
     rng = random.Random("text")
-    source = TextFiles.Config(folder=str(tmp_path), on_bad_file="skip").build()
+    source = TextFiles.Config(folder=str(tmp_path), on_bad="skip").build()
     for _ in range(ROUNDS // 10):
         for number, text in enumerate(texts_of(rng)):
             (tmp_path / f"{number}.txt").write_bytes(damaged(b"." + text.encode(), rng))
@@ -124,7 +124,7 @@ def test_damaged_text_files_come_out_or_are_counted(tmp_path):
 def test_damaged_tables_come_out_or_are_named(tmp_path, suffix, encode):
     rng = random.Random(suffix)
     path = tmp_path / f"a{suffix}"
-    source = ArrowFiles.Config(folder=str(tmp_path), glob="*", on_bad_row="skip").build()
+    source = ArrowFiles.Config(folder=str(tmp_path), glob="*", on_bad="skip").build()
     for _ in range(ROUNDS):
         path.write_bytes(damaged(encode(texts_of(rng)), rng))
         count(source)
@@ -134,7 +134,7 @@ def test_damaged_tables_come_out_or_are_named(tmp_path, suffix, encode):
 def test_damaged_tars_come_out_or_are_named(tmp_path, suffix):
     rng = random.Random(f"tar{suffix}")
     path = tmp_path / f"a.tar{suffix}"
-    source = TarFiles.Config(folder=str(tmp_path), glob="*", on_bad_record="skip").build()
+    source = TarFiles.Config(folder=str(tmp_path), glob="*", on_bad="skip").build()
     for round_number in range(ROUNDS):
         is_inside = round_number % 2
         contents = [b"." + text.encode() for text in texts_of(rng)]
@@ -150,7 +150,7 @@ def test_damaged_tars_come_out_or_are_named(tmp_path, suffix):
 def test_damaged_array_records_come_out_or_are_counted(tmp_path, record):
     rng = random.Random(record)
     path = tmp_path / "a.array_record"
-    cfg = ArrayRecordFiles.Config(folder=str(tmp_path), record=record, on_bad_record="skip")
+    cfg = ArrayRecordFiles.Config(folder=str(tmp_path), record=record, on_bad="skip")
     encode = {
         "text": str.encode,
         "json": lambda text: json.dumps({"text": text}).encode(),
@@ -171,7 +171,7 @@ def test_damaged_array_records_come_out_or_are_counted(tmp_path, record):
 
 def test_damaged_saved_datasets_come_out_or_are_named(tmp_path):
     rng = random.Random("saved")
-    cfg = HuggingFaceDataset.Config(folder=str(tmp_path), on_bad_row="skip")
+    cfg = HuggingFaceDataset.Config(folder=str(tmp_path), on_bad="skip")
     state = json.dumps({"_data_files": [{"filename": "a.arrow"}]}).encode()
     for number in range(ROUNDS // 2):
         content = arrow(texts_of(rng))

@@ -147,7 +147,7 @@ def test_pieces_keep_their_scores_and_types(tmp_path):
     [
         ({"normalization_rule_name": "nmt_nfkc"}, "it normalizes text"),
         ({"remove_extra_whitespaces": True}, "removes spaces that follow each other"),
-        ({"model_type": "unigram"}, "it is no BPE"),
+        ({"model_type": "unigram"}, "it is not BPE"),
     ],
 )
 def test_pieces_that_llama_cpp_would_cut_otherwise_are_refused(settings, why, tmp_path):

@@ -99,7 +99,7 @@ def test_a_missing_file_is_an_error_that_says_where_it_looked(tmp_path, monkeypa
 @pytest.mark.parametrize("keep", [0, 400])
 def test_a_file_cut_short_is_an_error(tokenizer_file, tmp_path, keep):
     (tmp_path / "t.json").write_text(tokenizer_file.read_text()[:keep])
-    with pytest.raises(DataError, match=r"is no tokenizer\.json that can be read"):
+    with pytest.raises(DataError, match=r"cannot be read as a tokenizer\.json"):
         build(tmp_path / "t.json", eos_token="</s>")
 
 

@@ -70,7 +70,7 @@ def test_a_bad_line_is_an_error_with_file_and_line(tmp_path, bad):
 def test_skipping_lines_warns_and_keeps_the_names_of_the_others(tmp_path, bad):
     (tmp_path / "a.jsonl").write_bytes(lines({"text": "a"}, bad, {"text": "b"}))
     with pytest.warns(UserWarning, match=r"1 of 3 lines left out\. The first: a\.jsonl, line 2"):
-        documents = read(tmp_path, on_bad_line="skip")
+        documents = read(tmp_path, on_bad="skip")
     assert documents == [Document("a.jsonl:1", "a"), Document("a.jsonl:3", "b")]
 
 
@@ -82,7 +82,7 @@ def test_an_empty_folder_is_an_error(tmp_path):
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone.jsonl")
     with pytest.raises(DataError, match=r"a\.jsonl cannot be read: No such file"):
-        read(tmp_path, on_bad_line="skip")
+        read(tmp_path, on_bad="skip")
 
 
 def zstd(data):
@@ -118,7 +118,7 @@ def test_a_line_that_is_too_long_is_bad_and_the_next_is_read(tmp_path):
     with pytest.raises(DataError, match=r"a\.jsonl, line 2 is longer than 1 MiB"):
         read(tmp_path, max_line_mib=1)
     with pytest.warns(UserWarning, match=r"2 of 4 lines left out"):
-        documents = read(tmp_path, max_line_mib=1, on_bad_line="skip")
+        documents = read(tmp_path, max_line_mib=1, on_bad="skip")
     assert documents == [Document("a.jsonl:1", "a"), Document("a.jsonl:3", "b")]
 
 
@@ -128,7 +128,7 @@ def test_a_line_of_hundreds_of_megabytes_is_never_in_memory(tmp_path):
         file.truncate(200 << 20)  # a line of zeros, which takes no room on the disk
     tracemalloc.start()
     with pytest.warns(UserWarning, match="line 2 is longer than 1 MiB"):
-        assert len(read(tmp_path, max_line_mib=1, on_bad_line="skip")) == 1
+        assert len(read(tmp_path, max_line_mib=1, on_bad="skip")) == 1
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20
@@ -137,6 +137,6 @@ def test_a_line_of_hundreds_of_megabytes_is_never_in_memory(tmp_path):
 def test_a_share_of_the_lines_may_be_bad_and_no_more(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(*[{"text": "a"}] * 8, b"{", b"}"))
     with pytest.warns(UserWarning, match=r"2 of 10 lines left out"):
-        assert len(read(tmp_path, on_bad_line="skip", max_bad_fraction=0.2)) == 8
+        assert len(read(tmp_path, on_bad="skip", max_bad_fraction=0.2)) == 8
     with pytest.raises(DataError, match=r"2 of 10 lines are bad, and max_bad_fraction is 0\.1"):
-        read(tmp_path, on_bad_line="skip", max_bad_fraction=0.1)
+        read(tmp_path, on_bad="skip", max_bad_fraction=0.1)

@@ -6,8 +6,8 @@ import pytest
 
 from axcore.config import evolve
 from axcore.data import Data
-from axcore.data.concatenation import Concatenated
-from axcore.data.packing import PackedRows, TokenStore
+from axcore.data.packing.packing import PackedRows, TokenStore
+from axcore.data.packing.row_layout import Concatenated
 from axcore.experiments.pretraining import llama2_7b
 from axcore.models import transformer
 from axcore.module import functional

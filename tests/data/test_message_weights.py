@@ -146,10 +146,10 @@ def test_weights_where_all_tokens_count_alike_are_refused(tmp_path):
         next(cfg.build().train())
 
 
-def test_judged_answers_have_no_weights(tmp_path):
+def test_labelled_answers_have_no_weights(tmp_path):
     path = tmp_path / "pairs.jsonl"
     chosen = [{"role": "assistant", "content": "b", "weight": 0.5}]
     path.write_text(json.dumps({"prompt": "a", "chosen": chosen, "rejected": "c"}) + "\n")
     source = ChatFiles.Config(path=str(path), reads=ChatPairs.Config()).build()
-    with pytest.raises(DataError, match=r"weights \[1.0, 0.5\]; judged answers have 0 or 1"):
+    with pytest.raises(DataError, match=r"weights \[1.0, 0.5\]; labelled answers have 0 or 1"):
         list(source.transformed(ByteTokenizer.Config().build()))

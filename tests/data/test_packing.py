@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axcore.data.concatenation import Concatenated
-from axcore.data.packing import PADDING_ROW, PackedRows, TokenStore
+from axcore.data.packing.packing import PADDING_ROW, PackedRows, TokenStore
+from axcore.data.packing.row_layout import Concatenated
 
 PAD = 999
 

@@ -1,4 +1,4 @@
-"""Judged conversations as batches: pairs of answers, and answers judged one by one."""
+"""Labelled conversations as batches: pairs of answers, and answers labelled one by one."""
 
 import json
 
@@ -11,8 +11,8 @@ from axcore.data import (
     ChatFiles,
     ChatMessages,
     ChatPairs,
+    LabelledChats,
     PreferenceData,
-    RatedChats,
 )
 from axcore.errors import DataError
 
@@ -26,7 +26,7 @@ def answer(text):
 
 
 def data(tmp_path, *records, reads=ChatPairs.Config(), **settings):  # noqa: B008 - frozen
-    path = tmp_path / "judged.jsonl"
+    path = tmp_path / "labelled.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in records))
     return evolve(CONFIG, source=ChatFiles.Config(path=str(path), reads=reads), **settings).build()
 
@@ -67,7 +67,7 @@ def test_answers_of_the_prompt_do_not_count(tmp_path):
 def test_a_batch_is_what_its_spec_says(tmp_path):
     for reads, record in (
         (ChatPairs.Config(), PAIR),
-        (RatedChats.Config(), {"prompt": "2+2?", "completion": "4", "label": True}),
+        (LabelledChats.Config(), {"prompt": "2+2?", "completion": "4", "label": True}),
     ):
         made = data(tmp_path, record, record, reads=reads)
         batch, spec = next(made.train()), made.batch_spec()
@@ -84,7 +84,7 @@ def test_a_rated_answer_is_beside_one_of_another_prompt(tmp_path):
         {"prompt": "2+2?", "completion": "4", "label": True},
         {"messages": [{"role": "user", "content": "3+3?"}, answer("no idea")], "label": False},
     ]
-    batch = next(data(tmp_path, *records, reads=RatedChats.Config()).train())
+    batch = next(data(tmp_path, *records, reads=LabelledChats.Config()).train())
     assert batch["is_good"].tolist() == [1, 0]
     assert [counted(batch, 0, 0), counted(batch, 0, 1)] == ["4", "no idea"]
     assert BYTES.decode(batch["tokens"][0, 1]).startswith("<user>\n2+2?\n<assistant>\nno idea")
@@ -115,9 +115,9 @@ def test_what_is_too_long_is_said(tmp_path, capfd):
 def test_a_bad_pair_is_named_or_left_out_and_counted(tmp_path, record, message):
     with pytest.raises(DataError, match=message) as e:
         data(tmp_path, PAIR, record).summary()
-    assert e.value.where.endswith("judged.jsonl:2")
+    assert e.value.where.endswith("labelled.jsonl:2")
     skipping = data(tmp_path, PAIR, record).config
-    source = evolve(skipping.source, on_bad_line="skip")
+    source = evolve(skipping.source, on_bad="skip")
     with pytest.warns(UserWarning, match="1 of 2 lines left out"):
         assert evolve(skipping, source=source).build().summary().train_rows == 1
 
@@ -125,12 +125,12 @@ def test_a_bad_pair_is_named_or_left_out_and_counted(tmp_path, record, message):
 def test_a_label_is_true_or_false(tmp_path):
     record = {"prompt": "a", "completion": "b", "label": 1}
     with pytest.raises(DataError, match="Field 'label' holds 1, not true or false"):
-        data(tmp_path, record, reads=RatedChats.Config()).summary()
+        data(tmp_path, record, reads=LabelledChats.Config()).summary()
 
 
-def test_conversations_that_nobody_judged_are_refused(tmp_path):
+def test_conversations_that_nobody_labelled_are_refused(tmp_path):
     record = {"messages": [QUESTION, answer("4")]}
-    with pytest.raises(DataError, match="is no judged conversation"):
+    with pytest.raises(DataError, match="is not a labelled conversation"):
         data(tmp_path, record, reads=ChatMessages.Config()).summary()
 
 

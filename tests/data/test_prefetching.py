@@ -7,8 +7,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from axcore.data import PrefetchedBatches, TrainBatches, prefetching
-from axcore.data.batches import DataShard, batches, train_order
+from axcore.data import PrefetchedBatches, TrainBatches, data_loader
+from axcore.data.packing.batches import DataShard, batches, train_order
 from axcore.errors import DataError
 
 
@@ -150,7 +150,7 @@ def test_a_position_of_other_data_is_refused(no_thread_left):
 
 
 def test_a_thread_that_does_not_end_is_left_behind_with_a_warning(monkeypatch, no_thread_left):
-    monkeypatch.setattr(prefetching, "_LONGEST_STOP_S", 0.05)
+    monkeypatch.setattr(data_loader, "_LONGEST_STOP_S", 0.05)
     rows = Numbers()
     rows.gate = threading.Semaphore(0)
     one = ahead_of(rows)

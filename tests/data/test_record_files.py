@@ -19,8 +19,8 @@ from axcore.data import (
     ImagePixels,
     TarFiles,
 )
-from axcore.data import hugging_face_dataset as dataset_module
-from axcore.data.tf_example import read_example
+from axcore.data.sources import arrow_files as dataset_module
+from axcore.data.sources.array_record_files import read_example
 from axcore.errors import ConfigError, DataError
 
 TEXTS = ["one", "zwei é", "", "four\n"] * 3
@@ -56,7 +56,7 @@ def test_array_records_are_documents(tmp_path, kind):
     ("kind", "raw", "reason"),
     [
         ("text", b"\xff", "text is not UTF-8 at byte 0"),
-        ("json", b"[1]", "it is no JSON object"),
+        ("json", b"[1]", "it is not a JSON object"),
         ("json", b'{"body": 1}', "it has no 'text'"),
         ("json", b'{"text": 1}', "text holds 1, not text"),
         ("json", b'{"text": "\\ud800"}', "surrogates not allowed"),
@@ -71,7 +71,7 @@ def test_a_bad_array_record_is_quarantined_with_its_place(tmp_path, kind, raw, r
     source = ArrayRecordFiles.Config(folder=str(tmp_path), record=kind)
     with pytest.raises(DataError, match=r"Record 1 of a\.array_record is bad"):
         texts(source)
-    skips = ArrayRecordFiles.Config(folder=str(tmp_path), record=kind, on_bad_record="skip")
+    skips = ArrayRecordFiles.Config(folder=str(tmp_path), record=kind, on_bad="skip")
     ((file, offset, said),) = bad_of(skips, tmp_path)
     assert (file, offset) == ("a.array_record", 1)
     assert reason in said
@@ -81,7 +81,7 @@ def test_an_array_record_file_cut_short_is_named(tmp_path):
     path = tmp_path / "a.array_record"
     write_array_record(path, [b"x" * 100] * 50)
     path.write_bytes(path.read_bytes()[:-70_000])
-    with pytest.raises(DataError, match=r"a\.array_record is no ArrayRecord file that can be read"):
+    with pytest.raises(DataError, match=r"a\.array_record cannot be read as an ArrayRecord file"):
         texts(ArrayRecordFiles.Config(folder=str(tmp_path)))
 
 
@@ -130,7 +130,7 @@ def test_text_of_a_tar_may_be_in_json_or_be_tokens(tmp_path):
     [
         ("txt", b"\xff", "txt is not UTF-8"),
         ("json", b"{", "Expecting property name"),
-        ("json", b"[]", "its json is no object"),
+        ("json", b"[]", "its json is not an object"),
         ("npy", b"x", "its npy cannot be read"),
         ("npy", b"\x93NUMPY", "its npy cannot be read"),
     ],
@@ -139,7 +139,7 @@ def test_a_bad_sample_is_quarantined_with_its_place(tmp_path, field, content, re
     good = {"txt": b"good", "json": b'{"text": "good"}'}
     good["npy"] = (out := io.BytesIO()) and (np.save(out, np.arange(9)), out.getvalue())[1]
     write_tar(tmp_path, [(f"1.{field}", good[field]), (f"2.{field}", content), ("3.jpg", b"")])
-    source = TarFiles.Config(folder=str(tmp_path), field=field, on_bad_record="skip")
+    source = TarFiles.Config(folder=str(tmp_path), field=field, on_bad="skip")
     (first, second) = bad_of(source, tmp_path)
     assert (first[0], first[1], second[1]) == ("a.tar", 1, 2)
     assert reason in first[2]
@@ -154,7 +154,7 @@ def test_two_files_of_one_name_or_one_too_large_make_a_sample_bad(tmp_path):
         ("3.txt", b"c"),
     ]
     write_tar(tmp_path, members)
-    source = TarFiles.Config(folder=str(tmp_path), on_bad_record="skip", max_member_mib=1)
+    source = TarFiles.Config(folder=str(tmp_path), on_bad="skip", max_member_mib=1)
     (first, second) = bad_of(source, tmp_path)
     assert "it has two files '1.txt'" in first[2]
     assert "2.txt has 1,048,577 bytes, more than max_member_mib" in second[2]
@@ -164,7 +164,7 @@ def test_a_tar_without_its_end_loses_nothing_silently(tmp_path):
     whole = tar_of([(f"{n}.txt", b"text") for n in range(5)])
     for damaged in (whole[: 3 * 1024], whole[:1500], b"", whole + whole, whole[:1024] + b"x" * 512):
         (tmp_path / "a.tar").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a\.tar is no tar that can be read to its end"):
+        with pytest.raises(DataError, match=r"a\.tar cannot be read to its end as a tar"):
             texts(TarFiles.Config(folder=str(tmp_path)))
 
 
@@ -177,8 +177,8 @@ def test_images_and_captions_of_a_tar_become_tokens(tmp_path):
     members += [("2.png", b"no image"), ("2.json", b'{"score": 2}')]
     members += [("3.png", b""), ("3.json", b'{"score": 0}')]
     write_tar(tmp_path, members)
-    transforms = (FieldFilter.Config(field="score", at_least=1), ImagePixels.Config(field="png"))
-    source = TarFiles.Config(folder=str(tmp_path), on_bad_record="skip", transforms=transforms)
+    transforms = (FieldFilter.Config(field="score", min_value=1), ImagePixels.Config(field="png"))
+    source = TarFiles.Config(folder=str(tmp_path), on_bad="skip", transforms=transforms)
     cfg = Data.Config(source=source, seq_len=8, batch_size=1, validation_fraction=0.0)
     store = built(cfg, tmp_path / "store")
     assert store.splits["train"].num_documents == 1

@@ -12,7 +12,9 @@ from stores import built
 from token_files import write_megatron
 
 from axcore.config import evolve, update_config
-from axcore.data import JsonLines, MegatronFiles, TextFiles, local_copies, remote
+from axcore.data import JsonLines, MegatronFiles, TextFiles
+from axcore.data.cache import local_copies
+from axcore.data.sources import remote
 from axcore.data.store.plan import PLAN
 from axcore.errors import DataError
 
@@ -146,10 +148,10 @@ def test_a_file_that_shrinks_or_goes_between_plan_and_build_is_noticed(server, l
     source = JsonLines.Config(folder=server.url, glob="a.jsonl").build()
     (file,) = source.files()
     (lines / "a.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"and has 0 \(ETag"), local_copies.local_copies([file]):
+    with pytest.raises(DataError, match=r"and has 0 \(ETag"), local_copies([file]):
         pass
     (lines / "a.jsonl").unlink()
-    with pytest.raises(DataError, match="is gone"), local_copies.local_copies([file]):
+    with pytest.raises(DataError, match="is gone"), local_copies([file]):
         pass
 
 
@@ -176,14 +178,14 @@ def test_a_copy_in_use_is_not_removed(server, lines, monkeypatch):
     monkeypatch.setenv("AXCORE_DATA_CACHE_GIB", str((size + 1) / 2**30))
     source = JsonLines.Config(folder=server.url).build()
     first, second = source.files()
-    with local_copies.local_copies([first]):
+    with local_copies([first]):
         with (
             pytest.raises(DataError, match="are in use"),
-            local_copies.local_copies([second]),
+            local_copies([second]),
         ):
             pass
         assert first.path.exists()
-    with local_copies.local_copies([second]):
+    with local_copies([second]):
         assert not first.path.exists()
 
 
@@ -240,6 +242,6 @@ def test_a_bucket_is_read_as_a_folder_is(cfg, lines, monkeypatch, tmp_path):
         shutil.rmtree(tmp_path / "cache")
         with (
             pytest.raises(DataError, match="changed while it was read"),
-            local_copies.local_copies([file]),
+            local_copies([file]),
         ):
             pass

@@ -12,10 +12,10 @@ from stores import built
 
 from axcore.config import evolve
 from axcore.data import StoredSource
-from axcore.data import row_layout as module
-from axcore.data.document_order import DocumentShuffle
-from axcore.data.packing import PackedRows, TokenStore
-from axcore.data.row_layout import row_layout
+from axcore.data.packing import row_layout as module
+from axcore.data.packing.packing import PackedRows, TokenStore
+from axcore.data.packing.row_layout import row_layout
+from axcore.data.packing.shuffling import DocumentShuffle
 from axcore.errors import DataError
 
 lengths = st.lists(st.integers(2, 90), min_size=1, max_size=30)
@@ -84,7 +84,7 @@ def test_rows_of_several_shards_are_those_of_each(cfg, tmp_path, monkeypatch):
 
 
 def test_the_index_of_a_large_store_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_KEPT_FROM", 1)
+    monkeypatch.setattr(module, "_MIN_CACHED_DOCUMENTS", 1)
     store = store_of([5, 9, 30, 2, 17])
     first = rows_of(store, 16, "best_fit", tmp_path)
     (kept,) = tmp_path.glob("*.index")
@@ -157,7 +157,7 @@ def test_best_fit_has_as_many_rows_of_each_room_as_one_piece_at_a_time(lengths, 
 
 
 def test_several_processes_make_one_index(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_KEPT_FROM", 1)
+    monkeypatch.setattr(module, "_MIN_CACHED_DOCUMENTS", 1)
     made = []
     index = module._index
     monkeypatch.setattr(module, "_index", lambda *given: made.append(1) or index(*given))

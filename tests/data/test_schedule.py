@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axcore.data.schedule import Schedule, integer_weights, period
+from axcore.data.sources.schedule import Schedule, integer_weights, period
 
 weights = st.lists(st.integers(0, 30), min_size=1, max_size=7).filter(any).map(tuple)
 

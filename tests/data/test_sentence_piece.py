@@ -49,5 +49,5 @@ def test_what_is_no_model_is_refused(tmp_path):
     with pytest.raises(DataError, match="does not exist; looked for"):
         build(tmp_path / "none.model")
     (tmp_path / "torn.model").write_bytes(b"torn")
-    with pytest.raises(DataError, match="no SentencePiece model that can be read"):
+    with pytest.raises(DataError, match="cannot be read as a SentencePiece model"):
         build(tmp_path / "torn.model")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from axcore.data.split import is_validation
+from axcore.data.document import is_validation
 
 NAMES = [f"folder/{i}.py" for i in range(2000)]
 
@@ -39,7 +39,7 @@ def test_the_split_is_the_same_for_ever():
 @pytest.mark.slow
 def test_the_split_is_the_same_in_another_process_with_another_hash_seed():
     code = (
-        "from axcore.data.split import is_validation\n"
+        "from axcore.data.document import is_validation\n"
         "print([i for i in range(300) if is_validation(f'folder/{i}.py', 0.1)])"
     )
     environment = {"PYTHONHASHSEED": "12345", "PYTHONPATH": ":".join(sys.path)}

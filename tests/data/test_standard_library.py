@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from axcore.data import StandardLibrary
-from axcore.data.standard_library import library_files
+from axcore.data.sources.text_files import library_files
 from axcore.errors import DataError
 
 

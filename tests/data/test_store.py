@@ -17,8 +17,8 @@ from stores import built, contents
 from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer, JsonLines, StoredSource, TextFiles, open_store
 from axcore.data import cache as cache_module
-from axcore.data import corpora as corpora_module
-from axcore.data.file_source import Tally
+from axcore.data import data as data_module
+from axcore.data.sources.file_source import Tally
 from axcore.data.store import build as build_module
 from axcore.data.store import plan as plan_module
 from axcore.data.store.plan import make_plan
@@ -182,7 +182,7 @@ def test_a_bad_line_ends_a_build_that_allows_none(cfg, lines, tmp_path):
 def test_bad_records_are_quarantined_with_file_offset_and_reason(cfg, lines, tmp_path):
     before = (lines / "a.jsonl").read_bytes()
     (lines / "a.jsonl").write_bytes(before + b'\n{"body": 1}\n\xff\n')
-    source = evolve(cfg.source, on_bad_line="skip")
+    source = evolve(cfg.source, on_bad="skip")
     store = built(evolve(cfg, source=source), tmp_path / "store")
     assert (store.manifest.records, store.manifest.bad_records) == (82, 2)
     quarantine = (store.folder / "quarantine.jsonl").read_text()
@@ -199,7 +199,7 @@ def test_bad_records_are_quarantined_with_file_offset_and_reason(cfg, lines, tmp
 def test_more_bad_records_than_may_be_end_a_build(cfg, lines, tmp_path):
     with (lines / "b.jsonl").open("a") as file:
         file.write("\n{" * 3)
-    source = evolve(cfg.source, on_bad_line="skip", max_bad_fraction=0.03)
+    source = evolve(cfg.source, on_bad="skip", max_bad_fraction=0.03)
     with pytest.raises(DataError, match=r"3 of 83 lines are bad, and max_bad_fraction is 0\.03"):
         built(evolve(cfg, source=source), tmp_path / "store")
 
@@ -257,7 +257,7 @@ def test_documents_of_a_store_are_those_of_its_source(cfg, lines, tmp_path):
 def cache(monkeypatch, tmp_path):
     """Where large sources are kept; here all of them are large."""
     monkeypatch.setenv(cache_module.CACHE, str(tmp_path / "cache"))
-    monkeypatch.setattr(corpora_module, "LARGEST_IN_MEMORY", 0)
+    monkeypatch.setattr(data_module, "LARGEST_IN_MEMORY", 0)
     return tmp_path / "cache"
 
 
@@ -283,7 +283,7 @@ def test_a_large_source_that_changed_is_built_again(cfg, lines, cache):
 
 def test_a_cached_source_gives_the_batches_of_one_in_memory(cfg, cache, monkeypatch):
     cached = start(cfg)
-    monkeypatch.setattr(corpora_module, "LARGEST_IN_MEMORY", 1 << 30)
+    monkeypatch.setattr(data_module, "LARGEST_IN_MEMORY", 1 << 30)
     assert_equal_batches(start(cfg), cached)
 
 

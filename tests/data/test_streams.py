@@ -20,9 +20,9 @@ from axcore.data import (
     PrefetchedBatches,
     Stream,
     StreamData,
-    stream_batches,
+    streams,
 )
-from axcore.data.split import is_validation
+from axcore.data.document import is_validation
 from axcore.errors import ConfigError, DataError
 
 
@@ -151,7 +151,7 @@ def test_transforms_and_bad_records_do_not_move_places(lines, capsys):
     with (lines / "a.jsonl").open("a") as file:
         file.write('\n{\n{"text": "last of a"}')
     source = JsonLines.Config(
-        folder=str(lines), on_bad_line="skip", transforms=(LengthFilter.Config(at_least=30),)
+        folder=str(lines), on_bad="skip", transforms=(LengthFilter.Config(min_length=30),)
     )
     cfg = StreamData.Config(stream=FileStream.Config(source=source), seq_len=32, batch_size=2)
     with warnings.catch_warnings(record=True) as warned:
@@ -200,7 +200,7 @@ def test_a_place_in_files_that_changed_is_refused(files, lines):
 
 
 def test_a_stream_whose_filters_leave_nothing_ends_in_an_error(files):
-    nothing = evolve(files.stream.source, transforms=(LengthFilter.Config(at_least=10**6),))
+    nothing = evolve(files.stream.source, transforms=(LengthFilter.Config(min_length=10**6),))
     cfg = evolve(files, stream=evolve(files.stream, source=nothing))
     with pytest.raises(DataError, match="hold no document, or transforms leave none"):
         next(cfg.build().train())
@@ -242,7 +242,7 @@ def test_shapes_need_no_file_and_the_summary_says_what_it_is(files):
 
 
 def test_a_stream_without_end_that_gives_no_row_is_an_error(monkeypatch):
-    monkeypatch.setattr(stream_batches, "_MOST_UNUSED", 200)
-    monkeypatch.setattr(stream_batches, "is_validation", lambda name, fraction: True)
+    monkeypatch.setattr(streams, "_MAX_UNUSED", 200)
+    monkeypatch.setattr(streams, "is_validation", lambda name, fraction: True)
     with pytest.raises(DataError, match=r"200 documents on end gave no row: the numbers"):
         taken(counting(), 1)

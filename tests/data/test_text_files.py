@@ -96,7 +96,7 @@ def test_a_file_that_is_not_utf8_is_an_error_with_file_and_byte(tmp_path):
     with pytest.raises(DataError, match=r"b\.txt is not UTF-8: byte 0xe9 at offset 3") as e:
         read(tmp_path)
     assert e.value.where == f"{tmp_path / 'b.txt'}, byte 3"
-    assert "on_bad_file='skip'" in e.value.hint
+    assert "on_bad='skip'" in e.value.hint
 
 
 def test_a_file_cut_short_inside_a_character_is_an_error(tmp_path):
@@ -108,7 +108,7 @@ def test_a_file_cut_short_inside_a_character_is_an_error(tmp_path):
 def test_skipping_files_warns_how_many_and_names_the_first(tmp_path):
     write(tmp_path, {"a.txt": "fine", "b.txt": b"\xff", "c.txt": b"\xfe", "d.txt": "good"})
     with pytest.warns(UserWarning, match=r"2 of 4 files left out\. The first: b\.txt is not UTF-8"):
-        documents = read(tmp_path, on_bad_file="skip")
+        documents = read(tmp_path, on_bad="skip")
     assert [document.text for document in documents] == ["fine", "good"]
 
 
@@ -166,4 +166,4 @@ def test_such_files_are_counted_where_bad_files_are_skipped(tmp_path):
     special_files(tmp_path)
     write(tmp_path, {"a.txt": "x"})
     with pytest.warns(UserWarning, match="4 of 5 files left out"):
-        assert read(tmp_path, on_bad_file="skip") == [Document("a.txt", "x")]
+        assert read(tmp_path, on_bad="skip") == [Document("a.txt", "x")]

@@ -85,7 +85,7 @@ def test_another_index_of_megatron_is_another_source(tmp_path, documents):
     [
         (
             lambda idx: b"what is this, no index at all it seems",
-            "is no index of Megatron's: it begins",
+            "is not an index of Megatron's: it begins",
         ),
         (lambda idx: idx[:20], "it is too short"),
         (lambda idx: idx[:-9], "ends before them"),
@@ -110,7 +110,7 @@ def test_tokens_that_are_cut_short_are_an_error(tmp_path, documents):
 
 def test_a_file_that_is_no_whole_tokens_is_an_error(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"123")
-    with pytest.raises(DataError, match="has 3 bytes, which are no tokens of 2 bytes"):
+    with pytest.raises(DataError, match="has 3 bytes, not a multiple of 2"):
         read(TokenFiles.Config(folder=str(tmp_path)))
 
 

@@ -75,12 +75,12 @@ TEXTS = ["one", "two words", "three little words", "", "one", "ONE", "naïve"]
 @pytest.mark.parametrize(
     ("transform", "left"),
     [
-        (LengthFilter.Config(at_least=4), [1, 2, 5 + 1]),
-        (LengthFilter.Config(at_most=4), [0, 3, 4, 5]),
+        (LengthFilter.Config(min_length=4), [1, 2, 5 + 1]),
+        (LengthFilter.Config(max_length=4), [0, 3, 4, 5]),
         (PatternFilter.Config(pattern="w.rds$"), [1, 2]),
         (PatternFilter.Config(pattern="(?i)one", keeps=False), [1, 2, 3, 6]),
-        (FieldFilter.Config(field="score", at_least=4), [4, 5, 6]),
-        (FieldFilter.Config(field="score", at_most=1), [0, 1]),
+        (FieldFilter.Config(field="score", min_value=4), [4, 5, 6]),
+        (FieldFilter.Config(field="score", max_value=1), [0, 1]),
         (FieldFilter.Config(field="lang", equals="en"), [0, 2, 4, 6]),
         (Deduplicate.Config(), [0, 1, 2, 3, 5, 6]),
         (Deduplicate.Config(ignores_case_and_space=True), [0, 1, 2, 3, 6]),
@@ -104,7 +104,7 @@ def test_filters_keep_what_they_say_in_memory_and_in_a_store(tmp_path, transform
 def test_reasons_are_counted_one_by_one_and_said(tmp_path, capsys):
     write(tmp_path / "lines", [{"text": text} for text in ["a", "bb", "bb", "ccc", "dddd"]])
     cfg = data_of(
-        tmp_path / "lines", LengthFilter.Config(at_least=2, at_most=3), Deduplicate.Config()
+        tmp_path / "lines", LengthFilter.Config(min_length=2, max_length=3), Deduplicate.Config()
     )
     assert texts(cfg) == ["bb", "ccc"]
     said = capsys.readouterr().err
@@ -158,7 +158,7 @@ def test_a_build_killed_while_it_leaves_duplicates_out_ends_as_one_that_was_not(
 
 def test_other_transforms_are_another_source(cfg, tmp_path):
     built(cfg, tmp_path / "store")
-    source = evolve(cfg.source, transforms=(LengthFilter.Config(at_least=1),))
+    source = evolve(cfg.source, transforms=(LengthFilter.Config(min_length=1),))
     with pytest.raises(DataError, match="source_digest was"):
         built(evolve(cfg, source=source), tmp_path / "store")
 
@@ -312,7 +312,7 @@ def test_a_bad_conversation_is_quarantined_with_its_place(chats, tmp_path, recor
     write(tmp_path / "lines", [{"messages": TALK}, record])
     with pytest.raises(DataError, match=re.escape(message)):
         list(chats.source.build().transformed(chats.tokenizer.build()))
-    source = evolve(chats.source, on_bad_line="skip")
+    source = evolve(chats.source, on_bad="skip")
     store = built(evolve(chats, source=source), tmp_path / "store")
     (bad,) = map(json.loads, (store.folder / "quarantine.jsonl").read_text().splitlines())
     begin = len(json.dumps({"messages": TALK})) + 1
@@ -363,7 +363,7 @@ def test_pixels_come_before_the_text():
     ("value", "message"),
     [
         (b"no image", "cannot identify image file"),
-        (png((0, 0, 0))[:40], "is no image that can be read"),
+        (png((0, 0, 0))[:40], "cannot be read as an image"),
         ("text", "it is a str, not bytes"),
         (png((0, 0, 0), (20, 20)), "it has 20 x 20 pixels"),
     ],
@@ -375,20 +375,20 @@ def test_a_bad_image_is_named(value, message):
 
 
 def test_a_number_that_is_none_is_a_bad_record():
-    cfg = FieldFilter.Config(field="score", at_least=1)
+    cfg = FieldFilter.Config(field="score", min_value=1)
     for value in ("2", None, True, float("nan")):
         with pytest.raises(DataError, match="no number"):
             one(cfg, Document("a", "", fields={"score": value}))
 
 
 def test_a_pattern_that_is_none_is_a_config_error():
-    with pytest.raises(ConfigError, match="is no regular expression: missing"):
+    with pytest.raises(ConfigError, match="is not a regular expression: missing"):
         one(PatternFilter.Config(pattern="("), Document("a", ""))
 
 
 def test_names_on_the_command_line_add_transforms_in_order(cfg):
-    changed = with_changes(cfg, ["length_filter(at_least=3)", "deduplicate"])
-    assert changed.source.transforms == (LengthFilter.Config(at_least=3), Deduplicate.Config())
+    changed = with_changes(cfg, ["length_filter(min_length=3)", "deduplicate"])
+    assert changed.source.transforms == (LengthFilter.Config(min_length=3), Deduplicate.Config())
 
 
 def test_a_transform_that_renames_is_refused():

@@ -8,7 +8,7 @@ import pytest
 from pages import commands, run_page
 
 from axcore.cli.main import main
-from axcore.layers.remat_presets import REMAT_PRESETS
+from axcore.modifiers.remat import REMAT_PRESETS
 from axcore.plugins import Modifier, plugin_host
 
 PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"

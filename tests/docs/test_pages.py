@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     "attention.md",
     "checkpoints.md",
-    pytest.param("classification.md", marks=pytest.mark.slow),
+    pytest.param("arrays.md", marks=pytest.mark.slow),
     "config.md",
     "data.md",
     "lora.md",

@@ -22,7 +22,7 @@ PAGES = tuple(
         "docs/training.md",
         "docs/seeing.md",
         "docs/data.md",
-        "docs/classification.md",
+        "docs/arrays.md",
         "docs/fine-tuning.md",
         "docs/evaluation.md",
         "docs/scripting.md",
@@ -124,9 +124,9 @@ def folder(tmp_path_factory):
         pair = {"prompt": f"{i}?", "chosen": f"{i}!", "rejected": "No."}
         with (made / "pairs.jsonl").open("a") as lines:
             lines.write(json.dumps(pair) + "\n")
-        with (made / "rated.jsonl").open("a") as lines:
-            rated = {"prompt": f"{i}?", "completion": f"{i}!", "label": i % 3 > 0}
-            lines.write(json.dumps(rated) + "\n")
+        with (made / "labelled.jsonl").open("a") as lines:
+            labelled = {"prompt": f"{i}?", "completion": f"{i}!", "label": i % 3 > 0}
+            lines.write(json.dumps(labelled) + "\n")
     return made
 
 

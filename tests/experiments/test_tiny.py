@@ -83,7 +83,7 @@ def text_of_python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("library")
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:20]:
         (folder / path.name).write_bytes(path.read_bytes())
-    return TextFiles.Config(folder=str(folder), glob="*.py", on_bad_file="skip")
+    return TextFiles.Config(folder=str(folder), glob="*.py", on_bad="skip")
 
 
 def nbytes(tree):

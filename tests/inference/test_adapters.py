@@ -13,7 +13,7 @@ from axcore.inference.cached_model import CachedModel
 from axcore.interop import to_peft
 from axcore.layers import KVCacheConfig, adapters_of, merge_adapters, with_adapter, with_adapters
 from axcore.models import llama2
-from axcore.modifiers import AdapterRoom, LoRA, QuantizedWeights
+from axcore.modifiers import AdapterSlots, LoRA, QuantizedWeights
 from axcore.plugins import Hardware
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def logits_of(model, weights, adapters=None):
 
 def served(**options):
     model = CachedModel(
-        MODEL, base(), ROOM, adapters=AdapterRoom(num_adapters=3, rank=4), **options
+        MODEL, base(), ROOM, adapters=AdapterSlots(num_adapters=3, rank=4), **options
     )
     weights = model.weights
     for number, one in enumerate(adapters()):
@@ -110,10 +110,10 @@ def test_adapters_are_read_from_a_folder_of_peft(tmp_path):
 
 
 def test_adapters_that_do_not_fit_are_refused():
-    model = CachedModel(MODEL, base(), ROOM, adapters=AdapterRoom(num_adapters=1, rank=3))
+    model = CachedModel(MODEL, base(), ROOM, adapters=AdapterSlots(num_adapters=1, rank=3))
     with pytest.raises(ModuleError, match="the adapter has rank 4, and there is room for 3"):
         with_adapter(model.weights, 0, factors_of(adapters()[0], ROOM))
-    attention = AdapterRoom(exclude=("**.feed_forward.**", "**.head.**", "**.embedding.**"))
+    attention = AdapterSlots(exclude=("**.feed_forward.**", "**.head.**", "**.embedding.**"))
     model = CachedModel(MODEL, base(), ROOM, adapters=attention)
     with pytest.raises(ModuleError, match=r"no layer for adapters at decoder.*feed_forward"):
         with_adapter(model.weights, 0, factors_of(adapters()[0], ROOM))

@@ -13,8 +13,8 @@ from parity_pairs import MODELS
 from axcore.config import evolve, find_config, replace_config, update_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import Attention, QuantizedStore, TokenInfo
-from axcore.layers.attention.key_store import Places
+from axcore.layers import Attention, QuantizedKVStore, TokenInfo
+from axcore.layers.attention.kv_store import Places
 from axcore.modifiers import for_serving
 from axcore.module import DTypes, ParamSpec, functional
 
@@ -22,7 +22,7 @@ from axcore.module import DTypes, ParamSpec, functional
 def kept(dtype, x):
     """Returns what a store makes of keys `[tokens, heads, size]`."""
     tokens, heads, size = x.shape
-    store = QuantizedStore.Config(
+    store = QuantizedKVStore.Config(
         num_rows=1,
         row_axis=None,
         num_places=tokens,

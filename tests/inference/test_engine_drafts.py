@@ -13,7 +13,7 @@ from axcore.errors import ConfigError
 from axcore.inference import Draft, DraftModel, Engine, EngineConfig, NGramLookup, Request, Sampling
 from axcore.inference.grammar import regex
 from axcore.models import transformer
-from axcore.modifiers import SlidingCaches
+from axcore.modifiers import KVCache
 from axcore.plugins import Hardware
 
 TOKENIZER = ByteTokenizer.Config().build()
@@ -178,7 +178,9 @@ def test_a_draft_of_another_vocabulary_is_refused():
 
 @pytest.mark.slow
 def test_a_draft_that_could_not_be_used_is_refused():
-    sliding = SlidingCaches(page_size=2).apply(MODELS["mistral"](), Hardware.parse("cpu-1"))
+    sliding = KVCache(layout="sliding", page_size=2).apply(
+        MODELS["mistral"](), Hardware.parse("cpu-1")
+    )
     with pytest.raises(ConfigError, match="a layer of the model or of its draft keeps a state"):
         answers([], draft_of(sliding.build()))
     with pytest.raises(ConfigError, match="by a draft model, and there is none"):

@@ -24,7 +24,7 @@ from axcore.inference import (
 from axcore.inference.adapters import Adapter
 from axcore.layers import adapters_of
 from axcore.models import transformer
-from axcore.modifiers import LoRA, QuantizedCaches
+from axcore.modifiers import KVCache, LoRA
 from axcore.module import functional
 from axcore.parallel import PARAM_RULES, make_mesh, param_shardings
 from axcore.plugins import Hardware
@@ -215,7 +215,9 @@ def test_answers_on_a_mesh_under_load_are_those_computed_alone_on_one_device(mod
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("cfg", [CFG, QuantizedCaches().apply(CFG, CPU)], ids=["float32", "int8"])
+@pytest.mark.parametrize(
+    "cfg", [CFG, KVCache(dtype="int8").apply(CFG, CPU)], ids=["float32", "int8"]
+)
 def test_fixed_shapes_give_the_same_bits_whatever_else_runs(cfg):
     """With caches of 8 bits, too, where another order of sums may lead to another rounding."""
     rng, built = random.Random(5), cfg.build()

@@ -14,7 +14,7 @@ from axcore.errors import CheckpointError
 from axcore.inference import EngineConfig, Request, Sampling, open_engine, weight_conversion
 from axcore.inference.cached_model import CachedModel
 from axcore.inference.weight_conversion import WeightConversion
-from axcore.interop import from_hugging_face, host_room, to_hugging_face
+from axcore.interop import from_hugging_face, host_arrays, to_hugging_face
 from axcore.layers import KVCacheConfig
 from axcore.models import llama2, mixtral
 from axcore.modifiers import NAMED_WEIGHTS
@@ -161,9 +161,9 @@ def test_an_array_with_what_is_no_number_is_named_when_it_is_placed(tmp_path):
 @pytest.mark.slow
 def test_a_host_needs_room_for_what_it_serves_not_for_what_was_trained(deep, monkeypatch):
     kept = sum(leaf.nbytes for leaf in jax.tree.leaves(served(deep, "int8")))
-    monkeypatch.setattr(host_room, "host_bytes", lambda: kept)
+    monkeypatch.setattr(host_arrays, "host_bytes", lambda: kept)
     served(deep, "int8", on_host=True)
-    monkeypatch.setattr(host_room, "host_bytes", lambda: kept - 1)
+    monkeypatch.setattr(host_arrays, "host_bytes", lambda: kept - 1)
     with pytest.raises(CheckpointError, match=r"need .* of the host's memory \(.* as int8"):
         served(deep, "int8", on_host=True)
     with pytest.raises(CheckpointError, match=r"need .* of the host's memory \(.* as float32\)"):

@@ -17,7 +17,7 @@ from axcore.inference.cached_model import CachedModel, _split
 from axcore.inference.weight_conversion import WeightConversion
 from axcore.layers import KVCacheConfig
 from axcore.models import transformer
-from axcore.modifiers import NAMED_WEIGHTS, AdapterRoom, for_serving, is_widened
+from axcore.modifiers import NAMED_WEIGHTS, AdapterSlots, changes_compute_dtype, for_serving
 from axcore.module import DTypes, functional, restacked
 from axcore.ops import KernelPolicy, use_policy
 from axcore.parallel import make_mesh
@@ -72,9 +72,9 @@ def test_what_a_layer_reads_wide_stays_wide():
 def test_it_is_known_which_models_a_cpu_widens():
     cpu, other = Hardware.parse("cpu-1"), Hardware.parse("trn2-16")
     cfg = half("mistral").config
-    assert is_widened(cfg, cpu)
-    assert not is_widened(cfg, other)
-    assert not is_widened(MODELS["mistral"](), cpu)
+    assert changes_compute_dtype(cfg, cpu)
+    assert not changes_compute_dtype(cfg, other)
+    assert not changes_compute_dtype(MODELS["mistral"](), cpu)
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_room_for_adapters_leaves_weights_where_they_are(weights):
         CachedModel(
             model, None, ROOM, quantization=weights and NAMED_WEIGHTS[weights], adapters=one
         )
-        for one in (None, AdapterRoom(num_adapters=2, rank=4))
+        for one in (None, AdapterSlots(num_adapters=2, rank=4))
     )
     places, with_room = (
         {
@@ -119,7 +119,7 @@ def test_programs_are_lowered_for_what_is_made(weights, mesh):
     options = {
         "mesh": mesh and make_mesh(mesh, jax.devices()[:2]),
         "quantization": weights and NAMED_WEIGHTS[weights],
-        "adapters": AdapterRoom(num_adapters=2, rank=4),
+        "adapters": AdapterSlots(num_adapters=2, rank=4),
     }
     cached = CachedModel(model, None, ROOM, **options)
     made = cached.weights_of(jax.device_get(model.init(0)))

@@ -53,8 +53,8 @@ def test_a_layer_of_another_type_is_an_error():
 def test_a_number_that_is_none_is_an_error_that_names_it(field, value):
     with pytest.raises(ConfigError) as caught:
         LLAMA.read({**TOY, field: value})
-    ours = {"hidden_size": "dim"}
-    assert ours.get(field, field) in str(caught.value)
+    axcore = {"hidden_size": "dim"}
+    assert axcore.get(field, field) in str(caught.value)
 
 
 def test_a_missing_size_is_an_error():
@@ -108,7 +108,7 @@ def test_how_a_model_is_trained_does_not_change_its_description(change):
     ],
 )
 def test_a_model_that_no_family_has_is_an_error(change):
-    with pytest.raises(ConfigError, match="no family of published models has such a model"):
+    with pytest.raises(ConfigError, match="no family of pretrained checkpoints has such a model"):
         family_of(change(llama2("toy")))
 
 

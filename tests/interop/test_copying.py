@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axcore.interop.copying import are_same, copy, empty_array, is_finite, map_ahead
+from axcore.interop.host_arrays import are_same, copy, empty_array, is_finite, map_ahead
 
 FLOATS = tuple(map(np.dtype, (np.float64, np.float32, np.float16, jnp.bfloat16, jnp.float8_e5m2)))
 SHAPES = ((), (0,), (7,), (3, 5), (0, 4), (300, 1100), (2, 3, 40_000))

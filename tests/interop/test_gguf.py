@@ -27,15 +27,15 @@ from axcore.errors import CheckpointError, ConfigError
 from axcore.layers import RMSNorm
 from axcore.models import UntiedHead, llama2, llama3, mistral, mixtral, qwen2
 from axcore.models.head import TiedHead
-from axcore.models.hugging_face.llama import LLAMA
+from axcore.models.llama import LLAMA
 
 
 def layer_arrays(state):
     return state["decoder"]["stack"]["layer"]
 
 
-def same(found, ours):
-    np.testing.assert_array_equal(found, np.asarray(ours))
+def same(found, axcore):
+    np.testing.assert_array_equal(found, np.asarray(axcore))
 
 
 def in_pairs(rows, num_heads):
@@ -51,18 +51,18 @@ def test_a_llama_has_every_parameter_where_llama_cpp_looks_for_it(tmp_path):
     attention = cfg.decoder.stack.layer.attention
     heads = {"q": attention.num_heads, "k": attention.num_kv_heads}
     for i in range(cfg.decoder.stack.num_layers):
-        for name, theirs in {"q": "attn_q", "k": "attn_k"}.items():
+        for name, hf in {"q": "attn_q", "k": "attn_k"}.items():
             rows = np.asarray(layers["attention"][name]["weight"][i]).T
-            same(found.pop(f"blk.{i}.{theirs}.weight"), in_pairs(rows, heads[name]))
-        for name, theirs in {"v": "attn_v", "out": "attn_output"}.items():
-            same(found.pop(f"blk.{i}.{theirs}.weight"), layers["attention"][name]["weight"][i].T)
+            same(found.pop(f"blk.{i}.{hf}.weight"), in_pairs(rows, heads[name]))
+        for name, hf in {"v": "attn_v", "out": "attn_output"}.items():
+            same(found.pop(f"blk.{i}.{hf}.weight"), layers["attention"][name]["weight"][i].T)
         for name in ("gate", "up", "down"):
             same(
                 found.pop(f"blk.{i}.ffn_{name}.weight"), layers["feed_forward"][name]["weight"][i].T
             )
-        for name, theirs in {"attention": "attn_norm", "feed_forward": "ffn_norm"}.items():
+        for name, hf in {"attention": "attn_norm", "feed_forward": "ffn_norm"}.items():
             same(
-                found.pop(f"blk.{i}.{theirs}.weight"),
+                found.pop(f"blk.{i}.{hf}.weight"),
                 layers[f"{name}_residual"]["norm"]["weight"][i],
             )
     same(found.pop("token_embd.weight"), state["decoder"]["embedding"]["weight"])
@@ -110,14 +110,16 @@ def test_experts_of_a_layer_are_one_tensor(tmp_path):
     cfg = mixtral("toy")
     state = write_model(tmp_path / "model.gguf", cfg, dtype="bfloat16")
     found, types = tensors_in(tmp_path / "model.gguf"), types_in(tmp_path / "model.gguf")
-    ours = np.asarray(layer_arrays(state)["feed_forward"]["experts"]["expert"]["down"]["weight"][1])
-    same(found["blk.1.ffn_down_exps.weight"], ours.swapaxes(1, 2).astype("bfloat16"))
+    axcore = np.asarray(
+        layer_arrays(state)["feed_forward"]["experts"]["expert"]["down"]["weight"][1]
+    )
+    same(found["blk.1.ffn_down_exps.weight"], axcore.swapaxes(1, 2).astype("bfloat16"))
     router = layer_arrays(state)["feed_forward"]["router"]["linear"]["weight"][1]
     same(found["blk.1.ffn_gate_inp.weight"], router.T)
     assert types["blk.1.ffn_gate_inp.weight"] == types["blk.1.ffn_norm.weight"] == "F32"
     assert types["blk.1.ffn_down_exps.weight"] == types["token_embd.weight"] == "BF16"
     metadata = metadata_in(tmp_path / "model.gguf")
-    assert metadata["llama.expert_count"] == len(ours)
+    assert metadata["llama.expert_count"] == len(axcore)
     assert metadata["llama.expert_used_count"] == 2
 
 
@@ -131,10 +133,10 @@ def test_matrices_are_of_the_type_that_is_asked_for(dtype, number, atol, tmp_pat
     assert types.pop("blk.0.attn_v.weight") == types.pop("output.weight") == kind
     assert types["output_norm.weight"] == "F32"
     assert metadata_in(tmp_path / "model.gguf")["general.file_type"] == number
-    ours = np.asarray(layer_arrays(state)["attention"]["v"]["weight"][0]).T
-    assert np.abs(found["blk.0.attn_v.weight"] - ours).max() < atol
+    axcore = np.asarray(layer_arrays(state)["attention"]["v"]["weight"][0]).T
+    assert np.abs(found["blk.0.attn_v.weight"] - axcore).max() < atol
     if dtype == "q8_0":
-        blocks = gguf.quants.quantize(ours, gguf.GGMLQuantizationType.Q8_0)
+        blocks = gguf.quants.quantize(axcore, gguf.GGMLQuantizationType.Q8_0)
         expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0)
         same(found["blk.0.attn_v.weight"], expected)
 
@@ -210,5 +212,5 @@ def test_a_field_without_a_place_is_an_error_by_name():
 
 def test_a_model_of_no_family_is_refused(tmp_path):
     odd = replace_config(llama2("toy"), RMSNorm, lambda norm: attrs.evolve(norm, weight_offset=1.0))
-    with pytest.raises(ConfigError, match="no family of published models has such a model"):
+    with pytest.raises(ConfigError, match="no family of pretrained checkpoints has such a model"):
         write_model(tmp_path / "model.gguf", odd)

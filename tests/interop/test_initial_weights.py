@@ -9,7 +9,7 @@ from numpy_state import numpy_state
 from axcore.config import update_config
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import GrowVocabulary, HuggingFace, to_hugging_face
-from axcore.interop.origins import GrownByMean, InterpolatedRows, RepeatedRows, Zeroed
+from axcore.interop.array_source import GrownByMean, InterpolatedRows, RepeatedRows, Zeroed
 from axcore.models import llama2, qwen2
 from axcore.models.head import TiedHead
 
@@ -83,7 +83,7 @@ def test_what_is_not_read_begins_as_in_a_new_model(folder):
         old["decoder"]["stack"]["layer"]["feed_forward"]["up"]["weight"],
     )
     lines = dict(line.split(maxsplit=1) for line in table.splitlines())
-    assert lines["head.weight"] == "as in a new model"
+    assert lines["head.weight"] == "randomly initialized"
     queries = lines["decoder.stack.layer.attention.q.weight"]
     assert queries == "model.layers.0.self_attn.q_proj.weight and 1 more (model.safetensors)"
 

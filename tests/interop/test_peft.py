@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from axcore.config import config, replace_config, update_config
 from axcore.errors import ConfigError
-from axcore.interop import correction_format, to_hugging_face, to_peft
+from axcore.interop import adapter_format, to_hugging_face, to_peft
 from axcore.interop.peft import PeftFormat
 from axcore.layers import Linear, LoRALinear, merge_adapters, without_lora
 from axcore.models import llama2, mixtral
@@ -52,8 +52,8 @@ def test_factors_make_the_correction_that_merging_adds(tmp_path):
         module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
         change = 1.5 * factors[name.replace("lora_A", "lora_B")] @ down
         layer, part, projection = module.removeprefix("model.layers.").split(".")
-        ours = base[PARTS[part]][projection.replace("o_proj", "out").removesuffix("_proj")]
-        plain = np.asarray(ours["base"]["weight"][int(layer)]).T
+        axcore = base[PARTS[part]][projection.replace("o_proj", "out").removesuffix("_proj")]
+        plain = np.asarray(axcore["base"]["weight"][int(layer)]).T
         np.testing.assert_allclose(merged[f"{module}.weight"], plain + change, atol=1e-5)
     assert len(zero) == 14
 
@@ -93,8 +93,8 @@ class Corrected(Module):
 
 
 def test_the_format_of_corrections_is_that_of_their_layer():
-    assert correction_format(llama2("toy")) is None
-    assert isinstance(correction_format(adapted(llama2("toy"))), PeftFormat)
+    assert adapter_format(llama2("toy")) is None
+    assert isinstance(adapter_format(adapted(llama2("toy"))), PeftFormat)
     unknown = replace_config(llama2("toy"), Linear, lambda base: Corrected.Config(base=base))
     with pytest.raises(ConfigError, match="nothing installed says how a Corrected"):
-        correction_format(unknown)
+        adapter_format(unknown)

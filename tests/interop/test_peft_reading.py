@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from axcore.config import replace_config, update_config, walk
 from axcore.errors import CheckpointError, ConfigError
 from axcore.inference.adapters import read_adapter
-from axcore.interop import HuggingFace, read_corrections, to_hugging_face, to_peft
+from axcore.interop import HuggingFace, read_adapters, to_hugging_face, to_peft
 from axcore.interop.peft_settings import IRRELEVANT, MUST_BE, OFF, USED, read_settings
 from axcore.layers import LoRALinear, without_lora
 from axcore.models import TiedHead, UntiedHead, llama2, mixtral
@@ -36,7 +36,7 @@ def state():
 
 @pytest.fixture
 def folders(tmp_path, state):
-    """A published model, and adapters of it."""
+    """A pretrained checkpoint, and adapters of it."""
     plain, base = without_lora(ADAPTED), without_adapters(state)
     to_hugging_face(tmp_path / "base", plain, base)
     to_peft(tmp_path / "adapters", ADAPTED, state, base=str(tmp_path / "base"))
@@ -69,11 +69,11 @@ def changed(folders, **values):
 
 
 def test_what_was_written_is_read(folders, state):
-    found = read_corrections(folders / "adapters", llama2("toy"))
+    found = read_adapters(folders / "adapters", llama2("toy"))
     assert found.config == ADAPTED
     read, table = begun(folders)
     assert same(read, state)
-    assert "as in a new model" not in table
+    assert "randomly initialized" not in table
     assert "model.layers.0.self_attn.q_proj.lora_A.weight and 1 more" in table
 
 
@@ -91,7 +91,7 @@ def test_modules_without_tensors_are_not_corrected(folders, state):
     tensors = {n: one for n, one in load_file(file).items() if ".q_proj." in n or ".v_proj." in n}
     save_file(tensors, file)
     changed(folders, target_modules=["q_proj", "v_proj"])
-    cfg = read_corrections(folders / "adapters", llama2("toy")).config
+    cfg = read_adapters(folders / "adapters", llama2("toy")).config
     read, _ = begun(folders, cfg)
     adapters = dict(state["decoder"]["stack"]["layer"]["attention"])
     for name, part in read["decoder"]["stack"]["layer"]["attention"].items():
@@ -105,7 +105,7 @@ def test_modules_without_tensors_are_not_corrected(folders, state):
 @pytest.mark.slow
 def test_rank_stabilised_adapters_have_another_scale(folders, state):
     changed(folders, use_rslora=True)
-    cfg = read_corrections(folders / "adapters", llama2("toy")).config
+    cfg = read_adapters(folders / "adapters", llama2("toy")).config
     scaled = LoRA(rank=4, alpha=6.0, use_rslora=True).apply(llama2("toy"), CPU)
     assert cfg == scaled
     logits, _ = functional(cfg.build(), begun(folders, cfg)[0], TOKENS, method="logits")
@@ -132,7 +132,7 @@ def test_modules_of_another_rank_and_alpha_have_their_own(folders):
     tensors = wider(folders, ("gate_proj", "up_proj", "down_proj"), 2)
     ranks = {r"layers\.\d+\.mlp\.\w+": 2}
     changed(folders, rank_pattern=ranks, alpha_pattern={"down_proj": 3, "mlp.(gate|up)_proj": 3})
-    cfg = read_corrections(folders / "adapters", llama2("toy")).config
+    cfg = read_adapters(folders / "adapters", llama2("toy")).config
     sizes = {(one.rank, one.alpha) for _, one in walk(cfg) if isinstance(one, LoRALinear.Config)}
     assert sizes == {(4, 6.0), (2, 3.0)}
     layer = begun(folders, cfg)[0]["decoder"]["stack"]["layer"]
@@ -155,7 +155,7 @@ def test_modules_that_are_excluded_need_no_tensors(folders):
         begun(folders)
     for excluded in (["layers.1.mlp.down_proj"], r".*\.1\.mlp\.down_proj"):
         changed(folders, exclude_modules=excluded, fan_in_fan_out=True)
-        assert "as in a new model" in begun(folders)[1]
+        assert "randomly initialized" in begun(folders)[1]
 
 
 @pytest.mark.parametrize("name", [*sorted(OFF), *sorted(MUST_BE)])
@@ -180,7 +180,7 @@ def test_tensors_must_be_those_that_the_settings_name(folders):
     last = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     changed(folders, target_modules=[*last, "c_attn"])
     with pytest.warns(UserWarning, match="names c_attn, which the model does not have"):
-        read_corrections(folders / "adapters", llama2("toy"))
+        read_adapters(folders / "adapters", llama2("toy"))
     changed(folders, target_modules=r".*_proj")
     begun(folders)
     changed(folders, target_modules=r".*\.r_proj")
@@ -232,7 +232,7 @@ def test_saved_modules_are_read_in_the_place_of_the_base(folders, state):
     head, norm = drawn(*TABLE), drawn(64)
     saved = {"lm_head.weight": head, "model.layers.1.input_layernorm.weight": norm}
     with_tensors(folders, saved, modules_to_save=["lm_head", "layers.1.input_layernorm"])
-    found = read_corrections(folders / "adapters", llama2("toy"))
+    found = read_adapters(folders / "adapters", llama2("toy"))
     leaves = {"head.weight", "decoder.stack.layer.attention_residual.norm.weight"}
     assert set(found.trained) == {"**.lora_down.**", "**.lora_up.**", *leaves}
     read, table = begun(folders)
@@ -341,20 +341,18 @@ def test_tied_tables_change_together(tmp_path, state):
     table = drawn(*TABLE)
     with_tensors(tmp_path, {"model.embed_tokens.weight": table}, modules_to_save=["embed_tokens"])
     with pytest.raises(ConfigError, match=r"(?s)change model.embed_tokens.weight, .*one tensor"):
-        read_corrections(tmp_path / "adapters", cfg)
+        read_adapters(tmp_path / "adapters", cfg)
     with_tensors(tmp_path, {"lm_head.weight": table}, ensure_weight_tying=True)
-    assert read_corrections(tmp_path / "adapters", cfg).replaced.names == [
-        "model.embed_tokens.weight"
-    ]
+    assert read_adapters(tmp_path / "adapters", cfg).replaced.names == ["model.embed_tokens.weight"]
 
 
 def test_adapters_of_another_model_are_refused(folders):
     with pytest.raises(CheckpointError, match=r"(?s)do not fit the model.*mlp\.down"):
-        read_corrections(folders / "adapters", mixtral("toy"))
+        read_adapters(folders / "adapters", mixtral("toy"))
     with pytest.raises(ConfigError, match=r"corrects its layers in another way .*\n- LoRALinear"):
         begun(folders, llama2("toy"))
     wide = update_config(llama2("toy"), {"**.hidden_dim": 80})
-    cfg = read_corrections(folders / "adapters", wide).arrays
+    cfg = read_adapters(folders / "adapters", wide).arrays
     with pytest.raises(
         CheckpointError, match=r"down_proj\.lora_A\.weight has shape \[4, \d+\]; the"
     ):

@@ -1,4 +1,4 @@
-"""Folders of published models: read bit by bit, and refused by name where something is wrong."""
+"""Pretrained checkpoints: read bit by bit, and refused by name where something is wrong."""
 
 import cProfile
 import json
@@ -17,13 +17,13 @@ from axcore.config import update_config
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import (
     HuggingFace,
-    PublishedModel,
+    PretrainedCheckpoint,
     family_named,
     from_hugging_face,
-    host_room,
+    host_arrays,
     to_hugging_face,
 )
-from axcore.interop.reading import published_arrays
+from axcore.interop.checkpoint_arrays import checkpoint_arrays
 from axcore.layers import RMSNorm
 from axcore.models import llama2, mixtral, qwen2
 from axcore.models.head import TiedHead
@@ -82,8 +82,8 @@ def test_reading_a_small_model_takes_few_calls(folder):
 
 def test_the_library_of_the_format_reads_what_is_written(folder, state):
     tensors = load_file(folder / "model.safetensors")
-    ours = np.asarray(state["decoder"]["stack"]["layer"]["attention"]["k"]["weight"][1])
-    assert np.array_equal(tensors[K], ours.T)
+    axcore = np.asarray(state["decoder"]["stack"]["layer"]["attention"]["k"]["weight"][1])
+    assert np.array_equal(tensors[K], axcore.T)
     assert "lm_head.weight" in tensors
 
 
@@ -91,9 +91,9 @@ def test_weights_that_the_host_cannot_hold_are_refused_before_they_are_read(
     folder, state, tmp_path, monkeypatch
 ):
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    monkeypatch.setattr(host_room, "host_bytes", lambda: num_bytes)
+    monkeypatch.setattr(host_arrays, "host_bytes", lambda: num_bytes)
     from_hugging_face(folder)
-    monkeypatch.setattr(host_room, "host_bytes", lambda: num_bytes - 1)
+    monkeypatch.setattr(host_arrays, "host_bytes", lambda: num_bytes - 1)
     rewritten(folder, lambda tensors: tensors[K].fill(np.nan))  # reading would find it
     with pytest.raises(CheckpointError, match=r"need .* of the host's memory \(.* as float32\)"):
         import_run(folder, tmp_path / "run")
@@ -135,7 +135,7 @@ def test_arrays_are_sharded_from_the_start(folder, state):
 
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     split = {2: PartitionSpec("x", "y"), 3: PartitionSpec("y", "x", None)}
-    published = PublishedModel(folder)
+    published = PretrainedCheckpoint(folder)
 
     def wanted(leaf):
         spec = split.get(leaf.ndim, PartitionSpec())
@@ -209,7 +209,7 @@ def test_a_missing_file_is_named(state, tmp_path):
 
 
 def test_another_model_is_an_error_that_shows_how_it_differs(folder):
-    published = PublishedModel(folder)
+    published = PretrainedCheckpoint(folder)
     with pytest.raises(ConfigError, match=r"\+ decoder.stack.num_layers: 3|dim"):
         published.read(llama2("7b"), None)
 
@@ -240,7 +240,7 @@ def test_a_model_with_a_head_that_is_not_over_tokens_is_refused_as_what_it_is(fo
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "architectures": [name]}))
     with pytest.raises(ConfigError, match=f"{name}, which is no language model"):
-        PublishedModel(folder)
+        PretrainedCheckpoint(folder)
 
 
 def test_a_base_model_without_a_head_is_refused_unless_its_head_begins_at_random(folder, state):
@@ -257,7 +257,7 @@ def test_a_base_model_without_a_head_is_refused_unless_its_head_begins_at_random
     assert bits(read["decoder"]) == bits(state["decoder"])
     assert plan.table().splitlines()[-1].split(maxsplit=1) == [
         "head.weight",
-        "as in a new model",
+        "randomly initialized",
     ]
 
 
@@ -340,6 +340,6 @@ def test_what_is_passed_over_is_read_where_the_model_has_it(folder):
     """The layer behind the last one of a small model is one of many of a large model."""
     rewritten(folder, lambda tensors: tensors.update({"model.layers.2.extra": tensors[K]}))
     family = attrs.evolve(family_named("qwen2"), skipped=(r"^model\.layers\.(1|2)\.",))
-    tensors = published_arrays(folder, family, CFG, {}).tensors
+    tensors = checkpoint_arrays(folder, family, CFG, {}).tensors
     assert tensors.keys() == family.bind(CFG).shapes.keys()
     assert K in tensors

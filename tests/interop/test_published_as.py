@@ -9,7 +9,7 @@ from numpy_state import numpy_state
 
 from axcore.config import evolve, update_config
 from axcore.interop import from_hugging_face, to_hugging_face
-from axcore.interop.published_as import name_of
+from axcore.interop.family import name_of
 from axcore.models import llama2
 
 SAID = {

@@ -1,4 +1,4 @@
-"""No published model of a family is refused over a field that changes nothing.
+"""No pretrained checkpoint of a family is refused over a field that changes nothing.
 
 `published_configs.json` holds `config.json`s as they are on the Hub, by the names of models.
 """

@@ -50,13 +50,13 @@ def arrays(shapes):
 
 @pytest.mark.parametrize(("transform", "shapes"), CASES, ids=lambda value: type(value).__name__)
 def test_inverse_undoes_it_and_is_undone_by_it(transform, shapes):
-    ours = arrays(shapes)
-    theirs = transform(ours)
-    for before, after in zip(ours, transform.inverse(theirs), strict=True):
+    axcore = arrays(shapes)
+    hf = transform(axcore)
+    for before, after in zip(axcore, transform.inverse(hf), strict=True):
         assert np.array_equal(before, after)
     assert transform.inverse.inverse == transform
-    told = jax.eval_shape(transform, ours)
-    assert [one.shape for one in told] == [one.shape for one in theirs]
+    told = jax.eval_shape(transform, axcore)
+    assert [one.shape for one in told] == [one.shape for one in hf]
 
 
 def test_fused_keys_and_values_follow_each_other_head_by_head():

@@ -7,7 +7,7 @@ import pytest
 from numpy_state import numpy_state
 
 from axcore.interop import HuggingFace, to_hugging_face
-from axcore.interop.unread import UnreadLeaf, read_leaf
+from axcore.interop.array_source import LazyArray, read_leaf
 from axcore.models import mixtral
 
 CFG = mixtral("toy")
@@ -26,12 +26,12 @@ def states(folder, **fields):
     """Returns a state that is read, and the same unread."""
     plan = HuggingFace.Config(path=str(folder), **fields).build().plan(CFG)
     wanted = jax.eval_shape(lambda: CFG.build().init(0))
-    return plan.read(wanted), plan.unread(wanted)
+    return plan.read(wanted), plan.lazy(wanted)
 
 
 def test_a_leaf_is_read_whole_or_in_part(folder):
     for leaf, unread in zip(*map(jax.tree.leaves, states(folder)), strict=True):
-        assert isinstance(unread, UnreadLeaf)
+        assert isinstance(unread, LazyArray)
         assert (unread.shape, unread.dtype) == (leaf.shape, leaf.dtype)
         np.testing.assert_array_equal(read_leaf(unread), leaf)
         own = unread.origins[0].shape
@@ -61,11 +61,11 @@ def watched(function, seen):
 
 
 def test_what_is_not_in_the_files_is_there_at_once(folder):
-    """Leaves that begin as in a new model, and those of which some layers do."""
+    """Leaves that begin randomly initialized, and those of which some layers do."""
     fresh = ("head.**", "decoder.stack.layer[1].feed_forward.**")
     read, unread = states(folder, fresh=fresh)
     kinds = {type(leaf) for leaf in jax.tree.leaves(unread)}
-    assert kinds == {UnreadLeaf, np.ndarray}
+    assert kinds == {LazyArray, np.ndarray}
     assert isinstance(unread["head"]["weight"], np.ndarray)
     for leaf, other in zip(*map(jax.tree.leaves, (read, unread)), strict=True):
         np.testing.assert_array_equal(read_leaf(other), leaf)

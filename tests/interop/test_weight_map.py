@@ -48,10 +48,8 @@ PLACES = {
 def test_layers_have_the_numbers_in_which_tokens_pass_them(kind):
     bound = BoundMap(WEIGHTS, STACKS[kind].build().param_specs())
     assert bound.shapes == BoundMap(WEIGHTS, SIX.build().param_specs()).shapes
-    (piece,) = (
-        one for one in bound.pieces if "model.layers.4.self_attn.q_proj.weight" in one.theirs
-    )
-    assert [(one.leaf, one.index) for one in piece.ours] == PLACES[kind]
+    (piece,) = (one for one in bound.pieces if "model.layers.4.self_attn.q_proj.weight" in one.hf)
+    assert [(one.leaf, one.index) for one in piece.axcore] == PLACES[kind]
 
 
 def test_every_array_without_a_rule_is_listed():
@@ -70,7 +68,7 @@ def test_an_array_in_two_rules_is_an_error():
 
 
 def test_two_arrays_of_one_name_are_an_error():
-    clash = [rule for rule in WEIGHTS if rule.ours != ("head.weight",)]
+    clash = [rule for rule in WEIGHTS if rule.axcore != ("head.weight",)]
     with pytest.raises(ModuleError, match=r"arrays twice:\nmodel.norm.weight"):
         BoundMap((*clash, same("head.weight", "model.norm.weight")), SIX.build().param_specs())
 
@@ -78,23 +76,23 @@ def test_two_arrays_of_one_name_are_an_error():
 def test_one_tensor_of_all_experts_names_each_by_its_number():
     cfg = mixtral("toy")
     experts = "decoder.stack.layer.{layer}.feed_forward.experts.expert"
-    ours = tuple(f"{experts}.{i}.gate.weight" for i in range(8))
+    axcore = tuple(f"{experts}.{i}.gate.weight" for i in range(8))
     rules = [
         rule
         for rule in family_named("mixtral").weights(cfg)
-        if f"{experts}.{{expert}}.gate.weight" not in rule.ours
+        if f"{experts}.{{expert}}.gate.weight" not in rule.axcore
     ]
-    stacked = Rule(ours, ("layers.{layer}.gates",), StackArrays(8))
+    stacked = Rule(axcore, ("layers.{layer}.gates",), StackArrays(8))
     bound = BoundMap((*rules, stacked), cfg.build().param_specs())
     assert bound.shapes["layers.1.gates"] == (8, 64, 96)
-    (piece,) = (one for one in bound.pieces if one.theirs == ("layers.1.gates",))
-    assert [one.index for one in piece.ours] == [(1, i) for i in range(8)]
+    (piece,) = (one for one in bound.pieces if one.hf == ("layers.1.gates",))
+    assert [one.index for one in piece.axcore] == [(1, i) for i in range(8)]
 
 
 def test_prefixes_go_before_every_name():
     (weight, bias) = below("a.{layer}", "b.{layer}", linear("q", "q_proj"))
-    assert (weight.ours, weight.theirs) == (("a.{layer}.q.weight",), ("b.{layer}.q_proj.weight",))
-    assert bias.theirs == ("b.{layer}.q_proj.bias",)
+    assert (weight.axcore, weight.hf) == (("a.{layer}.q.weight",), ("b.{layer}.q_proj.weight",))
+    assert bias.hf == ("b.{layer}.q_proj.bias",)
 
 
 def test_scans_and_loops_have_the_same_tensors_of_experts():

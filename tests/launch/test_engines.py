@@ -9,9 +9,8 @@ import yaml
 
 from axcore.errors import ConfigError, PluginError, ProcessError
 from axcore.launch import Job, find_launcher
+from axcore.launch.job import launch_of, launcher_class
 from axcore.launch.kubernetes import Kubernetes
-from axcore.launch.launch_id import launch_of
-from axcore.launch.launcher import launcher_class
 from axcore.launch.local import Local
 from axcore.launch.skypilot import SkyPilot
 from axcore.launch.slurm import Slurm

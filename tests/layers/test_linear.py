@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.layers import Linear
+from axcore.hardware import Hardware
+from axcore.layers import Linear, use_decode_matmul
+from axcore.layers.linear import matmul, matmul_transposed
 from axcore.module import DTypes, functional
+from axcore.ops import KernelPolicy, use_policy
 from axcore.parallel import ActivationSharding, make_mesh, sharding_activations
 
 CONFIG = Linear.Config(in_dim=6, out_dim=4, axes=("embed", "mlp"), has_bias=True)
@@ -69,3 +72,49 @@ def test_compute_dtype_rounds_the_weight_before_the_product(call, random):
     np.testing.assert_allclose(
         got.astype(np.float32), np.asarray(x, np.float32) @ rounded, rtol=1e-2, atol=1e-2
     )
+
+
+WIDTH = 264
+
+
+def _operands(rows, dtype=jnp.float32):
+    draw = np.random.default_rng(0)
+    x, weight = draw.standard_normal((rows, WIDTH)), draw.standard_normal((WIDTH, WIDTH))
+    return jnp.asarray(x, dtype), jnp.asarray(weight, dtype)
+
+
+def _portable(target="cpu-1"):
+    return KernelPolicy(hardware=Hardware.parse(target), pins={"decode_matmul": "portable"})
+
+
+def _numbers_of_parts(function, *operands):
+    """Returns for each product of a program how many it is at once."""
+    equations = jax.make_jaxpr(function)(*operands).jaxpr.eqns
+    dots = [equation for equation in equations if equation.primitive.name == "dot_general"]
+    return [dot.outvars[0].aval.shape[0] if dot.outvars[0].aval.ndim == 3 else 1 for dot in dots]
+
+
+@pytest.mark.parametrize("product", [matmul, matmul_transposed])
+def test_parts_change_the_product_of_one_row_by_rounding_only(product):
+    x, weight = _operands(1)
+    held = weight if product is matmul else weight.T
+    with use_policy(_portable()), use_decode_matmul():
+        found = product(x, held)
+        assert _numbers_of_parts(product, x, held) == [4]
+    exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("product", [matmul, matmul_transposed])
+def test_one_product_stays_one_where_parts_gain_nothing(product):
+    several, one, rounded = _operands(2), _operands(1), _operands(1, jnp.bfloat16)
+    small = [array[..., :64] for array in _operands(1)]
+    assert _numbers_of_parts(product, *one) == [1]
+    with use_policy(_portable()), use_decode_matmul():
+        for operands in (several, rounded, (small[0], small[1][:64])):
+            assert _numbers_of_parts(product, *operands) == [1]
+        # Of a size that no number of parts divides.
+        odd = (one[0][:, :263] if product is matmul else one[0]), one[1][:263]
+        assert _numbers_of_parts(product, *odd) == [1]
+    with use_policy(_portable("tpu-v5p-8")), use_decode_matmul():
+        assert _numbers_of_parts(product, *one) == [1]

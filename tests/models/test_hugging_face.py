@@ -1,4 +1,4 @@
-"""Families and their published models: the same config, tensors of the same names and shapes.
+"""Families and their pretrained checkpoints: the same config, tensors of the same names and shapes.
 
 The `config.json`s are those published with the weights, the counts of parameters theirs too.
 """

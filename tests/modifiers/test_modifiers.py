@@ -6,7 +6,6 @@ from axcore.config import evolve, find_config, from_json, to_json, update_config
 from axcore.errors import ConfigError
 from axcore.experiments.tiny import tiny
 from axcore.layers import FeedForward, Pipeline, PlainFeedForward, TransformerLayer
-from axcore.layers.remat_presets import REMAT_PRESETS
 from axcore.modifiers import (
     Accumulate,
     Chain,
@@ -21,6 +20,7 @@ from axcore.modifiers import (
     UpdateConfig,
     apply_modifier,
 )
+from axcore.modifiers.remat import REMAT_PRESETS
 from axcore.parallel import PARAM_RULES
 from axcore.plugins import Hardware
 

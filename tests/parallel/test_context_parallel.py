@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.aot.cost.flops import products
-from axcore.aot.hlo.executions import executions
+from axcore.aot.cost.operations import products
+from axcore.aot.hlo.loops import executions
 from axcore.aot.hlo.program import parse_program
 from axcore.errors import ShardingError
 from axcore.ops import attention

@@ -10,7 +10,7 @@ from numpy_state import numpy_state
 from parity_pairs import MODELS, TOKENS, load_theirs, model_logits, their_logits
 from safetensors.numpy import load_file
 
-from axcore.interop import HuggingFace, read_corrections, to_hugging_face, to_peft
+from axcore.interop import HuggingFace, read_adapters, to_hugging_face, to_peft
 from axcore.layers import merge_adapters, without_lora
 from axcore.modifiers import LoRA
 from axcore.module import functional
@@ -53,7 +53,7 @@ def test_adapters_and_their_merged_model_give_the_same_logits(name, tmp_path):
 def logits_as_read(adapted, cfg, tmp_path):
     """Returns the logits of the model in `base` with what peft saves of its adapted form."""
     adapted.save_pretrained(tmp_path / "adapters")
-    corrected = read_corrections(tmp_path / "adapters", cfg).config
+    corrected = read_adapters(tmp_path / "adapters", cfg).config
     source = {"path": str(tmp_path / "base"), "adapters": str(tmp_path / "adapters")}
     wanted = jax.eval_shape(lambda: corrected.build().init(0))
     state = HuggingFace.Config(**source).build().plan(corrected).read(wanted)

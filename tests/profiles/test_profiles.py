@@ -15,7 +15,7 @@ import axcore as ax
 from axcore.cli.main import group
 from axcore.errors import CheckpointError, ConfigError
 from axcore.profiles import StepProfiler, parse_steps, read_profile, recorded_profiles
-from axcore.profiles.trace import _with_own_time, length_of_union, read_trace
+from axcore.profiles.summary import _with_own_time, length_of_union, read_trace
 from axcore.runs import run_facts
 from axcore.testing import small_experiment, trainer_on
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from axcore.cli.data import data as command
 from axcore.config import evolve
 from axcore.data import Data, JsonLines, build_store
-from axcore.report.packed_batch import packed_batch_html
+from axcore.report.page import packed_batch_html
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from axcore.resilience.heartbeat import connect_heartbeat
-from axcore.resilience.spare import Turns
+from axcore.resilience.standby_workers import Turns
 
 STEP_S = 0.02
 

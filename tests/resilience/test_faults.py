@@ -15,7 +15,6 @@ from guarded_run import guarded_trainer
 from axcore.config import from_yaml, to_yaml
 from axcore.errors import ConfigError
 from axcore.resilience import EventLog, read_events
-from axcore.resilience.disk_faults import refuse_files, slow_files, strike_below
 from axcore.resilience.faults import (
     FaultPlan,
     FlipBit,
@@ -30,6 +29,9 @@ from axcore.resilience.faults import (
     Signal,
     SlowDisk,
     SlowStep,
+    refuse_files,
+    slow_files,
+    strike_below,
 )
 from axcore.trainer import StepsDone
 from axcore.trainer.step import TrainState

@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from axcore.resilience.hang import Hang, find_hang
+from axcore.resilience.attempt import Hang, find_hang
 from axcore.resilience.heartbeat import Beat
 from axcore.resilience.policy import Policy, Rung
 

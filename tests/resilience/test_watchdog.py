@@ -1,13 +1,15 @@
 """A run that nobody supervises keeps its stacks when it hangs, and says so."""
 
 import ctypes
+import os
 import time
 
 import pytest
 from engine_run import wait_for
 
+from axcore.resilience.heartbeat import Beat, Heartbeat
 from axcore.resilience.policy import Policy
-from axcore.resilience.watchdog import Watchdog
+from axcore.resilience.watchdog import ProgressReports, Watchdog
 from axcore.trainer import PhaseStarted, RunFinished, RunStarted, StepsDone
 from axcore.trainer.callbacks.events import Observers
 
@@ -55,3 +57,23 @@ def test_a_run_that_makes_progress_leaves_no_stacks_and_no_warning(watchdog, tmp
     watchdog(RunFinished(step=9, is_complete=True))
     assert not (tmp_path / "stacks.txt").exists()
     assert "warning" not in capfd.readouterr().err
+
+
+def test_each_phase_of_each_step_is_reported():
+    pipe, beats = os.pipe()
+    emit = Observers([ProgressReports(Heartbeat(beats))])
+    emit(PhaseStarted("restore"))
+    emit(StepsDone(step=4, metrics={}))
+    for label in ("data_wait", "step", "save", "data_wait"):
+        emit(PhaseStarted(label))
+    read = [Beat.read(line) for line in os.read(pipe, 4096).splitlines()]
+    changes = list(dict.fromkeys((beat.step, beat.phase) for beat in read))
+    assert changes == [
+        (-1, "start"),
+        (-1, "restore"),
+        (4, "restore"),
+        (5, "data_wait"),
+        (5, "step"),
+        (5, "save"),
+        (6, "data_wait"),
+    ]

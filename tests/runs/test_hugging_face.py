@@ -1,4 +1,4 @@
-"""`axcore convert`: runs of published models, and published models of runs."""
+"""`axcore convert`: runs of pretrained checkpoints, and pretrained checkpoints of runs."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.cli.main import group
 from axcore.config import evolve, update_config
 from axcore.data import tokenizer_in
-from axcore.data.hugging_face_tokenizer import TOOL_TEMPLATE
+from axcore.data.tokenizers.hugging_face_tokenizer import TOOL_TEMPLATE
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import HuggingFace, to_hugging_face
 from axcore.layers import merge_adapters
@@ -23,7 +23,7 @@ from axcore.models import llama2
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run, load_run, open_model
-from axcore.runs.hugging_face import _tokenizer_files as tokenizer_files
+from axcore.runs.export import _tokenizer_files as tokenizer_files
 from axcore.testing import small_experiment, trainer_on
 
 EOS, BOS = "</s>", "<s>"
@@ -53,7 +53,7 @@ def tokenizer_json(path):
 
 @pytest.fixture
 def published(tmp_path):
-    """A folder with a published model of random weights, and a tokenizer."""
+    """A folder with a pretrained checkpoint of random weights, and a tokenizer."""
     cfg = llama2("toy")
     said = {"max_length": 64, "fields": {"eos_token_id": [1, 2]}}
     to_hugging_face(tmp_path / "hf", cfg, cfg.build().init(0), dtype="bfloat16", **said)
@@ -228,8 +228,8 @@ def test_tokens_beside_a_sentence_piece_model_are_not_passed_over(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("hf:a", "hf:b"), "one names a published model and the other a run"),
-        (("a", "b"), "one names a published model and the other a run"),
+        (("hf:a", "hf:b"), "one names a pretrained checkpoint and the other a run"),
+        (("a", "b"), "one names a pretrained checkpoint and the other a run"),
         (("hf:nowhere", "run"), "has no config.json"),
         (("run", "hf:b", "--max-shard-size", "much"), "--max-shard-size is 'much'"),
         (("run", "hf:b", "--allow-unknown-fields"), "is for the config.json of hf:FOLDER"),

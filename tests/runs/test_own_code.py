@@ -17,7 +17,7 @@ from quick_flags import quick_environment
 import axcore as ax
 from axcore.config import Configurable, config, is_trusted, to_json, trusting
 from axcore.errors import CheckpointError, ConfigError
-from axcore.runs.code import read_run_config
+from axcore.runs.own_code import read_run_config
 from axcore.trainer.run_directory.code import RunCode, definitions_of, find_code, package_digest
 from axcore.trainer.run_directory.origin import read_origin, renew_code, write_origin
 

@@ -1,14 +1,21 @@
 """`load_run`: what a run directory holds is what training returned."""
 
+import ast
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from html_words import words_of
 
 import axcore as ax
 from axcore.errors import CheckpointError
-from axcore.runs.metrics import read_metrics
+from axcore.markup import curve
+from axcore.runs.run import read_metrics
 from axcore.testing import trainer_on
 from axcore.trainer import TrainResult
 
@@ -78,3 +85,104 @@ def test_training_from_python_shows_progress_on_stderr_unless_quiet(
     assert out == ""
     assert "resuming at step 2 of 2 steps" in error
     assert "done at step 2" in error
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """Returns a copy of a run, in a folder whose name is hostile, with the losses 4, 2, nan."""
+    directory = tmp_path / "a<b & c"
+    shutil.copytree(trained[0], directory)
+    lines = [{"split": "train", "step": n, "loss": v} for n, v in [(1, 4.0), (2, 2.0), (3, "nan")]]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return ax.load_run(directory)
+
+
+def shown(run: ax.Run) -> list[str]:
+    return [word.text for word in words_of(run._repr_html_())]
+
+
+def test_state_losses_and_curve_are_shown(run):
+    words = shown(run)
+    assert words[0] == str(run.directory)
+    assert words[1].startswith("run, ")
+    assert words[5:8] == ["train", "nan", "3"]
+    assert words[8:10] == ["4", "2"]
+    assert "polyline" in run._repr_html_()
+
+
+def test_it_names_the_report_or_the_command_that_writes_it(run):
+    assert shown(run)[-2:] == [f"axcore report {run.directory}", "writes a report"]
+    (Path(run.directory) / "report.html").write_text("")
+    assert shown(run)[-2:] == ["report:", f"{run.directory}/report.html"]
+
+
+def test_a_run_without_metrics_and_one_with_damaged_ones_say_so(run):
+    (run.directory / "metrics.jsonl").write_text("")
+    assert "nothing is logged yet" in shown(run)
+    (run.directory / "metrics.jsonl").write_text('{"split"\n{"split"\n')
+    assert "the line is no metrics" in " ".join(shown(run))
+
+
+def test_a_curve_goes_from_left_to_right_and_down_as_values_fall():
+    drawn = curve([0, 10, 20], [3.0, float("nan"), 1.0], label="loss")
+    assert 'points="0.0,12.0 360.0,84.0"' in drawn
+    assert curve([0], [1.0], label="one point") == ""
+    assert 'points="0.0,84.0 360.0,84.0"' in curve([1, 2], [5.0, 5.0], label="flat")
+
+
+FACE = Path(ax.__file__)
+
+
+def in_new_process(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_face_is_listed_and_configs_are_made_without_jax() -> None:
+    program = """
+import sys, axcore as ax
+@ax.config
+class Size:
+    dim: int = ax.REQUIRED
+ax.update_config(ax.evolve(Size(dim=1), dim=2), {"dim": 3})
+print({"Trainer", "load_run"} <= set(dir(ax)), "jax" in sys.modules)
+"""
+    assert in_new_process(program).split() == ["True", "False"]
+
+
+@pytest.mark.parametrize("name", ax.__all__)
+def test_every_name_of_the_face_is_there(name: str) -> None:
+    assert getattr(ax, name) is not None
+    assert name in dir(ax)
+
+
+def test_type_checkers_see_the_names_from_where_they_come_from() -> None:
+    block = next(node for node in ast.parse(FACE.read_text()).body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == ax._LAZY
+
+
+@pytest.mark.parametrize("before", ["", "import axcore.config\n", "import axcore.config.edit\n"])
+def test_config_is_the_decorator_whatever_was_imported(before: str) -> None:
+    program = (
+        f"{before}import axcore as ax\nfrom axcore.config import config\nprint(ax.config is config)"
+    )
+    assert in_new_process(program).strip() == "True"
+
+
+def test_a_misspelt_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'axcore' has no attribute 'load_runs'"):
+        ax.load_runs  # noqa: B018
+
+
+def test_python_m_axcore_is_the_command() -> None:
+    command = [sys.executable, "-m", "axcore", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"axcore, version {ax.__version__}"

@@ -12,7 +12,7 @@ import axcore as ax
 from axcore.data import Mixture, NewWeights, TextFiles
 from axcore.errors import CheckpointError, ConfigError
 from axcore.runs import run_facts
-from axcore.runs.data_facts import mixture_shares
+from axcore.runs.run_facts import mixture_shares
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""First weights from another run or a published model, edited: laws that hold for both."""
+"""First weights from another run or a pretrained checkpoint, edited: laws that hold for both."""
 
 import json
 
@@ -97,7 +97,7 @@ def same(one, other):
 def test_a_run_begins_as_the_model_that_another_one_left(begin):
     state, table = begin(TOY)
     assert same(state, begin.state)
-    assert "as in a new model" not in table
+    assert "randomly initialized" not in table
 
 
 @pytest.mark.quick_one_in(2)
@@ -114,7 +114,7 @@ def test_equal_experts_compute_what_the_feed_forward_did(begin):
         logits(with_experts(), state), logits(TOY, begin.state), atol=2e-5, rtol=1e-5
     )
     lines = dict(line.split(maxsplit=1) for line in table.splitlines())
-    assert lines["decoder.stack.layer.feed_forward.router.linear.weight"] == "as in a new model"
+    assert lines["decoder.stack.layer.feed_forward.router.linear.weight"] == "randomly initialized"
     assert "in 8 places" in lines["decoder.stack.layer.feed_forward.experts.expert.gate.weight"]
 
 
@@ -182,7 +182,7 @@ def test_edits_are_the_same_on_eight_devices(begin):
     )
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-    assert "1 of 4 as in a new model" in table
+    assert "1 of 4 randomly initialized" in table
 
 
 def test_part_of_a_leaf_may_begin_as_in_a_new_model(begin):
@@ -197,7 +197,7 @@ def test_only_what_globs_name_is_read(begin):
     state, table = begin(TOY, read=("decoder.embedding.**", "**.attention.**"))
     assert same(layers(state)["attention"], layers(begin.state)["attention"])
     assert not same(state["head"], begin.state["head"])
-    assert table.count("as in a new model") == len(table.splitlines()) - 5
+    assert table.count("randomly initialized") == len(table.splitlines()) - 5
     with pytest.raises(ConfigError, match=r"'encoder\.\*\*' matches no array of the model"):
         begin(TOY, read=("encoder.**",))
 

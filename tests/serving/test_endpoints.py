@@ -12,7 +12,7 @@ import pytest
 from chat_tokenizer import write_chat_tokenizer
 from model_server import LENGTH, byte_tokenizer, chat_tokenizer, serving, small_engine
 
-from axcore.data.hugging_face_tokenizer import with_chat_template
+from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
 from axcore.errors import DataError
 from axcore.inference import Request, Sampling
 from axcore.inference.programs import Programs

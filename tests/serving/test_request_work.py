@@ -9,7 +9,7 @@ from chat_tokenizer import TEMPLATE, write_chat_tokenizer
 from hostile_requests import HOSTILE_TEMPLATE, lark_rules, lark_words
 from model_server import byte_tokenizer, chat_tokenizer
 
-from axcore.data.chat_template import ChatTemplate
+from axcore.data.chat.chat_template import ChatTemplate
 from axcore.errors import DataError, RequestError
 from axcore.inference.grammar import lark, plain_words
 from axcore.serving import Limits

@@ -16,13 +16,13 @@ from axcore.checkpoint.storage import open_storage
 from axcore.cli.main import error_text, group
 from axcore.complexity.meter import why_not_in
 from axcore.config import evolve
-from axcore.evaluation.find_task import find_task
+from axcore.evaluation.evaluate import find_task
 from axcore.experiments.named import experiment
 from axcore.experiments.tiny import tiny
 from axcore.inference.text_stream import TextStream
-from axcore.interop.corrections import corrections_in
+from axcore.interop.adapters import find_adapter_format
 from axcore.interop.family import family_named
-from axcore.launch.launcher import find_launcher, launcher_class
+from axcore.launch.job import find_launcher, launcher_class
 from axcore.launch.process_info import engine_process_info
 from axcore.modifiers import with_changes
 from axcore.plugins import (
@@ -736,7 +736,7 @@ MACHINES = [
         "adapter_formats",
         'AdapterFormat(name="odd", layer=Ref("axl_acme.code:Odd"), '
         'format=Ref("axl_acme.code:raises"), summary="")',
-        lambda: corrections_in("x"),
+        lambda: find_adapter_format("x"),
     ),
 ]
 

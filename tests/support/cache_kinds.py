@@ -14,7 +14,7 @@ from parity_pairs import MODELS
 from axcore.config import REQUIRED, PositiveInt, config, find_config, map_config, replace_config
 from axcore.errors import ConfigError
 from axcore.layers import KVCacheConfig, NoCache, NoStateCache
-from axcore.modifiers import HalfCaches, QuantizedCaches, SlidingCaches, with_variant
+from axcore.modifiers import KVCache, with_variant
 from axcore.module import Module
 from axcore.ops import Quantization
 from axcore.ops.quantized.quantize import quantized
@@ -25,19 +25,19 @@ CPU = Hardware.parse("cpu-1")
 
 def rings(cfg: Any) -> Any:
     """Rings of pages of 2 tokens, round which texts go twice."""
-    return SlidingCaches(page_size=2).apply(cfg, CPU)
+    return KVCache(layout="sliding", page_size=2).apply(cfg, CPU)
 
 
 def half(cfg: Any) -> Any:
-    return HalfCaches().apply(cfg, CPU)
+    return KVCache(dtype="float16").apply(cfg, CPU)
 
 
 def int8(cfg: Any) -> Any:
-    return QuantizedCaches().apply(cfg, CPU)
+    return KVCache(dtype="int8").apply(cfg, CPU)
 
 
 def float8(cfg: Any) -> Any:
-    return QuantizedCaches(dtype="float8_e4m3fn").apply(cfg, CPU)
+    return KVCache(dtype="float8_e4m3fn").apply(cfg, CPU)
 
 
 def shared_keys(cfg: Any) -> Any:

@@ -5,7 +5,7 @@ import json
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from axcore.data.gguf_vocabulary import byte_signs
+from axcore.data.tokenizers.gguf_vocabulary import byte_signs
 
 SPECIAL = ("<|turn|>", "<|end|>")
 

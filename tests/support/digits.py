@@ -17,7 +17,6 @@ from axcore.data import (
     ValidationBatches,
     batches,
     train_order,
-    validation_order,
 )
 from axcore.learner import Learner, WarmupCosine
 from axcore.module import ArraySpec, BatchSpec, ModelFlops, Module, Param, count_params, entry
@@ -71,11 +70,9 @@ class Digits(DataLoader):
         return TrainBatches(batches(rows, order, shard), {"seed": self.config.seed})
 
     def validation(self, *, process_index=0, process_count=1):
-        size = self.config.batch_size
-        shard = DataShard(size, process_index, process_count)
+        shard = DataShard(self.config.batch_size, process_index, process_count)
         _, rows = self.splits()
-        order = validation_order(len(rows), batch_size=size, max_batches=None)
-        return ValidationBatches(batches(rows, order, shard), len(order) // size)
+        return ValidationBatches.of(rows, shard)
 
     def summary(self):
         train, validation = self.splits()

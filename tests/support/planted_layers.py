@@ -9,7 +9,7 @@ import numpy as np
 
 from axcore.config import config, replace_config
 from axcore.layers import DotProductAttention, Dropout, FeedForward, RoPE
-from axcore.layers.broadcast import as_row
+from axcore.layers.linear import as_row
 from axcore.models import transformer
 from axcore.module import Param
 from axcore.plugins import LayerVariant, Ref

@@ -38,7 +38,7 @@ class Distillation(Task):
 
 @pytest.fixture
 def teacher(tmp_path):
-    """A published model that is wider than the student, its config and its state."""
+    """A pretrained checkpoint that is wider than the student, its config and its state."""
     cfg = small_experiment(tmp_path / "texts")
     model = update_config(cfg.model, {"dim": 48, "**.hidden_dim": 40, "**.num_layers": 1})
     state = jax.tree.map(jnp.asarray, numpy_state(model.build().param_specs()))

@@ -25,7 +25,7 @@ TASKS = {
 }
 
 
-def batch_of(is_rated):
+def batch_of(has_labels):
     """Returns three rows of answers of several lengths, and one of padding."""
     draw = np.random.default_rng(0)
     tokens = draw.integers(0, 256, (ROWS, 2, LENGTH + 1)).astype(np.int32)
@@ -40,7 +40,7 @@ def batch_of(is_rated):
         "loss_weights": counts,
         "row_weights": np.array([1, 1, 1, 0], np.float32),
     }
-    found |= {"is_good": np.array([1, 0, 1, 0], np.float32)} if is_rated else {}
+    found |= {"is_good": np.array([1, 0, 1, 0], np.float32)} if has_labels else {}
     return jax.tree.map(jnp.asarray, found)
 
 
@@ -92,7 +92,7 @@ def slopes(loss, at):
 @pytest.mark.parametrize("name", TASKS)
 def test_loss_and_gradient_are_those_of_the_formula(name, states):
     now, before = states
-    batch = batch_of(is_rated=name == "kto")
+    batch = batch_of(has_labels=name == "kto")
     task = TASKS[name].build(model=MODEL)
     kept = {"reference": before} if task.has_reference else {}
 
@@ -114,7 +114,7 @@ def test_loss_and_gradient_are_those_of_the_formula(name, states):
 @pytest.mark.quick_one_in(5)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_row_of_padding_changes_nothing(name, states):
-    batch = batch_of(is_rated=name == "kto")
+    batch = batch_of(has_labels=name == "kto")
     task = TASKS[name].build(model=MODEL)
     kept = {"reference": states[1]} if task.has_reference else {}
     run = jax.jit(lambda batch: functional(task, {**states[0], **kept}, batch)[1].losses)
@@ -127,7 +127,7 @@ def test_a_row_of_padding_changes_nothing(name, states):
 
 def test_the_first_loss_is_that_of_no_preference(states):
     state = {**states[0], "reference": states[0]}
-    _, outputs = functional(DPO.Config().build(model=MODEL), state, batch_of(is_rated=False))
+    _, outputs = functional(DPO.Config().build(model=MODEL), state, batch_of(has_labels=False))
     assert float(outputs.total_loss()) == pytest.approx(np.log(2))
     assert float(outputs.losses["reward_margin"].sum) == 0.0
 
@@ -139,7 +139,7 @@ def test_dropout_leaves_the_first_loss_that_of_no_preference(name):
     dropping = LoRA(rank=2, dropout=0.5).apply(
         update_config(MODEL, {"**.num_layers": 1, "decoder.dropout.rate": 0.5}), None
     )
-    batch = batch_of(is_rated=name == "kto")
+    batch = batch_of(has_labels=name == "kto")
     losses = []
     for model in (dropping, update_config(dropping, {"**.dropout.rate": 0.0})):
         task = TASKS[name].build(model=model)
@@ -155,7 +155,7 @@ def test_dropout_leaves_the_first_loss_that_of_no_preference(name):
 
 @pytest.mark.slow
 def test_logits_in_parts_give_the_same_log_probabilities(states, monkeypatch):
-    batch = batch_of(is_rated=False)
+    batch = batch_of(has_labels=False)
     flat = [batch[name].reshape(-1, LENGTH) for name in ("tokens", "targets")]
     model = MODEL.build()
     flat.append(whole_rows(flat[0]))

@@ -16,9 +16,9 @@ from cache_law import ROOM
 from numpy_state import numpy_state
 
 from axcore.config import evolve, replace_config, update_config
-from axcore.data import ChatFiles, ChatPairs, PreferenceData, RatedChats
-from axcore.data.packing import PADDING_ROW, PackedRows, TokenStore
-from axcore.data.row_layout import row_layout
+from axcore.data import ChatFiles, ChatPairs, LabelledChats, PreferenceData
+from axcore.data.packing.packing import PADDING_ROW, PackedRows, TokenStore
+from axcore.data.packing.row_layout import row_layout
 from axcore.errors import ModuleError
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import (
@@ -31,7 +31,7 @@ from axcore.layers import (
     Router,
 )
 from axcore.models import transformer
-from axcore.modifiers.dots import with_dot
+from axcore.modifiers.quantization import with_dot
 from axcore.module import functional
 from axcore.ops import KernelPolicy, use_policy
 from axcore.plugins import Hardware, TrainingTask, plugin_host
@@ -80,13 +80,15 @@ def texts(seq_len, rows, *, masks_documents=True, num_prompt=0):
     return batch
 
 
-def judged(folder, is_rated):
-    """Returns what makes batches of two judged conversations."""
-    answers = {"completion": "4", "label": True} if is_rated else {"chosen": "4", "rejected": "5!"}
+def labelled(folder, has_labels):
+    """Returns what makes batches of two labelled conversations."""
+    answers = (
+        {"completion": "4", "label": True} if has_labels else {"chosen": "4", "rejected": "5!"}
+    )
     records = [{"prompt": "2+2?", **answers}, {"prompt": "1+1+1+1?", **answers}]
-    path = folder / "judged.jsonl"
+    path = folder / "labelled.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in records))
-    reads = RatedChats.Config() if is_rated else ChatPairs.Config()
+    reads = LabelledChats.Config() if has_labels else ChatPairs.Config()
     cfg = PreferenceData.Config(
         source=ChatFiles.Config(path=str(path), reads=reads),
         seq_len=48,
@@ -172,9 +174,9 @@ def test_of_an_evaluation():
 @pytest.mark.quick_one_in(5)
 @pytest.mark.every_case
 @pytest.mark.parametrize("task", TASKS)
-def test_of_judged_answers(task, gradient, tmp_path):
+def test_of_labelled_answers(task, gradient, tmp_path):
     cfg = evolve(TASKS[task](), model=MODEL)
-    batch_of = judged(tmp_path, is_rated=task == "kto")
+    batch_of = labelled(tmp_path, has_labels=task == "kto")
     assert_padding_counts_for_nothing(cfg, batch_of, 48, gradient=gradient)
 
 

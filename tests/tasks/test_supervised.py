@@ -62,7 +62,7 @@ def test_regression_is_the_weighted_squared_error_of_all_values():
 
 
 def trainer(task, arrays):
-    data = ax.from_arrays(arrays, batch_size=4, validation_fraction=0.3)
+    data = ax.ArrayData.Config(train=arrays, batch_size=4, validation_fraction=0.3)
     learner = Learner.Config(schedule=ConstantSchedule.Config(peak=0.03))
     cfg = Trainer.Config(
         model=Affine.Config(), task=task, data=data, learner=learner, max_steps=150

@@ -18,6 +18,7 @@ from axcore.testing.receipts import (
     digest_of,
     own_digest_of,
     read_receipts,
+    receipt_of,
     receipts_file,
     write_receipts,
 )
@@ -178,22 +179,35 @@ def test_a_receipt_may_hold_for_the_same_programs_of_the_same_test_and_compilers
 @pytest.mark.slow
 def test_a_tests_own_code_is_its_file_what_is_beside_it_and_what_reads_programs(tmp_path):
     file, helper, data = (tmp_path / name for name in ("test_it.py", "helper.py", "helper.json"))
-    file.write_text("import helper\n")
-    helper.write_text("")
+    file.write_text("import helper\nassert helper.LIMIT\n")
+    helper.write_text("LIMIT = 2\n")
     data.write_text("{}")
     digests = [own_digest_of(file, None)]
     data.write_text('{"budget": 1}')
     digests.append(own_digest_of(file, None))
     for changed, text in (
         (helper, "LIMIT = 1"),
-        (file, "from axcore.aot.hlo.program import parse_program"),
+        (file, "from axcore.aot.hlo.program import parse_program\nassert parse_program"),
     ):
         edit(changed, text)
         digests.append(own_digest_of(file, None))
-    edit(file, "# a comment")
+    edit(file, "# a comment\nimport os")
+    edit(helper, "UNUSED = 1")
+    assert own_digest_of(file, None) == digests[-1]
+    helper.rename(tmp_path / "renamed.py")
+    data.rename(tmp_path / "renamed.json")
+    file.write_text(file.read_text().replace("import helper\n", "import renamed as helper\n"))
     assert own_digest_of(file, None) == digests[-1]
     digests.append(own_digest_of(file, kernel_of("rms_norm")))  # with the suite's assertions
     assert len(set(digests)) == 5
+
+
+def test_a_receipt_is_found_after_its_tests_file_was_renamed():
+    made = Receipt("abc", {"jax": "1"})
+    assert receipt_of({"test_old.py::test_it[1]": made}, "test_new.py::test_it[1]") == made
+    assert receipt_of({"test_old.py::test_it[1]": made}, "test_new.py::test_it[2]") is None
+    two = {"test_a.py::test_it": made, "test_b.py::test_it": made}
+    assert receipt_of(two, "test_new.py::test_it") is None
 
 
 def test_receipts_of_files_that_a_run_was_not_about_are_kept_but_for_other_compilers(tmp_path):
@@ -201,6 +215,8 @@ def test_receipts_of_files_that_a_run_was_not_about_are_kept_but_for_other_compi
         CompileTest("cpu-2", tmp_path / name, f"{name}::test", "abc", "d")
         for name in ("test_one.py", "test_other.py")
     )
+    for test in (one, other):
+        test.file.touch()
     keep_receipts([one], [one], {one.key: PASSED})
     keep_receipts([other], [other], {other.key: PASSED})
     assert set(read_receipts(one.receipts)) == {one.key, other.key}

@@ -14,7 +14,7 @@ from axcore.config import evolve
 from axcore.errors import TrainingError
 from axcore.module import Module, Param
 from axcore.resilience.faults import FaultPlan, FlipBit
-from axcore.trainer import RollBack, RolledBack
+from axcore.trainer import RollbackRequest, RolledBack
 from axcore.trainer.flipped_values import FlippedValues
 from axcore.trainer.step import TrainState
 
@@ -53,12 +53,12 @@ def test_a_parameter_that_becomes_huge_is_named_with_its_value(value, dtype):
     said = re.escape(
         f"model.weight holds {value:.3g} at step 2, and nothing above 1.8e19 at step 1"
     )
-    with pytest.raises(RollBack, match=said):
+    with pytest.raises(RollbackRequest, match=said):
         judge(*[state(dtype=dtype)] * 2, state(weight=value, dtype=dtype))
 
 
 def test_a_moment_that_becomes_huge_is_named():
-    with pytest.raises(RollBack, match=r"opt_state\.mu\.weight holds 3e\+30"):
+    with pytest.raises(RollbackRequest, match=r"opt_state\.mu\.weight holds 3e\+30"):
         judge(state(), state(moment=3e30))
 
 

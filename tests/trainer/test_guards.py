@@ -20,7 +20,7 @@ from axcore.trainer import (
     EarlyStopping,
     Guard,
     PhaseStarted,
-    RollBack,
+    RollbackRequest,
     RolledBack,
     RunFinished,
     StepsDone,
@@ -51,9 +51,9 @@ class GoesBack(Guard):
     def on_metrics(self, step, metrics):
         if step == self.config.at and self.left:
             self.left -= 1
-            raise RollBack(f"loss {metrics['loss']:.1f} is odd", **self.wish())
+            raise RollbackRequest(f"loss {metrics['loss']:.1f} is odd", **self.request())
 
-    def wish(self):
+    def request(self):
         return {"steps": self.config.steps, "skips_data": self.config.skips_data}
 
 
@@ -202,7 +202,7 @@ def trainer(tmp_path, monkeypatch):
     """Makes trainers that evaluate every second step, and would stop at step 8 of 20."""
     monkeypatch.setenv("AXCORE_DATA_CACHE", str(tmp_path / "cache"))
     x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
-    data = ax.from_arrays({"x": x, "y": x @ np.float32([1, -1])}, batch_size=6)
+    data = ax.ArrayData.Config(train={"x": x, "y": x @ np.float32([1, -1])}, batch_size=6)
     cfg = Trainer.Config(
         model=Affine.Config(),
         task=Regression.Config(),

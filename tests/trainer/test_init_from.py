@@ -1,4 +1,4 @@
-"""`init_from`: a run begins with published weights, and is the published model before it trains."""
+"""`init_from`: before it trains, a run is the pretrained checkpoint that it begins with."""
 
 import jax
 import numpy as np

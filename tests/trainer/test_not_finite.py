@@ -105,7 +105,7 @@ def test_an_update_that_would_make_parameters_infinite_changes_nothing(
     batch = trainer.batch_sharding.device_put(next(trainer.data.train()))
     after, metrics = trainer.compiler.compiled_step(state, batch)
     assert all(np.isfinite(x) for x in (metrics.gradient_norm, metrics.losses["size"].sum))
-    assert (bool(metrics.is_finite), bool(metrics.is_kept)) == (False, False)
+    assert (bool(metrics.is_finite), bool(metrics.is_applied)) == (False, False)
     assert same_bits((before.model, before.opt_state), (after.model, after.opt_state))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from axcore.config import config, evolve
 from axcore.data import Data, TrainBatches
-from axcore.trainer import Guard, RollBack
+from axcore.trainer import Guard, RollbackRequest
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ class BackOnce(Guard):
     def on_metrics(self, step, metrics):
         if step == 6 and not BackOnce.has_gone_back:
             BackOnce.has_gone_back = True
-            raise RollBack("once", steps=1, skips_data=False)
+            raise RollbackRequest("once", steps=1, skips_data=False)
 
 
 def drawn_config(toy_config, **changes):

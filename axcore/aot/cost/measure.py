@@ -2,22 +2,24 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import attrs
 import jax
 
-from axcore.aot.cost.analysis import ProgramAnalysis, analyse, total_s
 from axcore.aot.cost.memory import measured_memory, memory_from_oom_error
-from axcore.aot.cost.times import has_unknown_loops, kernel_s
+from axcore.aot.cost.operations import CustomKernel, custom_kernels
+from axcore.aot.cost.times import Cost, costs, has_unknown_loops, kernel_s, waiting_s
 from axcore.aot.hlo.buffers import peak_of
-from axcore.aot.hlo.executions import unknown_loops
-from axcore.aot.hlo.module_names import ModuleNames, module_paths
-from axcore.aot.hlo.program import parse_program
+from axcore.aot.hlo.collectives import Collective, collectives
+from axcore.aot.hlo.loops import unknown_loops
+from axcore.aot.hlo.program import ModuleNames, Program, module_paths, parse_program
 from axcore.aot.report.report import CollectiveCost, ModuleCost, Report, StepTime
 from axcore.aot.targets import compile_devices
 from axcore.config import evolve
+from axcore.ops import ChosenKernel
 from axcore.plugins import AotTarget, Hardware
 from axcore.trainer import ResolvedConfig, Trainer
 from axcore.trainer.shardings import describe_pipelines
@@ -87,6 +89,18 @@ def _with_figures(plain: Report, trainer: Any, compiled: Any) -> Report:
         collectives=_collectives(analysis, names),
         unknown_loops=unknown_loops(program),
     )
+
+
+@attrs.frozen(kw_only=True)
+class ProgramAnalysis:
+    """A program's costs, kernels and collectives, and how long those wait; None where unknown."""
+
+    costs: tuple[Cost, ...]
+    kernels: tuple[CustomKernel, ...]
+    collectives: tuple[Collective, ...]
+    compute_s: float | None
+    kernels_s: float | None
+    waits_s: tuple[float, ...] | None
 
 
 def _step_time(analysis: ProgramAnalysis, trainer: Any, num_unknown: int) -> StepTime:
@@ -175,3 +189,32 @@ def _collectives(analysis: ProgramAnalysis, names: ModuleNames) -> tuple[Collect
         for (kind, module, is_hidden), (count, sent, waited) in rows.items()
     ]
     return tuple(sorted(made, key=lambda row: -row.sent_bytes))
+
+
+def analyse(
+    program: Program, hardware: Hardware, choices: Sequence[ChosenKernel]
+) -> ProgramAnalysis:
+    """Returns what a program costs.
+
+    Args:
+        program: The program.
+        hardware: What it runs on.
+        choices: The kernels that were chosen while it was traced.
+    """
+    kernels = tuple(custom_kernels(program, choices))
+    work = costs(program, hardware, kernels)
+    found = tuple(collectives(program, hardware))
+    return ProgramAnalysis(
+        costs=work,
+        kernels=kernels,
+        collectives=found,
+        compute_s=total_s(one.seconds for one in work),
+        kernels_s=total_s(kernel_s(one, hardware) for one in kernels),
+        waits_s=waiting_s(program, found, work, kernels, hardware),
+    )
+
+
+def total_s(parts: Iterable[float | None]) -> float | None:
+    """Returns the sum, None where a part is not known."""
+    known = list(parts)
+    return None if None in known else float(sum(part for part in known if part is not None))

@@ -9,7 +9,7 @@ import attrs
 import jax
 
 from axcore.aot.hlo.buffers import Buffer, Peak
-from axcore.aot.hlo.module_names import ModuleNames
+from axcore.aot.hlo.program import ModuleNames
 from axcore.aot.report.report import LargeBuffer, Memory
 from axcore.plugins import Hardware
 

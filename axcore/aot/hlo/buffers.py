@@ -9,10 +9,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from axcore.aot.hlo.calls import inlined
-from axcore.aot.hlo.loop_writers import writers
-from axcore.aot.hlo.program import Computation, Instruction, Program
-from axcore.aot.hlo.shapes import DEVICE_MEMORY, Shape
+from axcore.aot.hlo.program import DEVICE_MEMORY, Computation, Instruction, Program, Shape
 
 _ALIASES = ("bitcast", "optimization-barrier", "copy-done", "async-done", "add-dependency")
 _NOTHING = ("constant", "after-all", "partition-id", "replica-id")
@@ -228,3 +225,82 @@ def _matching(shape: Shape, given: list[tuple[tuple[Buffer, ...], ...]]) -> tupl
             if any(buffer.shape.dims == shape.dims for buffer in part):
                 return part
     return ()
+
+
+def inlined(program: Program, computation: Computation) -> Computation:
+    """Returns a computation that holds what its calls run in place of the calls."""
+    return Computation(computation.name, tuple(_instructions(program, computation)))
+
+
+def _instructions(program: Program, computation: Computation) -> Iterator[Instruction]:
+    for one in computation.instructions:
+        called = program.computations[one.called["to_apply"]] if one.opcode == "call" else None
+        if called is None or called.root.opcode == "parameter":
+            yield one
+        else:
+            yield from _of_call(one, inlined(program, called))
+
+
+def _of_call(call: Instruction, called: Computation) -> Iterator[Instruction]:
+    """Yields what a call runs, under the call's names of its arguments and its result."""
+    names = {one.name: f"{one.name}@{call.name}" for one in called.instructions}
+    names[called.root.name] = call.name
+    for one in called.instructions:
+        if one.opcode == "parameter":
+            names[one.name] = call.operands[int(one.arguments)]
+        else:
+            yield attrs.evolve(
+                one,
+                name=names[one.name],
+                operands=tuple(names[name] for name in one.operands),
+                is_root=one.is_root and call.is_root,
+            )
+
+
+_SAME = ("bitcast", "copy", "convert", "reshape", "transpose", "get-tuple-element")
+
+
+def writers(program: Program, loop: Instruction) -> tuple[str, ...]:
+    """Returns, for each part of a loop's tuple, the scopes of what the loop puts into it.
+
+    Empty for a part that the loop leaves as it is.
+    """
+    body = program.computations[loop.called["body"]]
+    if body.root.opcode != "tuple":
+        return ()
+    return tuple(_written(program, body, name) for name in body.root.operands)
+
+
+def _written(program: Program, within: Computation, name: str) -> str:
+    one = within.by_name[name]
+    if one.opcode in _SAME and one.operands:
+        return _written(program, within, one.operands[0])
+    if one.opcode == "dynamic-update-slice":
+        return _made(program, within, one.operands[1])
+    if one.opcode != "fusion":
+        return one.op_name
+    fused = program.computations[one.called["calls"]]
+    root = fused.root
+    while root.opcode in _SAME and root.operands:
+        root = fused.by_name[root.operands[0]]
+    if root.opcode != "dynamic-update-slice":
+        return one.op_name
+    value = _source(fused, root.operands[1])
+    if value.opcode != "parameter":
+        return value.op_name or one.op_name
+    return _made(program, within, one.operands[int(value.arguments)]) or one.op_name
+
+
+def _made(program: Program, within: Computation, name: str) -> str:
+    one = _source(within, name)
+    if one.opcode == "fusion" and not one.op_name:
+        return program.computations[one.called["calls"]].root.op_name
+    return one.op_name
+
+
+def _source(within: Computation, name: str) -> Instruction:
+    """Returns the instruction that computed a value, looking through changes of its layout."""
+    one = within.by_name[name]
+    while one.opcode in _SAME and one.operands:
+        one = within.by_name[one.operands[0]]
+    return one

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from axcore.aot.report.report import Memory, Report, StepTime
-from axcore.aot.report.units import (
+from axcore.aot.report.report import (
     UNKNOWN,
+    Memory,
+    Report,
+    StepTime,
     no_times,
     show_bytes,
     show_count,

@@ -1,25 +1,62 @@
 """Compiling what an engine runs in this process, and reading it."""
 
+import math
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from axcore.aot.cost.analysis import ProgramAnalysis, analyse, total_s
-from axcore.aot.cost.flops import Product
-from axcore.aot.cost.memory import capacity_bytes
+import attrs
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from axcore.aot.cost.measure import ProgramAnalysis, analyse, total_s
+from axcore.aot.cost.memory import bytes_on_a_device, capacity_bytes
+from axcore.aot.cost.operations import Product
 from axcore.aot.cost.times import products_s
-from axcore.aot.hlo.executions import unknown_loops
+from axcore.aot.hlo.loops import unknown_loops
 from axcore.aot.hlo.program import parse_program
-from axcore.aot.serving.call_cost import CallCost, shared_evenly, sum_of_calls
-from axcore.aot.serving.load import ServingLoad
-from axcore.aot.serving.programs import DRAWING, READING, Key, ServingProgram, ServingPrograms
-from axcore.aot.serving.report import FirstToken, ServingReport
+from axcore.aot.serving.report import (
+    CallCost,
+    FirstToken,
+    ServingLoad,
+    ServingReport,
+    shared_evenly,
+    sum_of_calls,
+)
 from axcore.aot.targets import compile_devices
-from axcore.plugins import AotTarget, Hardware
+from axcore.errors import AotError, ConfigError
+from axcore.inference.cached_model import CachedModel
+from axcore.inference.call_shapes import call_shapes
+from axcore.inference.drawing import packed_mask
+from axcore.inference.engine_room import (
+    draw_kinds,
+    program_keys,
+    room_within,
+    schedule_limits,
+    serving_room,
+    with_caches,
+)
+from axcore.inference.model_calls import ModelCalls
+from axcore.inference.program_table import program_table
+from axcore.inference.programs import drawing_values
+from axcore.inference.serving_mesh import serving_mesh
+from axcore.layers import KVCacheConfig, PagedKVCacheConfig
+from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
+from axcore.parallel import make_mesh
+from axcore.plugins import AotTarget, Hardware, wanted_compiler_options
 
 NUM_AHEAD = 2
 """Calls that may be under way when a request comes: one runs, and the next one was started."""
+
+
+Key = tuple[Any, ...]
+"""Of a program: its name, and the sizes that it is made for; see `program_table`."""
+
+READING = ("read", "score")
+DRAWING = ("draw_many", "advance")
+"""Names of programs that run the model: on texts, and on the last token of each row."""
 
 
 def measure_serving(
@@ -73,6 +110,179 @@ def measure_serving(
         decode=tuple(decode.values()),
         kernels=tuple(measured.plans),
     )
+
+
+@attrs.frozen(kw_only=True)
+class ServingProgram:
+    """A program that was lowered.
+
+    Args:
+        lowered: The program, not yet compiled.
+        plan: The kernels that it chose.
+        num_passes: How often it reads weights and caches.
+        rows: Rows of a pass.
+    """
+
+    lowered: Any
+    plan: KernelPlan
+    num_passes: int
+    rows: int
+
+
+class ServingPrograms:
+    """The programs of an engine for one trainer's config on some hardware.
+
+    Args:
+        cfg: The trainer's config; a mesh in it holds.
+        hardware: The target.
+        devices: Its devices; the first ones are used where the mesh has fewer.
+        load: The engine and its texts.
+
+    Attributes:
+        mesh: What the model is split over.
+        room: Of the engine: as many pages as it takes there.
+        keys: Of all programs that it compiles.
+        draw_sizes: Numbers of rows that programs draw for.
+        tokens_per_call: Tokens of a row that a call draws.
+        pages_of_row: Pages of the longest text.
+
+    Raises:
+        AotError: Memory does not hold weights and one longest text.
+        ConfigError: The engine's config does not fit itself.
+        ShardingError: The mesh does not fit the devices.
+    """
+
+    def __init__(self, cfg: Any, hardware: Hardware, devices: Any, load: ServingLoad) -> None:
+        self.hardware = hardware
+        self.load = load
+        self._policy = KernelPolicy.of(cfg, hardware)
+        self._trained = cfg.model.build()
+        engine = load.engine
+        with use_policy(self._policy):
+            shape = cfg.mesh or serving_mesh(self._trained, engine, hardware, len(devices))
+        used = devices if -1 in shape.values() else devices[: math.prod(shape.values())]
+        self.mesh: Mesh = make_mesh(shape, used)
+        self.room = self._held_room(serving_room(engine))
+        self._served = self._with_caches(self.room)
+        shapes = call_shapes(engine, hardware)
+        limits = schedule_limits(
+            engine, self.room, shapes, keeps_pages_only=self._served.keeps_pages_only
+        )
+        self._limits, self._shapes = limits, shapes
+        self._kind, *_ = kinds = draw_kinds(engine)
+        self.keys: tuple[Key, ...] = tuple(program_keys(engine, limits, shapes, kinds))
+        self.draw_sizes = shapes.draw_sizes
+        self.tokens_per_call = limits.tokens_per_call
+        self.compute_dtype = str(self._served.model.dtypes.compute)
+        self.pages_of_row = -(-limits.max_length // limits.page_size)
+        self._table = program_table(
+            ModelCalls(self._served, self.pages_of_row),
+            pages_per_row=self.pages_of_row,
+            vocab_size=self._served.vocab_size,
+            mask=self._held["allowed"],
+        )
+
+    @property
+    def compiler_options(self) -> dict[str, Any] | None:
+        """What plugins want programs to be compiled with."""
+        return dict(wanted_compiler_options(self.hardware, serves=True)) or None
+
+    def token_keys(self, rows: int) -> tuple[Key, ...]:
+        """Returns the programs that draw `tokens_per_call` tokens of rows, the likeliest ones."""
+        if self.tokens_per_call > 1:
+            return (("draw_many", rows, self.tokens_per_call, self._kind),)
+        return ("advance", rows), ("draw", rows, self._kind)
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """The lengths in which a prompt is read."""
+        missing, found = self.load.prompt, []
+        while missing > 0:
+            found.append(self._limits.piece_length(missing))
+            missing -= found[-1]
+        return tuple(found)
+
+    @property
+    def reading_keys(self) -> tuple[Key, ...]:
+        """The programs that read a prompt, and draw its first token, one by one."""
+        read = (("read", self._shapes.read_rows(1, size), size) for size in self.pieces)
+        return *read, ("draw", self._shapes.read_rows(1, self.pieces[-1]), self._kind)
+
+    def weight_bytes(self) -> int:
+        """Returns the bytes of weights on a device."""
+        return bytes_on_a_device(self._served.conversion.abstract)
+
+    def drawing_bytes(self) -> int:
+        """Returns the bytes on a device of what slots draw by."""
+        return bytes_on_a_device([self._held[name] for name in ("memory", "sampling", "allowed")])
+
+    def cache_bytes(self) -> tuple[int, int]:
+        """Returns the bytes on a device that caches keep of a row, and besides of a page."""
+        if self.room.pages is None:
+            return self._served.cache_bytes // self.room.num_rows, 0
+        size = self.room.pages.page_size
+        one, two = (
+            self._with_caches(
+                attrs.evolve(self.room, pages=PagedKVCacheConfig(num_pages=number, page_size=size))
+            ).cache_bytes
+            for number in (1, 2)
+        )
+        return (2 * one - two) // self.room.num_rows, two - one
+
+    def all_cache_bytes(self) -> int:
+        """Returns the bytes of all caches of the engine on a device."""
+        return self._served.cache_bytes
+
+    def lowered(self, key: Key) -> ServingProgram:
+        """Returns the program of a key."""
+        name, *sizes = key
+        places = {"caches": self._placed_caches, "memory": self._whole}
+        with recording_plan() as recording, use_policy(self._policy):
+            lowered = self._table[name].lowered(tuple(sizes), self._held, (self._whole, places))
+        passes = {"read": 1, "advance": 1, "draw_many": self.tokens_per_call}
+        return ServingProgram(
+            lowered=lowered, plan=recording.plan(), num_passes=passes.get(name, 0), rows=sizes[0]
+        )
+
+    @property
+    def _whole(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+
+    @property
+    def _placed_caches(self) -> Any:
+        return jax.tree.map(lambda leaf: leaf.sharding, self._served.abstract_caches)
+
+    @property
+    def _held(self) -> dict[str, Any]:
+        """Shape, type and place of what an engine holds."""
+        vocab_size = self._served.vocab_size
+        allowed = packed_mask(np.ones((1, vocab_size), bool))
+        drawing = jax.eval_shape(lambda: drawing_values(self.room.num_rows, allowed, vocab_size))
+        return {
+            "weights": self._served.conversion.abstract,
+            "caches": self._served.abstract_caches,
+            **jax.tree.map(lambda leaf: leaf.update(sharding=self._whole), drawing),
+        }
+
+    def _held_room(self, room: KVCacheConfig) -> KVCacheConfig:
+        served, capacity = self._with_caches(room), capacity_bytes(self.hardware)
+        weights = bytes_on_a_device(served.conversion.abstract)
+        free = None if capacity is None else capacity - weights
+        try:
+            return room_within(self.load.engine, room, served, free)
+        except ConfigError as error:
+            raise AotError(
+                f"it does not fit: weights take {weights:,} of {capacity:,} bytes, and "
+                f"{error.what}",
+                where=f"target {self.hardware.name}",
+                hint=f"{error.hint}; or name more chips, or chips with more memory",
+            ) from error
+
+    def _with_caches(self, room: KVCacheConfig) -> CachedModel:
+        with use_policy(self._policy):
+            made = with_caches(self._trained, self.load.engine, room, mesh=self.mesh, draft=None)
+        assert isinstance(made, CachedModel)  # there is no draft
+        return made
 
 
 def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:

@@ -1,16 +1,115 @@
-"""`ServingReport`: what a model takes that serves, as values and as JSON.
-
-Bytes are those of one device.
-"""
+"""`CallCost`: what calls of a serving model's programs take."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from axcore.aot.serving.call_cost import CallCost
 from axcore.config.json_files import parse_json
+from axcore.errors import ConfigError
+from axcore.inference import EngineConfig
+
+
+@attrs.frozen(kw_only=True)
+class CallCost:
+    """What a call of a program takes, or several, one after the other.
+
+    Args:
+        rows: Rows of a call.
+        tokens: New tokens of each.
+        seconds: The longer of `compiled_s` and `moved_s`; None where the target's figures are not
+            known.
+        compiled_s: By the compiler's cycles, or a roofline of each instruction, with kernels and
+            waiting for collectives.
+        moved_s: Bytes that the program moves over the memory's bandwidth.
+        floor_s: Bytes of weights and of the caches that are read over the memory's bandwidth: no
+            program that reads each once is faster.
+        products_s: Products by the peak.
+        waiting_s: Waiting for collectives, as far as their bytes take.
+        num_collectives: How many run. What each takes to begin is counted nowhere.
+        num_instructions: How many the device is given.
+        temporaries_bytes: What the program allocates while it runs; of several the most.
+        program_bytes: The program itself; of several the largest.
+        copied_bytes: Caches that it copies where it should write in place.
+        unknown_loops: Loops whose rounds cannot be read off, counted as one.
+    """
+
+    rows: int
+    tokens: int
+    seconds: float | None
+    compiled_s: float | None
+    moved_s: float | None
+    floor_s: float | None
+    products_s: float | None
+    waiting_s: float | None
+    num_collectives: int
+    num_instructions: int
+    temporaries_bytes: int
+    program_bytes: int
+    copied_bytes: int
+    unknown_loops: int
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """New tokens a second, of all rows."""
+        return None if not self.seconds else self.rows * self.tokens / self.seconds
+
+    @property
+    def over_floor(self) -> float | None:
+        """Predicted time over the least that its bytes can take."""
+        return None if not self.seconds or not self.floor_s else self.seconds / self.floor_s
+
+    @property
+    def bound_by(self) -> str:
+        """What takes most of the time: bandwidth, products, collectives, or instructions, each of
+        which the compiler gives more time than its bytes and products need."""
+        if self.seconds is None:
+            return "not known"
+        parts = {
+            "bandwidth": self.moved_s,
+            "products": self.products_s,
+            "collectives": self.waiting_s,
+        }
+        name, longest = max(parts.items(), key=lambda part: part[1] or 0.0)
+        return name if longest and longest >= self.seconds / 2 else "instructions"
+
+
+_TIMES = ("seconds", "compiled_s", "moved_s", "floor_s", "products_s", "waiting_s")
+_COUNTS = ("num_collectives", "num_instructions")
+_LARGEST = ("temporaries_bytes", "program_bytes", "copied_bytes", "unknown_loops")
+
+
+def sum_of_calls(costs: Sequence[CallCost], *, rows: int, tokens: int | None = None) -> CallCost:
+    """Returns what calls take, one after the other.
+
+    Args:
+        costs: Of each call.
+        rows: Rows that they are for.
+        tokens: New tokens of each; None for those of the calls.
+    """
+
+    def time(name: str) -> float | None:
+        parts = [getattr(one, name) for one in costs]
+        return None if None in parts else sum(parts)
+
+    fields: dict[str, Any] = {
+        **{name: time(name) for name in _TIMES},
+        **{name: sum(getattr(one, name) for one in costs) for name in _COUNTS},
+        **{name: max(getattr(one, name) for one in costs) for name in _LARGEST},
+    }
+    num_tokens = sum(one.tokens for one in costs) if tokens is None else tokens
+    return CallCost(rows=rows, tokens=num_tokens, **fields)
+
+
+def shared_evenly(cost: CallCost, count: int) -> CallCost:
+    """Returns an even part of what calls take: of those that draw so many tokens, of one token."""
+    times = {name: getattr(cost, name) for name in _TIMES}
+    fields: dict[str, Any] = {
+        **{name: None if time is None else time / count for name, time in times.items()},
+        **{name: round(getattr(cost, name) / count) for name in _COUNTS},
+    }
+    return attrs.evolve(cost, tokens=cost.tokens // count, **fields)
 
 
 @attrs.frozen(kw_only=True)
@@ -148,3 +247,43 @@ def _first_token(fields: dict[str, Any]) -> FirstToken:
 
 def _call_cost(fields: dict[str, Any]) -> CallCost:
     return CallCost(**{name: value for name, value in fields.items() if name not in _OF_COST})
+
+
+@attrs.frozen(kw_only=True)
+class ServingLoad:
+    """An engine, and the texts that times are reported for.
+
+    Args:
+        engine: Its config, with `max_length`: each row has so many tokens in caches while it draws.
+        prompt: Tokens of a prompt.
+    """
+
+    engine: EngineConfig
+    prompt: int = 512
+
+    def __attrs_post_init__(self) -> None:
+        """Checks that times can be reported.
+
+        Raises:
+            ConfigError: The prompt does not fit, or the engine guesses tokens.
+        """
+        context = self.engine.max_length
+        if context is None or not 1 <= self.prompt < context:
+            raise ConfigError(
+                f"a prompt of {self.prompt} tokens and one drawn token do not fit a context of "
+                f"{context}",
+                where="prompt",
+                hint="--prompt or --context changes them",
+            )
+        if self.engine.speculation is not None:
+            raise ConfigError(
+                "how often guesses are right is not known before a model answers",
+                where="engine.speculation",
+                hint="leave it out, and measure guesses where the model runs",
+            )
+
+    @property
+    def context(self) -> int:
+        """Tokens of every row in caches while it draws."""
+        assert self.engine.max_length is not None
+        return self.engine.max_length

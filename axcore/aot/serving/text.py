@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from axcore.aot.report.units import no_times, show_bytes, show_seconds
-from axcore.aot.serving.call_cost import CallCost
-from axcore.aot.serving.report import FirstToken, ServingReport
+from axcore.aot.report.report import no_times, show_bytes, show_seconds
+from axcore.aot.serving.report import CallCost, FirstToken, ServingReport
 from axcore.report.table import columns
 
 _PARTS = ("BANDWIDTH", "COMPILED", "WAITING", "OVER FLOOR", "BOUND BY")

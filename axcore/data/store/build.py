@@ -1,35 +1,48 @@
-"""Building a token store: the parts of its source, side by side in processes of their own."""
+"""Build a token store: the parts of its source, in parallel, in processes of their own."""
 
 import fcntl
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import attrs
 
 from axcore.config.json_files import parse_json, read_json_file
-from axcore.data.corpus import Corpus, check_corpus
 from axcore.data.document import Source
-from axcore.data.file_source import FileSource, check_bad_records
-from axcore.data.store.duplicates import UNIQUE, find_duplicates, without_duplicates
+from axcore.data.packing.corpus import Corpus, check_corpus
+from axcore.data.sources.file_source import FileSource, check_bad_records
 from axcore.data.store.manifest import MANIFEST, SPLITS, Manifest, copy_tokenizer
-from axcore.data.store.part import PartBuilder, bad_file, done_file
+from axcore.data.store.part import (
+    UNIQUE,
+    PartBuilder,
+    bad_file,
+    done_file,
+    find_duplicates,
+    without_duplicates,
+)
 from axcore.data.store.plan import PLAN, Plan, make_plan, plan_identity, read_plan
 from axcore.data.store.pool import built_in_processes
 from axcore.data.store.reader import TokenStoreDirectory, open_store
 from axcore.data.store.shard import PAIRS, TOKENS, ShardInfo
-from axcore.data.tokenizer import Tokenizer
-from axcore.data.transforms.deduplicate import DUPLICATE
+from axcore.data.tokenizers.tokenizer import Tokenizer
+from axcore.data.transforms.filters import DUPLICATE
 from axcore.errors import DataError
 from axcore.whole_files import whole_file, write_whole
 
 LOCK = ".lock"
 _BYTES_A_PROCESS = 4 << 20
 """Below that, starting a process takes longer than it saves."""
+
+
+_EVERY_S = 10.0
+_MIB = 1 << 20
 
 
 @attrs.frozen
@@ -62,7 +75,7 @@ def build_store(
     processes: int | None = None,
     report: Callable[[BuildProgress], None] = lambda progress: None,
 ) -> TokenStoreDirectory:
-    """Tokenizes a source into a store, and returns it; one that is there already is opened.
+    """Tokenize a source into a store, and returns it; one that is there already is opened.
 
     A build that was stopped in any way resumes when it is called again: the parts that it finished
     stay. What is in the store does not depend on the number of processes.
@@ -98,7 +111,7 @@ def build_store(
 def _planned(
     root: Path, source: FileSource, tokenizer: Tokenizer.Config, validation_fraction: float
 ) -> Plan:
-    """Returns the plan of the build that was begun here, or makes one."""
+    """Return the plan of the build that was begun here, or makes one."""
     (root / "shards").mkdir(exist_ok=True)
     for draft in root.glob("**/*.tmp"):  # of a build that was killed
         draft.unlink(missing_ok=True)
@@ -136,7 +149,7 @@ def _build_parts(
 
 
 def _built(root: Path, plan: Plan, todo: Sequence[int], processes: int) -> Iterator[int]:
-    """Yields the parts as they are done."""
+    """Yield the parts as they are done."""
     useful = sum(plan.sizes[index] for index in todo) // _BYTES_A_PROCESS
     count = min(processes, len(todo), useful)
     if count > 1:
@@ -149,7 +162,7 @@ def _built(root: Path, plan: Plan, todo: Sequence[int], processes: int) -> Itera
 
 
 def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Config) -> None:
-    """Writes what holds the parts together, and the manifest last."""
+    """Write what holds the parts together, and the manifest last."""
     _check_unchanged(root, plan, source, tokenizer)
     parts = [read_json_file(done_file(root, i)) for i in range(len(plan.parts))]
     counts = {
@@ -187,7 +200,7 @@ def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Con
 
 
 def _remove_replaced(root: Path, splits: Mapping[str, tuple[ShardInfo, ...]]) -> None:
-    """Removes shards with duplicates, of which there are others without, and keys.
+    """Remove shards with duplicates, of which there are others without, and keys.
 
     A build that was killed after its manifest was written may have left some.
     """
@@ -204,7 +217,7 @@ def _remove_replaced(root: Path, splits: Mapping[str, tuple[ShardInfo, ...]]) ->
 def _check_unchanged(
     root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Config
 ) -> None:
-    """Checks that files are what they were when the build was planned.
+    """Check that files are what they were when the build was planned.
 
     Raises:
         DataError: One is not: parts of the store may be of one version, and parts of the other.
@@ -236,7 +249,7 @@ def _check_bad_records(root: Path, plan: Plan, counts: dict[str, int]) -> None:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Makes the folder, and waits until nobody else builds in it."""
+    """Make the folder, and wait until nobody else builds in it."""
     if root.exists() and _is_something_else(root):
         raise DataError(
             f"{str(root)!r} holds something else than a token store.",
@@ -250,7 +263,7 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _is_something_else(root: Path) -> bool:
-    """Says whether no build has begun here, and there is something already.
+    """Return whether no build has begun here, and there is something already.
 
     A build makes the lock first, and plans after it: one that was stopped then has no plan yet.
     """
@@ -258,3 +271,49 @@ def _is_something_else(root: Path) -> bool:
         return True
     names = {path.name for path in root.iterdir()}
     return bool(names) and not names & {LOCK, PLAN}
+
+
+class ProgressLine:
+    """Shows a build's progress."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._shown_at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_live and self._shown_at:
+            print(file=sys.stderr)
+
+    def show(self, progress: BuildProgress) -> None:
+        """Show how far the build is; elsewhere than on a terminal not more often than need be."""
+        is_first_or_last = progress.left_s in (None, 0)
+        if self._is_live:
+            print(f"\r\x1b[K{progress_text(progress)}", end="", file=sys.stderr, flush=True)
+        elif is_first_or_last or time.monotonic() - self._shown_at >= _EVERY_S:
+            print(progress_text(progress), file=sys.stderr, flush=True)
+        else:
+            return
+        self._shown_at = time.monotonic()
+
+
+def progress_text(progress: BuildProgress) -> str:
+    """Return progress as one line."""
+    done, total = progress.done_bytes / _MIB, progress.total_bytes / _MIB
+    text = f"data: {done:,.1f} of {total:,.1f} MiB"
+    if progress.left_s is None:
+        return text
+    return f"{text}, {progress.bytes_per_s / _MIB:,.1f} MiB/s, {_duration(progress.left_s)} left"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -12,7 +12,7 @@ from axcore.config import from_json, to_json, update_config
 from axcore.config.build import owner_of
 from axcore.config.json_files import read_json_file
 from axcore.data.store.shard import ShardInfo
-from axcore.data.tokenizer import Tokenizer
+from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.errors import DataError
 from axcore.whole_files import read_regular, sync_path, whole_file, write_whole
 
@@ -52,13 +52,13 @@ class Manifest:
     dropped: dict[str, int] = attrs.field(factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Writes the manifest; a folder that has one is a whole store."""
+        """Write the manifest; a folder that has one is a whole store."""
         content = {"format": FORMAT, **attrs.asdict(self)}
         write_whole(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Returns the manifest of a store.
+    """Return the manifest of a store.
 
     Raises:
         DataError: There is none, or it cannot be understood.
@@ -82,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def tokenizer_digest(cfg: Tokenizer.Config) -> str:
-    """Returns a hash of what a tokenizer does: its config, and its files by what they hold."""
+    """Return a hash of what a tokenizer does: its config, and its files by what they hold."""
     digest = blake2b(digest_size=16)
     files = _files(cfg)
     digest.update(to_json(update_config(cfg, dict.fromkeys(files, ""))).encode())
@@ -106,13 +106,13 @@ def copy_tokenizer(cfg: Tokenizer.Config, folder: Path) -> str:
 
 
 def tokenizer_config(manifest: Manifest, folder: Path) -> Tokenizer.Config:
-    """Returns the config of the tokenizer that a store keeps."""
+    """Return the config of the tokenizer that a store keeps."""
     cfg: Tokenizer.Config = from_json(manifest.tokenizer, set_in=str(folder / MANIFEST))
     return update_config(cfg, {field: str(folder / name) for field, name in _files(cfg).items()})
 
 
 def digest_of(shards: Sequence[ShardInfo], dtype: str) -> str:
-    """Returns a short hash of all tokens and boundaries of some shards."""
+    """Return a short hash of all tokens and boundaries of some shards."""
     digest = blake2b(dtype.encode(), digest_size=16)
     for shard in shards:
         digest.update(f"{shard.documents} {shard.tokens} {shard.digest}\n".encode())

@@ -1,7 +1,7 @@
 """The plan of a build: which part of the source each worker reads, and for whom.
 
 It depends on the source alone, not on the number of workers, so that a build which was killed is
-taken up again, and two builds of one source are equal.
+resumed, and two builds of one source are equal.
 """
 
 import json
@@ -14,11 +14,11 @@ import attrs
 
 from axcore.config import from_json, to_json
 from axcore.config.json_files import read_json_file
-from axcore.data.file_source import FileSource, FileSpan
-from axcore.data.files import NamedFile
-from axcore.data.remote import RemoteFile
+from axcore.data.sources.file_source import FileSource, FileSpan
+from axcore.data.sources.files import NamedFile
+from axcore.data.sources.remote import RemoteFile
 from axcore.data.store.manifest import tokenizer_digest
-from axcore.data.tokenizer import Tokenizer
+from axcore.data.tokenizers.tokenizer import Tokenizer
 
 PLAN = "plan.json"
 _NUM_PARTS = 64
@@ -50,24 +50,24 @@ class Plan:
     sizes: tuple[int, ...]
 
     def to_json(self) -> str:
-        """Returns the plan as text; equal plans, equal texts."""
+        """Return the plan as text; equal plans, equal texts."""
         parts = [[_span_to_list(span) for span in part] for part in self.parts]
         own = attrs.asdict(self, recurse=False)
         return json.dumps({**own, "parts": parts}, indent=1) + "\n"
 
     def build_source(self) -> FileSource:
-        """Returns the source."""
+        """Return the source."""
         source: FileSource = from_json(self.source, set_in=PLAN).build()
         return source
 
     def build_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer."""
+        """Return the tokenizer."""
         tokenizer: Tokenizer = from_json(self.tokenizer, set_in=PLAN).build()
         return tokenizer
 
 
 def make_plan(source: FileSource, tokenizer: Tokenizer.Config, validation_fraction: float) -> Plan:
-    """Returns the plan for a source, for which large files are read once.
+    """Return the plan for a source, for which large files are read once.
 
     Raises:
         DataError: The source's or the tokenizer's files cannot be read.
@@ -89,7 +89,7 @@ def make_plan(source: FileSource, tokenizer: Tokenizer.Config, validation_fracti
 def plan_identity(
     source: FileSource, tokenizer: Tokenizer.Config, validation_fraction: float
 ) -> dict[str, Any]:
-    """Returns what decides a plan; no file of the source is read.
+    """Return what decides a plan; no file of the source is read.
 
     Raises:
         DataError: The source has no files, or the tokenizer's cannot be read.
@@ -102,14 +102,14 @@ def plan_identity(
 
 
 def read_plan(folder: Path) -> Plan:
-    """Returns the plan of a build that was begun."""
+    """Return the plan of a build that was begun."""
     content: dict[str, Any] = read_json_file(folder / PLAN)
     parts = tuple(tuple(_span_of(*span) for span in part) for part in content.pop("parts"))
     return Plan(parts=parts, sizes=tuple(content.pop("sizes")), **content)
 
 
 def source_size(source: FileSource) -> int:
-    """Returns the bytes of a source's files, as they lie on the disk."""
+    """Return the bytes of a source's files, as they are on the disk."""
     return sum(file.state()[0] for file in source.files())
 
 
@@ -122,12 +122,12 @@ def _digest(source: FileSource) -> str:
 
 
 def _spans(source: FileSource, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
-    """Yields a file in pieces; a remote one is not read to find where they might be."""
+    """Yield a file in pieces; a remote one is not read to find where they might be."""
     return iter([FileSpan(file)]) if file.remote else source.spans(file, size, target)
 
 
 def _parts(spans: Sequence[FileSpan], size_of: dict[NamedFile, int], target: int) -> Iterator[Part]:
-    """Yields runs of spans of about `target` bytes."""
+    """Yield runs of spans of about `target` bytes."""
     part: list[FileSpan] = []
     size = 0
     for span in spans:

@@ -43,7 +43,7 @@ class Worker:
         )
 
     def build(self, index: int) -> dict[str, Any]:
-        """Returns the worker's answer on a part: empty, or what was wrong.
+        """Return the worker's answer on a part: empty, or what was wrong.
 
         Raises:
             WorkerDiedError: There was none.
@@ -60,13 +60,13 @@ class Worker:
         return answered
 
     def kill(self) -> None:
-        """Ends the process, whatever it does."""
+        """End the process, whatever it does."""
         with contextlib.suppress(BrokenPipeError), self._process:  # closes the pipes, and waits
             self._process.kill()
 
 
 def built_in_processes(folder: Path, plan: Plan, todo: Sequence[int], count: int) -> Iterator[int]:
-    """Yields parts as processes finish them, in any order.
+    """Yield parts as processes finish them, in any order.
 
     After a failure no part is begun; those that others are at are finished first.
 
@@ -136,7 +136,7 @@ class _Pool:
             self._answers.put(None)
 
     def _build(self, index: int, worker: Worker | None) -> Worker:
-        """Builds a part, by another worker where one dies; returns the one that lives."""
+        """Build a part, by another worker where one dies; returns the one that lives."""
         for attempt in range(_TRIES):
             worker = worker or self._started()
             try:

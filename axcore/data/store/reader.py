@@ -1,5 +1,9 @@
-"""Opening a token store: its splits as readers of any pair, whatever their number."""
+"""Open a token store: its splits as readers of any pair, however many shards there are.
 
+`StoredSource` is a store as a source, which training reads as it is.
+"""
+
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -9,21 +13,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.data.loss_weights import plain_tokens
-from axcore.data.packing import Pairs
+from axcore.config import REQUIRED, config
+from axcore.data.document import Document, Source
+from axcore.data.packing.corpus import Corpus
+from axcore.data.packing.packing import Pairs, plain_tokens
 from axcore.data.store.manifest import (
     SPLITS,
     Manifest,
     digest_of,
     read_manifest,
     tokenizer_config,
+    tokenizer_digest,
 )
 from axcore.data.store.shard import Shard, ShardInfo, shard_digest
-from axcore.data.tokenizer import Tokenizer
+from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.errors import DataError
 
 _OPEN_SHARDS = 8192
 """Each has two mappings; a process may have 65,530 by default."""
+
+
+_PERCENTILES = (10, 50, 90, 99)
 
 
 class StoredTokens:
@@ -53,7 +63,7 @@ class StoredTokens:
         return digest_of(self.shards, self.dtype.str)
 
     def read(self, begin: int, end: int) -> Pairs:
-        """Returns the pairs from number `begin` to before `end`."""
+        """Return the pairs from number `begin` to before `end`."""
         pieces = []
         index = int(np.searchsorted(self._first_pair, begin, side="right")) - 1
         while begin < end:
@@ -64,12 +74,12 @@ class StoredTokens:
         return Pairs.joined(pieces)
 
     def document(self, index: int) -> NDArray[Any]:
-        """Returns the tokens of a document by its number."""
+        """Return the tokens of a document by its number."""
         shard = int(np.searchsorted(self._first_document, index, side="right")) - 1
         return plain_tokens(self._shard(shard).document(index - int(self._first_document[shard])))
 
     def first_pairs(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many pairs come before each of some documents; D counts as one after all."""
+        """Return how many pairs come before each of some documents; D counts as one after all."""
         found = np.empty(len(documents), np.int64)
         shards = self._first_document.searchsorted(documents, side="right") - 1
         cuts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
@@ -83,13 +93,13 @@ class StoredTokens:
         return found
 
     def tokens_of(self, document: int, begin: int, end: int) -> NDArray[Any]:
-        """Returns tokens of a document, from number `begin` of all tokens to before `end`."""
+        """Return tokens of a document, from number `begin` of all tokens to before `end`."""
         shard = int(np.searchsorted(self._first_document, document, side="right")) - 1
         first = int(self._first_pair[shard] + self._first_document[shard])
         return self._shard(shard).tokens[begin - first : end - first]
 
     def lengths(self) -> Iterator[NDArray[np.int64]]:
-        """Yields the tokens of each document, [D] of a shard at a time."""
+        """Yield the tokens of each document, [D] of a shard at a time."""
         for index in range(len(self.shards)):
             yield np.diff(self._opened(index).first_pair) + 1
 
@@ -115,18 +125,18 @@ class TokenStoreDirectory:
         }
 
     def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer that made the tokens, from the store's own copy of its files."""
+        """Return the tokenizer that made the tokens, from the store's own copy of its files."""
         tokenizer: Tokenizer = tokenizer_config(self.manifest, self.folder).build()
         return tokenizer
 
     def verify(self) -> Iterator[tuple[ShardInfo, bool]]:
-        """Yields each shard, and whether its files are what was written."""
+        """Yield each shard, and whether its files are what was written."""
         for split in self.splits.values():
             for shard in split.shards:
                 yield shard, shard_digest(self.folder / "shards", shard.name) == shard.digest
 
     def check_tokenizer(self, digest: str) -> None:
-        """Checks that the tokens are those of a tokenizer.
+        """Check that the tokens are those of a tokenizer.
 
         Raises:
             DataError: Another one made them.
@@ -141,7 +151,7 @@ class TokenStoreDirectory:
             )
 
     def check_split(self, validation_fraction: float) -> None:
-        """Checks that as many documents are held out as a run asks for.
+        """Check that as many documents are held out as a run asks for.
 
         Raises:
             DataError: They are not.
@@ -157,7 +167,7 @@ class TokenStoreDirectory:
 
 
 def open_store(folder: str | Path) -> TokenStoreDirectory:
-    """Opens a store.
+    """Open a store.
 
     Raises:
         DataError: There is none, or none that is whole.
@@ -168,3 +178,76 @@ def open_store(folder: str | Path) -> TokenStoreDirectory:
 
 def _sums(counts: list[int]) -> NDArray[np.int64]:
     return np.cumsum([0, *counts], dtype=np.int64)
+
+
+def length_stats(split: StoredTokens) -> dict[str, float]:
+    """Return documents, tokens, and the mean, shortest and longest document with percentiles.
+
+    All lengths are read, a shard at a time; percentiles are exact. Empty where there is none.
+    """
+    documents_of: Counter[int] = Counter()
+    for lengths in split.lengths():
+        found, counts = np.unique(lengths, return_counts=True)
+        documents_of.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+    if not documents_of:
+        return {}
+    lengths = np.array(sorted(documents_of))
+    up_to = np.cumsum([documents_of[int(length)] for length in lengths])
+    wanted = [-(-int(up_to[-1]) * percent // 100) for percent in _PERCENTILES]
+    return {
+        "documents": split.num_documents,
+        "tokens": split.num_tokens,
+        "mean": split.num_tokens / split.num_documents,
+        "shortest": int(lengths[0]),
+        **{
+            f"p{percent}": int(lengths[np.searchsorted(up_to, rank)])
+            for percent, rank in zip(_PERCENTILES, wanted, strict=True)
+        },
+        "longest": int(lengths[-1]),
+    }
+
+
+class StoredSource(Source):
+    """The documents of a token store.
+
+    Its tokens are mapped into memory, so that opening it takes no time, whatever its size. They
+    must be those of the data's own tokenizer, and split as the data ask.
+    """
+
+    @config
+    class Config(Source.Config):
+        """Which store.
+
+        Attributes:
+            path: Its folder, relative to the working directory.
+        """
+
+        path: str = REQUIRED
+
+    folder_fields = ("path",)
+
+    def open_tokens(self, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
+        """Return the store's tokens.
+
+        Raises:
+            DataError: There is no store, or it was built with another tokenizer or split.
+        """
+        self._store.check_tokenizer(tokenizer_digest(tokenizer.config))
+        self._store.check_split(validation_fraction)
+        splits = self._store.splits
+        return Corpus(splits["train"], splits["validation"])
+
+    def documents(self) -> Iterator[Document]:
+        """Yield every document as its tokens spell it, named by its split and number."""
+        tokenizer = self._store.tokenizer()
+        for name, split in self._store.splits.items():
+            for index in range(split.num_documents):
+                yield Document(f"{name}:{index}", tokenizer.decode(split.document(index)))
+
+    def describe(self) -> str:
+        """Name the store, and what it was built from."""
+        return f"token store {self.config.path} of {self._store.manifest.source}"
+
+    @cached_property
+    def _store(self) -> TokenStoreDirectory:
+        return open_store(self.config.path)

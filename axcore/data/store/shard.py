@@ -1,10 +1,13 @@
 """A shard: the tokens of some documents of a split, end to end, and where each document begins.
 
-NAME.tokens   [N] little-endian integers; see `axcore.data.loss_weights`
+NAME.tokens   [N] little-endian integers; see `axcore.data.packing.packing`
 NAME.pairs    [D + 1] little-endian int64: the number of each document's first pair of tokens, then
               the number of all pairs; document i begins at token `pairs[i] + i`
 """
 
+import ctypes
+import os
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from hashlib import blake2b
@@ -16,15 +19,17 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.data.loss_weights import join_tokens, tokens_as
-from axcore.data.packing import Pairs, read_pairs
-from axcore.data.store.mapped import map_file
+from axcore.data.packing.packing import Pairs, join_tokens, read_pairs, tokens_as
 from axcore.errors import DataError
-from axcore.whole_files import open_regular, whole_file
+from axcore.whole_files import check_is_regular, open_regular, whole_file
 
 TOKENS, PAIRS = ".tokens", ".pairs"
 _PAIR = np.dtype("<i8")
 _CHUNK = 1 << 20
+
+
+_PROT_READ, _MAP_SHARED = 1, 1
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 @attrs.frozen
@@ -75,19 +80,19 @@ class ShardWriter:
         self._files.__exit__(kind, error, traceback)
 
     def add(self, documents: Sequence[NDArray[Any]]) -> None:
-        """Adds documents but those of a single token, which have nothing to predict."""
-        kept = [tokens for tokens in documents if len(tokens) > 1]
-        if not kept:
+        """Add documents but those of a single token, which have nothing to predict."""
+        stored = [tokens for tokens in documents if len(tokens) > 1]
+        if not stored:
             return
-        lengths = np.fromiter(map(len, kept), np.int64, len(kept))
+        lengths = np.fromiter(map(len, stored), np.int64, len(stored))
         num_pairs = self._tokens - self._documents
-        self._write(0, tokens_as(join_tokens(kept), self._dtype))
+        self._write(0, tokens_as(join_tokens(stored), self._dtype))
         self._write(1, num_pairs + np.cumsum(lengths - 1, dtype=_PAIR))
-        self._documents += len(kept)
+        self._documents += len(stored)
         self._tokens += int(lengths.sum())
 
     def info(self) -> ShardInfo:
-        """Returns what was written so far."""
+        """Return what was written so far."""
         digest = blake2b(b"".join(one.digest() for one in self._digests), digest_size=16)
         return ShardInfo(self._name, self._documents, self._tokens, digest.hexdigest())
 
@@ -110,17 +115,17 @@ class Shard:
         self.first_pair = _mapped(folder / f"{info.name}{PAIRS}", _PAIR, info.documents + 1)
 
     def read(self, begin: int, end: int) -> Pairs:
-        """Returns the pairs from number `begin` to before `end`."""
+        """Return the pairs from number `begin` to before `end`."""
         return read_pairs(self.tokens, self.first_pair, begin, end)
 
     def document(self, index: int) -> NDArray[Any]:
-        """Returns the tokens of a document."""
+        """Return the tokens of a document."""
         begin, end = (int(pair) for pair in self.first_pair[index : index + 2])
         return self.tokens[begin + index : end + index + 1]
 
 
 def shard_digest(folder: Path, name: str) -> str:
-    """Returns the digest of a shard's files as they are now."""
+    """Return the digest of a shard's files as they are now."""
     digests = [_file_digest(folder / f"{name}{suffix}") for suffix in (TOKENS, PAIRS)]
     return blake2b(b"".join(digests), digest_size=16).hexdigest()
 
@@ -154,3 +159,41 @@ def _opened(path: Path) -> IO[bytes]:
             where=str(path),
             hint="Copy the store again, or build it again.",
         ) from error
+
+
+def map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
+    """Return `length` values of a file, read-only; the mapping ends with the last view of it.
+
+    Differs: `numpy.memmap` and `mmap` keep the file open up to Python 3.12, and a process may have
+    1024 files open by default.
+
+    Raises:
+        OSError: The file cannot be read or mapped.
+    """
+    size = length * dtype.itemsize
+    if not size:
+        return np.zeros(0, dtype)
+    check_is_regular(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        address = _MMAP(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
+        if address == ctypes.c_void_p(-1).value:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(path))
+    finally:
+        os.close(descriptor)
+    memory: Any = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(memory, _MUNMAP, address, size).atexit = False
+    array: NDArray[Any] = np.ndarray((length,), dtype, buffer=memory)
+    array.flags.writeable = False
+    return array
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+_MMAP = _function("mmap", _POINTER, _POINTER, _SIZE, _INT, _INT, _INT, ctypes.c_long)
+_MUNMAP = _function("munmap", _INT, _POINTER, _SIZE)

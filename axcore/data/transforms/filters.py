@@ -1,13 +1,20 @@
-"""Filters: documents of some length, text or value of a field stay, others are left out."""
+"""Filters: documents by their length, text or fields, and the first of equal documents."""
 
 import re
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
+
+import attrs
 
 from axcore.config import REQUIRED, NonNegativeInt, PositiveInt, config
 from axcore.data.document import Document
+from axcore.data.packing.packing import plain_tokens
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 from axcore.errors import ConfigError, DataError
+
+KEY_BYTES = 16
+DUPLICATE = "equal to an earlier document"
 
 
 class LengthFilter(Transform):
@@ -18,20 +25,20 @@ class LengthFilter(Transform):
         """How long.
 
         Attributes:
-            at_least: The shortest that stays.
-            at_most: The longest that stays; None for any.
+            min_length: The shortest that stays.
+            max_length: The longest that stays; None for any.
         """
 
-        at_least: NonNegativeInt = 0
-        at_most: PositiveInt | None = None
+        min_length: NonNegativeInt = 0
+        max_length: PositiveInt | None = None
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Leaves out what is too short or too long."""
+        """Leave out what is too short or too long."""
         cfg = self.config
-        if len(document) < cfg.at_least:
-            return Dropped(f"shorter than {cfg.at_least}")
-        if cfg.at_most is not None and len(document) > cfg.at_most:
-            return Dropped(f"longer than {cfg.at_most}")
+        if len(document) < cfg.min_length:
+            return Dropped(f"shorter than {cfg.min_length}")
+        if cfg.max_length is not None and len(document) > cfg.max_length:
+            return Dropped(f"longer than {cfg.max_length}")
         return document
 
 
@@ -56,12 +63,12 @@ class PatternFilter(Transform):
             return re.compile(self.config.pattern)
         except re.error as error:
             raise ConfigError(
-                f"{self.config.pattern!r} is no regular expression: {error}",
+                f"{self.config.pattern!r} is not a regular expression: {error}",
                 where="data.source.transforms",
             ) from error
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Leaves out what the pattern says."""
+        """Leave out what the pattern says."""
         if bool(self._pattern.search(document.text)) == self.config.keeps:
             return document
         return Dropped(f"{'no ' if self.config.keeps else ''}match of {self.config.pattern!r}")
@@ -77,14 +84,14 @@ class FieldFilter(Transform):
         Attributes:
             field: Of the record.
             equals: The text that it must be; None for any.
-            at_least: The smallest number that stays; None for any value.
-            at_most: The largest number that stays; None for any value.
+            min_value: The smallest number that stays; None for any value.
+            max_value: The largest number that stays; None for any value.
         """
 
         field: str = REQUIRED
         equals: str | None = None
-        at_least: float | None = None
-        at_most: float | None = None
+        min_value: float | None = None
+        max_value: float | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -92,14 +99,14 @@ class FieldFilter(Transform):
         return (self.config.field,)
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Leaves out what the field says."""
+        """Leave out what the field says."""
         cfg, value = self.config, document.fields[self.config.field]
         if cfg.equals is not None and value != cfg.equals:
             return Dropped(f"{cfg.field} is not {cfg.equals!r}")
-        if cfg.at_least is not None and self._number(document, value) < cfg.at_least:
-            return Dropped(f"{cfg.field} is less than {cfg.at_least:g}")
-        if cfg.at_most is not None and self._number(document, value) > cfg.at_most:
-            return Dropped(f"{cfg.field} is more than {cfg.at_most:g}")
+        if cfg.min_value is not None and self._number(document, value) < cfg.min_value:
+            return Dropped(f"{cfg.field} is less than {cfg.min_value:g}")
+        if cfg.max_value is not None and self._number(document, value) > cfg.max_value:
+            return Dropped(f"{cfg.field} is more than {cfg.max_value:g}")
         return document
 
     def _number(self, document: Document, value: Any) -> float:
@@ -109,3 +116,33 @@ class FieldFilter(Transform):
                 where=document.name,
             )
         return value
+
+
+class Deduplicate(Transform):
+    """Marks each document by a hash of 128 bits; whoever reads all of them leaves equal ones out.
+
+    Documents are compared as they are where this transform is in the list.
+    """
+
+    @config
+    class Config(Transform.Config):
+        """What counts as equal.
+
+        Attributes:
+            ignores_case_and_space: Whether documents are equal that differ in upper and lower case
+                and in white space only.
+        """
+
+        ignores_case_and_space: bool = False
+
+    marks_duplicates = True
+
+    def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
+        """Add the key."""
+        text = document.text
+        if self.config.ignores_case_and_space:
+            text = " ".join(text.casefold().split())
+        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES)
+        if document.tokens is not None:
+            digest.update(b"\0" + plain_tokens(document.tokens).astype("<i8").tobytes())
+        return attrs.evolve(document, key=digest.digest())

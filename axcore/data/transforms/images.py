@@ -46,7 +46,7 @@ class ImagePixels(Transform):
         return (self.config.field,)
 
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
-        """Returns the image's pixels, and the text's tokens after them."""
+        """Return the image's pixels, and the text's tokens after them."""
         pixels = self._pixels(document).reshape(-1).astype(np.int64)
         text = tools.tokenizer.encode(document.text).astype(np.int64)
         tokens = tools.tokenizer.framed(np.concatenate([pixels, text]))
@@ -57,14 +57,14 @@ class ImagePixels(Transform):
         image = import_extra("PIL.Image", used_by="a data set of images", error=DataError)
         try:
             with warnings.catch_warnings(), image.open(self._raw(document)) as opened:
-                warnings.simplefilter("error")  # what Pillow warns of is no image to train on
+                warnings.simplefilter("error")  # do not train on images that Pillow warns of
                 if opened.width * opened.height > cfg.max_pixels:
                     raise ValueError(f"it has {opened.width} x {opened.height} pixels")
                 scaled = opened.convert("RGB").resize((cfg.width, cfg.height))
                 return np.asarray(scaled, np.uint8)
         except Exception as error:  # decoders of many formats, which raise what they please
             raise DataError(
-                f"Field {cfg.field!r} of {document.name} is no image that can be read: {error}.",
+                f"Field {cfg.field!r} of {document.name} cannot be read as an image: {error}.",
                 where=document.name,
             ) from error
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from axcore.config import Configurable
 from axcore.data.document import Document
-from axcore.data.tokenizer import Tokenizer
+from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.plugins import attributed, wrong_method_return
 
 
@@ -23,7 +23,7 @@ class Dropped:
 
 @attrs.frozen
 class TransformTools:
-    """What a transform may use beside the document.
+    """What a transform may use besides the document.
 
     Attributes:
         tokenizer: The data's own.
@@ -34,7 +34,7 @@ class TransformTools:
     place: int
 
     def rng(self, seed: int, document: Document) -> np.random.Generator:
-        """Returns random numbers that depend on the seed and on the document's name alone.
+        """Return random numbers that depend on the seed and on the document's name alone.
 
         So they do not depend on other documents, on their order, or on who reads which of them.
         """
@@ -58,7 +58,7 @@ class Transform(Configurable, ABC):
 
     @property
     def makes_loss_weights(self) -> bool:
-        """Whether a store has room for other weights of its tokens than 0 and 1."""
+        """Whether a store can hold weights of tokens other than 0 and 1."""
         return False
 
     @property
@@ -75,7 +75,7 @@ class Transform(Configurable, ABC):
     def apply(
         self, document: Document, tools: TransformTools
     ) -> Document | Sequence[Document] | Dropped:
-        """Returns a document in its place, or several, of the same name, or why there is none.
+        """Return a document in its place, or several, of the same name, or why there is none.
 
         Raises:
             DataError: The record is bad.
@@ -85,7 +85,7 @@ class Transform(Configurable, ABC):
 def apply_all(
     transforms: Sequence[Transform], document: Document, tokenizer: Tokenizer
 ) -> list[Document] | Dropped:
-    """Returns what all transforms make of a document, one after another.
+    """Return what all transforms make of a document, one after another.
 
     Raises:
         DataError: The record is bad.
@@ -109,7 +109,7 @@ def apply_all(
 def _applied(
     transform: Transform, document: Document, tools: TransformTools
 ) -> list[Document] | Dropped:
-    """Returns what a transform makes of a document, which somebody else may have written."""
+    """Return what a transform makes of a document, which somebody else may have written."""
     with attributed(transform, "apply"):
         made = transform.apply(document, tools)
     if isinstance(made, Dropped):

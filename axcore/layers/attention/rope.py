@@ -1,13 +1,34 @@
-"""`RoPE`: rotary positions."""
+"""Positions for attention: `RoPE`, rotary positions, and `NoPosition`.
+
+A position layer is called with queries, keys and positions, and returns queries and keys.
+"""
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers.attention.position import Keys, Positions, Queries
 from axcore.module import Module
 from axcore.ops import rope
+
+Queries = Float[Array, "batch time heads head_dim"]
+Keys = Float[Array, "batch time kv_heads head_dim"]
+Positions = Int[Array, "batch time"]
+
+
+class NoPosition(Module):
+    """Leaves queries and keys as they are. Slot protocol: the parent fills `head_dim`."""
+
+    @config
+    class Config(Module.Config["NoPosition"]):
+        """The config of a `NoPosition`."""
+
+        head_dim: PositiveInt = REQUIRED
+
+    def forward(self, q: Queries, k: Keys, positions: Positions) -> tuple[Queries, Keys]:
+        """Return queries and keys."""
+        return q, k
 
 
 class RoPE(Module):
@@ -21,7 +42,7 @@ class RoPE(Module):
 
     @config
     class Config(Module.Config["RoPE"]):
-        """Describes a `RoPE`.
+        """The config of a `RoPE`.
 
         Args:
             head_dim: Size of a head; even.
@@ -32,16 +53,16 @@ class RoPE(Module):
         theta: PositiveFloat = 10_000.0
 
     def setup(self, cfg: Config) -> None:
-        """Computes the frequencies."""
+        """Compute the frequencies."""
         self.frequencies = rope_frequencies(cfg.head_dim, cfg.theta)
 
     def forward(self, q: Queries, k: Keys, positions: Positions) -> tuple[Queries, Keys]:
-        """Returns both rotated, each in its dtype; angles are computed in float32."""
+        """Return both rotated, each in its dtype; angles are computed in float32."""
         return rotate(q, k, positions, frequencies=self.frequencies)
 
 
 def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
-    """Returns the angle per position of each pair, `theta ** (-2 i / head_dim)`: float64.
+    """Return the angle per position of each pair, `theta ** (-2 i / head_dim)`: float64.
 
     Raises:
         ConfigError: The head cannot be paired.
@@ -59,7 +80,7 @@ def rotate(
     frequencies: np.ndarray,
     amplitude: float = 1.0,
 ) -> tuple[Queries, Keys]:
-    """Returns queries and keys with their pairs rotated, each in its dtype.
+    """Return queries and keys with their pairs rotated, each in its dtype.
 
     Args:
         q: Queries.

@@ -1,21 +1,13 @@
 """`Attention`: projections, positions and heads around the attention op."""
 
-from typing import Any
-
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers.attention.attend import attend
+from axcore.layers.attention.dot_product import DotProductAttention
 from axcore.layers.attention.kv_cache import NoCache
-from axcore.layers.attention.position import NoPosition
+from axcore.layers.attention.rope import NoPosition
 from axcore.layers.linear import Linear
-from axcore.layers.remat_presets import (
-    ATTENTION_KEY,
-    ATTENTION_PROJECTED,
-    ATTENTION_QUERY,
-    ATTENTION_VALUE,
-)
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, named
 from axcore.ops import named_heads
@@ -24,59 +16,11 @@ from axcore.parallel import shard
 Heads = Float[Array, "batch time heads head_dim"]
 
 
-class DotProductAttention(Module):
-    """Softmax attention of each query over the keys it may see; the op chooses the kernel.
-
-    Slot protocol: the parent fills `num_heads`. A layer that wraps another core passes more
-    of the op's arguments on to it, as keywords: `self.core(q, k, v, info, sinks_N=...)`.
-    """
-
-    @config
-    class Config(Module.Config["DotProductAttention"]):
-        """Describes which keys a query sees and how they are weighed.
-
-        Args:
-            num_heads: Number of query heads.
-            is_causal: Whether a query sees no later keys.
-            window: Number of keys a query sees to its left and right, itself not counted; None on
-                a side is no limit.
-            scale: Factor on the products; by default `1 / sqrt(head_dim)`.
-            soft_cap: Caps logits smoothly at this value.
-        """
-
-        num_heads: PositiveInt = REQUIRED
-        is_causal: bool = True
-        window: tuple[int | None, int | None] | None = None
-        scale: float | None = None
-        soft_cap: float | None = None
-
-        @property
-        def num_visible(self) -> int | None:
-            """How many tokens a token sees at most, itself counted; None where all."""
-            left = self.window[0] if self.window else None
-            return None if left is None else left + 1
-
-    def forward(
-        self,
-        q: Heads,
-        k: Num[Array, "rows keys kv_heads head_dim"],
-        v: Num[Array, "rows keys kv_heads value_dim"],
-        info: TokenInfo,
-        **options: Any,
-    ) -> Float[Array, "batch time heads value_dim"]:
-        """Returns each query's weighted mean of values; tokens of other documents are not seen."""
-        cfg = self.config
-        return attend(
-            q,
-            k,
-            v,
-            info,
-            causal=cfg.is_causal,
-            window=cfg.window,
-            scale=cfg.scale,
-            soft_cap=cfg.soft_cap,
-            **options,
-        )
+ATTENTION_QUERY = "attention_query"
+ATTENTION_KEY = "attention_key"
+ATTENTION_VALUE = "attention_value"
+ATTENTION_PROJECTED = "attention_projected"
+"""Names of values that a `Remat` config can keep for the backward pass."""
 
 
 class Attention(Module):
@@ -88,7 +32,7 @@ class Attention(Module):
 
     @config
     class Config(Module.Config["Attention"]):
-        """Describes an `Attention`.
+        """The config of an `Attention`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -117,7 +61,7 @@ class Attention(Module):
         kv_cache: Module.Config = NoCache.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the projections, the positions and the core."""
+        """Build the projections, the positions and the core."""
         num_kv_heads = cfg.num_kv_heads or cfg.num_heads
         self.head_dim = cfg.head_dim or _head_dim(cfg)
         if cfg.num_heads % num_kv_heads:
@@ -141,7 +85,7 @@ class Attention(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns each token's mixture of the tokens that it sees."""
+        """Return each token's mixture of the tokens that it sees."""
         q, k = self._split(self.q(x), "heads"), self._split(self.k(x), "kv_heads")
         v = self._split(self.v(x), "kv_heads")
         q, k = self.position(q, k, info.positions)

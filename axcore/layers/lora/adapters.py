@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from axcore.config import name_the_known, replace_config
+from axcore.config import replace_config, suggest_names
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ModuleError
 from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES, LoRALinear
@@ -20,7 +20,7 @@ Adapters = Mapping[str, Array]
 
 
 def without_lora(cfg: Any) -> Any:
-    """Returns a config with the base of every `LoRALinear` in its place.
+    """Return a config with the base of every `LoRALinear` in its place.
 
     Raises:
         ConfigError: There is none.
@@ -29,7 +29,7 @@ def without_lora(cfg: Any) -> Any:
 
 
 def adapters_of(module: Module, state: State) -> dict[str, Array]:
-    """Returns the arrays of a state that belong to adapters."""
+    """Return the arrays of a state that belong to adapters."""
     found = {}
     for spec in _adapter_specs(module):
         leaf: Any = state
@@ -40,13 +40,13 @@ def adapters_of(module: Module, state: State) -> dict[str, Array]:
 
 
 def new_adapters(module: Module, rng: Array | int) -> dict[str, Array]:
-    """Returns adapters that correct nothing yet; makes no array of the base."""
+    """Return adapters that correct nothing yet; makes no array of the base."""
     fresh: dict[str, Array] = jax.jit(lambda rng: adapters_of(module, module.init(rng)))(rng)
     return fresh
 
 
 def with_adapters(module: Module, state: State, adapters: Adapters) -> State:
-    """Returns a state of a module with adapters, from that of the module without them.
+    """Return a state of a module with adapters, from that of the module without them.
 
     Args:
         module: The module with adapters.
@@ -65,7 +65,7 @@ def with_adapters(module: Module, state: State, adapters: Adapters) -> State:
 
 
 def merge_adapters(module: Module, state: State) -> State:
-    """Returns a state of the module without adapters, with every correction added to its weight.
+    """Return a state of the module without adapters, with every correction added to its weight.
 
     Args:
         module: The module with adapters, whose config `without_lora` takes them from.
@@ -91,7 +91,7 @@ def _lora_layers(module: Module) -> list[tuple[tuple[str, ...], LoRALinear]]:
 def _walk(
     module: Module, path: tuple[str, ...], seen: set[int]
 ) -> Iterator[tuple[tuple[str, ...], Module]]:
-    """Yields all modules with their paths in the state; a shared one where it comes first."""
+    """Yield all modules with their paths in the state; a shared one where it comes first."""
     if id(module) in seen:
         return
     seen.add(id(module))
@@ -116,7 +116,7 @@ def _check_fit(module: Module, adapters: Adapters) -> None:
         raise ModuleError(
             f"the adapters {'lack' if name in specs else 'hold'} {name!r}, which the model "
             f"{'has' if name in specs else 'lacks'}",
-            hint=name_the_known(name, specs) if specs else "apply LoRA to the model's config first",
+            hint=suggest_names(name, specs) if specs else "apply LoRA to the model's config first",
         )
     for name, array in adapters.items():
         if array.shape != specs[name].shape:
@@ -133,7 +133,7 @@ def _part(state: State, path: tuple[str, ...]) -> Any:
 
 
 def _with_part(state: State, path: tuple[str, ...], part: Any) -> Any:
-    """Returns a state with another part at a path; the given state is left as it is."""
+    """Return a state with another part at a path; the given state is left as it is."""
     if not path:
         return part
     return {**state, path[0]: _with_part(state.get(path[0], {}), path[1:], part)}

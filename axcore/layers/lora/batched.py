@@ -45,7 +45,7 @@ class BatchedLoRALinear(Module):
 
     @config
     class Config(Module.Config["BatchedLoRALinear"]):
-        """Describes a `BatchedLoRALinear`.
+        """The config of a `BatchedLoRALinear`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -64,7 +64,7 @@ class BatchedLoRALinear(Module):
         rank: PositiveInt = 16
 
     def setup(self, cfg: Config) -> None:
-        """Builds the base and declares the factors."""
+        """Build the base and declare the factors."""
         into, out = cfg.axes
         self.base = cfg.base.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
         down, up = (cfg.in_dim, cfg.rank), (cfg.rank, cfg.out_dim)
@@ -72,7 +72,7 @@ class BatchedLoRALinear(Module):
         self.adapters_up = Param((cfg.num_adapters, *up), axes=(None, None, out), init=0.0)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection, corrected by `using_adapters`; outside of it the base's."""
+        """Return the projection, corrected by `using_adapters`; outside of it the base's."""
         y: Array = self.base(x)
         rows = _rows.get()
         if rows is None:
@@ -94,7 +94,7 @@ Factors = tuple[Array, Array]
 
 
 def with_adapter(state: Any, number: int, factors: Mapping[tuple[str, ...], Factors] | None) -> Any:
-    """Returns a state with another adapter at a number; None takes it out.
+    """Return a state with another adapter at a number; None takes it out.
 
     Args:
         state: Of a module with `BatchedLoRALinear`s.

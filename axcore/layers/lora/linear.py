@@ -8,11 +8,9 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers.broadcast import as_row
-from axcore.layers.dropout import Dropout
-from axcore.layers.grouped_rows import GROUP_SIZES, taken_by_rows
-from axcore.layers.linear import Linear
+from axcore.layers.linear import GROUP_SIZES, Linear, as_row, take_by_group
 from axcore.layers.lora.magnitude import Magnitude
+from axcore.layers.norm import Dropout
 from axcore.module import ConstantInit, DTypes, Module
 
 ADAPTERS = ("**.lora_down.**", "**.lora_up.**")
@@ -34,7 +32,7 @@ class LoRALinear(Module):
 
     @config
     class Config(Module.Config["LoRALinear"]):
-        """Describes a `LoRALinear`.
+        """The config of a `LoRALinear`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -75,7 +73,7 @@ class LoRALinear(Module):
             return ("down", "up", "base") if self.use_dora else ("down", "up")
 
     def setup(self, cfg: Config) -> None:
-        """Builds the base, the two factors and the magnitude."""
+        """Build the base, the two factors and the magnitude."""
         if cfg.rank < 1:
             raise ConfigError(f"rank is {cfg.rank}; expected 1 or more", where="rank")
         into, out = cfg.axes
@@ -94,7 +92,7 @@ class LoRALinear(Module):
         return float(self.config.scale)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the corrected projection."""
+        """Return the corrected projection."""
         seen = self.dropout(x)
         correction = self.lora_up(self.lora_down(seen))
         y: Array = self.base(x)
@@ -107,7 +105,7 @@ class LoRALinear(Module):
         return y + self._by_rows(factors - 1.0, y) * plain + turned
 
     def _column_factors(self) -> Float[Array, "*copies N"]:
-        """Returns what the corrected weight's columns are multiplied by, in float32."""
+        """Return what the corrected weight's columns are multiplied by, in float32."""
         weight, down, up = self.base.weight, self.lora_down.weight, self.lora_up.weight
         product = jnp.matmul(down.astype(jnp.float32), up.astype(jnp.float32))
         factors: Array = self.lora_magnitude(weight, jax.lax.stop_gradient(self.scale * product))
@@ -118,9 +116,9 @@ class LoRALinear(Module):
         return y - self._by_rows(self.base.bias, y) if has_bias else y
 
     def _by_rows(self, values: Array, y: Array) -> Array:
-        """Returns values of columns for each row, which are its own copy's where these differ."""
+        """Return values of columns for each row, which are its own copy's where these differ."""
         values = values.astype(y.dtype)
         if values.ndim == 1:
             return as_row(values, y.ndim)
-        taken = taken_by_rows(values, self.get_shared(GROUP_SIZES), y[..., 0].size)
+        taken = take_by_group(values, self.get_shared(GROUP_SIZES), y[..., 0].size)
         return taken.reshape(y.shape)

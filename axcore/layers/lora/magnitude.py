@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
-from axcore.layers.grouped_rows import GroupedRows
+from axcore.layers.linear import GroupedRows
 from axcore.module import Module, Param
 
 _SHORTEST = 1e-30
@@ -27,7 +27,7 @@ class Magnitude(GroupedRows, Module):
 
     @config
     class Config(Module.Config["Magnitude"]):
-        """Describes a `Magnitude`.
+        """The config of a `Magnitude`.
 
         Args:
             out_dim: How many columns there are.
@@ -38,13 +38,13 @@ class Magnitude(GroupedRows, Module):
         axis: str | None = None
 
     def setup(self, cfg: Config) -> None:
-        """Declares the change of lengths."""
+        """Declare the change of lengths."""
         self.change = Param((cfg.out_dim,), axes=(cfg.axis,), init=0.0)
 
     def forward(
         self, weight: Float[Array, "*copies K N"], correction: Float[Array, "*copies K N"]
     ) -> Float[Array, "*copies N"]:
-        """Returns the factor of each column of `weight + correction`; 1 before any training."""
+        """Return the factor of each column of `weight + correction`; 1 before any training."""
         return column_factors(weight, correction, self.change)
 
 
@@ -53,18 +53,18 @@ def column_factors(
     correction: Float[Array, "*copies K N"],
     change: Float[Array, "*copies N"],
 ) -> Float[Array, "*copies N"]:
-    """Returns the wanted length of each column of a corrected weight over the one that it has."""
+    """Return the wanted length of each column of a corrected weight over the one that it has."""
     before, now = jax.lax.stop_gradient(_lengths(weight, correction))
     return (before + change.astype(jnp.float32)) / jnp.maximum(now, _SHORTEST)
 
 
 def column_lengths(weight: Float[Array, "*copies K N"]) -> Float[Array, "*copies N"]:
-    """Returns the length of each column, in float32."""
+    """Return the length of each column, in float32."""
     return jnp.sqrt(jnp.sum(jnp.square(weight.astype(jnp.float32)), axis=-2))
 
 
 def _lengths(weight: Array, correction: Array) -> Float[Array, "2 *copies N"]:
-    """Returns lengths without and with a correction.
+    """Return lengths without and with a correction.
 
     They are one sum, so that they are the same to the last bit where the correction is zero.
     """

@@ -1,17 +1,27 @@
-"""Rows in another order, such that neither the way there nor its gradient scatters anything.
+"""Tokens sorted by expert on one device, and sent to the devices that hold their experts.
 
-A row is a choice of a token: row r is choice r % K of token r // K. What tokens get back is laid
-out choice by choice: split so, rows of whole tokens stay where they are in a chip's memory.
+Neither the way there nor its gradient scatters anything. A row is a choice of a token: row r is
+choice r % K of token r // K. What tokens get back is laid out choice by choice: split so, rows of
+whole tokens stay where they are in a chip's memory.
 
-Letters: N tokens, K choices of a token, R = N K rows, S places, D width, E experts.
+Between devices rows go by all-to-all: every device sends every other one a block of equal size,
+whatever the load; what is not needed of a block stays zero, and rows beyond its size stay
+behind. A block that would hold all rows of a device loses none.
+
+Letters: N tokens, K choices of a token, R = N K rows of this device, S places, D width, E experts;
+P devices, L experts of a device, B rows of a block, S = P B where blocks arrive.
 """
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from axcore.ops import occupancy_scope
 
 
 class TokenPermutation(NamedTuple):
@@ -29,7 +39,7 @@ class TokenPermutation(NamedTuple):
 
     @classmethod
     def of(cls, expert_R: Int[Array, " rows"], num_experts: int) -> "TokenPermutation":
-        """Returns the order of rows, which keep theirs within an expert.
+        """Return the order of rows, which keep theirs within an expert.
 
         Rows of a higher number than any expert's come last, and count for none.
         """
@@ -39,7 +49,7 @@ class TokenPermutation(NamedTuple):
 
 
 def inverse(place_R: Int[Array, " rows"], num_places: int) -> Int[Array, " places"]:
-    """Returns the row at each place, R where there is none; places past the end do not exist."""
+    """Return the row at each place, R where there is none; places past the end do not exist."""
     num_rows = len(place_R)
     rows = jnp.arange(num_rows, dtype=jnp.int32)
     return jnp.full((num_places,), num_rows, jnp.int32).at[place_R].set(rows, mode="drop")
@@ -49,7 +59,7 @@ def inverse(place_R: Int[Array, " rows"], num_places: int) -> Int[Array, " place
 def permute(
     x_RD: Float[Array, "rows dim"], row_R: Int[Array, " rows"], place_R: Int[Array, " rows"]
 ) -> Float[Array, "rows dim"]:
-    """Returns the row at each place.
+    """Return the row at each place.
 
     Args:
         x_RD: Rows.
@@ -77,7 +87,7 @@ def spread(
     place_R: Int[Array, " rows"],
     is_total: bool,
 ) -> Float[Array, "places dim"]:
-    """Returns at each place the token whose choice is there, zeros where there is none.
+    """Return at each place the token whose choice is there, zeros where there is none.
 
     Args:
         x_ND: Tokens.
@@ -108,7 +118,7 @@ def collect(
     num_tokens: int,
     is_total: bool,
 ) -> Float[Array, "choices tokens dim"]:
-    """Returns what came back for each choice of each token, zeros for those that had no place.
+    """Return what came back for each choice of each token, zeros for those that had no place.
 
     Args:
         y_SD: What there is at each place.
@@ -144,9 +154,94 @@ def _by_choice(y_SD: Array, place_R: Array, num_tokens: int, is_total: bool) -> 
 
 
 def _take(x: Array, index: Array, is_total: bool) -> Array:
-    """Returns rows, zeros for an index past the end; these are put where there are fewer rows."""
+    """Return rows, zeros for an index past the end; these are put where there are fewer rows."""
     if is_total:
         return jnp.take(x, index, axis=0, mode="clip")
     if len(index) <= len(x):
         return jnp.take(x, index, axis=0, mode="fill", fill_value=0.0)
     return jnp.take(jnp.pad(x, ((0, 1), (0, 0))), index, axis=0, mode="clip")
+
+
+Rows = Float[Array, "rows dim"]
+Sizes = Int[Array, " experts"]
+
+
+def expert_all_to_all(
+    run: Callable[[Rows, Sizes], Rows],
+    x_ND: Rows,
+    permutation: TokenPermutation,
+    axes: tuple[str, ...],
+    room: float | None = None,
+) -> tuple[Float[Array, "choices tokens dim"], Float[Array, ""]]:
+    """Return what experts make of each choice of a token, and the share of rows that stay.
+
+    Those are rows beyond a block's size; zeros are in their place, and in that of rows that
+    go to no expert, which do not count.
+
+    Args:
+        run: From rows sorted by expert, and how many each of the device's own experts has, to what
+            they make of them.
+        x_ND: Tokens of this device.
+        permutation: The order of its rows by expert, of all devices.
+        axes: Mesh axes that experts are split over, in order.
+        room: Size of a block, as a multiple of R / P; R where None.
+    """
+    num_rows = len(permutation.order)
+    wanted_PL = permutation.sizes.reshape(jax.lax.axis_size(axes), -1)
+    block = _block_size(num_rows, wanted_PL.shape[0], room)
+    sent_PL = _with_room(wanted_PL, block)
+    place_R = _places(wanted_PL, num_rows, block)[permutation.place]
+    num_places = wanted_PL.shape[0] * block
+    row_S = inverse(place_R, num_places)
+    x_SD = _swapped(spread(x_ND, row_S, place_R, False), axes)
+    arrived_PL = _swapped(sent_PL, axes)
+    arrived = TokenPermutation.of(_experts(arrived_PL, block), sent_PL.shape[1])
+    with occupancy_scope(min(1.0, num_rows / num_places)):
+        y_SD = run(permute(x_SD, arrived.order, arrived.place), arrived.sizes)
+    y_SD = _swapped(permute(y_SD, arrived.place, arrived.order), axes)
+    wanted, sent = (jnp.sum(sizes).astype(jnp.float32) for sizes in (wanted_PL, sent_PL))
+    left_behind = (wanted - sent) / jnp.maximum(wanted, 1)
+    return collect(y_SD, row_S, place_R, len(x_ND), False), left_behind
+
+
+def _block_size(num_rows: int, num_devices: int, room: float | None) -> int:
+    return num_rows if room is None else min(num_rows, math.ceil(room * num_rows / num_devices))
+
+
+def _with_room(wanted_PL: Int[Array, "devices experts"], block: int) -> Int[Array, "d e"]:
+    """Return how many rows of each expert are in a block, the first ones first."""
+    ends_PL = jnp.minimum(jnp.cumsum(wanted_PL, axis=1), block)
+    return jnp.diff(ends_PL, axis=1, prepend=0).astype(wanted_PL.dtype)
+
+
+def _swapped(blocks: Array, axes: tuple[str, ...]) -> Array:
+    """Return, in place of the p-th block of rows, the block that device p has for this one."""
+    swapped: Array = jax.lax.all_to_all(blocks, axes, 0, 0, tiled=True)  # type: ignore[no-untyped-call]
+    return swapped
+
+
+def _places(
+    wanted_PL: Int[Array, "devices experts"], num_rows: int, block: int
+) -> Int[Array, " rows"]:
+    """Return each row's place in the blocks; one past the end where its block is full.
+
+    So have rows after those of all experts, which go to none.
+    """
+    ends_P = jnp.cumsum(jnp.sum(wanted_PL, axis=1))
+    row_R = jnp.arange(num_rows, dtype=ends_P.dtype)
+    device_R = jnp.searchsorted(ends_P, row_R, side="right")
+    starts_P = jnp.concatenate([jnp.zeros_like(ends_P[:1]), ends_P[:-1]])
+    within_R = row_R - starts_P[device_R]
+    fits = (within_R < block) & (device_R < len(ends_P))
+    place_R = jnp.where(fits, device_R * block + within_R, len(ends_P) * block)
+    return place_R.astype(jnp.int32)
+
+
+def _experts(arrived_PL: Int[Array, "devices experts"], num_rows: int) -> Int[Array, " places"]:
+    """Return the expert of the row at each place, and L where there is no row."""
+    row_R = jnp.arange(num_rows, dtype=arrived_PL.dtype)
+
+    def of_block(sizes_L: Array) -> Array:
+        return jnp.searchsorted(jnp.cumsum(sizes_L), row_R, side="right")
+
+    return jax.vmap(of_block)(arrived_PL).reshape(-1)

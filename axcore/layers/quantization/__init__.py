@@ -1,13 +1,12 @@
 """Matrix products in INT8 and FP8, and weights that are kept narrow."""
 
-from axcore.layers.quantization.current_scaling import Fp8Current, Int8Dynamic
-from axcore.layers.quantization.delayed_scaling import Fp8Delayed
 from axcore.layers.quantization.frozen_linear import (
     FrozenLinear,
     frozen_state,
-    widened,
-    widened_state,
+    full_precision_state,
+    with_full_precision_weights,
 )
+from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 
 __all__ = [
@@ -17,7 +16,7 @@ __all__ = [
     "Int8Dynamic",
     "QuantizedLinear",
     "frozen_state",
+    "full_precision_state",
     "quantize_weights",
-    "widened",
-    "widened_state",
+    "with_full_precision_weights",
 ]

@@ -15,10 +15,15 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, Resumable, config, replace_config
 from axcore.errors import ConfigError
-from axcore.layers.broadcast import as_row
-from axcore.layers.dot import Dot, PlainDot
-from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, taken_by_rows
-from axcore.layers.linear import Linear
+from axcore.layers.linear import (
+    GROUP_SIZES,
+    Dot,
+    GroupedRows,
+    Linear,
+    PlainDot,
+    as_row,
+    take_by_group,
+)
 from axcore.layers.quantization import nf4
 from axcore.module import Initializer, Module, Param, ParamSpec, Remat
 
@@ -38,7 +43,7 @@ class AnyCode(Initializer):
     """Bytes, each as probable as the others: of NF4, whose levels are quantiles, normal numbers."""
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns bytes."""
+        """Return bytes."""
         return jax.random.randint(key, shape, 0, 256).astype(jnp.float32)
 
 
@@ -47,7 +52,7 @@ class NormalCode(Initializer):
     """Normal whole numbers of eight bits."""
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns whole numbers."""
+        """Return whole numbers."""
         drawn = jnp.round(_DRAWN * jax.random.normal(key, shape))
         return drawn.clip(-_INT8_LARGEST, _INT8_LARGEST)
 
@@ -61,12 +66,12 @@ class FrozenForm:
     double_quant: bool = False
 
     def num_blocks(self, in_dim: int) -> int:
-        """Returns the blocks of a column: one for all of it where they do not divide it."""
+        """Return the blocks of a column: one for all of it where they do not divide it."""
         is_whole = self.format == "int8" or in_dim % self.block_size != 0
         return 1 if is_whole else in_dim // self.block_size
 
     def kept(self, weight: Any) -> dict[str, Any]:
-        """Returns the arrays that a weight `[K, N]` is kept as, by name."""
+        """Return the arrays that a weight `[K, N]` is kept as, by name."""
         wide = weight.astype(np.float32)
         largest = nf4.largest_of_blocks(wide, self.num_blocks(weight.shape[0]))
         if self.format == "int8":
@@ -84,7 +89,7 @@ class FrozenForm:
         }
 
     def wide(self, arrays: Mapping[str, Any]) -> Float[Array, "*copies K N"]:
-        """Returns the weight that arrays are, in float32; leading dimensions are copies."""
+        """Return the weight that arrays are, in float32; leading dimensions are copies."""
         if arrays["weight_codes"].ndim > 2:
             many: Array = jax.vmap(self.wide)(dict(arrays))
             return many
@@ -111,7 +116,7 @@ class FrozenLinear(GroupedRows, Module):
 
     @config
     class Config(Module.Config["FrozenLinear"]):
-        """Describes a `FrozenLinear`.
+        """The config of a `FrozenLinear`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -142,7 +147,7 @@ class FrozenLinear(GroupedRows, Module):
             return FrozenForm(self.format, self.block_size, self.double_quant)
 
     def setup(self, cfg: Config) -> None:
-        """Declares the codes, the scales and the bias."""
+        """Declare the codes, the scales and the bias."""
         _check(cfg)
         out, blocks = cfg.axes[1], cfg.form.num_blocks(cfg.in_dim)
         deviation = cfg.in_dim**-0.5
@@ -174,7 +179,7 @@ class FrozenLinear(GroupedRows, Module):
         return self.config.form.wide(arrays).astype(self.dtypes.compute)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of the last dimension."""
+        """Return the projection of the last dimension."""
         weight = self.weight
         if weight.ndim == 2:
             y: Array = self.dot(x, weight)
@@ -182,12 +187,12 @@ class FrozenLinear(GroupedRows, Module):
         sizes, rows = self.get_shared(GROUP_SIZES), x.reshape(-1, x.shape[-1])
         y = self.dot.grouped(rows, weight, sizes)
         if self.config.has_bias:
-            y = y + taken_by_rows(self.bias, sizes, len(rows))
+            y = y + take_by_group(self.bias, sizes, len(rows))
         return y.reshape(*x.shape[:-1], -1)
 
 
 def frozen_state(module: Module, state: Any) -> Any:
-    """Returns the state of a module with `FrozenLinear`s, from that of the same with wide ones.
+    """Return the state of a module with `FrozenLinear`s, from that of the same with wide ones.
 
     Args:
         module: The module with them.
@@ -196,8 +201,8 @@ def frozen_state(module: Module, state: Any) -> Any:
     return _frozen_part(module.param_specs(), state)
 
 
-def widened(cfg: Any) -> Any:
-    """Returns a config with a `Linear` in the place of every `FrozenLinear`."""
+def with_full_precision_weights(cfg: Any) -> Any:
+    """Return a config with a `Linear` in the place of every `FrozenLinear`."""
 
     def wide(frozen: Any) -> Linear.Config:
         return Linear.Config(has_bias=frozen.has_bias, dot=frozen.dot, dtypes=frozen.dtypes)
@@ -205,14 +210,14 @@ def widened(cfg: Any) -> Any:
     return replace_config(cfg, FrozenLinear, wide, missing_ok=True)
 
 
-def widened_state(cfg: Any, state: Any) -> Any:
-    """Returns the state of the model that `widened` describes, with the numbers of frozen weights.
+def full_precision_state(cfg: Any, state: Any) -> Any:
+    """Return the state of the model of `with_full_precision_weights`, of equal numbers.
 
     Args:
         cfg: The config of the model with frozen weights.
         state: Its state.
     """
-    return _wide_part(widened(cfg).build().param_specs(), state)
+    return _wide_part(with_full_precision_weights(cfg).build().param_specs(), state)
 
 
 def _frozen_part(specs: Any, state: Any) -> Any:
@@ -239,7 +244,7 @@ def _wide_part(specs: Any, state: Any) -> Any:
 
 
 def _form_of(arrays: Mapping[str, Any]) -> FrozenForm:
-    """Returns the form that arrays, or their specs, are kept in."""
+    """Return the form that arrays, or their specs, are kept in."""
     codes, blocks = arrays[CODES], arrays["weight_scale"].shape[-2]
     if str(codes.dtype) == "int8":
         return FrozenForm("int8")

@@ -33,14 +33,14 @@ SMALLEST = np.float32(2.0**-126)
 
 
 def largest_of_blocks(weight: Any, num_blocks: int) -> Any:
-    """Returns the largest magnitude of each block of a weight `[K, N]`, `[G, N]` in float32."""
+    """Return the largest magnitude of each block of a weight `[K, N]`, `[G, N]` in float32."""
     api = weight.__array_namespace__()
     blocks = weight.astype(np.float32).reshape(num_blocks, -1, weight.shape[1])
     return api.max(api.abs(blocks), axis=1)
 
 
 def packed_codes(weight: Any, largest: Any) -> Any:
-    """Returns the nearest levels of a weight `[K, N]`, two in a byte, `[K / 2, N]`.
+    """Return the nearest levels of a weight `[K, N]`, two in a byte, `[K / 2, N]`.
 
     Of rows 2k and 2k + 1 the first has the low half.
     """
@@ -53,7 +53,7 @@ def packed_codes(weight: Any, largest: Any) -> Any:
 
 
 def unpacked_levels(packed: UInt8[Array, "half N"]) -> Float[Array, "K N"]:
-    """Returns the levels of packed codes, in float32."""
+    """Return the levels of packed codes, in float32."""
     both = jnp.stack([packed & 15, packed >> 4], axis=1).reshape(-1, packed.shape[1])
     levels: list[Any] = [jnp.float32(level) for level in LEVELS]
     for bit in range(4):  # a table of 16 by selections, which fuse with what comes after
@@ -65,7 +65,7 @@ def unpacked_levels(packed: UInt8[Array, "half N"]) -> Float[Array, "K N"]:
 
 @cache
 def scale_levels() -> tuple[float, ...]:
-    """Returns the 256 levels of quantized scales, ascending.
+    """Return the 256 levels of quantized scales, ascending.
 
     Seven magnitudes, each ten times the one before, are split into 1, 2, 4, ..., 64 parts.
     """
@@ -78,7 +78,7 @@ def scale_levels() -> tuple[float, ...]:
 
 
 def quantized_scales(scales: Any) -> tuple[Any, Any, Any]:
-    """Returns scales `[G, N]` in eight bits: codes, the scale of each 256, and what is added.
+    """Return scales `[G, N]` in eight bits: codes, the scale of each 256, and what is added.
 
     Scales are counted column by column.
     """
@@ -101,7 +101,7 @@ def quantized_scales(scales: Any) -> tuple[Any, Any, Any]:
 def wide_scales(
     codes: UInt8[Array, "G N"], largest: Float[Array, " blocks"], mean: Float[Array, ""]
 ) -> Float[Array, "G N"]:
-    """Returns scales in float32."""
+    """Return scales in float32."""
     levels = jnp.take(jnp.asarray(scale_levels(), jnp.float32), codes.astype(jnp.int32).T)
     flat = levels.reshape(-1)
     own = jnp.repeat(largest, SCALES_PER_BLOCK)[: flat.shape[0]]

@@ -3,7 +3,7 @@
 Letters of shapes: E experts, K input, N output, G groups of K.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -12,10 +12,17 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
-from axcore.layers.broadcast import as_row
-from axcore.layers.dot import over_rows
-from axcore.layers.grouped_rows import GROUP_SIZES, GroupedRows, group_of_rows, taken_by_rows
-from axcore.layers.serving_products import times_narrow
+from axcore.layers.linear import (
+    GROUP_SIZES,
+    PANELS,
+    GroupedRows,
+    as_row,
+    over_rows,
+    packed_arrays,
+    quantized_product,
+    row_groups,
+    take_by_group,
+)
 from axcore.module import Module, Param, ParamSpec
 from axcore.ops import (
     Quantization,
@@ -29,7 +36,7 @@ from axcore.ops.quantized.quantize import SMALLEST, amax_of, quantized
 
 WeightFormat = Literal["int8", "int4", "float8_e4m3fn"]
 
-INT4_LARGEST = 7
+_INT4_LARGEST = 7
 VALUES, SCALE = "weight_values", "weight_scale"
 """Names of the arrays that take the place of a `weight`."""
 
@@ -53,7 +60,7 @@ class QuantizedLinear(GroupedRows, Module):
 
     @config
     class Config(Module.Config["QuantizedLinear"]):
-        """Describes a `QuantizedLinear`.
+        """The config of a `QuantizedLinear`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -73,7 +80,7 @@ class QuantizedLinear(GroupedRows, Module):
         group_size: PositiveInt | None = None
 
     def setup(self, cfg: Config) -> None:
-        """Declares the values, the scales and the bias."""
+        """Declare the values, the scales and the bias."""
         into, out = cfg.axes
         self._num_groups = _num_groups(cfg)
         rows = cfg.in_dim // 2 if cfg.format == "int4" else cfg.in_dim
@@ -92,15 +99,15 @@ class QuantizedLinear(GroupedRows, Module):
             self.bias = Param((cfg.out_dim,), axes=(out,), init=0.0)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of the last dimension, in the dtype of x."""
+        """Return the projection of the last dimension, in the dtype of x."""
         values = self.weight_values
         if values.ndim > 2:
             return self._of_experts(x)
-        y = over_rows(lambda rows: times_narrow(rows, values, self.weight_scale), x)
+        y = over_rows(lambda rows: quantized_product(rows, values, self.weight_scale), x)
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
     def _of_experts(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of rows sorted by expert, whose sizes are a shared value.
+        """Return the projection of rows sorted by expert, whose sizes are a shared value.
 
         Where there are fewer rows than experts, only the weights of theirs are made wide.
         """
@@ -109,7 +116,7 @@ class QuantizedLinear(GroupedRows, Module):
         bias = self.bias if self.config.has_bias else None
         if len(rows) < len(values):
             arrays = (values, scale, bias)
-            own = group_of_rows(sizes, len(rows))
+            own = row_groups(sizes, len(rows))
             values, scale, bias = jax.tree.map(lambda array: array[own], arrays)
             sizes = jnp.ones(len(rows), sizes.dtype)
         if self.config.format == "int4":
@@ -118,15 +125,15 @@ class QuantizedLinear(GroupedRows, Module):
             values = jax.vmap(wide_weight)(values, scale)
         y = grouped_matmul(rows, values.astype(rows.dtype), sizes)
         if self._num_groups == 1:
-            y = y.astype(jnp.float32) * taken_by_rows(scale[:, 0], sizes, len(rows))
+            y = y.astype(jnp.float32) * take_by_group(scale[:, 0], sizes, len(rows))
             y = y.astype(x.dtype)
         if bias is not None:
-            y = y + taken_by_rows(bias, sizes, len(rows))
+            y = y + take_by_group(bias, sizes, len(rows))
         return y.reshape(*x.shape[:-1], -1)
 
 
 def quantize_weights(specs: Any, state: Any) -> Any:
-    """Returns the state of a module with quantized layers, from that of the same with wide ones.
+    """Return the state of a module with quantized layers, from that of the same with wide ones.
 
     Args:
         specs: `param_specs()` of the module with `QuantizedLinear`s, or of a part of it.
@@ -138,11 +145,11 @@ def quantize_weights(specs: Any, state: Any) -> Any:
     if VALUES not in specs:
         return {name: quantize_weights(specs[name], below) for name, below in state.items()}
     rest = {name: leaf for name, leaf in state.items() if name != "weight"}
-    return {**rest, **kept_narrow(specs, state["weight"])}
+    return {**rest, **_quantized_arrays(specs, state["weight"])}
 
 
-def kept_narrow(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
-    """Returns the arrays that a `QuantizedLinear` of some specs keeps a weight as, by name."""
+def _quantized_arrays(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
+    """Return the arrays that a `QuantizedLinear` of some specs keeps a weight as, by name."""
     formats = {dtype: name for name, dtype in _DTYPES.items()}
     how = formats[str(specs[VALUES].dtype)]
     many = _quantize if weight.ndim == 2 else _quantize_experts
@@ -153,12 +160,12 @@ def kept_narrow(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
 def quantized_weight(
     weight: Float[Array, "K N"], how: WeightFormat, num_groups: int = 1
 ) -> QuantizedArray:
-    """Returns a weight as a `QuantizedLinear` keeps it: values `[K, N]`, scales `[G, N]`."""
+    """Return a weight as a `QuantizedLinear` keeps it: values `[K, N]`, scales `[G, N]`."""
     grouped = weight.reshape(num_groups, -1, weight.shape[1])
     if how == "int4":
-        scale = jnp.maximum(amax_of(grouped, (1,)) / INT4_LARGEST, SMALLEST)
+        scale = jnp.maximum(amax_of(grouped, (1,)) / _INT4_LARGEST, SMALLEST)
         steps = jnp.round(grouped.astype(jnp.float32) / scale)
-        narrow = jnp.clip(steps, -INT4_LARGEST, INT4_LARGEST).astype(jnp.int8)
+        narrow = jnp.clip(steps, -_INT4_LARGEST, _INT4_LARGEST).astype(jnp.int8)
         return QuantizedArray(packed_int4(narrow.reshape(weight.shape)), scale[:, 0])
     found = quantized(grouped, Quantization(format=how, per="channel"), (1,))
     return QuantizedArray(found.values.reshape(weight.shape), found.scale[:, 0])
@@ -175,3 +182,21 @@ def _quantized_experts(weight: Float[Array, "E K N"], how: WeightFormat, num_gro
 
 _quantize = jax.jit(quantized_weight, static_argnums=(1, 2))
 _quantize_experts = jax.jit(_quantized_experts, static_argnums=(1, 2))
+
+
+FORMS: Mapping[str, Callable[[Any, Array], dict[str, Array]]] = {
+    PANELS: packed_arrays,
+    VALUES: _quantized_arrays,
+}
+"""By the name of an array that only layers of one form have."""
+
+
+def kept_weight(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
+    """Return the arrays that a weight is kept as, by name.
+
+    Args:
+        specs: Those of the layer that keeps it, which has no `weight`.
+        weight: As it was trained.
+    """
+    (form,) = (form for name, form in FORMS.items() if name in specs)
+    return form(specs, weight)

@@ -183,7 +183,7 @@ class AdapterFormat(Record):
     Args:
         name: The format's.
         layer: The Config class of the layer, with a field `base`.
-        format: An `axcore.interop.CorrectionFormat`, as a class without arguments.
+        format: An `axcore.interop.AdapterFormat`, as a class without arguments.
         summary: One line.
 
     Example:
@@ -213,7 +213,8 @@ class Feature(Record):
             be written.
         evidence: From a trace, `axcore.complexity.Trace`, to None where the feature is in it, or
             why it is not.
-        implementation: The feature's own modules, which nothing else may import.
+        implementation: The feature's own modules, or names in them as `axl_acme.norm:AcmeNorm`,
+            which nothing else may import.
         target: The hardware to trace for.
         variant_of: What it is one of several variants of, such as `rope` or `kv_cache`; `axcore
             loc` measures what all of them cost together. Empty where it is a feature of its own.

@@ -27,7 +27,7 @@ class ALiBi(Module):
 
     @config
     class Config(Module.Config["ALiBi"]):
-        """Describes an `ALiBi`.
+        """The config of an `ALiBi`.
 
         Args:
             num_heads: Number of query heads.
@@ -38,7 +38,7 @@ class ALiBi(Module):
         core: Module.Config = DotProductAttention.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the core and computes the slopes."""
+        """Build the core and computes the slopes."""
         refuse_second(ALiBi, cfg.core)
         if find_config(cfg.core, lambda node: not getattr(node, "is_causal", True)):
             raise ConfigError(
@@ -51,7 +51,7 @@ class ALiBi(Module):
         self.core = cfg.core.build(num_heads=cfg.num_heads)
 
     def forward(self, q: Any, k: Any, v: Any, info: TokenInfo, **options: Any) -> Any:
-        """Returns each query's weighted mean of values, near ones weighing more."""
+        """Return each query's weighted mean of values, near ones weighing more."""
         if "sinks_N" in options:
             raise _refused_sinks()
         places = info.key_positions(k.shape[1]).astype(jnp.float32)[:, None, None, :]
@@ -60,7 +60,7 @@ class ALiBi(Module):
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """Returns the slope of each head, float32 `[1, heads, 1, 1]`.
+    """Return the slope of each head, float32 `[1, heads, 1, 1]`.
 
     `2 ** (-8 i / n)` for `n` heads where `n` is a power of two. Otherwise those of the power of two
     below, and then every second one of the power of two above, as the authors' program has it.
@@ -85,5 +85,5 @@ def _refused_sinks() -> ConfigError:
 
 
 def in_place_of(old: Any) -> ALiBi.Config:
-    """Returns the config that takes the place of attention without a bias."""
+    """Return the config that takes the place of attention without a bias."""
     return ALiBi.Config(core=old)

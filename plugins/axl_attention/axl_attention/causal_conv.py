@@ -19,7 +19,7 @@ class CausalConv(Module):
 
     @config
     class Config(Module.Config["CausalConv"]):
-        """Describes a `CausalConv`.
+        """The config of a `CausalConv`.
 
         Args:
             dim: Number of channels.
@@ -36,7 +36,7 @@ class CausalConv(Module):
         state_cache: Module.Config = NoStateCache.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Declares the weights, the last of which is a token's own, and the bias."""
+        """Declare the weights, the last of which is a token's own, and the bias."""
         init = Normal(std=(3 * cfg.width) ** -0.5)
         self.weight = Param((cfg.dim, cfg.width), axes=(cfg.axis, None), init=init)
         if cfg.has_bias:
@@ -46,7 +46,7 @@ class CausalConv(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns the convolved channels in the input's dtype; sums are float32."""
+        """Return the convolved channels in the input's dtype; sums are float32."""
         width, weight = self.config.width, self.weight.astype(jnp.float32)
         total = jnp.zeros(x.shape, jnp.float32)
         known = jnp.concatenate([self.state_cache.before(info, x.dtype), x], axis=1)
@@ -62,7 +62,7 @@ class CausalConv(Module):
 def _earlier(
     known: Float[Array, "batch known dim"], info: TokenInfo, distance: int
 ) -> Float[Array, "batch time dim"]:
-    """Returns what is so many tokens before each, in float32, or 0 outside of its document.
+    """Return what is so many tokens before each, in float32, or 0 outside of its document.
 
     Args:
         known: The tokens, behind those that came before them.

@@ -24,7 +24,7 @@ class ChunkedAttention(Module):
 
     @config
     class Config(Module.Config["ChunkedAttention"]):
-        """Describes a `ChunkedAttention`.
+        """The config of a `ChunkedAttention`.
 
         Args:
             num_heads: Number of query heads.
@@ -37,14 +37,14 @@ class ChunkedAttention(Module):
         core: Module.Config = DotProductAttention.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the core."""
+        """Build the core."""
         refuse_second(ChunkedAttention, cfg.core)
         if cfg.chunk < 1:
             raise ConfigError(f"chunk is {cfg.chunk}; a chunk has at least one token")
         self.core = cfg.core.build(num_heads=cfg.num_heads)
 
     def forward(self, q: Any, k: Any, v: Any, info: TokenInfo, **options: Any) -> Any:
-        """Returns each query's weighted mean of the values of its chunk."""
+        """Return each query's weighted mean of the values of its chunk."""
         chunk = self.config.chunk
         if info.num_cached is not None:
             first = info.positions // chunk * chunk
@@ -53,12 +53,12 @@ class ChunkedAttention(Module):
 
 
 def chunk_ids(info: TokenInfo, chunk: int) -> Int[Array, "batch time"]:
-    """Returns segments that number the chunks of each row from 1 on; padding stays 0."""
+    """Return segments that number the chunks of each row from 1 on; padding stays 0."""
     begins = (info.positions % chunk == 0).astype(jnp.int32)
     ids = jnp.cumsum(begins, axis=1) + 1
     return ids if info.segment_ids is None else jnp.where(info.segment_ids == 0, 0, ids)
 
 
 def in_place_of(old: Any) -> ChunkedAttention.Config:
-    """Returns the config that takes the place of attention over whole documents."""
+    """Return the config that takes the place of attention over whole documents."""
     return ChunkedAttention.Config(core=old)

@@ -20,7 +20,7 @@ class ClampedFeedForward(Module):
 
     @config
     class Config(Module.Config["ClampedFeedForward"]):
-        """Describes a `ClampedFeedForward`.
+        """The config of a `ClampedFeedForward`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -37,14 +37,14 @@ class ClampedFeedForward(Module):
         linear: Module.Config = Linear.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the three projections."""
+        """Build the three projections."""
         into = {"in_dim": cfg.dim, "out_dim": cfg.hidden_dim, "axes": ("embed", "mlp")}
         self.gate = cfg.linear.build(**into)
         self.up = cfg.linear.build(**into)
         self.down = cfg.linear.build(in_dim=cfg.hidden_dim, out_dim=cfg.dim, axes=("mlp", "embed"))
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
-        """Returns the output for each token on its own."""
+        """Return the output for each token on its own."""
         cfg = self.config
         gate = jnp.minimum(self.gate(x), cfg.limit)
         up = jnp.clip(self.up(x), -cfg.limit, cfg.limit)

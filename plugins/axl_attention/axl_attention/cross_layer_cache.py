@@ -19,7 +19,7 @@ class SentCache(Module):
 
     @config
     class Config(Module.Config["SentCache"]):
-        """Describes a `SentCache`.
+        """The config of a `SentCache`.
 
         Args:
             num_kv_heads: Number of key and value heads.
@@ -38,17 +38,17 @@ class SentCache(Module):
         is_serving: bool = False
 
         def for_serving(self, room: KVCacheConfig) -> "SentCache.Config":
-            """Returns the config that sends; its cache is that of a serving model already."""
+            """Return the config that sends; its cache is that of a serving model already."""
             return evolve(self, is_serving=True)
 
     def setup(self, cfg: Config) -> None:
-        """Builds the cache."""
+        """Build the cache."""
         self.cache = cfg.cache.build(
             num_kv_heads=cfg.num_kv_heads, head_dim=cfg.head_dim, value_dim=cfg.value_dim
         )
 
     def forward(self, k: Any, v: Any, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Returns what the cache returns, and sends it where the model serves."""
+        """Return what the cache returns, and sends it where the model serves."""
         k, v, info = self.cache(k, v, info)
         if self.config.is_serving:
             self.set_shared(self.config.channel, (k, v, info))
@@ -63,7 +63,7 @@ class ReceivedCache(Module):
 
     @config
     class Config(Module.Config["ReceivedCache"]):
-        """Describes a `ReceivedCache`; its fields are those of `SentCache`."""
+        """The config of a `ReceivedCache`; its fields are those of `SentCache`."""
 
         num_kv_heads: PositiveInt = REQUIRED
         head_dim: PositiveInt = REQUIRED
@@ -72,11 +72,11 @@ class ReceivedCache(Module):
         is_serving: bool = False
 
         def for_serving(self, room: KVCacheConfig) -> "ReceivedCache.Config":
-            """Returns the config that receives."""
+            """Return the config that receives."""
             return evolve(self, is_serving=True)
 
     def forward(self, k: Any, v: Any, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Returns what was sent last; where the model trains, what it is given, which is the same.
+        """Return what was sent last; where the model trains, what it is given, which is the same.
 
         Raises:
             ModuleError: Nothing was sent, or it was sent by a layer with other tokens.

@@ -36,7 +36,7 @@ class DeltaInputs(NamedTuple):
 def delta_rule(
     inputs: DeltaInputs, memory: Float[Array, "B H R K V"] | None = None, *, chunk: int
 ) -> tuple[Float[Array, "B T H R V"], Float[Array, "B H R K V"]]:
-    """Returns `q M` of every token, where `M = N + beta k (v - k N)` and `N = exp(log_decay) M`.
+    """Return `q M` of every token, where `M = N + beta k (v - k N)` and `N = exp(log_decay) M`.
 
     `M` is the memory, `[K, V]` for each value head, from token to token: at first `memory`, of the
     first token's document, or zeros. The last is returned too; where a chunk is not full it is that
@@ -60,7 +60,7 @@ def delta_rule(
 def _chunk(
     memory_BHRKV: Array, before_B: Array, one: DeltaInputs
 ) -> tuple[tuple[Array, Array], Array]:
-    """Returns the memory after a chunk, the document that it is of, and the chunk's output."""
+    """Return the memory after a chunk, the document that it is of, and the chunk's output."""
     q, k, v, log_decay, beta, segments = one
     total_BCHR = jnp.cumsum(log_decay, axis=1)
     decay_BCSHR = _decay(total_BCHR, segments)
@@ -83,7 +83,7 @@ def _chunk(
 
 
 def _decay(total_BCHR: Array, segments_BC: Array) -> Float[Array, "B C S H R"]:
-    """Returns what each token finds left of what each before it, and itself, has added."""
+    """Return what each token finds left of what each before it, and itself, has added."""
     size = segments_BC.shape[1]
     is_same = segments_BC[:, :, None] == segments_BC[:, None, :]
     is_seen = (is_same & jnp.tril(jnp.ones((size, size), bool))[None])[..., None, None]
@@ -91,7 +91,7 @@ def _decay(total_BCHR: Array, segments_BC: Array) -> Float[Array, "B C S H R"]:
 
 
 def _solved(system_BCSHR: Array, right_BCHRV: Array) -> Float[Array, "B C H R V"]:
-    """Returns `x` of `(I + system) x = right`; of the system what is below the diagonal counts."""
+    """Return `x` of `(I + system) x = right`; of the system what is below the diagonal counts."""
     left_BHRCS = jnp.moveaxis(system_BCSHR, (1, 2), (3, 4))
     right_BHRCV = jnp.moveaxis(right_BCHRV, 1, 3)
     solved: Any = jax.lax.linalg.triangular_solve(

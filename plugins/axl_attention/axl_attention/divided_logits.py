@@ -22,7 +22,7 @@ class DividedLogits(Module):
 
     @config
     class Config(Module.Config["DividedLogits"]):
-        """Describes a `DividedLogits`.
+        """The config of a `DividedLogits`.
 
         Args:
             dim: Size of a hidden vector.
@@ -37,11 +37,11 @@ class DividedLogits(Module):
         inner: Module.Config = UntiedHead.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the head."""
+        """Build the head."""
         self.inner = cfg.inner.build(dim=cfg.dim, vocab_size=cfg.vocab_size)
 
     def forward(self, x: Hidden, table: Table) -> Float[Array, "batch time vocab"]:
-        """Returns float32 logits; `table` is the embedding table."""
+        """Return float32 logits; `table` is the embedding table."""
         logits: Float[Array, "batch time vocab"] = self.inner(self._divided(x), table)
         return logits
 
@@ -53,7 +53,7 @@ class DividedLogits(Module):
         targets: Int[Array, "batch time"],
         weights: Float[Array, "batch time"],
     ) -> Any:
-        """Returns the weighted sum of cross-entropies in nats, and the sum of weights."""
+        """Return the weighted sum of cross-entropies in nats, and the sum of weights."""
         return self.inner.loss(self._divided(x), table, targets, weights)
 
     def _divided(self, x: Hidden) -> Hidden:

@@ -28,7 +28,7 @@ from axl_attention.models import (
 
 
 def gpt2_small() -> Any:
-    """Returns GPT-2's smallest model and its batch: 512 rows of 1024 tokens.
+    """Return GPT-2's smallest model and its batch: 512 rows of 1024 tokens.
 
     Every device holds all of it: there is no need to split a model of this size.
 
@@ -53,7 +53,7 @@ def gpt2_small() -> Any:
 
 
 def qwen3_8b() -> Any:
-    """Returns Qwen3-8B: 30T tokens in rows of 4096.
+    """Return Qwen3-8B: 30T tokens in rows of 4096.
 
     Source: Yang et al. 2025, arXiv:2505.09388, section 3.2 (the first stage).
     """
@@ -63,13 +63,13 @@ def qwen3_8b() -> Any:
 
 
 def qwen3_30b_a3b() -> Any:
-    """Returns Qwen3-30B-A3B, trained as `qwen3-8b`."""
+    """Return Qwen3-30B-A3B, trained as `qwen3-8b`."""
     model = evolve(qwen3_moe("30b-a3b"), dtypes=DTypes(compute="bfloat16"))
     return update_config(qwen3_8b(), {"model": model, **_rows(1, 2)})
 
 
 def gemma_7b() -> Any:
-    """Returns Gemma 7B: 6T tokens in rows of 8192.
+    """Return Gemma 7B: 6T tokens in rows of 8192.
 
     Source: Gemma Team 2024, arXiv:2403.08295, sections 2 and 3.
     """
@@ -86,7 +86,7 @@ def gemma_7b() -> Any:
 
 
 def gemma2_9b() -> Any:
-    """Returns Gemma 2 9B: 8T tokens in rows of 8192.
+    """Return Gemma 2 9B: 8T tokens in rows of 8192.
 
     Source: Gemma Team 2024, arXiv:2408.00118, sections 2 and 3.1. Differs: the paper's model learns
     from a larger one's probabilities; this learns from the text.
@@ -110,7 +110,7 @@ def gemma2_9b() -> Any:
 
 
 def gemma3_4b() -> Any:
-    """Returns the text part of Gemma 3 4B: 4T tokens in rows of 32,768.
+    """Return the text part of Gemma 3 4B: 4T tokens in rows of 32,768.
 
     Source: Gemma Team 2025, arXiv:2503.19786, sections 2 and 2.2. Differs: as `gemma2-9b`; and the
     stretched positions of global layers are there from the beginning.
@@ -128,7 +128,7 @@ def gemma3_4b() -> Any:
 
 
 def deepseek_v2_lite() -> Any:
-    """Returns DeepSeek-V2-Lite: 5.7T tokens, 4608 rows of 4096 tokens a batch.
+    """Return DeepSeek-V2-Lite: 5.7T tokens, 4608 rows of 4096 tokens a batch.
 
     Source: DeepSeek-AI 2024, arXiv:2405.04434, appendix B. Differs: the rate falls along a cosine,
     not by steps; the stretched positions are there from the beginning.
@@ -147,7 +147,7 @@ def deepseek_v2_lite() -> Any:
 
 
 def deepseek_v3_671b() -> Any:
-    """Returns DeepSeek-V3: 14.8T tokens, 15,360 rows of 4096 tokens a batch.
+    """Return DeepSeek-V3: 14.8T tokens, 15,360 rows of 4096 tokens a batch.
 
     Source: DeepSeek-AI 2024, arXiv:2412.19437, section 4.2. Differs: as `deepseek-v2-lite`; the
     batch does not grow; no second token is predicted; the routers' biases move to the end.
@@ -166,7 +166,7 @@ def deepseek_v3_671b() -> Any:
 
 
 def kimi_k2_1t() -> Any:
-    """Returns Kimi K2: 15.5T tokens, 16,384 rows of 4096 tokens a batch.
+    """Return Kimi K2: 15.5T tokens, 16,384 rows of 4096 tokens a batch.
 
     Source: Kimi Team 2025, arXiv:2507.20534, section 2.5. Differs: as `deepseek-v3`; AdamW in the
     place of MuonClip.
@@ -184,12 +184,12 @@ def kimi_k2_1t() -> Any:
 
 
 def glm4_9b() -> Any:
-    """Returns GLM-4-9B-0414 in rows of 4096; of its training nothing was published."""
+    """Return GLM-4-9B-0414 in rows of 4096; of its training nothing was published."""
     return _trained(glm4("9b"), {**_tokens("[gMASK]", "<|endoftext|>"), **_rows(2, 4)})
 
 
 def gpt_oss_20b() -> Any:
-    """Returns GPT-OSS 20B in rows of 4096, the length that its positions are stretched from.
+    """Return GPT-OSS 20B in rows of 4096, the length that its positions are stretched from.
 
     Of its training nothing else was published.
     """
@@ -204,12 +204,12 @@ def _trained(model: Any, changes: dict[str, Any]) -> Any:
 
 
 def _tokens(first: str | None, last: str) -> dict[str, Any]:
-    """Returns the changes that name a document's first and last token."""
+    """Return the changes that name a document's first and last token."""
     return {"data.tokenizer.bos_token": first, "data.tokenizer.eos_token": last}
 
 
 def _rows(small: int, large: int) -> dict[str, Any]:
-    """Returns the change to layouts with so many rows at a time on small and large devices."""
+    """Return the change to layouts with so many rows at a time on small and large devices."""
     return {"mesh_rules": mesh_rules(small_rows=small, large_rows=large)}
 
 

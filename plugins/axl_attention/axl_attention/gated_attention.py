@@ -23,7 +23,7 @@ class GatedLinear(Module):
 
     @config
     class Config(Module.Config["GatedLinear"]):
-        """Describes a `GatedLinear`.
+        """The config of a `GatedLinear`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -38,12 +38,12 @@ class GatedLinear(Module):
         linear: Module.Config = Linear.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the projection."""
+        """Build the projection."""
         refuse_second(GatedLinear, cfg.linear)
         self.linear = cfg.linear.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the projection of what the gates let through, dimension by dimension."""
+        """Return the projection of what the gates let through, dimension by dimension."""
         return self.linear(x * self.get_shared(GATE))
 
 
@@ -56,7 +56,7 @@ class GatedAttention(Module):
 
     @config
     class Config(Module.Config["GatedAttention"]):
-        """Describes a `GatedAttention`.
+        """The config of a `GatedAttention`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -69,7 +69,7 @@ class GatedAttention(Module):
         inner: Module.Config = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Builds the attention and its gates."""
+        """Build the attention and its gates."""
         refuse_second(GatedAttention, cfg.inner)
         self.inner = cfg.inner.build(dim=cfg.dim)
         width = self.inner.out.config.in_dim
@@ -78,7 +78,7 @@ class GatedAttention(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns each token's mixture of the tokens that it sees."""
+        """Return each token's mixture of the tokens that it sees."""
         gate = jax.nn.sigmoid(self.gate(x).astype(jnp.float32)).astype(x.dtype)
         with self.with_shared(GATE, gate):
             mixed: Float[Array, "batch time dim"] = self.inner(x, info)
@@ -86,6 +86,6 @@ class GatedAttention(Module):
 
 
 def in_place_of(old: Any) -> GatedAttention.Config:
-    """Returns the config that takes the place of an attention whose output is not gated."""
+    """Return the config that takes the place of an attention whose output is not gated."""
     gated = GatedLinear.Config(linear=old.out_linear)
     return GatedAttention.Config(inner=evolve(old, out_linear=gated))

@@ -29,7 +29,7 @@ class GatedDeltaNet(Module):
 
     @config
     class Config(Module.Config["GatedDeltaNet"]):
-        """Describes a `GatedDeltaNet`.
+        """The config of a `GatedDeltaNet`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -58,7 +58,7 @@ class GatedDeltaNet(Module):
         state_cache: Module.Config = NoStateCache.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the parts, and declares what each head has of its own."""
+        """Build the parts, and declare what each head has of its own."""
         if cfg.num_value_heads % cfg.num_key_heads:
             raise ConfigError(
                 f"num_value_heads is {cfg.num_value_heads}, not a multiple of num_key_heads, "
@@ -83,7 +83,7 @@ class GatedDeltaNet(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns what each token makes of itself and those before it."""
+        """Return what each token makes of itself and those before it."""
         cfg = self.config
         before = self.state_cache.before(info, jnp.float32)
         mixed, after = delta_rule(self._inputs(x, info), before, chunk=cfg.chunk)

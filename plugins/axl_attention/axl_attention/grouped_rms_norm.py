@@ -13,7 +13,7 @@ class GroupedRMSNorm(Module):
 
     @config
     class Config(Module.Config["GroupedRMSNorm"]):
-        """Describes a `GroupedRMSNorm`.
+        """The config of a `GroupedRMSNorm`.
 
         Args:
             dim: Size of the last dimension.
@@ -26,11 +26,11 @@ class GroupedRMSNorm(Module):
         epsilon: PositiveFloat = 1e-5
 
     def setup(self, cfg: Config) -> None:
-        """Declares the weight, which is one at first."""
+        """Declare the weight, which is one at first."""
         self.weight = Param((cfg.dim,), axes=("norm",), init=1.0, cast=False)
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
-        """Returns the normalised input in the input's dtype; computed in float32."""
+        """Return the normalised input in the input's dtype; computed in float32."""
         cfg = self.config
         parts = x.astype(jnp.float32).reshape(*x.shape[:-1], cfg.num_groups, -1)
         mean_square = jnp.mean(jnp.square(parts), axis=-1, keepdims=True)

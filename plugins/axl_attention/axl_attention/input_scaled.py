@@ -22,7 +22,7 @@ class InputScaled(Experts):
 
     @config
     class Config(Experts.Config):
-        """Describes an `InputScaled`.
+        """The config of an `InputScaled`.
 
         Args:
             inner: How the scaled tokens get to their experts and back.
@@ -31,11 +31,11 @@ class InputScaled(Experts):
         inner: Experts.Config = Dropless.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the experts."""
+        """Build the experts."""
         self.inner = cfg.inner.build(dim=cfg.dim, num_experts=cfg.num_experts, expert=cfg.expert)
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
-        """Returns each token's sum of what its experts make of their share of it."""
+        """Return each token's sum of what its experts make of their share of it."""
         batch, time, num_choices = routing.experts.shape
         x_BTKD = x[:, :, None] * routing.weights.astype(x.dtype)[..., None]
         alone = Routing(

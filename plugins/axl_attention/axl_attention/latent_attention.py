@@ -67,7 +67,7 @@ class LatentAttention(Module):
 
     @config
     class Config(Module.Config["LatentAttention"]):
-        """Describes a `LatentAttention`.
+        """The config of a `LatentAttention`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -104,12 +104,12 @@ class LatentAttention(Module):
         keeps_latents: bool = False
 
         def for_serving(self, room: KVCacheConfig) -> "LatentAttention.Config":
-            """Returns the form that keeps latents."""
+            """Return the form that keeps latents."""
             moved = can_move(self.linear) and can_move(self.value_linear or self.linear)
             return evolve(self, keeps_latents=moved)
 
     def setup(self, cfg: Config) -> None:
-        """Builds projections, norms, positions and core."""
+        """Build projections, norms, positions and core."""
         head_dim = cfg.head_dim or _head_dim(cfg)
         self.rope_dim = cfg.rope_dim or head_dim // 2
         self._build_queries(cfg, head_dim + self.rope_dim)
@@ -162,7 +162,7 @@ class LatentAttention(Module):
         )
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
-        """Returns each token's mixture of the tokens that it sees."""
+        """Return each token's mixture of the tokens that it sees."""
         latent, q = self.latent_norm(self.latent(x)), self._queries(x)
         own_q, shared_q = q[..., : -self.rope_dim], q[..., -self.rope_dim :]
         shared_k = self.shared_k(x)[:, :, None, :]
@@ -207,7 +207,7 @@ def _head_dim(cfg: LatentAttention.Config) -> int:
 
 
 def in_place_of(old: Any) -> LatentAttention.Config:
-    """Returns the config that takes the place of attention with keys and values of its own.
+    """Return the config that takes the place of attention with keys and values of its own.
 
     Raises:
         ConfigError: The keys come from elsewhere.

@@ -39,7 +39,7 @@ class LatentForm(NamedTuple):
         return self.dim + self.has_unit
 
     def of(self, latent: Float[Array, "*batch latent"]) -> Float[Array, "*batch kept"]:
-        """Returns what is kept of latents."""
+        """Return what is kept of latents."""
         unit = jnp.ones((*latent.shape[:-1], int(self.has_unit)), latent.dtype)
         return jnp.concatenate([latent, unit], axis=-1)
 
@@ -55,7 +55,7 @@ def has_bias(linear: Any) -> bool:
 
 
 def with_scale(core: Any, head_dim: int) -> Any:
-    """Returns a core that divides by the root of what a query's width was before it was moved."""
+    """Return a core that divides by the root of what a query's width was before it was moved."""
     return map_config(
         core,
         lambda node: (
@@ -65,7 +65,7 @@ def with_scale(core: Any, head_dim: int) -> Any:
 
 
 def moved_queries(q: Heads, k: Any, form: LatentForm) -> Heads:
-    """Returns queries of latents, `[B, T, N, L]`, from queries `[B, T, N, H]` of keys.
+    """Return queries of latents, `[B, T, N, L]`, from queries `[B, T, N, H]` of keys.
 
     Args:
         q: The queries, without those of the shared part.
@@ -76,20 +76,20 @@ def moved_queries(q: Heads, k: Any, form: LatentForm) -> Heads:
 
 
 def moved_values(mixed: Heads, v: Any, form: LatentForm) -> Float[Array, "batch time width"]:
-    """Returns the values of all heads, `[B, T, N V]`, from what they mixed, `[B, T, N, L + R]`."""
+    """Return the values of all heads, `[B, T, N V]`, from what they mixed, `[B, T, N, L + R]`."""
     values = _through("btnl,{}lnv->btnv", mixed[..., : form.size], v, form)
     return values.reshape(*values.shape[:2], -1)
 
 
 def _through(equation: str, x: Heads, linear: Any, form: LatentForm) -> Heads:
-    """Returns a product of heads with the weight of a projection, `{}` for its rows."""
+    """Return a product of heads with the weight of a projection, `{}` for its rows."""
     weight = _weight(linear, form, x)
     weight = weight.reshape(*weight.shape[:-1], x.shape[2], -1)
     return jnp.einsum(equation.format("b" * (weight.ndim - 3)), x, weight)
 
 
 def _weight(linear: Any, form: LatentForm, x: Heads) -> Float[Array, "*rows latent width"]:
-    """Returns the matrix of a projection, `[L, width]`, or of each row, where it has its own.
+    """Return the matrix of a projection, `[L, width]`, or of each row, where it has its own.
 
     Where it is not at hand, it is what the projection makes of unit vectors.
     """

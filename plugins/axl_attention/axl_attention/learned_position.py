@@ -21,7 +21,7 @@ class LearnedPosition(Module):
 
     @config
     class Config(Module.Config["LearnedPosition"]):
-        """Describes a `LearnedPosition`.
+        """The config of a `LearnedPosition`.
 
         Args:
             vocab_size: Number of tokens.
@@ -38,7 +38,7 @@ class LearnedPosition(Module):
         position_init: Initializer = Normal(std=0.02)
 
         def for_serving(self, room: KVCacheConfig) -> "LearnedPosition.Config":
-            """Returns itself, where each place of the longest text has a vector.
+            """Return itself, where each place of the longest text has a vector.
 
             Raises:
                 ConfigError: Texts may be longer than the table.
@@ -53,7 +53,7 @@ class LearnedPosition(Module):
             return self
 
     def setup(self, cfg: Config) -> None:
-        """Builds the embedding and declares the positions' table."""
+        """Build the embedding and declare the positions' table."""
         refuse_second(LearnedPosition, cfg.embedding)
         self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         shape = (cfg.max_length, cfg.dim)
@@ -69,7 +69,7 @@ class LearnedPosition(Module):
     def forward(
         self, tokens: Int[Array, "batch time"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns the sum of both vectors.
+        """Return the sum of both vectors.
 
         Raises:
             ConfigError: The rows are longer than the table.
@@ -85,12 +85,12 @@ class LearnedPosition(Module):
 
 
 def _places(info: TokenInfo) -> Int[Array, "batch time"]:
-    """Returns positions; padding behind the tokens of a cache, perhaps beyond the table, has 0."""
+    """Return positions; padding behind the tokens of a cache, perhaps beyond the table, has 0."""
     if info.num_cached is None or info.segment_ids is None:
         return info.positions
     return jnp.where(info.segment_ids > 0, info.positions, 0)
 
 
 def in_place_of(old: Any) -> LearnedPosition.Config:
-    """Returns the config that takes the place of an embedding without positions."""
+    """Return the config that takes the place of an embedding without positions."""
     return LearnedPosition.Config(embedding=old)

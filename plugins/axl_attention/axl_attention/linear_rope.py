@@ -16,7 +16,7 @@ class LinearRoPE(Module):
 
     @config
     class Config(Module.Config["LinearRoPE"]):
-        """Describes a `LinearRoPE`.
+        """The config of a `LinearRoPE`.
 
         Args:
             head_dim: Size of a head; even.
@@ -29,17 +29,17 @@ class LinearRoPE(Module):
         factor: float = 4.0
 
     def setup(self, cfg: Config) -> None:
-        """Computes the frequencies."""
+        """Compute the frequencies."""
         check_factor(cfg.factor)
         self.frequencies = rope_frequencies(cfg.head_dim, cfg.theta) / cfg.factor
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
-        """Returns queries and keys rotated."""
+        """Return queries and keys rotated."""
         return rotate(q, k, positions, frequencies=self.frequencies)
 
 
 def check_factor(factor: float) -> None:
-    """Checks the factor of a scaling.
+    """Check the factor of a scaling.
 
     Raises:
         ConfigError: It would shorten the range, or leave nothing of it.

@@ -25,7 +25,7 @@ class Llama3RoPE(Module):
 
     @config
     class Config(Module.Config["Llama3RoPE"]):
-        """Describes a `Llama3RoPE`.
+        """The config of a `Llama3RoPE`.
 
         Args:
             head_dim: Size of a head; even.
@@ -44,7 +44,7 @@ class Llama3RoPE(Module):
         high_frequency_factor: float = 4.0
 
     def setup(self, cfg: Config) -> None:
-        """Computes the frequencies."""
+        """Compute the frequencies."""
         check_factor(cfg.factor)
         low, high = cfg.low_frequency_factor, cfg.high_frequency_factor
         if not high >= low > 0:
@@ -58,5 +58,5 @@ class Llama3RoPE(Module):
         self.frequencies = share_kept * kept + (1.0 - share_kept) * kept / cfg.factor
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
-        """Returns queries and keys rotated."""
+        """Return queries and keys rotated."""
         return rotate(q, k, positions, frequencies=self.frequencies)

@@ -30,7 +30,7 @@ class LongRoPE(Module):
 
     @config
     class Config(Module.Config["LongRoPE"]):
-        """Describes a `LongRoPE`.
+        """The config of a `LongRoPE`.
 
         Args:
             head_dim: Size of a head; even.
@@ -51,11 +51,11 @@ class LongRoPE(Module):
         served_length: PositiveInt | None = None
 
         def for_serving(self, room: KVCacheConfig) -> "LongRoPE.Config":
-            """Returns the same for texts up to a length."""
+            """Return the same for texts up to a length."""
             return evolve(self, served_length=room.max_length)
 
     def setup(self, cfg: Config) -> None:
-        """Computes both sets of frequencies."""
+        """Compute both sets of frequencies."""
         plain = rope_frequencies(cfg.head_dim, cfg.theta)
         self.short, self.long = (
             (plain / _checked(name, getattr(cfg, name), len(plain))).astype(np.float32)
@@ -63,7 +63,7 @@ class LongRoPE(Module):
         )
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
-        """Returns queries and keys rotated, and scaled by the attention factor."""
+        """Return queries and keys rotated, and scaled by the attention factor."""
         cfg = self.config
         if cfg.served_length is None:
             lengths = document_lengths(positions)
@@ -78,7 +78,7 @@ class LongRoPE(Module):
 
 
 def document_lengths(positions: Int[Array, "batch time"]) -> Int[Array, "batch time"]:
-    """Returns the length of each token's document: positions count up to its end."""
+    """Return the length of each token's document: positions count up to its end."""
     time = positions.shape[1]
     following = jnp.pad(positions[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
     place = jnp.arange(time, dtype=jnp.int32)[None]
@@ -88,7 +88,7 @@ def document_lengths(positions: Int[Array, "batch time"]) -> Int[Array, "batch t
 
 
 def longrope_attention_factor(factor: float, original_length: int) -> float:
-    """Returns the attention factor of rows that are `factor` times as long as those of training.
+    """Return the attention factor of rows that are `factor` times as long as those of training.
 
     Source: Ding et al. 2024, arXiv:2402.13753, as in the configs of Phi-3: the square root of
     `1 + ln(factor) / ln(original_length)`.

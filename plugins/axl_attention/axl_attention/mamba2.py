@@ -23,7 +23,7 @@ class LogOfUniform(Initializer):
     high: float = 16.0
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns samples."""
+        """Return samples."""
         return jnp.log(jax.random.uniform(key, shape, jnp.float32, self.low, self.high))
 
 
@@ -35,7 +35,7 @@ class StepBias(Initializer):
     largest: float = 0.1
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns samples."""
+        """Return samples."""
         low, high = jnp.log(self.smallest), jnp.log(self.largest)
         steps = jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high))
         return steps + jnp.log(-jnp.expm1(-steps))
@@ -52,7 +52,7 @@ class Mamba2(Module):
 
     @config
     class Config(Module.Config["Mamba2"]):
-        """Describes a `Mamba2`.
+        """The config of a `Mamba2`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -81,7 +81,7 @@ class Mamba2(Module):
         state_cache: Module.Config = NoStateCache.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the parts, and declares what each head has of its own."""
+        """Build the parts, and declare what each head has of its own."""
         if cfg.num_heads % cfg.num_groups:
             raise ConfigError(
                 f"num_heads is {cfg.num_heads}, not a multiple of num_groups, {cfg.num_groups}"
@@ -105,7 +105,7 @@ class Mamba2(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns what each token makes of itself and those before it."""
+        """Return what each token makes of itself and those before it."""
         gate = jax.nn.silu(shard(self.z(x), "batch", "time", "heads"))
         mixed = self._mixed(self._inputs(x, info), info).reshape(gate.shape).astype(x.dtype)
         return self.out(self.norm(mixed * gate))

@@ -15,7 +15,7 @@ class MixerLayer(Module):
 
     @config
     class Config(Module.Config["MixerLayer"]):
-        """Describes a `MixerLayer`.
+        """The config of a `MixerLayer`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -28,13 +28,13 @@ class MixerLayer(Module):
         residual: Module.Config = PreNorm.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the mixer and its residual connection."""
+        """Build the mixer and its residual connection."""
         self.mixer = cfg.mixer.build(dim=cfg.dim)
         self.residual = cfg.residual.build(dim=cfg.dim)
 
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns the tokens after the branch."""
+        """Return the tokens after the branch."""
         x = self.residual(x, lambda normed: self.mixer(normed, info))
         return shard(x, "batch", "time", "embed")

@@ -22,7 +22,7 @@ class NormedLinear(Module):
 
     @config
     class Config(Module.Config["NormedLinear"]):
-        """Describes a `NormedLinear`.
+        """The config of a `NormedLinear`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -39,18 +39,18 @@ class NormedLinear(Module):
         norm: Module.Config = RMSNorm.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the projection and the norm."""
+        """Build the projection and the norm."""
         refuse_second(NormedLinear, cfg.linear)
         self.linear = cfg.linear.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
         self.norm = cfg.norm.build(dim=cfg.out_dim)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the normalised projection of the last dimension."""
+        """Return the normalised projection of the last dimension."""
         return self.norm(self.linear(x))
 
 
 def in_place_of(old: Any) -> Any:
-    """Returns an attention that normalises queries and keys, all heads together."""
+    """Return an attention that normalises queries and keys, all heads together."""
     return evolve(
         old,
         linear=NormedLinear.Config(linear=old.linear),

@@ -20,7 +20,7 @@ class NTKRoPE(Module):
 
     @config
     class Config(Module.Config["NTKRoPE"]):
-        """Describes an `NTKRoPE`.
+        """The config of an `NTKRoPE`.
 
         Args:
             head_dim: Size of a head; even, and more than 2.
@@ -33,7 +33,7 @@ class NTKRoPE(Module):
         factor: float = 4.0
 
     def setup(self, cfg: Config) -> None:
-        """Computes the frequencies."""
+        """Compute the frequencies."""
         check_factor(cfg.factor)
         if cfg.head_dim <= 2:
             raise ConfigError(f"head_dim is {cfg.head_dim}; one pair has no range to be stretched")
@@ -41,5 +41,5 @@ class NTKRoPE(Module):
         self.frequencies = rope_frequencies(cfg.head_dim, theta)
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
-        """Returns queries and keys rotated."""
+        """Return queries and keys rotated."""
         return rotate(q, k, positions, frequencies=self.frequencies)

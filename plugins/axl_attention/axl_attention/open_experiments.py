@@ -28,7 +28,7 @@ from axl_attention.models import (
 
 
 def olmo2_7b() -> Any:
-    """Returns OLMo 2 7B: 4T tokens, 1024 rows of 4096 a batch, large partition functions punished.
+    """Return OLMo 2 7B: 4T tokens, 1024 rows of 4096 a batch, large partition functions punished.
 
     Source: OLMo Team 2025, arXiv:2501.00656, sections 2 and 3. Differs: the rate falls to the end
     of the 4T tokens, where the paper cuts off a cosine of 5T.
@@ -39,7 +39,7 @@ def olmo2_7b() -> Any:
 
 
 def granite_8b() -> Any:
-    """Returns Granite 3 8B: 12T tokens in rows of 4096.
+    """Return Granite 3 8B: 12T tokens in rows of 4096.
 
     Source: IBM 2024, "Granite 3.0 Language Models", sections 2 and 3. Differs: the rate falls along
     a cosine, not by a power; there is one stage, not two.
@@ -48,7 +48,7 @@ def granite_8b() -> Any:
 
 
 def smollm3_3b() -> Any:
-    """Returns SmolLM3 3B: 11.2T tokens, 576 rows of 4096 a batch, a rate that falls at the end.
+    """Return SmolLM3 3B: 11.2T tokens, 576 rows of 4096 a batch, a rate that falls at the end.
 
     Source: Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context reasoner". Differs:
     rotary positions have the base of the published weights from the beginning.
@@ -60,7 +60,7 @@ def smollm3_3b() -> Any:
 
 
 def phi_4() -> Any:
-    """Returns Phi-4: 10T tokens, 5760 rows of 4096 a batch, a rate that falls on a line.
+    """Return Phi-4: 10T tokens, 5760 rows of 4096 a batch, a rate that falls on a line.
 
     Source: Abdin et al. 2024, arXiv:2412.08905, section 3.
     """
@@ -73,7 +73,7 @@ def phi_4() -> Any:
 
 
 def pythia_6_9b() -> Any:
-    """Returns Pythia 6.9B: 300B tokens, 1024 rows of 2048 a batch.
+    """Return Pythia 6.9B: 300B tokens, 1024 rows of 2048 a batch.
 
     Source: Biderman et al. 2023, arXiv:2304.01373, section 2.1 and appendix E.
     """
@@ -90,7 +90,7 @@ def pythia_6_9b() -> Any:
 
 
 def starcoder2_15b() -> Any:
-    """Returns StarCoder2 15B: 4.2T tokens in rows of 4096.
+    """Return StarCoder2 15B: 4.2T tokens in rows of 4096.
 
     Source: Lozhkov et al. 2024, arXiv:2402.19173, section 6.2 and table 7.
     """
@@ -103,7 +103,7 @@ def starcoder2_15b() -> Any:
 
 
 def olmo3_7b() -> Any:
-    """Returns OLMo 3 7B: 5.9T tokens, 512 rows of 8192 a batch.
+    """Return OLMo 3 7B: 5.9T tokens, 512 rows of 8192 a batch.
 
     Source: OLMo Team 2025, "Olmo 3", arXiv:2512.13961, section 3. Differs: as `olmo2-7b`; and the
     stretched positions of global layers are there from the beginning.
@@ -118,7 +118,7 @@ def olmo3_7b() -> Any:
 
 
 def mamba2_2_7b() -> Any:
-    """Returns Mamba-2 2.7B: 300B tokens.
+    """Return Mamba-2 2.7B: 300B tokens.
 
     Source: Dao and Gu 2024, arXiv:2405.21060, section 9.2.
     """
@@ -127,7 +127,7 @@ def mamba2_2_7b() -> Any:
 
 
 def llama4_scout() -> Any:
-    """Returns the text part of Llama 4 Scout: 40T tokens in rows of 4096.
+    """Return the text part of Llama 4 Scout: 40T tokens in rows of 4096.
 
     Source: Meta 2025, the model card of Llama 4. Differs: images are left out; the stretched
     positions are there from the beginning. Nothing else was published.
@@ -137,7 +137,7 @@ def llama4_scout() -> Any:
 
 
 def qwen3_next_80b_a3b() -> Any:
-    """Returns Qwen3-Next 80B: 15T tokens in rows of 4096; no second token is predicted.
+    """Return Qwen3-Next 80B: 15T tokens in rows of 4096; no second token is predicted.
 
     Source: Qwen Team 2025, "Qwen3-Next: towards ultimate training and inference efficiency".
     """
@@ -146,7 +146,7 @@ def qwen3_next_80b_a3b() -> Any:
 
 
 def glm45_air() -> Any:
-    """Returns GLM-4.5-Air: 22T tokens in rows of 4096.
+    """Return GLM-4.5-Air: 22T tokens in rows of 4096.
 
     Source: GLM-4.5 Team 2025, arXiv:2508.06471, section 2. Differs: AdamW in the place of Muon; no
     second token is predicted.
@@ -156,7 +156,7 @@ def glm45_air() -> Any:
 
 
 def _trained(model: Any, end: str, changes: dict[str, Any], *, rows: tuple[int, int]) -> Any:
-    """Returns the training of a model in bfloat16.
+    """Return the training of a model in bfloat16.
 
     Args:
         model: Its config.
@@ -179,7 +179,7 @@ def _trained(model: Any, end: str, changes: dict[str, Any], *, rows: tuple[int, 
 
 
 def _of_every_layer(remat: Any) -> Any:
-    """Returns recomputation of a stack's layers, which it finds by itself in transformers only."""
+    """Return recomputation of a stack's layers, which it finds by itself in transformers only."""
     return evolve(remat, at="model.decoder.stack.layer")
 
 

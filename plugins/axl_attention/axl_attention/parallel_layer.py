@@ -17,7 +17,7 @@ class ParallelLayer(Module):
 
     @config
     class Config(Module.Config["ParallelLayer"]):
-        """Describes a `ParallelLayer`.
+        """The config of a `ParallelLayer`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -34,7 +34,7 @@ class ParallelLayer(Module):
         dropout: Dropout.Config = Dropout.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the two branches and their norms."""
+        """Build the two branches and their norms."""
         self.attention_norm = cfg.norm.build(dim=cfg.dim)
         self.attention = cfg.attention.build(dim=cfg.dim)
         self.feed_forward_norm = cfg.norm.build(dim=cfg.dim)
@@ -45,14 +45,14 @@ class ParallelLayer(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns the tokens with what both branches make of them added."""
+        """Return the tokens with what both branches make of them added."""
         mixed = self.attention_dropout(self.attention(self.attention_norm(x), info))
         fed = self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(x)))
         return shard(x + mixed + fed, "batch", "time", "embed")
 
 
 def in_place_of(old: Any) -> ParallelLayer.Config:
-    """Returns the config that takes the place of a layer of two branches in turn."""
+    """Return the config that takes the place of a layer of two branches in turn."""
     return ParallelLayer.Config(
         attention=old.attention,
         feed_forward=old.feed_forward,

@@ -20,7 +20,7 @@ class PartialRotary(Module):
 
     @config
     class Config(Module.Config["PartialRotary"]):
-        """Describes a `PartialRotary`.
+        """The config of a `PartialRotary`.
 
         Args:
             head_dim: Size of a head.
@@ -33,7 +33,7 @@ class PartialRotary(Module):
         inner: Module.Config = RoPE.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the positions for their part of the head."""
+        """Build the positions for their part of the head."""
         refuse_second(PartialRotary, cfg.inner)
         self.width = int(cfg.head_dim * cfg.fraction)
         if not 0 < self.width <= cfg.head_dim or self.width % 2:
@@ -45,7 +45,7 @@ class PartialRotary(Module):
         self.inner = cfg.inner.build(head_dim=self.width)
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
-        """Returns queries and keys, rotated in their first dimensions."""
+        """Return queries and keys, rotated in their first dimensions."""
         width = self.width
         transposed_q, transposed_k = self.inner(q[..., :width], k[..., :width], positions)
         q = jnp.concatenate([transposed_q, q[..., width:]], axis=-1)
@@ -53,5 +53,5 @@ class PartialRotary(Module):
 
 
 def in_place_of(old: Any) -> PartialRotary.Config:
-    """Returns the config that takes the place of positions for the whole head."""
+    """Return the config that takes the place of positions for the whole head."""
     return PartialRotary.Config(inner=old)

@@ -58,7 +58,7 @@ def layer_variants() -> Iterator[LayerVariant]:
 
 @hook.hugging_face_families
 def hugging_face_families() -> Iterator[HuggingFaceFamily]:
-    """Published models that these layers make."""
+    """Pretrained checkpoints that these layers make."""
     for name, family, summary in (
         ("gpt2", "gpt2:GPT2", "GPT-2"),
         ("deepseek_v2", "deepseek:DEEPSEEK_V2", "DeepSeek-V2"),
@@ -76,18 +76,18 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("olmo3", "olmo:OLMO3", "OLMo 3"),
         ("mamba2", "mamba2:MAMBA2", "Mamba-2"),
         ("olmo2", "olmo:OLMO2", "OLMo 2"),
-        ("llama4_text", "llama4:LLAMA4_TEXT", "Llama 4, for text"),
-        ("llama4", "llama4:LLAMA4", "Llama 4 with its vision tower, the text part of it"),
+        ("llama4_text", "llama:LLAMA4_TEXT", "Llama 4, for text"),
+        ("llama4", "llama:LLAMA4", "Llama 4 with its vision tower, the text part of it"),
         ("glm", "glm:GLM", "GLM-4"),
         ("glm4", "glm:GLM4", "GLM-4-0414"),
-        ("glm4_moe", "glm45:GLM4_MOE", "GLM-4.5, with experts"),
+        ("glm4_moe", "glm:GLM4_MOE", "GLM-4.5, with experts"),
         ("gpt_oss", "gpt_oss:GPT_OSS", "GPT-OSS"),
         ("qwen3_next", "qwen3_next:QWEN3_NEXT", "Qwen3-Next"),
         ("qwen3", "qwen3:QWEN3", "Qwen3, dense"),
         ("qwen3_moe", "qwen3:QWEN3_MOE", "Qwen3 with experts"),
     ):
         yield HuggingFaceFamily(
-            name=name, family=Ref(f"axl_attention.models.hugging_face.{family}"), summary=summary
+            name=name, family=Ref(f"axl_attention.models.{family}"), summary=summary
         )
 
 

@@ -19,7 +19,7 @@ class QueryKeyNorm(Module):
 
     @config
     class Config(Module.Config["QueryKeyNorm"]):
-        """Describes a `QueryKeyNorm`.
+        """The config of a `QueryKeyNorm`.
 
         Args:
             head_dim: Size of a head.
@@ -32,17 +32,17 @@ class QueryKeyNorm(Module):
         inner: Module.Config = RoPE.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds both norms and the positions."""
+        """Build both norms and the positions."""
         refuse_second(QueryKeyNorm, cfg.inner)
         self.query_norm = cfg.norm.build(dim=cfg.head_dim)
         self.key_norm = cfg.norm.build(dim=cfg.head_dim)
         self.inner = cfg.inner.build(head_dim=cfg.head_dim)
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
-        """Returns queries and keys, normalised, with positions."""
+        """Return queries and keys, normalised, with positions."""
         return self.inner(self.query_norm(q), self.key_norm(k), positions)
 
 
 def in_place_of(old: Any) -> Any:
-    """Returns an attention whose queries and keys are normalised before they get positions."""
+    """Return an attention whose queries and keys are normalised before they get positions."""
     return evolve(old, position=QueryKeyNorm.Config(inner=old.position))

@@ -18,10 +18,10 @@ class ReorderedNorm(Residual):
     """
 
     def forward(self, x: Hidden, branch: Callable[[Hidden], Hidden]) -> Hidden:
-        """Returns the input with what the branch makes of it, normalised, added."""
+        """Return the input with what the branch makes of it, normalised, added."""
         return x + self.dropout(self.norm(branch(x)))
 
 
 def in_place_of(old: Any) -> ReorderedNorm.Config:
-    """Returns the config that takes the place of a norm before the branch."""
+    """Return the config that takes the place of a norm before the branch."""
     return ReorderedNorm.Config(norm=old.norm, dropout=old.dropout)

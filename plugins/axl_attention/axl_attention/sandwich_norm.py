@@ -21,7 +21,7 @@ class SandwichNorm(Module):
 
     @config
     class Config(Module.Config["SandwichNorm"]):
-        """Describes a `SandwichNorm`.
+        """The config of a `SandwichNorm`.
 
         Args:
             dim: Size of the last dimension.
@@ -34,16 +34,16 @@ class SandwichNorm(Module):
         dropout: Dropout.Config = Dropout.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the norms and the dropout."""
+        """Build the norms and the dropout."""
         self.before = cfg.norm.build(dim=cfg.dim)
         self.after = cfg.norm.build(dim=cfg.dim)
         self.dropout = cfg.dropout.build()
 
     def forward(self, x: Hidden, branch: Callable[[Hidden], Hidden]) -> Hidden:
-        """Returns the input with what the branch makes of it added."""
+        """Return the input with what the branch makes of it added."""
         return x + self.dropout(self.after(branch(self.before(x))))
 
 
 def in_place_of(old: Any) -> SandwichNorm.Config:
-    """Returns the config that takes the place of a norm before the branch only."""
+    """Return the config that takes the place of a norm before the branch only."""
     return SandwichNorm.Config(norm=old.norm, dropout=old.dropout)

@@ -21,7 +21,7 @@ class ScaledResidual(Residual):
 
     @config
     class Config(Residual.Config):
-        """Describes a `ScaledResidual`.
+        """The config of a `ScaledResidual`.
 
         Args:
             scale: Factor on what is added.
@@ -30,10 +30,10 @@ class ScaledResidual(Residual):
         scale: float = 1.0
 
     def forward(self, x: Hidden, branch: Callable[[Hidden], Hidden]) -> Hidden:
-        """Returns the input with what the branch makes of it, scaled, added."""
+        """Return the input with what the branch makes of it, scaled, added."""
         return x + self.dropout(branch(self.norm(x))) * jnp.asarray(self.config.scale, x.dtype)
 
 
 def in_place_of(old: Any) -> ScaledResidual.Config:
-    """Returns the config that takes the place of a residual connection with a norm before."""
+    """Return the config that takes the place of a residual connection with a norm before."""
     return ScaledResidual.Config(norm=old.norm, dropout=old.dropout)

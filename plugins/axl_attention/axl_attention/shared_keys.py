@@ -33,7 +33,7 @@ class SentProjection(Module):
 
     @config
     class Config(Module.Config["SentProjection"]):
-        """Describes a `SentProjection`.
+        """The config of a `SentProjection`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -50,11 +50,11 @@ class SentProjection(Module):
         linear: Module.Config = Linear.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the projection."""
+        """Build the projection."""
         self.linear = cfg.linear.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Projected:
-        """Returns and sends the projection."""
+        """Return and sends the projection."""
         projected = self.linear(x)
         self.set_shared(self.config.channel, projected)
         return projected
@@ -68,7 +68,7 @@ class ReceivedProjection(Module):
 
     @config
     class Config(Module.Config["ReceivedProjection"]):
-        """Describes a `ReceivedProjection`; its fields are those of `SentProjection`."""
+        """The config of a `ReceivedProjection`; its fields are those of `SentProjection`."""
 
         in_dim: PositiveInt = REQUIRED
         out_dim: PositiveInt = REQUIRED
@@ -76,7 +76,7 @@ class ReceivedProjection(Module):
         channel: str = REQUIRED
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Projected:
-        """Returns what was sent last.
+        """Return what was sent last.
 
         Raises:
             ModuleError: Nothing was, or something of another size.
@@ -98,7 +98,7 @@ class ReceivedProjection(Module):
 
 
 def in_place_of(old: Any) -> Any:
-    """Returns a stack in which every second layer uses the keys and values of the one before.
+    """Return a stack in which every second layer uses the keys and values of the one before.
 
     Source: Brandon et al. 2024, arXiv:2405.12981, section 2.2 (CLA2).
 
@@ -124,7 +124,7 @@ def in_place_of(old: Any) -> Any:
 
 
 def _sharing(first: Any, second: Any) -> tuple[Any, Any]:
-    """Returns two layers of which the second uses the keys and values of the first."""
+    """Return two layers of which the second uses the keys and values of the first."""
     pair = (
         replace_config(first, Attention, _sending),
         replace_config(second, Attention, _receiving),

@@ -33,16 +33,16 @@ class AttentionSinks(Module):
         core: Module.Config = DotProductAttention.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Declares the sinks and builds the core."""
+        """Declare the sinks and build the core."""
         refuse_second(AttentionSinks, cfg.core)
         self.sinks = Param((cfg.num_heads,), axes=("heads",), init=0.0, cast=False)
         self.core = cfg.core.build(num_heads=cfg.num_heads)
 
     def forward(self, q: Any, k: Any, v: Any, info: TokenInfo, **options: Any) -> Any:
-        """Returns each query's weighted mean of values; the weights' sum is less than one."""
+        """Return each query's weighted mean of values; the weights' sum is less than one."""
         return self.core(q, k, v, info, sinks_N=self.sinks, **options)
 
 
 def in_place_of(old: Any) -> AttentionSinks.Config:
-    """Returns the config that takes the place of attention without sinks."""
+    """Return the config that takes the place of attention without sinks."""
     return AttentionSinks.Config(core=old)

@@ -22,7 +22,7 @@ class SinusoidalPosition(Module):
 
     @config
     class Config(Module.Config["SinusoidalPosition"]):
-        """Describes a `SinusoidalPosition`.
+        """The config of a `SinusoidalPosition`.
 
         Args:
             vocab_size: Number of tokens.
@@ -37,7 +37,7 @@ class SinusoidalPosition(Module):
         embedding: Module.Config = Embedding.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the embedding and computes the frequencies."""
+        """Build the embedding and computes the frequencies."""
         refuse_second(SinusoidalPosition, cfg.embedding)
         self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         self.frequencies = rope_frequencies(cfg.dim, cfg.theta).astype("float32")
@@ -51,7 +51,7 @@ class SinusoidalPosition(Module):
     def forward(
         self, tokens: Int[Array, "batch time"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns the sum of both vectors; the waves are computed in float32."""
+        """Return the sum of both vectors; the waves are computed in float32."""
         x: Any = self.embedding(tokens, info)
         angles = info.positions.astype(jnp.float32)[..., None] * self.frequencies[None, None, :]
         waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
@@ -59,5 +59,5 @@ class SinusoidalPosition(Module):
 
 
 def in_place_of(old: Any) -> SinusoidalPosition.Config:
-    """Returns the config that takes the place of an embedding without positions."""
+    """Return the config that takes the place of an embedding without positions."""
     return SinusoidalPosition.Config(embedding=old)

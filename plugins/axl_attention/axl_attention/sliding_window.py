@@ -21,7 +21,7 @@ class SlidingWindowAttention(Module):
 
     @config
     class Config(Module.Config["SlidingWindowAttention"]):
-        """Describes a `SlidingWindowAttention`.
+        """The config of a `SlidingWindowAttention`.
 
         Args:
             num_heads: Number of query heads.
@@ -36,12 +36,12 @@ class SlidingWindowAttention(Module):
         soft_cap: float | None = None
 
         @property
-        def num_visible(self) -> int:
+        def window_size(self) -> int:
             """How many tokens a token sees at most, itself counted."""
             return self.window
 
     def setup(self, cfg: Config) -> None:
-        """Refuses windows in which no token sees anything."""
+        """Refuse windows in which no token sees anything."""
         if cfg.window < 1:
             raise ConfigError(
                 f"window is {cfg.window}; a token sees at least itself",
@@ -56,7 +56,7 @@ class SlidingWindowAttention(Module):
         info: TokenInfo,
         **options: Any,
     ) -> Float[Array, "batch time heads value_dim"]:
-        """Returns each query's weighted mean of values; tokens of other documents are not seen."""
+        """Return each query's weighted mean of values; tokens of other documents are not seen."""
         cfg = self.config
         return attend(
             q,
@@ -72,5 +72,5 @@ class SlidingWindowAttention(Module):
 
 
 def in_place_of(old: Any) -> SlidingWindowAttention.Config:
-    """Returns the config that takes the place of full attention: its scale and cap are kept."""
+    """Return the config that takes the place of full attention: its scale and cap are kept."""
     return SlidingWindowAttention.Config(scale=old.scale, soft_cap=old.soft_cap)

@@ -7,7 +7,7 @@ from axcore.errors import ConfigError
 
 
 def in_place_of(old: Any) -> Any:
-    """Returns the attention with its logits capped at 50, by `50 * tanh(logits / 50)`.
+    """Return the attention with its logits capped at 50, by `50 * tanh(logits / 50)`.
 
     Source: Gemma Team 2024, arXiv:2408.00118, section 2.
 

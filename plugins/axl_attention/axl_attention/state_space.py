@@ -36,7 +36,7 @@ def state_space(
     *,
     chunk: int,
 ) -> tuple[Float[Array, "B T G R P"], Float[Array, "B G R P N"]]:
-    """Returns `c h` of every token, where `h = exp(dt a) h + dt b x` from token to token.
+    """Return `c h` of every token, where `h = exp(dt a) h + dt b x` from token to token.
 
     The first `h` is of `state`, of the first token's document, or zeros. The last is returned too;
     where a chunk is not full it is that of the last token only if all are of segment 0.
@@ -59,7 +59,7 @@ def state_space(
 
 
 def in_chunks(array: Array, chunk: int) -> Array:
-    """Returns an array with its chunks first; the last one is filled with zeros."""
+    """Return an array with its chunks first; the last one is filled with zeros."""
     rest = -array.shape[1] % chunk
     padded = jnp.pad(array, [(0, 0), (0, rest)] + [(0, 0)] * (array.ndim - 2))
     chunks = padded.reshape(array.shape[0], -1, chunk, *array.shape[2:])
@@ -69,7 +69,7 @@ def in_chunks(array: Array, chunk: int) -> Array:
 def _chunk(
     state_BGRPN: Array, before_B: Array, one: Inputs, a: Array
 ) -> tuple[tuple[Array, Array], Array]:
-    """Returns the state after a chunk, the document that it is of, and the chunk's output."""
+    """Return the state after a chunk, the document that it is of, and the chunk's output."""
     x, dt, b, c, segments = one
     total_BCGR = jnp.cumsum(dt * a[None, None], axis=1)
     last_BGR, last_B = total_BCGR[:, -1], segments[:, -1]
@@ -86,7 +86,7 @@ def _chunk(
 
 
 def _weights(one: Inputs, total_BCGR: Array) -> Float[Array, "B C S G R"]:
-    """Returns what each token of a chunk takes of each before it, and of itself."""
+    """Return what each token of a chunk takes of each before it, and of itself."""
     size = one.segments.shape[1]
     is_same = one.segments[:, :, None] == one.segments[:, None, :]
     is_seen = (is_same & jnp.tril(jnp.ones((size, size), bool))[None])[..., None, None]

@@ -20,7 +20,7 @@ class TemperatureTuning(Module):
 
     @config
     class Config(Module.Config["TemperatureTuning"]):
-        """Describes a `TemperatureTuning`.
+        """The config of a `TemperatureTuning`.
 
         Args:
             head_dim: Size of a head.
@@ -33,7 +33,7 @@ class TemperatureTuning(Module):
         strength: float = 0.1
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
-        """Returns queries, scaled in float32, each in its dtype, and keys as they are."""
+        """Return queries, scaled in float32, each in its dtype, and keys as they are."""
         cfg = self.config
         steps = jnp.floor((positions.astype(jnp.float32) + 1.0) / cfg.interval)
         factor = 1.0 + cfg.strength * jnp.log1p(steps)

@@ -19,7 +19,7 @@ class TokenGated(Module):
 
     @config
     class Config(Module.Config["TokenGated"]):
-        """Describes a `TokenGated`.
+        """The config of a `TokenGated`.
 
         Args:
             dim: Size of the last dimension of input and output.
@@ -32,16 +32,16 @@ class TokenGated(Module):
         inner: Module.Config = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Builds the gate and the feed-forward."""
+        """Build the gate and the feed-forward."""
         self.gate = cfg.linear.build(in_dim=cfg.dim, out_dim=1, axes=("embed", None))
         self.inner = cfg.inner.build(dim=cfg.dim)
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
-        """Returns the output for each token on its own."""
+        """Return the output for each token on its own."""
         gate = jax.nn.sigmoid(self.gate(x).astype(jnp.float32)).astype(x.dtype)
         return gate * self.inner(x)
 
 
 def in_place_of(old: Any) -> TokenGated.Config:
-    """Returns the config that takes the place of a feed-forward without a gate."""
+    """Return the config that takes the place of a feed-forward without a gate."""
     return TokenGated.Config(inner=old)

@@ -25,7 +25,7 @@ class UnitQueryKey(Module):
 
     @config
     class Config(Module.Config["UnitQueryKey"]):
-        """Describes a `UnitQueryKey`.
+        """The config of a `UnitQueryKey`.
 
         Args:
             head_dim: Size of a head.
@@ -38,12 +38,12 @@ class UnitQueryKey(Module):
         inner: Module.Config = RoPE.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the positions."""
+        """Build the positions."""
         refuse_second(UnitQueryKey, cfg.inner)
         self.inner = cfg.inner.build(head_dim=cfg.head_dim)
 
     def forward(self, q: Heads, k: Heads, positions: Any) -> tuple[Heads, Heads]:
-        """Returns queries and keys with positions, normalised in float32, each in its dtype."""
+        """Return queries and keys with positions, normalised in float32, each in its dtype."""
         q, k = self.inner(q, k, positions)
         return self._normed(q), self._normed(k)
 
@@ -54,5 +54,5 @@ class UnitQueryKey(Module):
 
 
 def in_place_of(old: Any) -> UnitQueryKey.Config:
-    """Returns the config that takes the place of positions of heads of any length."""
+    """Return the config that takes the place of positions of heads of any length."""
     return UnitQueryKey.Config(inner=old)

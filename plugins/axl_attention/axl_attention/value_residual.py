@@ -24,7 +24,7 @@ class ValueResidual(Module):
 
     @config
     class Config(Module.Config["ValueResidual"]):
-        """Describes a `ValueResidual`.
+        """The config of a `ValueResidual`.
 
         Args:
             in_dim: Size of the last dimension of the input.
@@ -39,13 +39,13 @@ class ValueResidual(Module):
         linear: Module.Config = Linear.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Declares the shares and builds the projection."""
+        """Declare the shares and build the projection."""
         refuse_second(ValueResidual, cfg.linear)
         self.share = Param((2,), axes=(None,), init=0.5)
         self.linear = cfg.linear.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-        """Returns the mixed values; the first layer that runs sends its own to all others."""
+        """Return the mixed values; the first layer that runs sends its own to all others."""
         own = self.linear(x)
         first = self.get_shared(CHANNEL)
         if first is None:
@@ -55,6 +55,6 @@ class ValueResidual(Module):
 
 
 def in_place_of(old: Any) -> Any:
-    """Returns an attention whose values are mixed with those of the first layer."""
+    """Return an attention whose values are mixed with those of the first layer."""
     own = old.value_linear or old.linear
     return evolve(old, value_linear=ValueResidual.Config(linear=own))

@@ -7,7 +7,7 @@ from axcore.errors import ConfigError
 
 
 def sees_row_offsets(node: Any) -> bool:
-    """Returns whether a config's layer would notice a number added to a whole row of logits.
+    """Return whether a config's layer would notice a number added to a whole row of logits.
 
     Softmax alone does not. The config of a layer that does says so: `SEES_ROW_OFFSETS = True`.
     """
@@ -15,7 +15,7 @@ def sees_row_offsets(node: Any) -> bool:
 
 
 def refuse_second(kind: type, inside: Any) -> None:
-    """Checks that a layer does not wrap another of its kind.
+    """Check that a layer does not wrap another of its kind.
 
     Args:
         kind: The layer's class.

@@ -27,7 +27,7 @@ class YaRN(Module):
 
     @config
     class Config(Module.Config["YaRN"]):
-        """Describes a `YaRN`.
+        """The config of a `YaRN`.
 
         Args:
             head_dim: Size of a head; even.
@@ -50,7 +50,7 @@ class YaRN(Module):
         has_whole_bounds: bool = True
 
     def setup(self, cfg: Config) -> None:
-        """Computes the frequencies and the attention factor."""
+        """Compute the frequencies and the attention factor."""
         check_factor(cfg.factor)
         if not cfg.beta_fast >= cfg.beta_slow > 0:
             raise ConfigError(
@@ -65,12 +65,12 @@ class YaRN(Module):
             self.amplitude = yarn_attention_factor(cfg.factor)
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
-        """Returns queries and keys rotated, and scaled by the attention factor."""
+        """Return queries and keys rotated, and scaled by the attention factor."""
         return rotate(q, k, positions, frequencies=self.frequencies, amplitude=self.amplitude)
 
 
 def yarn_attention_factor(factor: float, *, weight: float = 1.0) -> float:
-    """Returns `0.1 * weight * ln(factor) + 1`; `weight` is DeepSeek's `mscale`.
+    """Return `0.1 * weight * ln(factor) + 1`; `weight` is DeepSeek's `mscale`.
 
     Source: Peng et al. 2023, arXiv:2309.00071, section 3.4.
     """
@@ -78,7 +78,7 @@ def yarn_attention_factor(factor: float, *, weight: float = 1.0) -> float:
 
 
 def stretched_scale(factor: float, *, weight: float, width: int) -> float:
-    """Returns the scale of logits of keys with `width` dimensions, stretched on all of them.
+    """Return the scale of logits of keys with `width` dimensions, stretched on all of them.
 
     That is DeepSeek's way: the attention factor is in the scale, and not on what positions rotate.
 
@@ -91,12 +91,12 @@ def stretched_scale(factor: float, *, weight: float, width: int) -> float:
 
 
 def weight_of_stretched_scale(factor: float, scale: float, *, width: int) -> float:
-    """Returns the weight of which `stretched_scale` makes a scale, to six digits."""
+    """Return the weight of which `stretched_scale` makes a scale, to six digits."""
     return round(((scale * width**0.5) ** 0.5 - 1.0) / (0.1 * math.log(factor)), 6)
 
 
 def _share_slowed(cfg: YaRN.Config) -> np.ndarray:
-    """Returns how much of the slowed frequency each pair gets, 0 to 1."""
+    """Return how much of the slowed frequency each pair gets, 0 to 1."""
     first, last = (_pair_that_turns(turns, cfg) for turns in (cfg.beta_fast, cfg.beta_slow))
     if cfg.has_whole_bounds:
         first, last = math.floor(first), math.ceil(last)
@@ -106,6 +106,6 @@ def _share_slowed(cfg: YaRN.Config) -> np.ndarray:
 
 
 def _pair_that_turns(turns: float, cfg: YaRN.Config) -> float:
-    """Returns the number, a fraction, of the pair that turns so often in an original row."""
+    """Return the number, a fraction, of the pair that turns so often in an original row."""
     wavelength = cfg.original_length / turns
     return cfg.head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(cfg.theta))

@@ -11,8 +11,8 @@ from numpy_state import numpy_state
 from safetensors.numpy import load_file, save_file
 
 from axcore.config import evolve
-from axcore.interop import HuggingFace, from_hugging_face, read_corrections, to_hugging_face
-from axcore.interop.published_as import PublishedAs
+from axcore.interop import HuggingFace, from_hugging_face, read_adapters, to_hugging_face
+from axcore.interop.family import CheckpointInfo
 from axcore.layers import merge_adapters, without_lora
 
 RANK, ALPHA = 3, 6.0
@@ -31,7 +31,7 @@ FAMILIES = {
 def test_merged_weights_are_those_that_peft_makes(name, use_dora, tmp_path):
     make, targets = FAMILIES[name]
     state = jax.tree.map(jnp.asarray, numpy_state(make("toy").build().param_specs()))
-    cfg = evolve(make("toy"), published=PublishedAs(family=name))
+    cfg = evolve(make("toy"), published=CheckpointInfo(family=name))
     assert to_hugging_face(tmp_path / "base", cfg, state) == name
     base = load_file(tmp_path / "base" / "model.safetensors")
     is_transposed = name == "gpt2"  # as torch's Conv1D has its weights
@@ -39,7 +39,7 @@ def test_merged_weights_are_those_that_peft_makes(name, use_dora, tmp_path):
 
     cfg = from_hugging_face(tmp_path / "base").config
     folders = {"path": str(tmp_path / "base"), "adapters": str(tmp_path / "adapters")}
-    adapted = read_corrections(folders["adapters"], cfg).config
+    adapted = read_adapters(folders["adapters"], cfg).config
     plan = HuggingFace.Config(**folders).build().plan(adapted)
     read = plan.read(jax.eval_shape(lambda: adapted.build().init(0)))
     merged = merge_adapters(adapted.build(), read)

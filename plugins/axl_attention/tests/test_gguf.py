@@ -5,7 +5,7 @@ import pytest
 from axl_attention.linear_rope import LinearRoPE
 from axl_attention.llama3_rope import Llama3RoPE
 from axl_attention.models import gemma, gemma2, gemma3, qwen3, qwen3_moe
-from axl_attention.models.hugging_face.gemma import GEMMA2
+from axl_attention.models.gemma import GEMMA2
 from axl_attention.yarn import YaRN
 from gguf_models import metadata_in, tensors_in, write_model
 

@@ -1,4 +1,4 @@
-"""Published models of this plugin's families: the same config, and tensors as many as published."""
+"""Checkpoints of this plugin's families: the same config, and tensors as many as published."""
 
 import json
 import math

@@ -10,7 +10,12 @@ def llvm() -> Iterator[Finding]:
     import llvmlite.binding as llvm
 
     from axl_cpu.llvm.processor import this_processor
+    from axl_cpu.llvm.xla_ffi import interface_problem
 
+    if problem := interface_problem():
+        yield Finding(
+            "error", f"axl-cpu {problem}", "install a jaxlib that axl-cpu was tested with"
+        )
     processor = this_processor()
     version = ".".join(map(str, llvm.llvm_version_info))
     says = f"LLVM {version} for {processor.name}: {processor.lanes} float32 numbers at a time"

@@ -21,7 +21,7 @@ from axl_gpu.kernels.decode.api import (
 from axl_gpu.kernels.decode.kernel import KEYS, partial_sums
 from mosaic_interpreter import INTERPRETER
 
-from axcore.aot.cost.bytes_moved import bytes_moved
+from axcore.aot.cost.operations import bytes_moved
 from axcore.aot.hlo.program import parse_program
 from axcore.ops import Call, DecodeInputs, DecodeSpec
 from axcore.ops.attention.blockwise import blockwise_forward

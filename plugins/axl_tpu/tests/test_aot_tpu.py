@@ -13,7 +13,7 @@ from axl_tpu.topology import environment, slice_shape, topology_name, topology_o
 from jax.sharding import SingleDeviceSharding
 
 from axcore.aot.cost.measure import measure
-from axcore.aot.hlo.executions import executions
+from axcore.aot.hlo.loops import executions
 from axcore.aot.hlo.program import parse_program
 from axcore.aot.targets import compile_devices, find_aot_target
 from axcore.config import evolve, replace_config, update_config

@@ -8,8 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.aot.hlo.buffers import peak_of
-from axcore.aot.hlo.collectives import collectives
-from axcore.aot.hlo.groups import first_group
+from axcore.aot.hlo.collectives import collectives, first_group
 from axcore.aot.hlo.program import parse_program
 from axcore.errors import AotError
 from axcore.plugins import Hardware

@@ -2,8 +2,7 @@
 
 import pytest
 
-from axcore.aot.hlo.executions import executions, unknown_loops
-from axcore.aot.hlo.loops import trip_count
+from axcore.aot.hlo.loops import executions, trip_count, unknown_loops
 from axcore.aot.hlo.program import parse_program
 
 ON_A_GPU = """\

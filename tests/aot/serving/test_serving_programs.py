@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from axcore.aot.serving.load import ServingLoad
-from axcore.aot.serving.programs import ServingPrograms
+from axcore.aot.serving.measure import ServingPrograms
+from axcore.aot.serving.report import ServingLoad
 from axcore.config import update_config
 from axcore.data import ByteTokenizer
 from axcore.experiments.tiny import tiny

@@ -18,11 +18,11 @@ from axcore.layers import (
     MoE,
     adapters_of,
     frozen_state,
+    full_precision_state,
     merge_adapters,
     new_adapters,
-    widened,
-    widened_state,
     with_adapters,
+    with_full_precision_weights,
     without_lora,
 )
 from axcore.layers.quantization import nf4
@@ -135,7 +135,7 @@ def test_new_adapters_change_nothing_of_a_frozen_model_and_trained_ones_merge(mo
 
     trained = {name: one + 0.1 * drawn(one.shape, len(name)) for name, one in adapters.items()}
     state = with_adapters(module, base_state, trained)
-    plain_cfg, plain_state = widened(cfg), widened_state(cfg, state)
+    plain_cfg, plain_state = with_full_precision_weights(cfg), full_precision_state(cfg, state)
     merged = merge_adapters(plain_cfg.build(), plain_state)
     np.testing.assert_allclose(
         logits(without_lora(plain_cfg).build(), merged), logits(module, state), atol=2e-5

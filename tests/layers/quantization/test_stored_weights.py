@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from axcore.config import config
 from axcore.errors import ConfigError
-from axcore.layers import Linear, QuantizedLinear, quantize_weights
-from axcore.layers.grouped_rows import GROUP_SIZES
+from axcore.layers import Linear, PackedLinear, QuantizedLinear, quantize_weights
+from axcore.layers.linear import GROUP_SIZES
 from axcore.layers.quantization.stored_weights import (
+    FORMS,
+    kept_weight,
     packed_int4,
     quantized_weight,
     unpacked_int4,
@@ -140,3 +142,33 @@ def test_an_odd_number_of_rows_is_refused_in_int4():
     cfg = QuantizedLinear.Config(in_dim=7, out_dim=3, axes=(None, None), format="int4")
     with pytest.raises(ConfigError, match="in_dim is 7; two numbers of int4 share a byte"):
         cfg.build()
+
+
+SIZES = {"in_dim": 64, "out_dim": 100, "axes": ("embed", "mlp")}
+LAYERS = {
+    "panels": (PackedLinear.Config(**SIZES), 1e-6),
+    "panels16": (PackedLinear.Config(**SIZES, dtypes=DTypes(param="bfloat16")), 1 / 128),
+    "int8": (QuantizedLinear.Config(**SIZES), 1 / 127),
+    "int4": (QuantizedLinear.Config(**SIZES, format="int4", group_size=32), 1 / 7),
+    "float8": (QuantizedLinear.Config(**SIZES, format="float8_e4m3fn"), 1 / 16),
+}
+
+
+def test_every_form_has_an_array_that_no_other_has():
+    known = [set(FORMS) & set(cfg.build().param_specs()) for cfg, _ in LAYERS.values()]
+    assert [len(names) for names in known] == [1] * len(LAYERS)
+    assert set.union(*known) == set(FORMS)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_with_what_is_kept_of_a_weight(name):
+    cfg, tolerance = LAYERS[name]
+    wide, layer = Linear.Config(**SIZES).build(), cfg.build()
+    state, specs = wide.init(0), layer.param_specs()
+    kept = kept_weight(specs, state["weight"])
+    assert {one: (array.shape, str(array.dtype)) for one, array in kept.items()} == {
+        one: (spec.shape, spec.dtype) for one, spec in specs.items()
+    }
+    x = jax.random.normal(jax.random.key(1), (3, 64), jnp.float32)
+    found, expected = (functional(*what, x)[0] for what in ((layer, kept), (wide, state)))
+    np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())

@@ -1,20 +1,15 @@
 """Families of models that need variants of attention, each a function from a size to a config."""
 
 from axl_attention.models.deepseek import deepseek_v2, deepseek_v3, kimi_k2
-from axl_attention.models.gemma import gemma
-from axl_attention.models.gemma2 import gemma2
-from axl_attention.models.gemma3 import gemma3
-from axl_attention.models.glm import glm, glm4
-from axl_attention.models.glm45 import glm45
+from axl_attention.models.gemma import gemma, gemma2, gemma3
+from axl_attention.models.glm import glm, glm4, glm45
 from axl_attention.models.gpt2 import gpt2
 from axl_attention.models.gpt_neox import gpt_neox
 from axl_attention.models.gpt_oss import gpt_oss
 from axl_attention.models.granite import granite
-from axl_attention.models.llama4 import llama4
-from axl_attention.models.llama31 import llama31, llama32
+from axl_attention.models.llama import llama4, llama31, llama32
 from axl_attention.models.mamba2 import mamba2
-from axl_attention.models.olmo2 import olmo2
-from axl_attention.models.olmo3 import olmo3
+from axl_attention.models.olmo import olmo2, olmo3
 from axl_attention.models.phi3 import phi3
 from axl_attention.models.qwen3 import qwen3, qwen3_moe
 from axl_attention.models.qwen3_next import qwen3_next

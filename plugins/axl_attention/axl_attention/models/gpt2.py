@@ -1,6 +1,24 @@
 """GPT-2: learned positions, layer norms and biases everywhere, and a tied head."""
 
+from typing import Any
+
+from immutabledict import immutabledict
+
 from axcore.config import replace_config, update_config
+from axcore.interop import (
+    Concatenate,
+    ConfigEntry,
+    Family,
+    Field,
+    Fields,
+    MustBe,
+    Rule,
+    WeightMap,
+    activation,
+    below,
+    common_value,
+    same,
+)
 from axcore.layers import (
     Embedding,
     FeedForward,
@@ -25,7 +43,7 @@ GPT2_SIZES: Sizes = {
 
 
 def gpt2(size: str) -> CausalLM.Config:
-    """Returns the config of a GPT-2: `small`, `medium`, `large`, `xl` or `toy`.
+    """Return the config of a GPT-2: `small`, `medium`, `large`, `xl` or `toy`.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3;
     sizes as in the configs published with the weights.
@@ -40,3 +58,86 @@ def gpt2(size: str) -> CausalLM.Config:
     ):
         cfg = replace_config(cfg, part, new)
     return update_config(cfg, {"**.linear.has_bias": True, "**.out_linear.has_bias": True})
+
+
+class _InnerSize(ConfigEntry):
+    """`n_inner`, which is four times the width where it is null or absent."""
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with the size."""
+        size = fields.take("n_inner", None) or 4 * cfg.dim
+        return update_config(cfg, {"**.hidden_dim": size})
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the field."""
+        return {"n_inner": common_value(cfg, "**.hidden_dim")}
+
+
+def _both(axcore: str, hf: str) -> WeightMap:
+    """Returns the rules of a weight and a bias that are the same on both sides."""
+    return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
+
+
+def _weights(cfg: Any) -> WeightMap:
+    fused = Concatenate((cfg.dim,) * 3, axis=-1)
+    layer = (
+        *_both("attention_residual.norm", "ln_1"),
+        *(
+            Rule(
+                tuple(f"attention.{part}.{name}" for part in "qkv"),
+                (f"attn.c_attn.{name}",),
+                fused,
+            )
+            for name in ("weight", "bias")
+        ),
+        *_both("attention.out", "attn.c_proj"),
+        *_both("feed_forward_residual.norm", "ln_2"),
+        *_both("feed_forward.up", "mlp.c_fc"),
+        *_both("feed_forward.down", "mlp.c_proj"),
+    )
+    return (
+        same("decoder.embedding.embedding.weight", "transformer.wte.weight"),
+        same("decoder.embedding.positions", "transformer.wpe.weight"),
+        *below("decoder.stack.layer.{layer}", "transformer.h.{layer}", layer),
+        *_both("decoder.norm", "transformer.ln_f"),
+    )
+
+
+GPT2 = Family(
+    architecture="GPT2LMHeadModel",
+    template=lambda: gpt2("toy"),
+    config=(
+        Field("vocab_size", ("vocab_size",)),
+        Field("n_embd", ("dim",)),
+        Field("n_layer", ("decoder.stack.num_layers",)),
+        Field("n_head", ("**.attention.num_heads",)),
+        Field("n_positions", ("decoder.embedding.max_length",)),
+        Field("layer_norm_epsilon", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
+        _InnerSize(),
+        activation("activation_function", "gelu_new"),
+        MustBe("tie_word_embeddings", (True,)),
+        MustBe("scale_attn_weights", (True,)),
+        MustBe("scale_attn_by_inverse_layer_idx", (False,)),
+        MustBe("add_cross_attention", (False,)),
+    ),
+    weights=_weights,
+    irrelevant=frozenset(
+        {
+            "attn_pdrop",
+            "embd_pdrop",
+            "n_ctx",
+            "reorder_and_upcast_attn",
+            "resid_pdrop",
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+            "task_specific_params",
+        }
+    ),
+    skipped=(r"\.attn\.(masked_)?bias$",),
+    copies=immutabledict({"lm_head.weight": "transformer.wte.weight"}),
+    prefix="transformer.",
+    length="n_positions",
+)

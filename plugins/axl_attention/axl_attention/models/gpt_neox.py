@@ -1,8 +1,43 @@
 """GPT-NeoX and Pythia: attention beside the feed-forward, and positions for a quarter of a head."""
 
+from typing import Any
+
+import attrs
+
 from axcore.config import replace_config, update_config
-from axcore.layers import FeedForward, LayerNorm, PlainFeedForward, RMSNorm, RoPE, TransformerLayer
+from axcore.interop import (
+    ATTENTION_BIAS,
+    SIZES,
+    Chain,
+    Concatenate,
+    ConfigEntry,
+    Family,
+    Field,
+    Fields,
+    JoinAxes,
+    Rule,
+    SplitAxis,
+    Transpose,
+    WeightMap,
+    activation,
+    below,
+    common_value,
+    linear,
+    same,
+    without,
+)
+from axcore.layers import (
+    FeedForward,
+    LayerNorm,
+    PlainFeedForward,
+    PreNorm,
+    RMSNorm,
+    RoPE,
+    TransformerLayer,
+)
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
+from axl_attention.models.shared_maps import PartialRopeFields, affine, tied_by
+from axl_attention.parallel_layer import ParallelLayer
 from axl_attention.parallel_layer import in_place_of as with_parallel_layer
 from axl_attention.partial_rotary import PartialRotary
 
@@ -32,7 +67,7 @@ GPT_NEOX_SIZES: Sizes = {
 
 
 def gpt_neox(size: str) -> CausalLM.Config:
-    """Returns the config of GPT-NeoX (`20b`), of a Pythia (`pythia-70m` to `pythia-12b`) or `toy`.
+    """Return the config of GPT-NeoX (`20b`), of a Pythia (`pythia-70m` to `pythia-12b`) or `toy`.
 
     Source: Black et al. 2022, arXiv:2204.06745, section 2; Biderman et al. 2023, arXiv:2304.01373,
     table 1.
@@ -47,3 +82,73 @@ def gpt_neox(size: str) -> CausalLM.Config:
     ):
         cfg = replace_config(cfg, part, new)
     return update_config(cfg, {"**.linear.has_bias": True, "**.out_linear.has_bias": True})
+
+
+class _ParallelResidual(ConfigEntry):
+    """`use_parallel_residual`: whether both branches of a layer see its input."""
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with layers of that kind."""
+        if fields.take("use_parallel_residual", True):
+            return cfg
+        return replace_config(cfg, ParallelLayer, _in_turn)
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the field."""
+        layer = common_value(cfg, "decoder.stack.layer")
+        return {"use_parallel_residual": isinstance(layer, ParallelLayer.Config)}
+
+
+def _in_turn(old: Any) -> Any:
+    return TransformerLayer.Config(
+        attention=old.attention,
+        feed_forward=old.feed_forward,
+        residual=PreNorm.Config(norm=old.norm, dropout=old.dropout),
+    )
+
+
+def _weights(cfg: Any) -> WeightMap:
+    num_heads = common_value(cfg, "**.attention.num_heads")
+    sizes = (cfg.dim // num_heads,) * 3
+    by_head = Chain(SplitAxis(num_heads), Concatenate(sizes, axis=1), JoinAxes(num_heads))
+    layer = (
+        *affine("attention_norm", "input_layernorm"),
+        *affine("attention_residual.norm", "input_layernorm"),
+        *affine("feed_forward_norm", "post_attention_layernorm"),
+        *affine("feed_forward_residual.norm", "post_attention_layernorm"),
+        *(
+            Rule(
+                tuple(f"attention.{part}.{name}" for part in "qkv"),
+                (f"attention.query_key_value.{name}",),
+                transform,
+            )
+            for name, transform in (("weight", Chain(Transpose(), by_head)), ("bias", by_head))
+        ),
+        *linear("attention.out", "attention.dense"),
+        *linear("feed_forward.up", "mlp.dense_h_to_4h"),
+        *linear("feed_forward.down", "mlp.dense_4h_to_h"),
+    )
+    return (
+        same("decoder.embedding.weight", "gpt_neox.embed_in.weight"),
+        *below("decoder.stack.layer.{layer}", "gpt_neox.layers.{layer}", layer),
+        *affine("decoder.norm", "gpt_neox.final_layer_norm"),
+        same("head.weight", "embed_out.weight"),
+    )
+
+
+GPT_NEOX = Family(
+    architecture="GPTNeoXForCausalLM",
+    template=lambda: gpt_neox("toy"),
+    config=(
+        *without(SIZES, "num_key_value_heads", "rms_norm_eps"),
+        Field("layer_norm_eps", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
+        activation("hidden_act", "gelu"),
+        PartialRopeFields("rotary_pct", 0.25, "rotary_emb_base"),
+        attrs.evolve(ATTENTION_BIAS, default=True),
+        tied_by(),
+        _ParallelResidual(),
+    ),
+    weights=_weights,
+    irrelevant=frozenset({"classifier_dropout", "hidden_dropout"}),
+    skipped=(r"\.attention\.(masked_)?bias$", r"rotary_emb\.inv_freq$"),
+)

@@ -2,11 +2,37 @@
 
 from typing import Any
 
-from axcore.config import replace_config, update_config
+import attrs
+
+from axcore.config import find_config, replace_config, update_config
+from axcore.interop import (
+    ATTENTION,
+    ATTENTION_BIAS,
+    PRE_NORMS,
+    SIZES,
+    Chain,
+    Family,
+    Field,
+    JoinAxes,
+    MustBe,
+    RopeFields,
+    Rule,
+    StackArrays,
+    Transform,
+    WeightMap,
+    below,
+    every,
+    linear,
+    model_weights,
+    same,
+    window,
+    without,
+)
 from axcore.layers import DotProductAttention, FeedForward, Linear, MoE, RoPE, Router, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.clamped_feed_forward import ClampedFeedForward
-from axl_attention.models.gemma import local
+from axl_attention.models.gemma import LOCAL, in_turns, local
+from axl_attention.models.shared_maps import all_experts
 from axl_attention.sinks import in_place_of as with_sinks
 from axl_attention.yarn import YaRN
 
@@ -35,7 +61,7 @@ GPT_OSS_SIZES: Sizes = {
 
 
 def gpt_oss(size: str) -> CausalLM.Config:
-    """Returns the config of a GPT-OSS: `20b`, `120b` or `toy`.
+    """Return the config of a GPT-OSS: `20b`, `120b` or `toy`.
 
     Source: OpenAI 2025, arXiv:2508.10925, section 2 and table 1; epsilons and positions as in the
     published configs.
@@ -62,9 +88,57 @@ def gpt_oss(size: str) -> CausalLM.Config:
 
 
 def _experts(experts: Any) -> Any:
-    """Returns a function from a feed-forward to experts of its size."""
+    """Return a function from a feed-forward to experts of its size."""
     return lambda ffn: MoE.Config(
         expert=ClampedFeedForward.Config(hidden_dim=ffn.hidden_dim),
         router=Router.Config(linear=Linear.Config()),
         **experts,
     )
+
+
+def _weights(cfg: Any) -> WeightMap:
+    mixture = find_config(cfg, MoE)[0].node
+    count, width = mixture.num_experts, mixture.expert.hidden_dim
+
+    def stacked(hf: str, transform: Transform, *axcore: str) -> Rule:
+        whole = Chain(StackArrays(count), transform)
+        return all_experts("experts.expert", axcore, f"experts.{hf}", whole, count=count)
+
+    def by_turns(axis: int) -> Transform:
+        return Chain(StackArrays(2, axis=-1), JoinAxes(width, axis=axis))
+
+    experts = (
+        stacked("gate_up_proj", by_turns(2), "gate.weight", "up.weight"),
+        stacked("gate_up_proj_bias", by_turns(1), "gate.bias", "up.bias"),
+        stacked("down_proj", Chain(), "down.weight"),
+        stacked("down_proj_bias", Chain(), "down.bias"),
+        *linear("router.linear", "router"),
+    )
+    return model_weights(
+        *PRE_NORMS,
+        *below("attention", "self_attn", ATTENTION),
+        same("attention.core.sinks", "self_attn.sinks"),
+        *below("feed_forward", "mlp", experts),
+    )
+
+
+GPT_OSS = Family(
+    architecture="GptOssForCausalLM",
+    template=lambda: gpt_oss("toy"),
+    layers=in_turns(lambda fields: every(2)),
+    config=(
+        *without(SIZES, "num_hidden_layers"),
+        Field("head_dim", ("**.attention.head_dim",), default=64),
+        attrs.evolve(ATTENTION_BIAS, default=True),
+        RopeFields(theta=150_000.0),
+        window("sliding_window", 128, f"{LOCAL}.core.core.window"),
+        Field("num_local_experts", ("**.feed_forward.num_experts",), alias="num_experts"),
+        Field("num_experts_per_tok", ("**.feed_forward.top_k",), alias="experts_per_token"),
+        Field("swiglu_alpha", ("**.expert.slope",), default=1.702),
+        Field("swiglu_limit", ("**.expert.limit",), default=7.0, to_axcore=float),
+        MustBe("hidden_act", ("silu",)),
+        MustBe("tie_word_embeddings", (False,)),
+    ),
+    weights=_weights,
+    irrelevant=frozenset({"experts_per_token", "initial_context_length", "router_aux_loss_coef"}),
+)

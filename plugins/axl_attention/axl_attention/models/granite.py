@@ -1,9 +1,20 @@
 """Granite 3: a Llama whose embeddings, attention, branches and logits are scaled by constants."""
 
 from axcore.config import replace_config, update_config
+from axcore.interop import (
+    ATTENTION_BIAS,
+    LLAMA_WEIGHTS,
+    SIZES,
+    Family,
+    Field,
+    RopeFields,
+    activation,
+    same,
+)
 from axcore.layers import PreNorm
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, of_size, transformer
 from axl_attention.divided_logits import DividedLogits
+from axl_attention.models.shared_maps import MLP_BIAS, tied_by
 from axl_attention.scaled_residual import in_place_of as with_scaled_residual
 
 _PUBLISHED = {"vocab_size": 49_155, "num_layers": 40, "num_heads": 32, "num_kv_heads": 8}
@@ -16,7 +27,7 @@ GRANITE_SIZES: Sizes = {
 
 
 def granite(size: str) -> CausalLM.Config:
-    """Returns the config of a Granite 3.1: `2b`, `8b` or `toy`.
+    """Return the config of a Granite 3.1: `2b`, `8b` or `toy`.
 
     Source: IBM 2024, "Granite 3.0 Language Models", table 1; constants as in the configs published
     with the weights.
@@ -36,3 +47,26 @@ def granite(size: str) -> CausalLM.Config:
             "**.position.theta": 5_000_000.0,
         },
     )
+
+
+def _factor(name: str, path: str) -> Field:
+    return Field(name, (path,), default=1.0, to_axcore=float)
+
+
+GRANITE = Family(
+    architecture="GraniteForCausalLM",
+    template=lambda: granite("toy"),
+    config=(
+        *SIZES,
+        activation("hidden_act", "silu"),
+        RopeFields(),
+        tied_by("head.inner"),
+        ATTENTION_BIAS,
+        MLP_BIAS,
+        _factor("embedding_multiplier", "decoder.embedding.scale"),
+        _factor("attention_multiplier", "**.core.scale"),
+        _factor("residual_multiplier", "**.residual.scale"),
+        _factor("logits_scaling", "head.divisor"),
+    ),
+    weights=lambda cfg: (*LLAMA_WEIGHTS, same("head.inner.weight", "lm_head.weight")),
+)

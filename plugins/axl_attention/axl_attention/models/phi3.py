@@ -3,9 +3,27 @@
 from typing import Any
 
 from axcore.config import replace_config, update_config
+from axcore.errors import ConfigError
+from axcore.interop import (
+    PRE_NORMS,
+    SIZES,
+    ConfigEntry,
+    Family,
+    Field,
+    Fields,
+    MustBe,
+    WeightMap,
+    activation,
+    common_value,
+    linear,
+    model_weights,
+    window,
+    without,
+)
 from axcore.layers import RoPE
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 from axl_attention.longrope import LongRoPE, longrope_attention_factor
+from axl_attention.models.shared_maps import NoPadding, PartialRopeFields, fused, tied_by
 from axl_attention.partial_rotary import PartialRotary
 
 _LARGE = {"dim": 5120, "num_layers": 40, "num_heads": 40, "num_kv_heads": 10, "hidden_dim": 17_920}
@@ -48,7 +66,7 @@ _LONG_FACTORS = (
 
 
 def phi3(size: str) -> CausalLM.Config:
-    """Returns a Phi-3 for 4096 tokens, or a Phi-4: `3-mini`, `3-medium`, `4`, `4-mini` or `toy`.
+    """Return a Phi-3 for 4096 tokens, or a Phi-4: `3-mini`, `3-medium`, `4`, `4-mini` or `toy`.
 
     Source: Abdin et al. 2024, arXiv:2404.14219, section 2, and arXiv:2412.08905, section 3;
     Microsoft 2025, arXiv:2503.01743, section 2; windows and factors as in the configs published
@@ -67,7 +85,7 @@ def phi3(size: str) -> CausalLM.Config:
 
 
 def _for_long_rows(cfg: Any) -> Any:
-    """Returns Phi-4-mini's tied head, and its positions of three quarters of a head."""
+    """Return Phi-4-mini's tied head, and its positions of three quarters of a head."""
     pairs = len(_LONG_FACTORS)
     position = LongRoPE.Config(
         theta=10_000.0,
@@ -77,3 +95,105 @@ def _for_long_rows(cfg: Any) -> Any:
     )
     cfg = replace_config(cfg, RoPE, PartialRotary.Config(fraction=0.75, inner=position))
     return replace_config(cfg, UntiedHead, TiedHead.Config())
+
+
+def _weights(cfg: Any) -> WeightMap:
+    num_heads = common_value(cfg, "**.attention.num_heads")
+    kv_heads = common_value(cfg, "**.attention.num_kv_heads") or num_heads
+    kv, hidden = cfg.dim // num_heads * kv_heads, common_value(cfg, "**.hidden_dim")
+    qkv = tuple(f"attention.{part}" for part in "qkv")
+    return model_weights(
+        *PRE_NORMS,
+        fused(qkv, "self_attn.qkv_proj", (cfg.dim, kv, kv)),
+        *linear("attention.out", "self_attn.o_proj"),
+        fused(("feed_forward.gate", "feed_forward.up"), "mlp.gate_up_proj", (hidden, hidden)),
+        *linear("feed_forward.down", "mlp.down_proj"),
+    )
+
+
+_LENGTH = "original_max_position_embeddings"
+_LONG = ("longrope", "su", "yarn")
+"""What files call LongRoPE; early ones have other names."""
+
+
+class _Positions(ConfigEntry):
+    """Rotary positions; those for long rows leave out what follows from the lengths of rows."""
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with these positions.
+
+        Raises:
+            ConfigError: The family has no such positions, or two lengths contradict each other.
+        """
+        forms = (fields.take(name, None) or {} for name in ("rope_scaling", "rope_parameters"))
+        values = {name: value for form in forms for name, value in form.items()}
+        length = fields.take(_LENGTH, 4096)
+        kind = values.pop("rope_type", None) or values.get("type", "default")
+        values.pop("type", None)
+        if kind != "default":
+            values = {**_complete(kind, values, fields, length), "rope_type": "longrope"}
+        inner = Fields({**fields.values, "rope_scaling": None, "rope_parameters": values})
+        cfg = PartialRopeFields().read(cfg, inner)
+        fields.read |= inner.read
+        return cfg
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the fields.
+
+        Raises:
+            ConfigError: Positions are scaled in a way that the family does not know.
+        """
+        values = PartialRopeFields().write(cfg)
+        scaling = values["rope_scaling"]
+        if scaling is None:
+            return values
+        if scaling["rope_type"] != "longrope":
+            raise ConfigError(f"positions are of type {scaling['rope_type']}, and not of longrope")
+        return {**values, _LENGTH: scaling[_LENGTH]}
+
+
+def _complete(kind: str, values: dict[str, Any], fields: Fields, length: int) -> dict[str, Any]:
+    """Returns the fields of LongRoPE with the length, and the attention factor that follows."""
+    if kind not in _LONG:
+        raise ConfigError(
+            f"config.json has rotary positions of type {kind!r}; axcore knows longrope for Phi",
+            where="rope_scaling",
+        )
+    if values.get(_LENGTH, length) != length:
+        raise ConfigError(
+            f"{_LENGTH} is {length}, and {values[_LENGTH]} in rope_scaling",
+            where=_LENGTH,
+        )
+    longest = fields.take("max_position_embeddings", 4096)
+    factor = values.pop("factor", None) or longest / length
+    given = values.get("attention_factor")
+    used = longrope_attention_factor(factor, length) if given is None else given
+    return {**values, _LENGTH: length, "attention_factor": used}
+
+
+PHI3 = Family(
+    architecture="Phi3ForCausalLM",
+    template=lambda: phi3("toy"),
+    config=(
+        *without(SIZES, "rms_norm_eps"),
+        Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
+        activation("hidden_act", "silu"),
+        _Positions(),
+        tied_by(),
+        NoPadding(),
+        window("sliding_window", None),
+        *(
+            MustBe(name, (False,), is_written=False)
+            for name in ("attention_bias", "lm_head_bias", "mlp_bias")
+        ),
+    ),
+    weights=_weights,
+    irrelevant=frozenset(
+        {
+            "embd_pdrop",
+            "full_attn_mod",
+            "interpolate_factor",
+            "resid_pdrop",
+        }
+    ),
+)

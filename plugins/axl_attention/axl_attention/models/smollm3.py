@@ -1,8 +1,26 @@
 """SmolLM3: a Llama in which every fourth layer knows no positions."""
 
-from axcore.config import replace_config, update_config
+import attrs
+
+from axcore.config import find_config, replace_config, update_config
+from axcore.errors import ConfigError
+from axcore.interop import (
+    ATTENTION_BIAS,
+    LLAMA_WEIGHTS,
+    SIZES,
+    EveryLayer,
+    Family,
+    Fields,
+    LayerKinds,
+    MustBe,
+    RopeFields,
+    activation,
+    every,
+    without,
+)
 from axcore.layers import NoPosition, RoPE, alternating
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
+from axl_attention.models.shared_maps import MLP_BIAS, NoPadding, tied_by
 
 SMOLLM3_SIZES: Sizes = {
     "3b": {
@@ -19,7 +37,7 @@ SMOLLM3_SIZES: Sizes = {
 
 
 def smollm3(size: str) -> CausalLM.Config:
-    """Returns the config of a SmolLM3: `3b` or `toy`.
+    """Return the config of a SmolLM3: `3b` or `toy`.
 
     Source: Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context reasoner"; layers
     without positions as in Yang et al. 2025, arXiv:2501.18795; sizes as in the config published
@@ -33,3 +51,52 @@ def smollm3(size: str) -> CausalLM.Config:
     unaware = replace_config(stack.layer, RoPE, NoPosition.Config())
     turns = alternating(stack, *[stack.layer] * (interval - 1), unaware)
     return update_config(cfg, {"decoder.stack": turns})
+
+
+@attrs.frozen
+class _NoRopeLayers(LayerKinds):
+    """`no_rope_layers`, which has 0 for a layer without positions and 1 for one with them."""
+
+    def read(self, fields: Fields, num_layers: int) -> list[int]:
+        """Returns the kind of each layer.
+
+        Raises:
+            ConfigError: There is not 0 or 1 for each layer.
+        """
+        interval = fields.take("no_rope_layer_interval", 4)
+        named = fields.take("no_rope_layers", None)
+        if named is None:
+            return [every(interval)(i) for i in range(num_layers)]
+        if len(named) < num_layers or {*named} - {0, 1}:
+            raise ConfigError(
+                f"no_rope_layers is {named}; there are {num_layers} layers, with 0 or 1 for each",
+                where="no_rope_layers",
+            )
+        return [1 - flag for flag in named[:num_layers]]
+
+    def write(self, kinds: list[int]) -> dict[str, list[int]]:
+        """Returns `no_rope_layers`."""
+        return {"no_rope_layers": [1 - kind for kind in kinds]}
+
+
+SMOLLM3 = Family(
+    architecture="SmolLM3ForCausalLM",
+    template=lambda: smollm3("toy"),
+    layers=_NoRopeLayers(
+        ("with rotary positions", "without positions"),
+        lambda layer: bool(find_config(layer, NoPosition)),
+    ),
+    config=(
+        *without(SIZES, "num_hidden_layers"),
+        activation("hidden_act", "silu"),
+        RopeFields("decoder.stack.layers[0].attention.position", 2_000_000.0),
+        tied_by(default=True),
+        NoPadding(),
+        ATTENTION_BIAS,
+        MLP_BIAS,
+        MustBe("use_sliding_window", (False,)),
+        EveryLayer("layer_types", "full_attention"),
+    ),
+    weights=lambda cfg: LLAMA_WEIGHTS,
+    irrelevant=frozenset({"max_window_layers", "sliding_window"}),
+)

@@ -1,8 +1,23 @@
 """StarCoder2: layer norms, biases everywhere, plain feed-forwards, a window, often a tied head."""
 
 from axcore.config import replace_config, update_config
+from axcore.interop import (
+    ATTENTION,
+    SIZES,
+    Family,
+    Field,
+    MustBe,
+    RopeFields,
+    activation,
+    below,
+    linear,
+    same,
+    window,
+    without,
+)
 from axcore.layers import FeedForward, LayerNorm, PlainFeedForward, RMSNorm
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
+from axl_attention.models.shared_maps import affine, tied_by
 
 _VOCABULARY = {"vocab_size": 49_152}
 
@@ -39,7 +54,7 @@ STARCODER2_SIZES: Sizes = {
 
 
 def starcoder2(size: str) -> CausalLM.Config:
-    """Returns the config of a StarCoder2: `3b`, `7b`, `15b` or `toy`.
+    """Return the config of a StarCoder2: `3b`, `7b`, `15b` or `toy`.
 
     Source: Lozhkov et al. 2024, arXiv:2402.19173, table 6; bases of positions as in the configs
     published with the weights.
@@ -62,3 +77,38 @@ def starcoder2(size: str) -> CausalLM.Config:
             "**.core.window": (window - 1, 0),
         },
     )
+
+
+_LAYER = (
+    *affine("attention_residual.norm", "input_layernorm"),
+    *below("attention", "self_attn", ATTENTION),
+    *affine("feed_forward_residual.norm", "post_attention_layernorm"),
+    *linear("feed_forward.up", "mlp.c_fc"),
+    *linear("feed_forward.down", "mlp.c_proj"),
+)
+_WEIGHTS = (
+    same("decoder.embedding.weight", "model.embed_tokens.weight"),
+    *below("decoder.stack.layer.{layer}", "model.layers.{layer}", _LAYER),
+    *affine("decoder.norm", "model.norm"),
+    same("head.weight", "lm_head.weight"),
+)
+
+STARCODER2 = Family(
+    architecture="Starcoder2ForCausalLM",
+    template=lambda: starcoder2("toy"),
+    config=(
+        *without(SIZES, "rms_norm_eps"),
+        Field("norm_epsilon", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
+        activation("hidden_act", "gelu_pytorch_tanh"),
+        RopeFields(),
+        window("sliding_window", None),
+        Field("use_bias", ("**.linear.has_bias", "**.out_linear.has_bias"), default=True),
+        tied_by(default=True),
+        MustBe("norm_type", ("layer_norm",), is_written=False),
+        MustBe("mlp_type", ("default",), is_written=False),
+    ),
+    weights=lambda cfg: _WEIGHTS,
+    irrelevant=frozenset({"embedding_dropout", "residual_dropout"}),
+    # Of GPTBigCode, from whose config these files were made; the activation is hidden_act.
+    unread=frozenset({"activation_function", "layer_norm_epsilon", "scale_attn_weights"}),
+)

@@ -9,7 +9,8 @@
 ; left; so what they share lives until the last one leaves. Where the pool takes no helper, the
 ; caller helps in its place, as in XLA's own header: the call does not fail.
 ;
-; Numbers and places of XLA's interface are read from the header of the installed jaxlib.
+; XLA's version and the places of its functions are read from the header of the installed jaxlib;
+; `xla_ffi.py` checks the offsets below against it, before this is compiled.
 
 @exhausted = private constant [67 x i8] c"axl-cpu: the host has no memory for what threads of a kernel share\00"
 

@@ -5,7 +5,6 @@ XLA's interface for foreign functions passes the buffers; its pool of threads co
 
 import ctypes
 import functools
-import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +18,16 @@ from llvmlite import ir
 
 from axl_cpu.llvm.emitter import INT, POINTER, Emitter, Value
 from axl_cpu.llvm.processor import Processor, this_processor
+from axl_cpu.llvm.xla_ffi import (
+    OFFSETS,
+    api_version,
+    field_offsets,
+    installed_header,
+    interface_problem,
+)
 
 _LOCK = threading.Lock()
-_FUNCTIONS_AT = 48
-"""Where the functions of `XLA_FFI_Api` begin, in bytes."""
+_DATA, _DIMENSIONS = (OFFSETS["XLA_FFI_Buffer"][name] for name in ("data", "dims"))
 
 
 class HostKernel(Protocol):
@@ -56,11 +61,11 @@ class Buffers:
 
     def argument(self, index: int) -> Value:
         """Returns the place of an argument's numbers."""
-        return self._field(self._args, index, 24)
+        return self._field(self._args, index, _DATA)
 
     def result(self, index: int) -> Value:
         """Returns the place of a result's numbers."""
-        return self._field(self._rets, index, 24)
+        return self._field(self._rets, index, _DATA)
 
     def size(self, argument: int, dimension: int) -> Value:
         """Returns a dimension of an argument."""
@@ -71,7 +76,7 @@ class Buffers:
         return self._size(self._rets, result, dimension)
 
     def _size(self, buffers: Value, index: int, dimension: int) -> Value:
-        dimensions = self._field(buffers, index, 40)
+        dimensions = self._field(buffers, index, _DIMENSIONS)
         return self._e.load(self._e.at(dimensions, dimension, "int64"), "int64")
 
     def _field(self, buffers: Value, index: int, offset: int) -> Value:
@@ -177,15 +182,15 @@ def _machine(processor: Processor) -> Any:
 @functools.cache
 def _interface() -> dict[str, int]:
     """Returns what `host_call.ll` leaves open of XLA's interface, by the header."""
-    header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
-    numbers = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
-    functions = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\(XLA_FFI_(\w+)\);", header)
-    places = {name: _FUNCTIONS_AT + 8 * index for index, name in enumerate(functions)}
+    assert interface_problem() is None  # kernels say before that they cannot serve
+    header = installed_header()
+    major, minor = api_version(header)
+    functions = field_offsets(header)["XLA_FFI_Api"]
     return {
-        "MAJOR": int(numbers["MAJOR"]),
-        "MINOR": int(numbers["MINOR"]),
-        "CREATE": places["Error_Create"],
-        "DESTROY": places["Error_Destroy"],
-        "SCHEDULE": places["ThreadPool_Schedule"],
-        "THREADS": places["ThreadPool_NumThreads"],
+        "MAJOR": major,
+        "MINOR": minor,
+        "CREATE": functions["XLA_FFI_Error_Create"],
+        "DESTROY": functions["XLA_FFI_Error_Destroy"],
+        "SCHEDULE": functions["XLA_FFI_ThreadPool_Schedule"],
+        "THREADS": functions["XLA_FFI_ThreadPool_NumThreads"],
     }

@@ -10,6 +10,7 @@ from jax import Array
 from axcore.ops import Call, DecodeInputs, DecodeSpec
 from axl_cpu.kernels.decode_attention.program import DecodeAttention
 from axl_cpu.llvm.host_call import host_call
+from axl_cpu.llvm.xla_ffi import interface_problem
 
 KEPT = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 """What keys and values may be kept in."""
@@ -26,6 +27,8 @@ MAX_ROOM = 1 << 16
 
 def unsupported_reason(call: Call) -> str | None:
     """Returns why the kernel cannot serve a call, or None."""
+    if problem := interface_problem():
+        return problem
     _, queries, heads, width = call.shape("q")
     value_width = call.shape("v")[3]
     if call.dtype("q") not in KEPT[:2] or call.dtype("k") not in KEPT:

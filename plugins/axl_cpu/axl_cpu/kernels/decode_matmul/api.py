@@ -17,6 +17,7 @@ from axl_cpu.kernels.decode_matmul.program import (
 )
 from axl_cpu.llvm.host_call import host_call
 from axl_cpu.llvm.processor import this_processor
+from axl_cpu.llvm.xla_ffi import interface_problem
 
 WIDE = ("float32", "bfloat16")
 MAX_ROWS = 64
@@ -35,6 +36,8 @@ MAX_COLUMNS = 8
 
 def unsupported_reason(call: Call) -> str | None:
     """Returns why the kernel cannot serve a call, or None."""
+    if problem := interface_problem():
+        return problem
     rows, depth = call.shape("x")
     weight = call.shape("weight")
     if call.dtype("x") not in WIDE:

@@ -1,0 +1,242 @@
+"""`StepSave`: one step on its way to the storage, written again while the storage fails.
+
+A step is written into `step_N.incomplete`; its files are measured and made durable, the manifest is
+written, all of it is read back from the disk, and the directory is renamed to `step_N`. A process
+killed at any moment leaves the committed steps as they were.
+
+Of several processes each writes the shards that it owns and reads a part of the files; process 0
+alone makes and names directories. What process 0 sees go wrong is raised in all, so all try again
+alike; a part that one process alone fails to write makes the others wait at a barrier.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from axcore.checkpoint import store
+from axcore.checkpoint.leaves import leaf_spec
+from axcore.checkpoint.manifest import (
+    DamagedCheckpointError,
+    Manifest,
+    find_damage_together,
+    read_manifest,
+    record_together,
+    write_manifest,
+)
+from axcore.checkpoint.reader import ARRAYS_NAME
+from axcore.checkpoint.steps import drop_cached_tree, sync_tree
+from axcore.checkpoint.storage import (
+    CheckpointWarning,
+    StepStorage,
+    StorageError,
+    as_storage_errors,
+    describe_room,
+    free_bytes,
+)
+from axcore.distributed import all_gather_object, broadcast_object, is_process_zero
+from axcore.errors import CheckpointError
+
+LONGEST_WAIT_S = 60.0
+
+
+@attrs.frozen
+class Patience:
+    """How often a failing storage is asked, and how long after the first failure; then twice that.
+
+    Args:
+        tries: How often in all.
+        wait_s: How long before the second try.
+    """
+
+    tries: int
+    wait_s: float
+
+    def waits(self) -> list[float]:
+        """Returns how long to wait after each try but the last."""
+        return [min(self.wait_s * 2**i, LONGEST_WAIT_S) for i in range(self.tries - 1)]
+
+
+class StepSave:
+    """Saves one state; made where the state is still there, and finished on another thread."""
+
+    def __init__(
+        self,
+        steps: StepStorage,
+        step: int,
+        arrays: Mapping[str, jax.Array],
+        extra: Mapping[str, Any],
+        patience: Patience,
+    ) -> None:
+        """Starts the first try, and returns once `arrays` may be donated."""
+        self.step = step
+        self.num_bytes = sum(array.nbytes for array in arrays.values())
+        self._steps = steps
+        self._extra = extra
+        self._patience = patience
+        self._leaves = {name: leaf_spec(array) for name, array in arrays.items()}
+        self._finish_arrays = self._start_arrays(arrays)
+        self._snapshot = Snapshot(arrays) if patience.tries > 1 else None
+
+    def finish(self) -> None:
+        """Commits the step.
+
+        Raises:
+            CheckpointError: The storage still failed at the last try.
+        """
+        self._keep_trying(self._commit_whole, self._start_again)
+        replicate = partial(self._on_storage, self._steps.replicate)
+        self._keep_trying(partial(broadcast_object, "copying a checkpoint", replicate))
+
+    def _keep_trying(
+        self, act: Callable[[], None], prepare: Callable[[], None] = lambda: None
+    ) -> None:
+        """Acts until the storage does as asked; prepares again after each failure."""
+        for failed, wait_s in enumerate(self._patience.waits(), start=1):
+            try:
+                return act()
+            except StorageError as error:
+                self._abandon()
+                self._warn(f"{self._what(error)}; try {failed + 1} follows in {wait_s:g} s")
+            time.sleep(wait_s)
+            prepare()
+        try:
+            return act()
+        except StorageError as error:
+            self._abandon()
+            raise self._give_up(error) from error
+
+    def _start_again(self) -> None:
+        assert self._snapshot is not None, "there is more than one try"
+        self._finish_arrays = self._start_arrays(self._snapshot.arrays())
+
+    def _start_arrays(self, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
+        """Starts to write arrays; what goes wrong is raised by the function that it returns."""
+        try:
+            broadcast_object("beginning a checkpoint", self._begin)
+            with as_storage_errors(Exception):
+                return store.start_saving(self._draft / ARRAYS_NAME, arrays)
+        except StorageError as error:
+            return partial(_raise, error)
+
+    def _begin(self) -> None:
+        with as_storage_errors(OSError):
+            free = self._steps.free_bytes()
+            if free is not None and free < self.num_bytes:
+                raise StorageError("there is too little room")
+            self._steps.begin(self.step)
+
+    def _commit_whole(self) -> None:
+        """Waits for the arrays, and commits what can be read back."""
+        all_gather_object("writing a checkpoint", self._finish_writing)
+        files = record_together(self._draft)
+        manifest = Manifest(step=self.step, leaves=self._leaves, files=files, extra=self._extra)
+        broadcast_object("writing a manifest", partial(self._write_manifest, manifest))
+        self._read_back(manifest)
+        commit = partial(self._on_storage, self._steps.commit)
+        broadcast_object("committing a checkpoint", commit)
+
+    def _finish_writing(self) -> None:
+        with as_storage_errors(Exception):
+            self._finish_arrays()
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        with as_storage_errors(OSError, DamagedCheckpointError):
+            sync_tree(self._draft)
+            write_manifest(self._draft, manifest)
+            drop_cached_tree(self._draft)
+            read_manifest(self._draft)
+
+    def _read_back(self, manifest: Manifest) -> None:
+        problems = find_damage_together("reading a checkpoint back", self._draft, manifest.files)
+        if problems:
+            raise StorageError(f"what was written reads back otherwise: {'; '.join(problems)}")
+
+    def _on_storage(self, act: Callable[[int], None]) -> None:
+        with as_storage_errors(OSError):
+            act(self.step)
+
+    def _abandon(self) -> None:
+        if is_process_zero():
+            self._steps.abandon(self.step)
+
+    @property
+    def _draft(self) -> Path:
+        return self._steps.draft(self.step)
+
+    def _give_up(self, error: StorageError) -> CheckpointError:
+        return CheckpointError(
+            f"{self._what(error)}; it was tried {self._patience.tries} times",
+            where=str(self._steps.root),
+            hint="make room or repair the disk, then run again; earlier steps are unharmed",
+        )
+
+    def _what(self, error: StorageError) -> str:
+        room = describe_room(free_bytes(self._steps), self.num_bytes)
+        return f"saving step {self.step} failed: {error.what} ({room})"
+
+    def _warn(self, text: str) -> None:
+        if is_process_zero():
+            warnings.warn(f"{text} ({self._steps.root})", CheckpointWarning, stacklevel=3)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+class Snapshot:
+    """This process's shards of a state.
+
+    `np.asarray` keeps its result with the shard, so these are mostly the very host copies that a
+    save makes anyway. Arrays are rebuilt in host memory: the devices may have no room.
+    """
+
+    def __init__(self, arrays: Mapping[str, jax.Array]) -> None:
+        self._leaves = {name: _Leaf.of(array) for name, array in arrays.items()}
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """Returns the state's leaves by name, sharded as they were."""
+        return {name: leaf.rebuild() for name, leaf in self._leaves.items()}
+
+
+@attrs.frozen
+class _Leaf:
+    shape: tuple[int, ...]
+    sharding: jax.sharding.Sharding
+    shards: list[tuple[Any, np.ndarray]]
+    key_impl: str | None
+
+    @classmethod
+    def of(cls, array: jax.Array) -> "_Leaf":
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        key_impl = str(jax.random.key_impl(array)) if is_key else None
+        plain = jax.random.key_data(array) if is_key else array
+        return cls(plain.shape, plain.sharding, _host_shards(plain), key_impl)
+
+    def rebuild(self) -> jax.Array:
+        sharding = self.sharding
+        if any(device.platform != "cpu" for device, _ in self.shards):
+            sharding = sharding.with_memory_kind("pinned_host")
+        kind = sharding.memory_kind
+        parts = [
+            jax.device_put(data, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
+            for device, data in self.shards
+        ]
+        whole = jax.make_array_from_single_device_arrays(self.shape, sharding, parts)
+        return jax.random.wrap_key_data(whole, impl=self.key_impl) if self.key_impl else whole
+
+
+def _host_shards(array: jax.Array) -> list[tuple[Any, np.ndarray]]:
+    """Returns each device with its data; replicas share one copy, the one that is written."""
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.replica_id)
+    written = {str(shard.index): shard.data for shard in reversed(shards)}
+    for data in written.values():
+        data.copy_to_host_async()
+    return [(shard.device, np.asarray(written[str(shard.index)])) for shard in shards]

@@ -1,0 +1,1 @@
+"""Conversations: their chat templates, and which of their tokens are answers."""

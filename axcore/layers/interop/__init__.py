@@ -1,1 +1,0 @@
-"""Modules of other libraries as layers; each imports its library."""

@@ -1,0 +1,387 @@
+"""Runs from pretrained checkpoints, and pretrained checkpoints from runs."""
+
+import json
+import math
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from axcore.checkpoint import Checkpointer
+from axcore.config import evolve, field_names
+from axcore.config.json_files import parse_json
+from axcore.data import (
+    ByteTokenizer,
+    Data,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    gguf_vocabulary,
+    published_end_ids,
+    tokenizer_in,
+)
+from axcore.data.tokenizers.hugging_face_tokenizer import TOOL_TEMPLATE
+from axcore.errors import CheckpointError, ConfigError
+from axcore.interop import (
+    DEFAULT_SHARD_BYTES,
+    GGUFType,
+    HuggingFace,
+    PretrainedCheckpoint,
+    adapter_format,
+    check_base_is_unchanged,
+    find_adapter_format,
+    read_adapters,
+    to_gguf,
+    to_hugging_face,
+)
+from axcore.module import DType, DTypes
+from axcore.plugins import Hardware
+from axcore.progress import working
+from axcore.runs.run import ANY_DEVICES, Run
+from axcore.trainer import Trainer
+from axcore.trainer.resolve import resolve
+from axcore.trainer.run_directory.directory import locked_run_directory
+from axcore.trainer.step import TrainState
+from axcore.whole_files import read_regular
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
+OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
+_MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
+_LENGTH = 2048
+"""Tokens of a row of a model that sets no limit."""
+_TOKENS = ("bos", "eos", "pad")
+
+
+def import_run(
+    folder: Path | str,
+    directory: Path | str,
+    *,
+    dtype: DType | None = None,
+    base: Path | str | None = None,
+    allow_unknown_fields: bool = False,
+) -> Run:
+    """Makes a run of a pretrained checkpoint: to generate from, to evaluate, to export. Returns it.
+
+    Args:
+        folder: Holds the pretrained checkpoint, or adapters of one.
+        directory: Of the run; it may not exist, or must be empty.
+        dtype: What parameters become; as they are stored by default.
+        base: The folder of the model that adapters correct; by default, what they name.
+        allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
+
+    Raises:
+        ConfigError: `config.json` describes what axcore has no model of.
+        CheckpointError: A file or a tensor is not as it should be; nothing was written.
+    """
+    target = Path(directory)
+    if target.exists() and any(target.iterdir()):
+        raise CheckpointError(
+            "there is something in the directory already",
+            where=str(directory),
+            hint="name a new directory",
+        )
+    trainer, state = open_checkpoint(
+        folder, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
+    )
+    try:
+        _save(trainer, state, target, {"imported_from": str(Path(folder).absolute())})
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # which was empty, or not there
+        raise
+    return Run(target)
+
+
+def open_checkpoint(
+    folder: Path | str,
+    *,
+    dtype: DType | None = None,
+    base: Path | str | None = None,
+    on_host: bool = False,
+    allow_unknown_fields: bool = False,
+) -> tuple[Trainer, Any]:
+    """Returns the trainer of a pretrained checkpoint, and the model's state; nothing is written.
+
+    Args:
+        folder: Holds the pretrained checkpoint, or adapters of one.
+        dtype: What parameters become; as they are stored by default.
+        base: The folder of the model that adapters correct; by default, what they name.
+        on_host: Whether arrays stay in their files, for an engine to take one by one.
+        allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
+
+    Raises:
+        ConfigError: `config.json` describes what axcore has no model of.
+        CheckpointError: A file or a tensor is not as it should be.
+    """
+    source = _source(Path(folder).expanduser(), base)
+    source = evolve(source, allow_unknown_fields=allow_unknown_fields)
+    published = PretrainedCheckpoint(source.path, allow_unknown_fields=allow_unknown_fields)
+    kept = dtype or published.dtype
+    cfg = Trainer.Config(
+        model=evolve(published.config, dtypes=DTypes(param=kept, compute=kept)),
+        data=Data.Config(
+            tokenizer=checkpoint_tokenizer(published),
+            seq_len=published.max_length or _LENGTH,
+            batch_size=math.lcm(8, jax.device_count()),
+        ),
+        max_steps=1000,
+        mesh=ANY_DEVICES,
+    )
+    if source.adapters is not None:
+        cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)
+    trainer = Trainer(resolve(cfg, Hardware.detect()))
+    specs = trainer.model.param_specs()
+    plan = published.plan(trainer.config.model, adapters=source.adapters, specs=specs)
+    wanted = trainer.compiler.abstract_state().model
+    return trainer, (plan.lazy if on_host else plan.read)(wanted)
+
+
+def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
+    """Returns where a folder's weights are: its own, or its adapters' and their model's.
+
+    Raises:
+        CheckpointError: Adapters name no folder as their model, or a model has a base.
+    """
+    form = find_adapter_format(folder)
+    if form is None and base is None:
+        return HuggingFace.Config(path=str(folder))
+    if form is None:
+        raise CheckpointError(
+            f"the folder holds no adapters that {base} could be the base of",
+            where=str(folder),
+            hint="leave out --base",
+        )
+    named = base or form.base(folder)
+    if not named or not Path(named).expanduser().is_dir():
+        raise CheckpointError(
+            f"the adapters are of {named or 'a model that they do not name'}, which is no folder",
+            where=str(folder),
+            hint="name the folder of the model that they correct: --base FOLDER",
+        )
+    return HuggingFace.Config(path=str(named), adapters=str(folder))
+
+
+def _with_adapters(cfg: Any, source: HuggingFace.Config, *, is_dtype_named: bool) -> Any:
+    """Returns a config whose model has the adapters of a source, and trains nothing else."""
+    found = read_adapters(str(source.adapters), cfg.model)
+    wide = found.dtypes - {"float32", "float16", "bfloat16"}
+    if wide and not is_dtype_named:
+        raise CheckpointError(
+            f"the adapters are stored as {', '.join(sorted(wide))}, and are kept as float32",
+            where=str(source.adapters),
+            hint="say which dtype all are to become: --dtype float32",
+        )
+    learner = evolve(cfg.learner, trainable=found.trained)
+    return evolve(cfg, model=found.config, learner=learner, init_from=source)
+
+
+def _save(trainer: Trainer, state: Any, target: Path, source: dict[str, str]) -> None:
+    with locked_run_directory(target, trainer.config, source) as run:
+        saver = Checkpointer.for_run(trainer.config.checkpoint, run.path)
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        with working(f"writing {target}", size), saver:
+            saved: Any = TrainState(None, state, None, None)  # type: ignore[arg-type]
+            saver.save(0, saved, {"run": run.identity.as_json()})
+
+
+def export_run(
+    run: Run,
+    folder: Path | str,
+    *,
+    dtype: DType | None = None,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    merged: bool = False,
+) -> str:
+    """Writes the model of a run as a published one, or its adapters; returns what it has written.
+
+    Args:
+        run: The run.
+        folder: Where to write; it may not exist, or must be empty.
+        merged: Whether adapters are added to the weights; by default they are written alone, in
+            the format of PEFT.
+        dtype: Of all tensors; each array's own by default.
+        max_shard_bytes: Size of a file of weights at most.
+
+    Raises:
+        ConfigError: No family of checkpoints has such a model, or there are no adapters to merge,
+            or more than adapters was trained.
+        CheckpointError: The run has no checkpoint, or the folder holds something.
+    """
+    cfg, state = run.trainer.config.model, run.state
+    tokenizer = getattr(run.trainer.data, "tokenizer", None)
+    corrections = adapter_format(cfg)
+    if merged:
+        cfg, state = merged_model(cfg, state)
+    elif corrections is not None:
+        check_base_is_unchanged(
+            run.config.init_from,
+            cfg,
+            where="init_from.adapters",
+            hint="export the whole model: --merged",
+        )
+        return corrections.write(
+            folder,
+            cfg,
+            state,
+            trained=run.config.learner.trainable,
+            dtype=dtype,
+            base=getattr(run.config.init_from, "path", None),
+            files=_tokenizer_files(tokenizer),
+        )
+    cfg = _with_published(cfg, run.config.init_from)
+    published = getattr(cfg, "published", None)
+    lengths = [getattr(run.config.data, "seq_len", None)]
+    if published is not None:  # rows may have been cut shorter to train on
+        lengths.append(published.max_length)
+    family = to_hugging_face(
+        folder,
+        cfg,
+        state,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        max_length=max((one for one in lengths if one is not None), default=None),
+        fields=_token_ids(tokenizer),
+        files=_tokenizer_files(tokenizer),
+    )
+    return f"a model of type {family}"
+
+
+def _with_published(cfg: Any, source: Any) -> Any:
+    """Return a model's config with the checkpoint that its weights began as, if it is known.
+
+    A model that was built here, and then began with published weights, does not hold that itself.
+    """
+    is_named = isinstance(source, HuggingFace.Config) and "published" in field_names(cfg)
+    if not is_named or cfg.published is not None:
+        return cfg
+    if not Path(source.path).is_dir():
+        warnings.warn(
+            f"{source.path}, whose weights the run began with, is not there: the export lacks its "
+            "settings for generation, its licence, and what else it says besides weights",
+            stacklevel=3,
+        )
+        return cfg
+    published = PretrainedCheckpoint(source.path, allow_unknown_fields=source.allow_unknown_fields)
+    return evolve(cfg, published=published.published)
+
+
+def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
+    """Returns config and state of a model with its adapters added to its weights.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    corrections = adapter_format(cfg)
+    if corrections is None:
+        raise ConfigError("the model has no adapters to merge", hint="leave out --merged")
+    return corrections.merged(cfg, state)
+
+
+def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
+    """Returns the config of the tokenizer in a folder.
+
+    Where there is none, and the vocabulary has the size of that of bytes, it is that.
+    """
+    folder = published.folder
+    if (folder / TOKENIZER).is_file():
+        return tokenizer_in(folder)
+    if (folder / PIECES).is_file():
+        return _pieces(folder)
+    if others := [name for name in OTHER_TOKENIZERS if (folder / name).is_file()]:
+        raise CheckpointError(
+            f"the folder's tokenizer is {', '.join(others)}, which is not read",
+            where=str(folder),
+            hint=_MAKE_ONE,
+        )
+    if published.config.vocab_size != ByteTokenizer.Config().build().vocab_size:
+        raise CheckpointError(
+            "the folder has no tokenizer",
+            where=str(folder),
+            hint=f"add its {TOKENIZER}; for the weights alone: ax.from_hugging_face",
+        )
+    return ByteTokenizer.Config()
+
+
+def _pieces(folder: Path) -> Tokenizer.Config:
+    """Returns the config of a folder's SentencePiece model, if that is all of its tokenizer."""
+    cfg = SentencePieceTokenizer.Config(path=str(folder / PIECES))
+    added = (folder / ADDED).is_file() or set(published_end_ids(folder)) - set(cfg.build().end_ids)
+    if added:
+        raise CheckpointError(
+            f"the folder's {PIECES} lacks tokens that files beside it add",
+            where=str(folder),
+            hint=_MAKE_ONE,
+        )
+    return cfg
+
+
+def _token_ids(tokenizer: Any) -> dict[str, Any]:
+    """Return the token ids that a checkpoint's files name, those that end a text as a list."""
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_id", None) for name in _TOKENS}
+    if ids["pad_token_id"] == ids["eos_token_id"]:
+        del ids["pad_token_id"]  # transformers would train that token no more
+    if len(getattr(tokenizer, "end_ids", ())) > 1:
+        ids["eos_token_id"] = list(tokenizer.end_ids)
+    return {name: number for name, number in ids.items() if number is not None}
+
+
+def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return {PIECES: _content(tokenizer.config.path)}
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return {}
+    cfg: Any = tokenizer.config
+    names = {f"{name}_token": getattr(cfg, f"{name}_token") for name in _TOKENS}
+    said = {name: token for name, token in names.items() if token is not None}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if cfg.settings_path is not None:
+        settings = parse_json(_content(cfg.settings_path))
+    files = {TOKENIZER: _content(cfg.path), TOKENIZER_CONFIG: _rendered({**settings, **said})}
+    if cfg.chat_template_path is not None:
+        files[CHAT_TEMPLATE] = _content(cfg.chat_template_path)
+    if cfg.tool_template_path is not None:
+        files[TOOL_TEMPLATE] = _content(cfg.tool_template_path)
+    return files
+
+
+def _content(path: str) -> bytes:
+    return read_regular(Path(path).expanduser())
+
+
+def _rendered(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def export_gguf(
+    run: Run, path: Path | str, *, dtype: GGUFType | None = None, merged: bool = False
+) -> str:
+    """Writes the model of a run and its tokenizer as one GGUF file; returns what it has written.
+
+    Args:
+        run: The run.
+        path: Where to write; it may not exist.
+        dtype: Of matrices; each array's own by default.
+        merged: Whether adapters are added to the weights.
+
+    Raises:
+        ConfigError: llama.cpp has no such model or no such tokenizer; or adapters are to be merged
+            and there are none, or there are some and they are not to be.
+        CheckpointError: The run has no checkpoint, or the file exists.
+    """
+    cfg: Any = run.trainer.config.model
+    if not merged and adapter_format(cfg) is not None:
+        raise ConfigError(
+            "the run trains adapters, and a GGUF file holds a whole model", hint="--merged"
+        )
+    tokenizer = getattr(run.trainer.data, "tokenizer", None)
+    vocabulary, note = gguf_vocabulary(tokenizer, cfg.vocab_size)
+    length = getattr(run.config.data, "seq_len", None)
+    if length is None:
+        raise ConfigError("a GGUF file says how long rows are; the run's data has no seq_len")
+    state = run.state
+    if merged:
+        cfg, state = merged_model(cfg, state)
+    kind = to_gguf(path, cfg, state, vocabulary=vocabulary, max_length=length, dtype=dtype)
+    return f"a model of type {kind} for llama.cpp" + (f"; {note}" if note else "")

@@ -1,1 +1,0 @@
-"""Maps from published models to the families of this plugin, and back."""

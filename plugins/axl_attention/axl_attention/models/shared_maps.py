@@ -1,0 +1,242 @@
+"""Entries of config maps and rules of weight maps that families of this plugin share."""
+
+from typing import Any
+
+import attrs
+
+from axcore.config import find_config, replace_config, update_config
+from axcore.errors import ConfigError
+from axcore.interop import (
+    FEED_FORWARD,
+    Chain,
+    Choice,
+    Concatenate,
+    ConfigEntry,
+    Field,
+    Fields,
+    JoinAxes,
+    LayerKinds,
+    RopeFields,
+    Rule,
+    SplitAxis,
+    Transform,
+    Transpose,
+    WeightMap,
+    below,
+    common_value,
+    interleaved,
+    linear,
+    same,
+)
+from axcore.layers import GroupLimit, MoE
+from axcore.models import TiedHead, UntiedHead
+from axl_attention.partial_rotary import PartialRotary
+
+MLP_BIAS = Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False)
+
+
+class NoPadding(ConfigEntry):
+    """`pad_token_id`: no token where none was read; small vocabularies lack the default one."""
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns the config: what padding is changes no number, so that the field stays unread."""
+        return cfg
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the field."""
+        return {"pad_token_id": None}
+
+
+def tied_by(path: str = "head", *, default: bool = False) -> Choice:
+    """Returns the entry that says whether the head at a path is the embedding."""
+    heads = {False: UntiedHead.Config(), True: TiedHead.Config()}
+    return Choice("tie_word_embeddings", path, heads, default)
+
+
+def affine(axcore: str, hf: str) -> WeightMap:
+    """Returns the rules of a weight and a bias that are the same on both sides."""
+    return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
+
+
+def fused(axcore: tuple[str, ...], hf: str, sizes: tuple[int, ...]) -> Rule:
+    """Return the rule of linear layers that Hugging Face fuses into one, of these widths."""
+    weights = tuple(f"{name}.weight" for name in axcore)
+    return Rule(weights, (f"{hf}.weight",), Chain(Transpose(), Concatenate(sizes)))
+
+
+def interleaved_projection(part: str, num_heads: int, *, rotated: int, rest: int = 0) -> WeightMap:
+    """Return the rules of queries or keys whose rotary rows are neighbouring pairs in Hugging Face.
+
+    Args:
+        part: `q` or `k`.
+        num_heads: Heads of it.
+        rotated: Rows of a head that positions rotate.
+        rest: Rows behind them.
+    """
+    pairs = interleaved(rotated, rest=rest, axis=1)
+    rows = Chain(SplitAxis(num_heads), pairs, JoinAxes(num_heads))
+    hf = f"{part}_proj"
+    return (
+        Rule((f"{part}.weight",), (f"{hf}.weight",), Chain(Transpose(), rows)),
+        Rule((f"{part}.bias",), (f"{hf}.bias",), rows),
+    )
+
+
+def all_experts(
+    path: str, names: tuple[str, ...], hf: str, transform: Transform, *, count: int
+) -> Rule:
+    """Return the rule of arrays of every expert that Hugging Face has as one.
+
+    Args:
+        path: Of the experts.
+        names: Of one expert's arrays; those of the first come before those of the second.
+        hf: Hugging Face's name.
+        transform: From the arrays of all experts to Hugging Face's.
+        count: How many experts there are.
+    """
+    axcore = tuple(f"{path}.{i}.{name}" for name in names for i in range(count))
+    return Rule(axcore, (hf,), transform)
+
+
+@attrs.frozen
+class PartialRopeFields(ConfigEntry):
+    """The fields of rotary positions, and of the share of a head that has them.
+
+    Args:
+        fraction: The field of the share.
+        default: What its absence means.
+        theta: The field of the base.
+        is_always_partial: Whether no model of the family rotates heads as a whole.
+        path: Glob of the positions.
+    """
+
+    fraction: str = "partial_rotary_factor"
+    default: float = 1.0
+    theta: str = "rope_theta"
+    is_always_partial: bool = attrs.field(default=False, kw_only=True)
+    path: str = attrs.field(default="**.attention.position", kw_only=True)
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with these positions."""
+        fraction = fields.take(self.fraction, self.default)
+        given = fields.take("rope_parameters", None) or {}
+        parameters = {"partial_rotary_factor": fraction, **given}
+        fraction = float(parameters.pop("partial_rotary_factor"))
+        inner = Fields({**fields.values, "rope_parameters": parameters})
+        cfg = RopeFields(self.path, name=self.theta).read(cfg, inner)
+        fields.read |= inner.read
+        if fraction == 1.0:
+            return cfg
+        return replace_config(cfg, lambda _: True, _partial(fraction), at=self.path)
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the fields.
+
+        Raises:
+            ConfigError: Heads are rotated as a whole, and never are in the family.
+        """
+        position, fraction = common_value(cfg, self.path), 1.0
+        if isinstance(position, PartialRotary.Config):
+            fraction = position.fraction
+            cfg = replace_config(cfg, lambda _: True, lambda old: old.inner, at=self.path)
+        elif self.is_always_partial:
+            raise ConfigError(
+                f"{self.path} is a {type(position).__qualname__}, which rotates whole heads",
+                where=self.path,
+            )
+        return {self.fraction: fraction, **RopeFields(self.path, name=self.theta).write(cfg)}
+
+
+def _partial(fraction: float) -> Any:
+    return lambda old: PartialRotary.Config(fraction=fraction, inner=old)
+
+
+_DENSE, _MIXED = (f"decoder.stack.layers[{kind}].feed_forward" for kind in range(2))
+
+
+class _FirstDense(LayerKinds):
+    """The first layers have no experts."""
+
+    def read(self, fields: Fields, num_layers: int) -> list[int]:
+        """Returns the kind of each layer."""
+        num_dense = fields.take("first_k_dense_replace")
+        return [int(i >= num_dense) for i in range(num_layers)]
+
+    def write(self, kinds: list[int]) -> dict[str, Any]:
+        """Returns how many layers are dense."""
+        return {"first_k_dense_replace": kinds.index(1)}
+
+
+@attrs.frozen
+class Groups(ConfigEntry):
+    """Limits to groups: `topk_method`, `n_group` and `topk_group`."""
+
+    free: str
+    limited: str
+    rated_by: int
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with the limit, or none where all experts are one group.
+
+        Raises:
+            ConfigError: The fields contradict each other.
+        """
+        method = fields.take("topk_method", self.limited)
+        counts = tuple(fields.take(name, None) or 1 for name in ("n_group", "topk_group"))
+        limit = None
+        if counts != (1, 1) and method == self.limited:
+            limit = GroupLimit(num_groups=counts[0], num_kept=counts[1], rated_by=self.rated_by)
+        elif counts != (1, 1) or method not in (self.free, self.limited):
+            raise ConfigError(
+                f"config.json has topk_method={method!r} with {counts[0]} groups, of which "
+                f"{counts[1]} are kept; axcore knows {self.free}, {self.limited}",
+                where="topk_method",
+            )
+        return update_config(cfg, {"**.router.groups": limit})
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns the three fields."""
+        limit = common_value(cfg, "**.router.groups")
+        counts = (limit.num_groups, limit.num_kept) if limit else (1, 1)
+        method = self.limited if limit else self.free
+        return {"topk_method": method, "n_group": counts[0], "topk_group": counts[1]}
+
+
+class _SharedExperts(ConfigEntry):
+    """`n_shared_experts`, which are one feed-forward, so many times as wide as an expert."""
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Returns a config with a shared expert of that width."""
+        width = fields.take("n_shared_experts") * common_value(cfg, f"{_MIXED}.expert.hidden_dim")
+        return update_config(cfg, {f"{_MIXED}.shared.hidden_dim": width})
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Returns how many experts that is."""
+        widths = (common_value(cfg, f"{_MIXED}.{name}.hidden_dim") for name in ("shared", "expert"))
+        return {"n_shared_experts": next(widths) // next(widths)}
+
+
+FIRST_DENSE = _FirstDense(
+    ("dense feed-forwards", "experts"), lambda layer: bool(find_config(layer, MoE))
+)
+EXPERTS: tuple[ConfigEntry, ...] = (
+    Field("intermediate_size", (f"{_DENSE}.hidden_dim",)),
+    Field("moe_intermediate_size", (f"{_MIXED}.expert.hidden_dim",)),
+    _SharedExperts(),
+    Field(
+        "n_routed_experts",
+        (f"{_MIXED}.num_experts",),
+        alias="num_local_experts",
+    ),
+    Field("num_experts_per_tok", (f"{_MIXED}.top_k",)),
+    Field("routed_scaling_factor", ("**.router.scale",), to_axcore=float),
+)
+"""The sizes of both kinds of layers, and how many experts there are."""
+
+EXPERT_WEIGHTS: WeightMap = (
+    *below("feed_forward", "mlp", FEED_FORWARD),
+    *below("feed_forward.shared", "mlp.shared_experts", FEED_FORWARD),
+    *below("feed_forward.experts.expert.{expert}", "mlp.experts.{expert}", FEED_FORWARD),
+    *linear("feed_forward.router.linear", "mlp.gate"),
+    same("feed_forward.router.bias", "mlp.gate.e_score_correction_bias"),
+)
