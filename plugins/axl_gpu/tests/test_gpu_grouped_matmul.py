@@ -15,8 +15,12 @@ from axl_gpu.kernels.grouped_matmul.api import (
     gpu_grouped_matmul_backward,
     unsupported_reason,
 )
-from axl_gpu.kernels.grouped_matmul.kernels import matrices_of_groups, rows_of_groups
-from axl_gpu.kernels.grouped_matmul.row_blocks import GroupRows, RowTiles
+from axl_gpu.kernels.grouped_matmul.kernels import (
+    GroupRows,
+    RowTiles,
+    matrices_of_groups,
+    rows_of_groups,
+)
 from axl_gpu.kernels.matmul.block_sizes import MatmulBlockSizes
 from mosaic_interpreter import SIMPLE, TUNED
 from plain_matmuls import PLAIN_GROUPED

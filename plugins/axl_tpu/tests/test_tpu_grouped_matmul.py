@@ -12,8 +12,11 @@ from axl_tpu.kernels.grouped_matmul.api import (
     tpu_grouped_matmul_backward,
     unsupported_reason,
 )
-from axl_tpu.kernels.grouped_matmul.block_schedule import GroupBlockSchedule
-from axl_tpu.kernels.grouped_matmul.block_sizes import BLOCK_SIZES, GroupedBlockSizes
+from axl_tpu.kernels.grouped_matmul.block_sizes import (
+    BLOCK_SIZES,
+    GroupBlockSchedule,
+    GroupedBlockSizes,
+)
 from kernel_blocks import in_blocks
 from pallas_races import CAREFUL, check_no_race_was_printed
 

@@ -41,8 +41,8 @@ from axl_tpu.kernels.attention.block_sizes import (
     fused_bytes,
 )
 from axl_tpu.kernels.attention.forward import forward
+from axl_tpu.kernels.attention.gradients import row_delta_of
 from axl_tpu.kernels.attention.operands import Heads, Layout, Operands, swap
-from axl_tpu.kernels.attention.row_delta import row_delta_of
 
 MAX_WIDTH = 256
 """Largest head width whose blocks were seen to fit VMEM on every generation."""
