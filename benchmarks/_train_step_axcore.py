@@ -65,7 +65,7 @@ def config(case: "Axcore", size: "Size", folder: Path, *, name: str = "8b") -> T
                 clip_norm=1.0,
             ),
             "max_steps": 1000,
-            "kernels": dict(case.kernels),
+            "kernels.pins": dict(case.kernels),
             "prompt": "",
         },
     )
@@ -86,7 +86,9 @@ ANYWHERE = {"attention": "portable", "quantized_dot": "emulated"}
 
 def toy(case: "Axcore", size: "Size", folder: Path) -> Trainer:
     """Returns the trainer of a toy, by kernels that run anywhere."""
-    return trainer(case, evolve(config(case, size, folder, name="toy"), kernels=ANYWHERE))
+    return trainer(
+        case, update_config(config(case, size, folder, name="toy"), {"kernels.pins": ANYWHERE})
+    )
 
 
 def trace_toy(case: "Axcore") -> None:

@@ -277,7 +277,7 @@ def by_axcore(name: str, *overrides: str) -> dict[str, Any]:
     size = SIZES[name]
     hardware = Hardware.parse(size.target)
     resolved = load_resolved(
-        size.experiment, ("kernel_choice=fastest", *overrides), hardware=hardware
+        size.experiment, ("kernels.choice=fastest", *overrides), hardware=hardware
     )
     report = compile_resolved(resolved, size.experiment)
     assert report.memory is not None, report.refusal

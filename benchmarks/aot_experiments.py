@@ -35,7 +35,7 @@ WITHOUT_INT8 = "replace(target=axcore.layers:Int8Dynamic, new=axcore.layers:Plai
 NARROW = {"float8": Fp8Current, "int8": Int8Dynamic}
 """Formats of products that a rule may ask for in place of bfloat16."""
 
-FASTEST = ("kernel_choice=fastest",)
+FASTEST = ("kernels.choice=fastest",)
 """What a step may take with the kernels that promise most, though ours never ran on a chip."""
 
 
@@ -84,7 +84,7 @@ def with_default_kernels(experiment: str, target: str) -> Case:
     return Case(
         experiment=experiment,
         target=target,
-        sets=("kernel_choice=validated",),
+        sets=("kernels.choice=validated",),
         note="default kernels",
     )
 

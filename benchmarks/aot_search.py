@@ -33,7 +33,7 @@ CASES = (
 def searched(experiment: str, target: str) -> dict[str, Any]:
     """Returns what a search tried, in order, and what it chooses."""
     hardware = Hardware.parse(target)
-    resolved = load_resolved(experiment, ("kernel_choice=fastest",), hardware=hardware)
+    resolved = load_resolved(experiment, ("kernels.choice=fastest",), hardware=hardware)
     kept = KeptAnswers(cache_folder() / "reports")
 
     def compiled(config: Any) -> Report:

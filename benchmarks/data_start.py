@@ -37,7 +37,7 @@ SMALL = (
     "model.decoder.stack.layer.feed_forward.hidden_dim=128",
     "data.batch_size=4",
     "data.seq_len=512",
-    "log_every_steps=1",
+    "logging.every_steps=1",
 )
 DOCUMENTS_A_SHARD, MEAN = 1_000_000, 500
 

@@ -17,7 +17,7 @@ from _race import race, ratios
 from _record import record
 from jax import Array
 
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.experiments.tiny import tiny
 from axcore.layers import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.modifiers import with_dot
@@ -94,8 +94,14 @@ def losses(max_steps: int) -> dict[str, Any]:
     """Trains `tiny` in bfloat16, plain and with each scheme, and compares validation losses."""
     cfg = tiny()
     model = evolve(cfg.model, dtypes=DTypes(compute="bfloat16"))
-    cfg = evolve(
-        cfg, model=model, max_steps=max_steps, eval_every_steps=max_steps, kernels=EMULATED
+    cfg = update_config(
+        cfg,
+        {
+            "model": model,
+            "max_steps": max_steps,
+            "eval_every_steps": max_steps,
+            "kernels.pins": EMULATED,
+        },
     )
     results = {"bfloat16": validation(cfg)}
     for name, dot in DOTS.items():

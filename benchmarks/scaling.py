@@ -25,7 +25,7 @@ from scaling_page import write_page
 
 from axcore.aot import compile_resolved
 from axcore.config import update_config
-from axcore.experiments import llama2
+from axcore.experiments import llama2_7b
 from axcore.modifiers import RematModifier
 from axcore.parallel import ACTIVATION_RULES
 from axcore.plugins import Hardware, MeshRule
@@ -80,7 +80,7 @@ class Series:
         )
         rules = {"embed": ("model",), "vocab": ()} if self.splits_width else {}
         return update_config(
-            llama2.llama2_7b(),
+            llama2_7b(),
             {
                 "model.vocab_size": 32_000,
                 "model.dim": self.dim,
@@ -90,9 +90,9 @@ class Series:
                 f"{layer}.feed_forward.hidden_dim": self.hidden_dim,
                 "data.seq_len": self.seq_len,
                 "data.batch_size": self.rows * chips,
-                "activation_rules": {**ACTIVATION_RULES, **rules},
+                "sharding.activation_rules": {**ACTIVATION_RULES, **rules},
                 "mesh_rules": (rule,),
-                "kernel_choice": "fastest",
+                "kernels.choice": "fastest",
             },
         )
 

@@ -60,7 +60,7 @@ def loads_jax(program: str) -> bool:
 def first_step(cache: Path) -> dict[str, float]:
     """Returns how long `axcore train tiny` takes to print the loss of its first step."""
     with tempfile.TemporaryDirectory() as run:
-        command = ["train", "tiny", "--dir", run, "--set", "log_every_steps=1"]
+        command = ["train", "tiny", "--dir", run, "--set", "logging.every_steps=1"]
         started = time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, "-m", "axcore", *command],

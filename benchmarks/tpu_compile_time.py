@@ -43,7 +43,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 def measure(case: str) -> dict[str, Any]:
     """Returns the figures of a case, in this process."""
     hardware = Hardware.parse(TARGET)
-    resolved = load_resolved(EXPERIMENT, ("kernel_choice=fastest",), hardware=hardware)
+    resolved = load_resolved(EXPERIMENT, ("kernels.choice=fastest",), hardware=hardware)
     return compiled_figures(resolved, CASES[case])
 
 

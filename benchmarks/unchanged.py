@@ -124,7 +124,7 @@ def single_device() -> dict[str, Callable[[], Any]]:
         runs |= {family: lambda family=family: tiny_with(family) for family in families}
     for change, kernels in CHANGES.items():
         runs[f"tiny, {change}"] = lambda change=change, kernels=kernels: with_changes(
-            tiny_with("", kernels=kernels), (change,), Hardware.parse("cpu-1")
+            tiny_with("", **{"kernels.pins": kernels}), (change,), Hardware.parse("cpu-1")
         )
     runs["tiny, 2 micro-batches"] = lambda: tiny_with("", num_micro_batches=2)
     return runs
@@ -146,7 +146,7 @@ def tiny_with(family: str, **settings: Any) -> Any:
     from axcore.experiments.tiny import tiny
 
     models = {name: module for module, names in FAMILIES.items() for name in names}
-    cfg = evolve(tiny(), max_steps=STEPS, log_every_steps=1, **settings)
+    cfg = update_config(tiny(), {"max_steps": STEPS, "logging.every_steps": 1, **settings})
     cfg = update_config(cfg, {"learner.schedule.warmup_steps": STEPS // 2})
     if family:
         model = getattr(import_module(models[family]), family)("toy")

@@ -58,7 +58,7 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
     opened = open_model(model, **how)
     run = None if opened.step is None else Path(model)
     directory = rest["output"] or directory_of(opened.name, run, opened.step)
-    with engine_model(opened, max_rows=rest["rows"]) as asked:
+    with engine_model(opened, max_num_seqs=rest["rows"]) as asked:
         results = evaluate_tasks(
             found,
             asked,
@@ -78,7 +78,7 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
 
 
 def _overrides(tasks: Sequence[str], rest: dict[str, Any]) -> tuple[str, ...]:
-    """Returns what the options set, before what --set does."""
+    """Return what the options set, before what --set does."""
     from axcore.evaluation import find_tasks
 
     numbers = {name: rest[name] for name in ("limit", "num_shots") if rest[name] is not None}

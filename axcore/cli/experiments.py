@@ -50,7 +50,7 @@ def _shown(value: str | int | None) -> str:
 
 
 def _num_parameters(record: Experiment) -> int:
-    """Counts a model's parameters by their descriptions; makes none of them."""
+    """Count a model's parameters by their descriptions; makes none of them."""
     from axcore.experiments.named import config_of
     from axcore.module import count_params
 

@@ -13,14 +13,14 @@ from axcore.cli.options import escape_control_characters
 def _biases(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[tuple[int, float], ...]:
-    """Returns pairs of a token and its bias."""
+    """Return pairs of a token and its bias."""
     found = []
     for text in texts:
         token, _, bias = text.partition("=")
         try:
             found.append((int(token), float(bias)))
         except ValueError:
-            raise click.BadParameter(f"{text!r} is no TOKEN=NUMBER, as 17=-100") from None
+            raise click.BadParameter(f"{text!r} is not TOKEN=NUMBER, as 17=-100") from None
     return tuple(found)
 
 

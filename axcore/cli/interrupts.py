@@ -16,7 +16,7 @@ SAID = (
 
 @contextlib.contextmanager
 def exits_on_interrupt() -> Iterator[None]:
-    """Lets Ctrl-C end the process at once, unless somebody handles it.
+    """Let Ctrl-C end the process at once, unless somebody handles it.
 
     KeyboardInterrupt would come up wherever Python is, and a compiler that it interrupts in the
     middle may crash. Only the main thread may set this.

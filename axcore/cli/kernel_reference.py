@@ -21,18 +21,18 @@ BEGIN, END = f"<!-- made by `{COMMAND}` -->\n", "<!-- end of what is made -->\n"
 
 
 def with_reference(page: str) -> str:
-    """Returns a page with the tables of now between its two markers."""
+    """Return a page with the tables of now between its two markers."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + kernel_reference() + END + rest.partition(END)[2]
 
 
 def kernel_reference() -> str:
-    """Returns what serves each op's typical call on each chip, and the kernels of each op."""
+    """Return what serves each op's typical call on each chip, and the kernels of each op."""
     ops = [op for op in plugin_host().records(Op) if op_kernels(op.name)]
     ops.sort(key=lambda op: op.name)
     chips = [host for one in plugin_host().records(HardwareFamily) for host in one.hosts]
     served = [row for op in ops if op.arg_spec is not None for row in _served(op, chips)]
-    heads = ("op", "chips", "by default", "`kernel_choice=fastest`")
+    heads = ("op", "chips", "by default", "`kernels.choice=fastest`")
     parts = ["## What serves a typical call", "", markdown_table(heads, served), ""]
     for op in ops:
         parts += _kernels(op, chips)
@@ -40,7 +40,7 @@ def kernel_reference() -> str:
 
 
 def _served(op: Op, chips: list[Hardware]) -> Iterator[tuple[str, ...]]:
-    """Yields a row for the chips on which the same kernels serve an op's typical call."""
+    """Yield a row for the chips on which the same kernels serve an op's typical call."""
     assert op.arg_spec is not None
     call = op.arg_spec.resolve()()
     rows: dict[tuple[str, ...], list[str]] = {}
@@ -52,7 +52,7 @@ def _served(op: Op, chips: list[Hardware]) -> Iterator[tuple[str, ...]]:
 
 
 def _serving(call: Call, chip: Hardware, kernel_choice: KernelPreference) -> str:
-    """Returns the kernel that serves a call, in words."""
+    """Return the kernel that serves a call, in words."""
     forward = attrs.evolve(call, op=call.op.removesuffix("_backward"))
     if forward != call:
         backward = {kernel.name for kernel in op_kernels(call.op)}
@@ -71,7 +71,7 @@ def _first(call: Call, chip: Hardware, kernel_choice: KernelPreference) -> list[
 
 
 def _kernels(op: Op, chips: list[Hardware]) -> list[str]:
-    """Returns an op's section: its kernels, and why some run only where they are pinned."""
+    """Return an op's section: its kernels, and why some run only where they are pinned."""
     kernels = op_kernels(op.name)
     heads = ("kernel", "plugin", "what it is", "for", "validated on", "goes before")
     pinned = [one for one in kernels if one.pinned_only is not None and one.band != "reference"]
@@ -89,7 +89,7 @@ def _kernels(op: Op, chips: list[Hardware]) -> list[str]:
 
 
 def _names(op: Op) -> list[str]:
-    """Returns the names by which kernels ask a `Call` of the op for what it has."""
+    """Return the names by which kernels ask a `Call` of the op for what it has."""
     if op.arg_spec is not None:
         call = op.arg_spec.resolve()()
     elif op.contract is not None:
@@ -115,7 +115,7 @@ def _cells(kernel: Kernel, chips: list[Hardware]) -> tuple[str, ...]:
 
 
 def _globs(names: list[str], chips: list[Hardware]) -> str:
-    """Returns names of chips, with `family-*` where all of a family are among them."""
+    """Return names of chips, with `family-*` where all of a family are among them."""
     if len(names) == len(chips):
         return "any"
     families = {one.family: [chip for chip in chips if chip.family == one.family] for one in chips}

@@ -18,7 +18,7 @@ class _ShowByDefault(click.Group):
     """A group whose command `show` need not be named: `axcore kernels attention`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts `show` first where no command is."""
+        """Put `show` first where no command is."""
         named = args and args[0] in (*self.commands, *ctx.help_option_names)
         return super().parse_args(ctx, args if named else ["show", *args])
 
@@ -40,7 +40,7 @@ def show(op: str | None, target: str | None, show_all: bool, as_json: bool) -> N
     """List the kernels of OP, or of every op, and whether each serves what models ask of it.
 
     Each is asked about a typical call in bfloat16, which is shown; VALIDATED says whether it has
-    run on that chip and was timed there. Where `kernel_choice` matters, each value's kernel is
+    run on that chip and was timed there. Where `kernels.choice` matters, each value's kernel is
     shown. Portable kernels must be allowed where the hardware's plugin brings kernels for the op.
     """
     from axcore.ops.verdicts import verdicts as verdicts_on
@@ -83,7 +83,7 @@ def show(op: str | None, target: str | None, show_all: bool, as_json: bool) -> N
 
 
 def _plugins_of_other_hardware(hardware: Hardware) -> set[str]:
-    """Returns the plugins that bring hardware families, and not that of `hardware`."""
+    """Return the plugins that bring hardware families, and not that of `hardware`."""
     families = plugin_host().records(HardwareFamily)
     own = {one.plugin for one in families if one.name == hardware.family}
     return {one.plugin for one in families} - own

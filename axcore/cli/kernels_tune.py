@@ -60,7 +60,7 @@ def tune_kernel(
     except OSError as error:
         raise KernelError(
             f"the table {file} cannot be written: {error}",
-            hint="write it elsewhere by --out FILE, and put it beside the kernel",
+            hint="write it elsewhere by --out FILE, and put it next to the kernel",
         ) from error
     click.echo(f"wrote {file}")
 
@@ -92,7 +92,7 @@ def _table(kernel: Kernel, hardware: Hardware) -> BlockSizeTable[Any]:
 
 
 def _cases(kernel: Kernel, names: Sequence[str], dtype: str) -> list[Case]:
-    """Returns the calls that models make and the kernel takes, or those of them that are named."""
+    """Return the calls that models make and the kernel takes, or those of them that are named."""
     cases = {case.name: case for case in contract_of(kernel.op).model_cases}
     for name in names:
         if name not in cases:
@@ -125,7 +125,7 @@ def _tuned(
     repeats: int,
     hardware: Hardware,
 ) -> dict[str, Any]:
-    """Returns the entry of the best candidate for a call, and prints them all."""
+    """Return the entry of the best candidate for a call, and prints them all."""
     call = case.abstract_call(dtype)
     default = table.default(call, hardware)
     candidates = dict.fromkeys((default, *table.candidates(call, hardware)))
@@ -190,7 +190,7 @@ def _timed(
 
 
 def _zeros_of(forward: Any, inputs: Any, spec: Any) -> Any:
-    """Returns zeros in the place of a forward kernel's outputs, so that backward is timed alone."""
+    """Return zeros in the place of a forward kernel's outputs, so that backward is timed alone."""
     outputs = jax.eval_shape(lambda inputs: forward(inputs, spec), inputs)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
 

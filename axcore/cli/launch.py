@@ -19,11 +19,11 @@ from axcore.resilience.policy import Policy
 from axcore.resilience.supervisor import Supervisor
 
 
-class LaunchCommand(click.Command):
+class _LaunchCommand(click.Command):
     """A command whose help ends with the engines there are and what each wants to know."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the engines, by name, with what `--option` takes for each."""
+        """Write the engines, by name, with what `--option` takes for each."""
         with formatter.section("Engines"):
             formatter.write_dl([(record.name, _described(record)) for record in _engines()])
 
@@ -39,7 +39,7 @@ def _described(record: JobLauncher) -> str:
         return f"{record.summary} (broken: {error.what})"
 
 
-@click.command(cls=LaunchCommand, context_settings={"ignore_unknown_options": True})
+@click.command(cls=_LaunchCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("engine")
 @options.experiment
 @click.argument("training", nargs=-1, type=click.UNPROCESSED)
@@ -93,7 +93,7 @@ def launch(
     policy: Policy = apply_overrides(Policy(), policies, set_in="--policy")
     if submits is not False and _is_supervised(launcher, processes, supervises):
         sys.exit(_supervise(launcher, job, policy))
-    check_training((experiment, *training))
+    _check_training((experiment, *training))
     launcher.check(job)
     if launcher.is_local if submits is None else submits:
         sys.exit(launcher.launch(job))
@@ -116,7 +116,7 @@ def _is_supervised(launcher: Launcher, processes: int, wanted: bool | None) -> T
 
 
 def _supervise(launcher: Local, job: Job, policy: Policy) -> int:
-    """Returns the exit code of a supervised run; another process checks it, so none of jax stays.
+    """Return the exit code of a supervised run; another process checks it, so none of jax stays.
 
     The check is this command with `--show`, which prints what is wrong and exits as this would.
     """
@@ -132,7 +132,7 @@ def _supervise(launcher: Local, job: Job, policy: Policy) -> int:
 
 
 def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:
-    """Returns a launcher with `NAME=VALUE` texts put in.
+    """Return a launcher with `NAME=VALUE` texts put in.
 
     Raises:
         ConfigError: A field does not exist, or a value is not of its type.
@@ -141,8 +141,8 @@ def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:
     return launcher
 
 
-def check_training(arguments: tuple[str, ...]) -> None:
-    """Checks the arguments of `axcore train` as far as can be without its hardware.
+def _check_training(arguments: tuple[str, ...]) -> None:
+    """Check the arguments of `axcore train` as far as can be without its hardware.
 
     Raises:
         ConfigError: The experiment or a change of it is unknown, or does not fit.

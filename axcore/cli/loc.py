@@ -105,7 +105,7 @@ def diff(commits: str, repository: Path, by_commit: bool, as_json: bool) -> None
 
 
 def _measured(features: list[Feature], *, models: int, variants: int) -> Iterator[Measurement]:
-    """Yields what each feature costs, in order; several on as many processors as there are."""
+    """Yield what each feature costs, in order; several on as many processors as there are."""
     measure = partial(measure_feature, models=models, variants=variants)
     if len(features) == 1:
         yield measure(features[0])

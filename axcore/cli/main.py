@@ -25,21 +25,21 @@ from axcore.hardware.host_memory import keep_freed_memory
 from axcore.plugins import Command, plugin_host
 from axcore.progress import heard_by
 
-TRACEBACK = "AXCORE_TRACEBACK"
+_TRACEBACK = "AXCORE_TRACEBACK"
 
-OF_ENGINES = frozenset({"generate", "serve"})
-"""Commands whose threads allocate beside each other, and would wait for a heap that they share."""
+_OF_ENGINES = frozenset({"generate", "serve"})
+"""Commands whose threads allocate at the same time, and would wait for a heap that they share."""
 
 
 class LazyGroup(click.Group):
     """A group whose commands are records; each is imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the commands' names, sorted."""
+        """Return the commands' names, sorted."""
         return sorted(_records())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports and returns a command, or returns None where there is none of that name.
+        """Import and return a command, or return None where there is none of that name.
 
         Raises:
             PluginError: The record's reference leads to no click command.
@@ -55,13 +55,13 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command to run; a name that is none is an error that says what is near."""
+        """Find the command to run; a name that is none is an error that says what is near."""
         if args and args[0] not in _records() and not args[0].startswith("-"):
             ctx.fail(f"there is no command {args[0]!r}; {suggest_names(args[0], _records())}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; Ctrl-C ends it with one line, where it does not end in its own way."""
+        """Run the command; Ctrl-C ends it with one line, where it does not end in its own way."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
             _leave(INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes names and summaries, and which plugins could not add theirs."""
+        """Write names and summaries, and which plugins could not add theirs."""
         records = _records()
         with formatter.section("Commands"):
             formatter.write_dl([(name, records[name].summary) for name in sorted(records)])
@@ -85,13 +85,13 @@ def _records() -> dict[str, Command]:
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="axcore")
-@click.option("--traceback", is_flag=True, help=f"Show tracebacks of errors; or {TRACEBACK}=1.")
+@click.option("--traceback", is_flag=True, help=f"Show tracebacks of errors; or {_TRACEBACK}=1.")
 def group(traceback: bool) -> None:
-    """Trains large deep learning models with JAX on any accelerator."""
+    """Train large deep learning models with JAX on any accelerator."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs `axcore` with `arguments`, or those of the process, and exits.
+    """Run `axcore` with `arguments`, or those of the process, and exit.
 
     An `AxcoreError` ends it with one message and the error's own exit code. So does an error of the
     system about a file, with 1. Anything else that is raised is a fault of the program and is shown
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     collect_seldom()
     given = sys.argv[1:] if arguments is None else arguments
     rest, wants_traceback = _without_traceback(given)
-    if os.environ.get("JAX_PLATFORMS") == "cpu" and not OF_ENGINES.intersection(rest[:1]):
+    if os.environ.get("JAX_PLATFORMS") == "cpu" and not _OF_ENGINES.intersection(rest[:1]):
         keep_freed_memory()  # before plugins are loaded, which happens in threads
     try:
         with _short_warnings(), WorkLines() as lines, heard_by(lines):
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Shows warnings of axcore without the line of its source that raises them."""
+    """Show warnings of axcore without the line of its source that raises them."""
     before = warnings.formatwarning
 
     def shown(message: Any, category: Any, filename: str, lineno: int, line: Any = None) -> str:
@@ -154,7 +154,7 @@ def collect_seldom() -> None:
 
 
 def _out_of_memory(error: Exception) -> Exception | None:
-    """Returns what explains that memory is full; None where something else went wrong."""
+    """Return what explains that memory is full; None where something else went wrong."""
     if not isinstance(error, MemoryError) and "jax" not in sys.modules:
         return None
     from axcore.aot.out_of_memory import explained_outside_training, is_out_of_memory
@@ -163,7 +163,7 @@ def _out_of_memory(error: Exception) -> Exception | None:
 
 
 def _leave(exit_code: int) -> NoReturn:
-    """Exits; one of several processes does so at once, as the others would wait for it."""
+    """Exit; one of several processes does so at once, as the others would wait for it."""
     processes = sys.modules.get("axcore.distributed.processes")
     if processes is not None:
         processes.exit_process(exit_code)
@@ -171,7 +171,7 @@ def _leave(exit_code: int) -> NoReturn:
 
 
 def error_text(error: Exception) -> str:
-    """Returns an error as it is shown: its class, its message, and the notes it gained.
+    """Return an error as it is shown: its class, its message, and the notes it gained.
 
     What jax notes on how it shortened a traceback is left out, since none is shown.
     """
@@ -180,10 +180,10 @@ def error_text(error: Exception) -> str:
 
 
 def _without_traceback(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Takes `--traceback` out of any position, so that it can be added to any command."""
+    """Take `--traceback` out of any position, so that it can be added to any command."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     ours, rest = list(arguments[:end]), list(arguments[end:])
-    wanted = "--traceback" in ours or os.environ.get(TRACEBACK, "") not in ("", "0")
+    wanted = "--traceback" in ours or os.environ.get(_TRACEBACK, "") not in ("", "0")
     return [one for one in ours if one != "--traceback"] + rest, wanted
 
 

@@ -22,7 +22,7 @@ class OutputPath(click.Path):
         super().__init__(file_okay=not is_folder, dir_okay=is_folder, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the path, where it or a folder above it can be written."""
+        """Return the path, where it or a folder above it can be written."""
         path: Path = Path(os.fsdecode(super().convert(value, param, ctx)))
         there = next(one for one in (path, *path.absolute().parents) if one.exists())
         if there != path and not there.is_dir():
@@ -33,7 +33,7 @@ class OutputPath(click.Path):
 
 
 def write_output(path: Path, text: str) -> None:
-    """Writes a file that a user asked for, whole or not at all; its folder is made.
+    """Write a file that a user asked for, whole or not at all; its folder is made.
 
     Raises:
         ConfigError: It cannot be written.
@@ -49,16 +49,16 @@ def write_output(path: Path, text: str) -> None:
         ) from error
 
 
-def complete_experiment(_: Any, __: Any, typed: str) -> list[CompletionItem]:
-    """Returns experiments, with what they are."""
+def _complete_experiment(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+    """Return experiments, with what they are."""
     from axcore.plugins import Experiment, plugin_host
 
     records = sorted(plugin_host().records(Experiment), key=lambda record: record.name)
     return _items(typed, ((one.name, one.summary) for one in records))
 
 
-def complete_target(_: Any, __: Any, typed: str) -> list[CompletionItem]:
-    """Returns names of hardware."""
+def _complete_target(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+    """Return names of hardware."""
     from axcore.plugins import HardwareFamily, plugin_host
 
     hosts = [host for one in plugin_host().records(HardwareFamily) for host in one.hosts]
@@ -66,22 +66,22 @@ def complete_target(_: Any, __: Any, typed: str) -> list[CompletionItem]:
 
 
 def complete_run(_: Any, __: Any, typed: str) -> list[CompletionItem]:
-    """Returns run directories, of those in runs or below what is typed."""
+    """Return run directories, of those in runs or below what is typed."""
     folders = {Path("runs"), Path(typed), Path(typed).parent}
     found = sorted({str(config.parent) for one in folders for config in one.glob("*/config.json")})
     return [*_items(typed, ((one, "") for one in found)), CompletionItem(typed, type="dir")]
 
 
-def complete_change(_: Any, __: Any, typed: str) -> list[CompletionItem]:
-    """Returns named changes, with what they do."""
+def _complete_change(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+    """Return named changes, with what they do."""
     from axcore.plugins import Modifier, plugin_host
 
     records = sorted(plugin_host().records(Modifier), key=lambda record: record.name)
     return _items(typed, ((one.name, one.summary) for one in records))
 
 
-def complete_override(context: Any, _: Any, typed: str) -> list[CompletionItem]:
-    """Returns paths of the experiment that the line names, each with an equals sign."""
+def _complete_override(context: Any, _: Any, typed: str) -> list[CompletionItem]:
+    """Return paths of the experiment that the line names, each with an equals sign."""
     from axcore.config.fields import fields_of
     from axcore.experiments.named import experiment
 
@@ -98,7 +98,7 @@ def _items(typed: str, known: Iterable[tuple[str, str]]) -> list[CompletionItem]
     return [CompletionItem(name, help=help) for name, help in known if name.startswith(typed)]
 
 
-experiment: Decorator = click.argument("experiment", shell_complete=complete_experiment)
+experiment: Decorator = click.argument("experiment", shell_complete=_complete_experiment)
 
 run: Decorator = click.argument("run", shell_complete=complete_run)
 
@@ -108,14 +108,14 @@ overrides: Decorator = click.option(
     metavar="PATH=VALUE",
     multiple=True,
     help="Set a value of the config; PATH may hold * and **. Repeatable.",
-    shell_complete=complete_override,
+    shell_complete=_complete_override,
 )
 
 target: Decorator = click.option(
     "--target",
     metavar="NAME",
     help="Hardware, as cpu-8; by default what is here.",
-    shell_complete=complete_target,
+    shell_complete=_complete_target,
 )
 
 trust_code: Decorator = click.option(
@@ -136,12 +136,12 @@ modify: Decorator = click.option(
     metavar="NAME[(FIELD=VALUE,...)]",
     multiple=True,
     help="Make a named change, before --set: a modifier, layer variant, data source or tokenizer.",
-    shell_complete=complete_change,
+    shell_complete=_complete_change,
 )
 
 
 def escape_control_characters(text: str) -> str:
-    """Returns text with control characters written out, but for line ends and tabs.
+    """Return text with control characters written out, but for line ends and tabs.
 
     A model may draw any byte, an escape sequence that rewrites the screen included.
     """

@@ -58,7 +58,7 @@ def plugins(verbose: bool, as_json: bool) -> None:
 
 
 def described(plugin: Plugin) -> dict[str, Any]:
-    """Returns what `--json` prints of a plugin."""
+    """Return what `--json` prints of a plugin."""
     return {
         "name": plugin.name,
         "distribution": plugin.candidate.distribution,
@@ -124,7 +124,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "tokenizer": ("tokenizer", "A tokenizer for axcore."),
     "writer": ("writer", "A place for metrics of axcore."),
 }
-"""By kind: the name of the module beside `plugin.py`, and what the distribution is."""
+"""By kind: the name of the module next to `plugin.py`, and what the distribution is."""
 
 
 @click.group()
@@ -160,7 +160,7 @@ def new(name: str, kind: str, directory: Path | None) -> None:
 def check(name: str, here: bool, show: bool) -> None:
     """Run the suites of `axcore.testing` on all that the plugin NAME brings.
 
-    Exits with 1 where a test fails. Kernels for hardware that is not here are skipped, and say so.
+    Exits with 1 where a test fails. Kernels for hardware you do not have are skipped, and say so.
     """
     source = check_source(name)
     if show:
@@ -189,7 +189,7 @@ class NewPlugin:
 
     @classmethod
     def named(cls, name: str, kind: str) -> "NewPlugin":
-        """Returns the plugin for a name as a user types it, `acme` or `axl-acme`.
+        """Return the plugin for a name as a user types it, `acme` or `axl-acme`.
 
         Raises:
             PluginError: The name cannot be a distribution's, or a package's in Python.
@@ -204,7 +204,7 @@ class NewPlugin:
         return cls(_PREFIX + short, kind)
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yields the path and the text of every file."""
+        """Yield the path and the text of every file."""
         package, module = self._values["package"], self._values["module"]
         for path, template in (
             ("pyproject.toml", "common/pyproject.toml"),
@@ -219,7 +219,7 @@ class NewPlugin:
         yield f"{package}/py.typed", ""
 
     def write(self, folder: Path) -> list[Path]:
-        """Writes the files; returns their paths.
+        """Write the files; returns their paths.
 
         Raises:
             PluginError: The folder exists and is not empty; nothing is written.
@@ -283,7 +283,7 @@ _NOTHING_FAILED = (0, 5)  # pytest's codes for success, and for nothing to run
 
 
 def check_source(name: str) -> str:
-    """Returns a test file that inherits every suite that the plugin has records for.
+    """Return a test file that inherits every suite that the plugin has records for.
 
     Raises:
         PluginError: There is no such plugin, or it is broken or blocked.
@@ -299,7 +299,7 @@ def check_source(name: str) -> str:
 
 
 def run_check(source: str, *, here: bool) -> int:
-    """Runs a test file by pytest in an interpreter of its own; returns 0 where nothing failed.
+    """Run a test file by pytest in an interpreter of its own; returns 0 where nothing failed.
 
     Args:
         source: Of the test file.

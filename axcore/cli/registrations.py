@@ -15,7 +15,7 @@ def commands() -> Iterator[Command]:
         ("report", "runs", "Write an HTML page about a run, or one that compares several"),
         ("profile", "runs", "Show a step-time breakdown by module"),
         ("watch", "watch", "Watch runs while they train, in the terminal or in a browser"),
-        ("rehearse", "rehearse", "Train with the faults of a plan, and report what happened"),
+        ("fault-test", "fault_test", "Train with the faults of a plan, and report what happened"),
         ("generate", "generate", "Generate text from a trained run"),
         ("serve", "serve", "Serve a model over HTTP, with OpenAI's API"),
         ("evaluate", "evaluate", "Evaluate a model on tasks, or on its validation data"),
@@ -32,7 +32,8 @@ def commands() -> Iterator[Command]:
         ("loc", "loc", "Measure what features and changes cost in lines of code"),
         ("doctor", "doctor", "Check the installation"),
     ):
-        yield Command(name=name, fn=Ref(f"axcore.cli.{module}:{name}"), summary=summary)
+        fn = Ref(f"axcore.cli.{module}:{name.replace('-', '_')}")
+        yield Command(name=name, fn=fn, summary=summary)
 
 
 @hook.doctor_checks
@@ -47,4 +48,4 @@ def doctor_checks() -> Iterator[DoctorCheck]:
         ("sandbox", "Programs that a model wrote can be confined"),
         ("caches", "Folders of what can be made again can be written, and hold nothing broken"),
     ):
-        yield DoctorCheck(name=name, fn=Ref(f"axcore.cli.doctor_checks:{name}"), summary=summary)
+        yield DoctorCheck(name=name, fn=Ref(f"axcore.cli.doctor:{name}"), summary=summary)

@@ -67,7 +67,7 @@ def _why(directory: Path) -> None:
     click.echo(escape_control_characters("\n".join(lines)))
 
 
-COMPARISON_NAME = "comparison.html"
+_COMPARISON_NAME = "comparison.html"
 
 
 @click.command()
@@ -76,7 +76,7 @@ COMPARISON_NAME = "comparison.html"
     "--out",
     metavar="FILE",
     type=options.OutputPath(),
-    help=f"Where to write; by default RUN/report.html, of several runs {COMPARISON_NAME}.",
+    help=f"Where to write; by default RUN/report.html, of several runs {_COMPARISON_NAME}.",
 )
 @click.option("--open", "opens", is_flag=True, help="Show the page in a browser.")
 @options.trust_code
@@ -84,13 +84,13 @@ COMPARISON_NAME = "comparison.html"
 def report(
     runs: tuple[str, ...], out: Path | None, opens: bool, trust_code: bool, as_json: bool
 ) -> None:
-    """Write a page about RUN, or about several runs beside each other.
+    """Write a page about RUN, or about several runs side by side.
 
-    It needs nothing beside it, and can be sent to somebody. A run may still be training.
+    It needs no other file, and can be sent to somebody. A run may still be training.
     """
     from axcore.report.page import REPORT_NAME  # imports jax, which --help need not
 
-    path = Path(out or (Path(runs[0]) / REPORT_NAME if len(runs) == 1 else COMPARISON_NAME))
+    path = Path(out or (Path(runs[0]) / REPORT_NAME if len(runs) == 1 else _COMPARISON_NAME))
     facts = write_report(runs, path, trust_code=trust_code)
     if as_json:
         click.echo(json.dumps({"report": str(path), "runs": facts}))
@@ -103,10 +103,10 @@ def report(
 def write_report(
     directories: tuple[str | Path, ...], path: Path, *, trust_code: bool = False
 ) -> list[dict[str, object]]:
-    """Writes a page about runs, whole or not at all, and returns what it shows.
+    """Write a page about runs, whole or not at all, and return what it shows.
 
     Raises:
-        CheckpointError: A directory is no run.
+        CheckpointError: Not a run directory.
         ConfigError: The page cannot be written.
     """
     from datetime import UTC, datetime
@@ -168,7 +168,7 @@ def _read(place: str, *, trust_code: bool) -> "Profile":
 
 
 def _write_page(places: tuple[str, ...], path: Path, *, trust_code: bool) -> None:
-    """Writes a page about the recordings of one run, or of two beside each other."""
+    """Write a page about the recordings of one run, or of two side by side."""
     from datetime import UTC, datetime
 
     from axcore.report.page import run_page_html

@@ -24,7 +24,7 @@ _HEADER = ("PATH", "SHAPE", "SPLIT OVER", "BYTES PER DEVICE")
 
 
 def sharding_table(resolved: ResolvedConfig) -> str:
-    """Returns a line for every parameter, what stays whole, and the sums; starts no device.
+    """Return a line for every parameter, what stays whole, and the sums; starts no device.
 
     Raises:
         ShardingError: The mesh does not fit the hardware, the batch or the parameters, or an axis
@@ -36,8 +36,10 @@ def sharding_table(resolved: ResolvedConfig) -> str:
     step = TrainStep(task_of(cfg), cfg.learner.build(total_steps=cfg.max_steps))
     batch_spec = cfg.data.for_shapes().build().batch_spec()
     check_sharding_rules(cfg, step.specs, batch_spec)
-    check_mesh_is_used(cfg, BatchSharding(batch_spec, cfg.activation_rules, mesh), step.specs)
-    shardings = param_shardings(step.specs, cfg.param_rules, mesh)
+    check_mesh_is_used(
+        cfg, BatchSharding(batch_spec, cfg.sharding.activation_rules, mesh), step.specs
+    )
+    shardings = param_shardings(step.specs, cfg.sharding.param_rules, mesh)
     arrays = describe_sharding(step.specs, shardings)
     return "\n".join(
         [

@@ -15,7 +15,7 @@ from axcore.plugins.environment_flags import expected_hardware, present_family
 def use_target(
     name: str | None, *, num_processes: int = 1, keeps_memory: bool = False
 ) -> Hardware | None:
-    """Returns the named hardware, with the environment flags that plugins want for it set.
+    """Return the named hardware, with the environment flags that plugins want for it set.
 
     Where jax is to have several host devices, it is asked for them. Where no target is named, the
     flags are those for the hardware that plugins see in this machine. Processes of one run share a
@@ -55,7 +55,7 @@ def use_target(
 
 
 def _host_devices(num_processes: int) -> Hardware | None:
-    """Returns a device for each of several processes, whose collectives want limits of time."""
+    """Return a device for each of several processes, whose collectives want limits of time."""
     if num_processes == 1:
         return None
     return Hardware.parse(f"cpu-{num_processes}").resized(num_processes, 1)
@@ -73,7 +73,7 @@ def _shared_out(hardware: Hardware, num_processes: int) -> Hardware:
 
 
 def check_present(hardware: Hardware | None) -> Hardware:
-    """Returns the hardware at hand; where a target was named, it must be that.
+    """Return the hardware at hand; where a target was named, it must be that.
 
     Warns where the machine has hardware that JAX does not use.
 
@@ -93,7 +93,7 @@ def check_present(hardware: Hardware | None) -> Hardware:
 
 
 def unused_hardware(found: Hardware) -> Finding | None:
-    """Returns a warning where a plugin sees hardware in this machine and JAX found other."""
+    """Return a warning where a plugin sees hardware in this machine and JAX found other."""
     family = present_family()
     if family is None or family.name == found.family:
         return None

@@ -18,7 +18,7 @@ SECONDS = 1.0
 """Between two looks at the files of a run."""
 
 AXES = ("step", "tokens", "seconds")
-BARS = "▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH, SAMPLE_WIDTH = 40, 72
 
 
@@ -106,19 +106,19 @@ def _losses(run: dict[str, Any]) -> list[float]:
 
 
 def curve(values: list[float], width: int = CURVE_WIDTH) -> str:
-    """Returns a curve of one line: each of its places the mean of a stretch of values."""
+    """Return a curve of one line: each of its places the mean of a stretch of values."""
     if not values:
         return ""
     size = max(1, math.ceil(len(values) / width))
     parts = [values[start : start + size] for start in range(0, len(values), size)]
     means = [sum(part) / len(part) for part in parts]
     low, high = min(means), max(means)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0
-    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
 
 def _show(directories: tuple[str, ...], *, trust_code: bool) -> None:
-    """Draws the runs again and again until Ctrl-C."""
+    """Draw the runs again and again until Ctrl-C."""
     from rich.live import Live
     from rich.text import Text
 
@@ -146,7 +146,7 @@ def _block(run: dict[str, Any]) -> Any:
 
 
 def _sample(run: dict[str, Any]) -> str:
-    """Returns the beginning of the newest text that was drawn; empty where none was."""
+    """Return the beginning of the newest text that was drawn; empty where none was."""
     if not run["samples"]:
         return ""
     newest = run["samples"][-1]
@@ -155,7 +155,7 @@ def _sample(run: dict[str, Any]) -> str:
 
 
 def _serve(directories: tuple[str, ...], host: str, port: int, *, trust_code: bool) -> None:
-    """Serves the page of the runs until Ctrl-C."""
+    """Serve the page of the runs until Ctrl-C."""
     _look(directories, trust_code=trust_code)
     handler = type("_Page", (_Page,), {"look": lambda _: _look(directories, trust_code=trust_code)})
     try:
@@ -174,11 +174,11 @@ class _Page(BaseHTTPRequestHandler):
     """The page at `/`, and what it asks for at `/facts.json`."""
 
     def look(self) -> list[dict[str, Any]]:
-        """Returns what is known of the runs."""
+        """Return what is known of the runs."""
         raise NotImplementedError
 
     def do_GET(self) -> None:
-        """Answers a browser."""
+        """Answer a browser."""
         from axcore.report.page import run_page_html
 
         written = time.strftime("%H:%M:%S")
@@ -200,4 +200,4 @@ class _Page(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Prints nothing."""
+        """Print nothing."""

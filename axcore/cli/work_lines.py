@@ -11,7 +11,7 @@ from typing import Self, TextIO
 
 from axcore.progress import Work
 
-SHOWN_AFTER_S = 2.0
+_SHOWN_AFTER_S = 2.0
 _EVERY_S = {True: 0.5, False: 10.0}
 """Seconds between two looks at the work, on a terminal and elsewhere."""
 
@@ -26,7 +26,7 @@ class WorkLines:
         stream: Where it is shown; stderr where None.
     """
 
-    def __init__(self, shown_after_s: float = SHOWN_AFTER_S, stream: TextIO | None = None) -> None:
+    def __init__(self, shown_after_s: float = _SHOWN_AFTER_S, stream: TextIO | None = None) -> None:
         self._after_s = shown_after_s
         self._stream = stream or sys.stderr
         self._began: list[tuple[Work, float]] = []
@@ -37,7 +37,7 @@ class WorkLines:
         self._thread: threading.Thread | None = None
 
     def __call__(self, work: Work) -> None:
-        """Hears of work."""
+        """Hear of work."""
         with self._lock:
             if work.is_over:
                 self._end(work)
@@ -72,7 +72,7 @@ class WorkLines:
                 self._wakes.wait(self._show())
 
     def _show(self) -> float | None:
-        """Shows the innermost work; returns the seconds until it is looked at again."""
+        """Show the innermost work; returns the seconds until it is looked at again."""
         if not self._began:
             return None
         work, began = self._began[-1]
@@ -102,13 +102,13 @@ class WorkLines:
 
 
 def work_text(work: Work) -> str:
-    """Returns what is done and how far it is, as "reading weights: 1.2 GB of 3.0 GB"."""
+    """Return what is done and how far it is, as "reading weights: 1.2 GB of 3.0 GB"."""
     part = f"{_size(work.done)} of " if work.done else ""
     return f"{work.name}: {part}{_size(work.total)}"
 
 
 def _size(num_bytes: int) -> str:
-    """Returns a number of bytes with a decimal unit, as disks and downloads have them."""
+    """Return a number of bytes with a decimal unit, as disks and downloads have them."""
     for unit, size in _UNITS:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"

@@ -175,7 +175,7 @@ def _commit(repository: Path, name: str) -> str:
         ).strip()
     except ComplexityError as error:
         raise ComplexityError(
-            f"{name!r} is no commit: {error.what}",
+            f"{name!r} is not a commit: {error.what}",
             where=str(repository),
             hint="give two commits as git knows them: BASE..HEAD",
         ) from None

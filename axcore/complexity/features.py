@@ -21,7 +21,7 @@ from axcore.layers import (
     RoPE,
     SlidingCache,
 )
-from axcore.layers.lora import Magnitude
+from axcore.layers.adapters import Magnitude
 from axcore.modifiers import (
     Int8Training,
     KVCache,

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from axcore.plugins import Feature, Ref, hook
 
 _ADAPTERS = (
-    "axcore.layers.lora.linear",
-    "axcore.layers.lora.adapters",
-    "axcore.layers.lora.magnitude",
-    "axcore.modifiers.lora",
+    "axcore.layers.adapters.lora",
+    "axcore.layers.adapters.states",
+    "axcore.modifiers.adapters:LoRA",
     "axcore.checkpoint.adapters",
     "axcore.interop.peft",
     "axcore.interop.peft_reading",
@@ -64,7 +63,9 @@ def features() -> Iterator[Feature]:
             *_ADAPTERS,
             "axcore.layers.quantization.frozen_linear",
             "axcore.layers.quantization.nf4",
-            "axcore.modifiers.quantized_base",
+            "axcore.modifiers.adapters:QuantizedBase",
+            "axcore.modifiers.adapters:FreezeWeights",
+            "axcore.modifiers.adapters:Frozen",
         ),
         variant_of="lora",
     )

@@ -107,7 +107,7 @@ def _config_class(fn: Callable[..., Any]) -> type:
         return config(type(fn.__qualname__, (CallConfig,), namespace))
     except TypeError as error:
         raise ConfigError(
-            f"{reference} has a parameter that is no name for a field: {error}",
+            f"{reference} has a parameter that is not a name for a field: {error}",
             hint="wrap it in a function that names it otherwise",
         ) from error
 

@@ -3,12 +3,11 @@
 from typing import Any
 
 from axcore.config.call import config_for
-from axcore.config.define import field_names
+from axcore.config.define import field_names, unknown_field
 from axcore.config.encode import MAX_DEPTH, wraps_fields
 from axcore.config.paths import Key, Path, format_path
 from axcore.config.provenance import Origin, setting_from
 from axcore.config.required import REQUIRED
-from axcore.config.suggest import suggest_names
 from axcore.config.trust import class_named, function_named
 from axcore.config.values import is_config
 from axcore.errors import ConfigError
@@ -66,9 +65,7 @@ def _decode(data: Any, path: Path, set_in: str) -> Any:
         return _decode_config(data, path, set_in)
     for key in data:
         if not isinstance(key, str):
-            raise ConfigError(
-                f"{key!r} is no key; keys are text", where=_where(path), set_in=set_in
-            )
+            raise ConfigError(f"keys are text, got {key!r}", where=_where(path), set_in=set_in)
     if data.get("required") is True and len(data) == 1:
         return REQUIRED
     if "call" in data:
@@ -113,10 +110,7 @@ def _make(cls: Any, fields: Any, path: Path, set_in: str) -> Any:
     unknown = [str(name) for name in fields if name not in known]
     if unknown:
         raise ConfigError(
-            "\n".join(
-                f"{cls.__qualname__} has no field {name!r}; {suggest_names(name, known)}"
-                for name in unknown
-            ),
+            "\n".join(unknown_field(cls, name) for name in unknown),
             where=_where(path),
             set_in=set_in,
         )

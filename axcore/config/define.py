@@ -89,6 +89,23 @@ def field_names(cfg: Any) -> tuple[str, ...]:
     return names
 
 
+def moved_field(cls: type, name: str) -> str | None:
+    """Return where a field is now that a class had once; None where it had no such field.
+
+    A class lists them in `moved_fields`, so that an old config is refused with what to change.
+    """
+    owner = getattr(cls, "__config_owner__", cls)
+    moved: dict[str, str] = getattr(owner, "moved_fields", {})
+    return moved.get(name)
+
+
+def unknown_field(cls: type, name: str) -> str:
+    """Return what an error says about a field that a class does not have."""
+    moved = moved_field(cls, name)
+    hint = f"it is now {moved}" if moved else suggest_names(name, field_names(cls))
+    return f"{cls.__qualname__} has no field {name!r}; {hint}"
+
+
 def field_defaults(cls: type) -> dict[str, Any]:
     """Returns each field's default; a field without one is absent."""
     cached: dict[str, Any] | None = cls.__dict__.get("__config_defaults__")
@@ -204,10 +221,7 @@ def _checked_init(cls: type, init: Any) -> Any:
                 raise
             lines = [
                 *(f"{made.__qualname__} takes keyword arguments only" for _ in args[:1]),
-                *(
-                    f"{made.__qualname__} has no field {name!r}; {suggest_names(name, known)}"
-                    for name in unknown
-                ),
+                *(unknown_field(made, name) for name in unknown),
                 *(f"{made.__qualname__} needs a value for {name!r}" for name in missing),
             ]
             raise ConfigError(

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from axcore.config.define import class_tag, field_names
+from axcore.config.define import class_tag, field_names, moved_field
 from axcore.config.paths import (
     Key,
     Path,
@@ -145,13 +145,20 @@ def _keys_of_kind(below: Mapping[Step, Any], step: Step) -> set[Step]:
 def _no_such_step(path: Pattern, i: int, node: Any, below: Mapping[Step, Any]) -> ConfigError:
     at = format_path(path[:i]) or "the root"
     kind = type(node).__qualname__
+    name = format_path(path[i : i + 1])
+    if below:
+        moved = moved_field(type(node), name)
+        hint = (
+            f"it is now {moved}"
+            if moved
+            else suggest_names(name, [format_path((key,)) for key in below])
+        )
+    else:
+        hint = f"{at} holds nothing below it; stop the path there"
     return ConfigError(
-        f"{format_path(path)!r} matches nothing: "
-        f"{at} ({kind}) has no {format_path(path[i : i + 1])!r}",
+        f"{format_path(path)!r} matches nothing: {at} ({kind}) has no {name!r}",
         where=at,
-        hint=suggest_names(format_path(path[i : i + 1]), [format_path((k,)) for k in below])
-        if below
-        else f"{at} holds nothing below it; stop the path there",
+        hint=hint,
     )
 
 

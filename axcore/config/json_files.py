@@ -59,7 +59,7 @@ def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[
         what = f"The {kind} {str(path)!r} is not JSON: {cause}."
         raise error(what, where=str(file.absolute())) from cause
     if not isinstance(content, dict):
-        raise error(f"The {kind} {str(path)!r} is no JSON object.", where=str(file.absolute()))
+        raise error(f"The {kind} {str(path)!r} is not a JSON object.", where=str(file.absolute()))
     return content
 
 

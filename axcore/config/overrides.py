@@ -37,7 +37,7 @@ def apply_overrides(cfg: Any, overrides: Iterable[str], *, set_in: str = "--set"
 def _apply(cfg: Any, text: str, set_in: str) -> Any:
     path_text, equals, value_text = text.partition("=")
     if not equals:
-        raise ConfigError(f"{text!r} is no override", hint=f"--set {text}=VALUE")
+        raise ConfigError(f"expected PATH=VALUE, got {text!r}", hint=f"--set {text}=VALUE")
     values = {}
     for path in matching_paths(cfg, parse_pattern(path_text.strip())):
         annotation, present = _field_at(cfg, path)

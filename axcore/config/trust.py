@@ -108,7 +108,7 @@ def function_named(reference: Any, path: Path, set_in: str) -> Any:
             if callable(found):
                 return found
     raise ConfigError(
-        f"{reference!r} is no function that a config file may name",
+        f"{reference!r} is not a function that a config file may name",
         where=_where(path),
         set_in=set_in,
         hint=f"files may name functions of {', '.join(sorted(_function_packages))}; "

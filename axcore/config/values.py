@@ -167,7 +167,7 @@ def _check_int(value: Any) -> Any:
 def _check_float(value: Any) -> Any:
     if isinstance(value, float):
         if math.isnan(value):
-            raise Mismatch("a number (nan equals nothing, so it is no config value)", value)
+            raise Mismatch("a number (nan equals nothing, so a config cannot hold it)", value)
         if value == 0.0:
             return value if type(value) is float and not _is_negative(value) else 0.0
         return value if type(value) is float else float(value)

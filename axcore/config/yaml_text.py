@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise _at_line(key_node, f"{key_node.value!r} is no key; keys are text")
+                raise _at_line(key_node, f"keys are text, got {key_node.value!r}")
             if key in mapping:
                 raise _at_line(key_node, f"the key {key!r} is twice in one mapping")
             mapping[key] = self.construct_object(value_node, deep=deep)

@@ -48,7 +48,7 @@ class EvaluateTasks(Guard):
     config: Config
 
     def on_start(self, trainer: Any, directory: Path) -> None:
-        """Finds the tasks, so that what is wrong with them shows before the first step.
+        """Find the tasks, so that what is wrong with them shows before the first step.
 
         Raises:
             ConfigError: There is no such task, or the run cannot be evaluated so.
@@ -67,7 +67,7 @@ class EvaluateTasks(Guard):
         self._engine: Engine | None = None
 
     def measured(self, step: int, state: Any) -> Mapping[str, float]:
-        """Returns the metrics of every task where an evaluation is due."""
+        """Return the metrics of every task where an evaluation is due."""
         if step % self.config.every_steps:
             return {}
         trainer = self._trainer
@@ -86,13 +86,13 @@ class EvaluateTasks(Guard):
         }
 
     def _engine_with(self, weights: Any) -> Engine:
-        """Returns the engine with the present weights; its programs are compiled once."""
+        """Return the engine with the present weights; its programs are compiled once."""
         trainer = self._trainer
         if self._engine is not None:
             self._engine.replace_weights(weights)
             return self._engine
         length = trainer.config.data.seq_len
-        cfg = EngineConfig(max_rows=self.config.rows, max_length=length, max_queue=1_000_000)
+        cfg = EngineConfig(max_num_seqs=self.config.rows, max_length=length, max_queue=1_000_000)
         with use_policy(trainer.compiler.kernel_policy):
             self._engine = Engine(trainer.model, weights, trainer.data.tokenizer, cfg)
         return self._engine
@@ -113,7 +113,7 @@ class Evaluate:
     limit: PositiveInt = 100
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config that evaluates them."""
+        """Return a trainer's config that evaluates them."""
         guard = EvaluateTasks.Config(
             tasks=self.tasks, every_steps=self.every_steps, limit=self.limit
         )

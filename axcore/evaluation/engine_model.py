@@ -7,7 +7,7 @@ import attrs
 
 from axcore.errors import ConfigError, RequestError
 from axcore.evaluation.questions import Continuation, Likelihood, Question, Scored, Written
-from axcore.inference import Answer, Completion, Engine, EngineConfig, Request, Sampling
+from axcore.inference import Completion, CompletionStream, Engine, EngineConfig, Request, Sampling
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel
 
@@ -27,7 +27,7 @@ class EngineModel:
         """Tokens of a text that is scored: the engine draws one more."""
 
     def ask(self, question: Question) -> "PendingScore | PendingText":
-        """Takes a question; returns at once.
+        """Take a question; return at once.
 
         Raises:
             ConfigError: It can never be answered.
@@ -42,7 +42,7 @@ class EngineModel:
             raise ConfigError(error.what, where=error.where, hint=error.hint) from error
 
     def score(self, context: Sequence[int], continuation: Sequence[int]) -> "PendingScore":
-        """Asks how likely tokens are after others; the first of these are cut where too long."""
+        """Ask how likely tokens are after others; the first of these are cut where too long."""
         tokens = (*context, *continuation)
         kept = tokens[-self.longest :]
         num_scored = min(len(continuation), len(kept) - 1)
@@ -50,7 +50,7 @@ class EngineModel:
         return PendingScore((_Window(answer, num_scored),), num_cut=len(tokens) - len(kept))
 
     def encode_pair(self, question: Likelihood) -> tuple[list[int], list[int]]:
-        """Returns the tokens of context and continuation.
+        """Return the tokens of context and continuation.
 
         They are divided where the tokens of the context alone end, after spaces at its end were
         moved to the continuation, as tokenizers put spaces before words.
@@ -70,7 +70,7 @@ class EngineModel:
         return [self.tokenizer.eos_id if first is None else first]
 
     def _score_text(self, text: str) -> "PendingScore":
-        """Asks for a text in windows, of which each begins with the last token of the one before.
+        """Ask for a text in windows, of which each begins with the last token of the one before.
 
         Every token is scored once, the first one after the token that begins texts.
         """
@@ -89,7 +89,7 @@ class EngineModel:
             )
         )
 
-    def _scores(self, tokens: Sequence[int]) -> Answer:
+    def _scores(self, tokens: Sequence[int]) -> CompletionStream:
         request = Request(prompt=tuple(tokens), max_tokens=1, sampling=GREEDY, prompt_logprobs=True)
         return self.engine.submit(request)
 
@@ -117,7 +117,7 @@ class EngineModel:
 class _Window:
     """A piece of text that the engine reads, and how many of its last tokens are scored."""
 
-    answer: Answer
+    answer: CompletionStream
     num_scored: int
 
 
@@ -133,7 +133,7 @@ class PendingScore:
         self._windows, self._num_cut = windows, num_cut
 
     def reply(self, timeout_s: float) -> Scored:
-        """Returns the score.
+        """Return the score.
 
         Raises:
             TimeoutError: It is not there in time; it is given up.
@@ -144,7 +144,7 @@ class PendingScore:
             if not window.num_scored:
                 continue
             logprobs = (found.prompt_logprobs or ())[-window.num_scored :]
-            likeliest = (found.prompt_likeliest or ())[-window.num_scored :]
+            likeliest = (found.prompt_top_logprobs or ())[-window.num_scored :]
             tokens = window.answer.request.prompt[-window.num_scored :]
             logprob += sum(one for one in logprobs if one is not None)
             num_tokens += window.num_scored
@@ -163,11 +163,11 @@ class PendingText:
         num_cut: Tokens of the prompt that were left out.
     """
 
-    def __init__(self, answer: Answer, *, num_cut: int) -> None:
+    def __init__(self, answer: CompletionStream, *, num_cut: int) -> None:
         self._answer, self._num_cut = answer, num_cut
 
     def reply(self, timeout_s: float) -> Written:
-        """Returns the text.
+        """Return the text.
 
         Raises:
             TimeoutError: It is not finished in time; it is given up.
@@ -181,7 +181,7 @@ class PendingText:
         )
 
 
-def _result(answer: Answer, timeout_s: float) -> Completion:
+def _result(answer: CompletionStream, timeout_s: float) -> Completion:
     try:
         return answer.result(timeout_s)
     except TimeoutError:
@@ -190,14 +190,14 @@ def _result(answer: Answer, timeout_s: float) -> Completion:
 
 
 @contextmanager
-def engine_model(opened: OpenedModel, *, max_rows: int = 16) -> Iterator[EngineModel]:
-    """Yields a model that answers questions, by the kernels that it trains with.
+def engine_model(opened: OpenedModel, *, max_num_seqs: int = 16) -> Iterator[EngineModel]:
+    """Yield a model that answers questions, by the kernels that it trains with.
 
     Args:
         opened: What `open_model` returned.
-        max_rows: Answers that are drawn at once.
+        max_num_seqs: Answers that are drawn at once.
     """
-    cfg = EngineConfig(max_rows=max_rows, max_length=opened.length, max_queue=1_000_000)
+    cfg = EngineConfig(max_num_seqs=max_num_seqs, max_length=opened.length, max_queue=1_000_000)
     with use_policy(opened.trainer.compiler.kernel_policy):
         engine = Engine(opened.model, opened.state, opened.tokenizer, cfg)
     with engine:

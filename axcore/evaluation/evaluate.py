@@ -34,7 +34,7 @@ from axcore.evaluation.tasks import CodeExecution, MultipleChoice, Perplexity, W
 from axcore.plugins import EvaluationTask, plugin_host
 from axcore.whole_files import write_whole
 
-MODEL_NAME = "model.json"
+_MODEL_NAME = "model.json"
 _LOOKED_AT = 1024
 
 
@@ -54,7 +54,7 @@ class ModelIdentity:
 
 
 def identity_of(name: str, step: int | None, state: Any) -> ModelIdentity:
-    """Returns the identity of a model, from up to 1024 numbers of each of its arrays."""
+    """Return the identity of a model, from up to 1024 numbers of each of its arrays."""
     found = hashlib.blake2b(digest_size=16)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         flat = leaf.reshape(-1)
@@ -74,7 +74,7 @@ def evaluate_tasks(
     timeout_s: float = ANSWER_S,
     report: Callable[[TaskResult], None] = lambda _: None,
 ) -> dict[str, TaskResult]:
-    """Returns what each task found; samples that were answered before are not asked again.
+    """Return what each task found; samples that were answered before are not asked again.
 
     Args:
         tasks: By name.
@@ -108,7 +108,7 @@ def evaluate_tasks(
 
 
 def check_tasks(tasks: Mapping[str, ScoredTask.Config]) -> None:
-    """Checks what can be known of tasks without a model: that there are samples to ask.
+    """Check what can be known of tasks without a model: that there are samples to ask.
 
     Raises:
         ConfigError: A task lacks the path of its samples.
@@ -139,15 +139,15 @@ def _forget(folder: Path, names: Iterable[str]) -> None:
         for ending in ("json", "samples.jsonl", "bad.jsonl"):
             (folder / f"{name}.{ending}").unlink(missing_ok=True)
     if not list(folder.glob("*.samples.jsonl")):
-        (folder / MODEL_NAME).unlink(missing_ok=True)
+        (folder / _MODEL_NAME).unlink(missing_ok=True)
 
 
 def _check_is_same(
     folder: Path, tasks: Mapping[str, ScoredTask.Config], identity: ModelIdentity
 ) -> None:
-    """Refuses to mix answers, and keeps whose they are."""
-    file = folder / MODEL_NAME
-    kept = read_json(file, MODEL_NAME, error=DataError) if file.exists() else {"tasks": {}}
+    """Refuse to mix answers, and keeps whose they are."""
+    file = folder / _MODEL_NAME
+    kept = read_json(file, _MODEL_NAME, error=DataError) if file.exists() else {"tasks": {}}
     if kept.get("weights", identity.weights) != identity.weights:
         step = kept.get("step")
         shown = kept.get("name", "?") + ("" if step is None else f" of step {step}")
@@ -169,12 +169,12 @@ def _check_is_same(
 
 
 def _task_digest(cfg: ScoredTask.Config) -> str:
-    """Returns what distinguishes a task from others; how many samples are asked does not matter."""
+    """Return what distinguishes a task from others; how many samples are asked does not matter."""
     return str(digest(evolve(cfg, limit=None)))
 
 
 def directory_of(name: str, run: Path | None, step: int | None) -> Path:
-    """Returns where results are kept unless another directory is named."""
+    """Return where results are kept unless another directory is named."""
     return Path("evaluation") / name if run is None else run / "evaluation" / str(step)
 
 
@@ -190,7 +190,7 @@ _PYTHON = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 
 
 def find_tasks(names: Iterable[str], overrides: Iterable[str] = ()) -> dict[str, ScoredTask.Config]:
-    """Returns tasks by the names of their results.
+    """Return tasks by the names of their results.
 
     Args:
         names: Each is one or several with commas between them: `NAME` or `NAME:PATH` of a task that
@@ -220,7 +220,7 @@ def find_tasks(names: Iterable[str], overrides: Iterable[str] = ()) -> dict[str,
 
 
 def find_task(text: str) -> tuple[str, ScoredTask.Config]:
-    """Returns a task and the name of its results; see `find_tasks`."""
+    """Return a task and the name of its results; see `find_tasks`."""
     python = _PYTHON.fullmatch(text)
     if python:
         return python[2], _from_python(Path(python[1]), python[2])
@@ -268,7 +268,7 @@ def _from_yaml(path: Path) -> ScoredTask.Config:
 
 
 def _file(folder: Path, value: Any, where: str) -> SampleFile.Config:
-    """Returns the file that a YAML file names, relative to its own folder."""
+    """Return the file that a YAML file names, relative to its own folder."""
     if not isinstance(value, str):
         raise ConfigError(f"it is {value!r:.60}; expected the path of a file", where=where)
     return SampleFile.Config(path=str(folder / Path(value).expanduser()))

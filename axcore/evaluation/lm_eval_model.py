@@ -43,13 +43,13 @@ class AxcoreLM:
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Returns the tokens of a text, after the token that begins texts unless refused."""
+        """Return the tokens of a text, after the token that begins texts unless refused."""
         tokenizer = self._model.tokenizer
         encode = tokenizer.encode if add_special_tokens is False else tokenizer.encode_prompt
         return [int(one) for one in encode(string)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
-        """Returns the log-probability of whole texts, in the windows that lm-eval makes."""
+        """Return the log-probability of whole texts, in the windows that lm-eval makes."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         pending = []
@@ -65,7 +65,7 @@ class AxcoreLM:
         return [sum(one.reply(self._timeout_s).logprob for one in text) for text in pending]
 
     def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
-        """Returns what the model writes after each context.
+        """Return what the model writes after each context.
 
         Raises:
             ConfigError: A task sets what is not known here.
@@ -84,7 +84,7 @@ class AxcoreLM:
 
 
 def lm_eval_model(model: EngineModel, *, timeout_s: float = ANSWER_S) -> Any:
-    """Returns what `lm_eval.simple_evaluate(model=...)` takes.
+    """Return what `lm_eval.simple_evaluate(model=...)` takes.
 
     Args:
         model: What answers.
@@ -98,7 +98,7 @@ def lm_eval_model(model: EngineModel, *, timeout_s: float = ANSWER_S) -> Any:
 
 
 def _continuation(context: str, settings: Mapping[str, Any]) -> Continuation:
-    """Returns a question with the settings that a task of lm-eval has."""
+    """Return a question with the settings that a task of lm-eval has."""
     unknown = sorted(set(settings) - set(_KNOWN))
     if unknown:
         raise ConfigError(

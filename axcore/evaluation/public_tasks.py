@@ -36,14 +36,14 @@ class PublishedFile(SampleSource):
     columns: tuple[str, ...] = ()
 
     def samples(self) -> Iterator[Sample | BadSample]:
-        """Yields the samples of the file."""
+        """Yield the samples of the file."""
         file = SampleFile.Config(path=self.config.path, columns=self.columns).build()
         for one in file.samples():
             yield one if isinstance(one, BadSample) else self._sample(one)
 
     @abstractmethod
     def fields(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what a sample has of a record; a KeyError, TypeError or ValueError: malformed."""
+        """Return what a sample has of a record; a KeyError, TypeError or ValueError: malformed."""
 
     def _sample(self, record: Sample) -> Sample | BadSample:
         try:
@@ -58,7 +58,7 @@ class HellaSwagFile(PublishedFile):
     """`hellaswag_val.jsonl` or the Parquet of it: `activity_label`, `ctx_a`, `ctx_b`, `endings`."""
 
     def fields(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the context, without marks, and the endings."""
+        """Return the context, without marks, and the endings."""
         context = f"{record['ctx_a']} {record['ctx_b'].capitalize()}"
         prompt = _without_marks(f"{record['activity_label']}: {context}")
         choices = [_without_marks(one) for one in record["endings"]]
@@ -69,7 +69,7 @@ class ArcFile(PublishedFile):
     """ARC's JSON lines, with a `stem`, or the Parquet of them, with `choices.text`."""
 
     def fields(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the question and its choices."""
+        """Return the question and its choices."""
         question = record["question"]
         if isinstance(question, dict):
             listed = question["choices"]
@@ -88,7 +88,7 @@ class MmluFile(PublishedFile):
     columns = ("question", "A", "B", "C", "D", "answer")
 
     def fields(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the question with its choices, which are then chosen by letter."""
+        """Return the question with its choices, which are then chosen by letter."""
         choices = record["choices"] if "choices" in record else [record[one] for one in "ABCD"]
         answer = record["answer"]
         number = _LETTERS.index(answer) if isinstance(answer, str) else int(answer)
@@ -102,7 +102,7 @@ class GsmFile(PublishedFile):
     """GSM8K's JSON lines or Parquet: `question`, and `answer` with `####` before the number."""
 
     def fields(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the question, the number and its derivation."""
+        """Return the question, the number and its derivation."""
         solution = record["answer"]
         number = solution.rpartition("####")[2].strip()
         prompt = f"Question: {record['question']}\nAnswer:"
@@ -110,22 +110,22 @@ class GsmFile(PublishedFile):
 
 
 def hellaswag() -> MultipleChoice.Config:
-    """Returns HellaSwag: which ending follows."""
+    """Return HellaSwag: which ending follows."""
     return MultipleChoice.Config(samples=HellaSwagFile.Config())
 
 
 def arc() -> MultipleChoice.Config:
-    """Returns ARC: questions of school science."""
+    """Return ARC: questions of school science."""
     return MultipleChoice.Config(samples=ArcFile.Config())
 
 
 def mmlu() -> MultipleChoice.Config:
-    """Returns a subject of MMLU."""
+    """Return a subject of MMLU."""
     return MultipleChoice.Config(samples=MmluFile.Config())
 
 
 def gsm8k() -> WrittenAnswer.Config:
-    """Returns GSM8K; the last number that is written counts."""
+    """Return GSM8K; the last number that is written counts."""
     return WrittenAnswer.Config(
         samples=GsmFile.Config(),
         derivation="{solution}",
@@ -138,7 +138,7 @@ def gsm8k() -> WrittenAnswer.Config:
 
 
 def humaneval() -> CodeExecution.Config:
-    """Returns HumanEval, as `HumanEval.jsonl.gz` has it."""
+    """Return HumanEval, as `HumanEval.jsonl.gz` has it."""
     return CodeExecution.Config(samples=SampleFile.Config())
 
 
@@ -147,7 +147,7 @@ def _without_marks(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
-NUM_CHOICES = 4
+_NUM_CHOICES = 4
 
 
 class _Module(NamedTuple):
@@ -159,7 +159,7 @@ class _Module(NamedTuple):
 
 
 def _modules(stride: int) -> Iterator[_Module]:
-    """Yields one of every so many files."""
+    """Yield one of every so many files."""
     for file in library_files(sysconfig.get_path("stdlib"))[::stride]:
         try:
             text = Path(file.path).read_text(encoding="utf-8")
@@ -188,7 +188,7 @@ class LibraryText(SampleSource):
     config: Config
 
     def samples(self) -> Iterator[Sample]:
-        """Yields the files that have text."""
+        """Yield the files that have text."""
         for module in _modules(self.config.stride):
             if module.text and not module.name.startswith("config-"):  # of one platform
                 package = module.name.split("/")[0] if "/" in module.name else "modules"
@@ -213,7 +213,7 @@ class LibrarySignatures(SampleSource):
     config: Config
 
     def samples(self) -> Iterator[Sample]:
-        """Yields functions whose docstring has a first line."""
+        """Yield functions whose docstring has a first line."""
         for module in _modules(self.config.stride):
             for node in ast.walk(module.tree):
                 if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
@@ -246,14 +246,14 @@ class LibraryNames(SampleSource):
     config: Config
 
     def samples(self) -> Iterator[Sample]:
-        """Yields at most one sample of a file, of an import that names what it takes."""
+        """Yield at most one sample of a file, of an import that names what it takes."""
         draws = np.random.default_rng(0)
         for module in _modules(self.config.stride):
             names = sorted(
                 {node.id for node in ast.walk(module.tree) if isinstance(node, ast.Name)}
             )
             uses = [node for node in ast.walk(module.tree) if _is_returned(node)]
-            if len(names) > NUM_CHOICES and uses:
+            if len(names) > _NUM_CHOICES and uses:
                 use: Any = uses[int(draws.integers(len(uses)))]
                 yield self._sample(module, use, names, draws)
 
@@ -262,8 +262,8 @@ class LibraryNames(SampleSource):
         lines = module.text.splitlines(keepends=True)
         before = "".join(lines[: use.lineno - 1]) + " " * use.col_offset + "return"
         others = [one for one in names if one != name]
-        wrong = [others[i] for i in draws.choice(len(others), NUM_CHOICES - 1, replace=False)]
-        place = int(draws.integers(NUM_CHOICES))
+        wrong = [others[i] for i in draws.choice(len(others), _NUM_CHOICES - 1, replace=False)]
+        place = int(draws.integers(_NUM_CHOICES))
         fields = {
             "prompt": before[-self.config.num_before :],
             "choices": [*wrong[:place], name, *wrong[place:]],
@@ -278,12 +278,12 @@ def _is_returned(node: ast.AST) -> bool:
 
 
 def library_text() -> Perplexity.Config:
-    """Returns the task of predicting the library's files, by package."""
+    """Return the task of predicting the library's files, by package."""
     return Perplexity.Config(samples=LibraryText.Config(), source="package")
 
 
 def library_signatures() -> WrittenAnswer.Config:
-    """Returns the task of writing a signature for the first line of a docstring."""
+    """Return the task of writing a signature for the first line of a docstring."""
     return WrittenAnswer.Config(
         samples=LibrarySignatures.Config(),
         prompt="# {docstring}\ndef",
@@ -295,5 +295,5 @@ def library_signatures() -> WrittenAnswer.Config:
 
 
 def library_names() -> MultipleChoice.Config:
-    """Returns the task of choosing the name that a function returns."""
+    """Return the task of choosing the name that a function returns."""
     return MultipleChoice.Config(samples=LibraryNames.Config())

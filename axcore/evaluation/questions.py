@@ -92,7 +92,7 @@ class PendingReply(Protocol):
     """A question that was asked."""
 
     def reply(self, timeout_s: float) -> Any:
-        """Returns a `Reply`.
+        """Return a `Reply`.
 
         Raises:
             TimeoutError: There is none in time; it is given up.
@@ -103,4 +103,4 @@ class LanguageModel(Protocol):
     """What answers questions, many at once."""
 
     def ask(self, question: Any) -> PendingReply:
-        """Takes a `Question`; returns at once."""
+        """Take a `Question`; return at once."""

@@ -29,7 +29,7 @@ class Sample:
     fields: Mapping[str, Any]
 
     def value(self, name: str) -> Any:
-        """Returns a value.
+        """Return a value.
 
         Raises:
             DataError: The sample has none of that name.
@@ -42,7 +42,7 @@ class Sample:
 
 @attrs.frozen(kw_only=True)
 class BadSample:
-    """A record that is no sample.
+    """A record that is not a sample.
 
     Args:
         where: File and line.
@@ -62,14 +62,14 @@ class SampleSource(Configurable, ABC):
 
     @abstractmethod
     def samples(self) -> Iterator[Sample | BadSample]:
-        """Yields the samples.
+        """Yield the samples.
 
         Raises:
             DataError: They cannot be read at all.
         """
 
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _MARK = BYTE_ORDER_MARK.encode()
 
 
@@ -91,7 +91,7 @@ class SampleFile(SampleSource):
     config: Config
 
     def samples(self) -> Iterator[Sample | BadSample]:
-        """Yields the samples of the file."""
+        """Yield the samples of the file."""
         path = Path(self.config.path).expanduser()
         if not path.is_file():
             raise DataError("there is no such file", where=str(path))
@@ -99,13 +99,13 @@ class SampleFile(SampleSource):
         suffix = (path.with_suffix("") if is_named_so else path).suffix.lower()
         if suffix == ".parquet":
             yield from _parquet(path)
-        elif suffix in SUFFIXES:
+        elif suffix in _SUFFIXES:
             yield from self._text(path, suffix)
         else:
             raise DataError(
                 f"samples cannot be read from {path.name}",
                 where=str(path),
-                hint=f"files may end in {', '.join(SUFFIXES)}",
+                hint=f"files may end in {', '.join(_SUFFIXES)}",
             )
 
     def _text(self, path: Path, suffix: str) -> Iterator[Sample | BadSample]:
@@ -125,7 +125,7 @@ def _json_sample(where: str, line: bytes) -> Sample | BadSample:
     try:
         value = parse_json(line)
     except ValueError as error:
-        return BadSample(where=where, reason=f"it is no JSON: {error}")
+        return BadSample(where=where, reason=f"it is not valid JSON: {error}")
     return _sample(where, value)
 
 
@@ -139,7 +139,7 @@ def _json(path: Path, data: bytes) -> Iterator[Sample | BadSample]:
     try:
         values = parse_json(data)
     except ValueError as error:
-        raise DataError(f"it is no JSON: {error}", where=str(path)) from None
+        raise DataError(f"it is not valid JSON: {error}", where=str(path)) from None
     if not isinstance(values, list):
         raise DataError(
             f"it holds a {type(values).__name__}; expected a list of objects", where=str(path)

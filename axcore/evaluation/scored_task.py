@@ -32,7 +32,7 @@ class Estimate:
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """Returns the mean, and the standard deviation of samples over the root of their number."""
+    """Return the mean, and the standard deviation of samples over the root of their number."""
     array = np.asarray(values, np.float64)
     if len(array) < 2:
         return Estimate(float(array.mean()), None)
@@ -40,7 +40,7 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def ratio(sums: Sequence[float], weights: Sequence[float]) -> Estimate:
-    """Returns the ratio of two totals; lower is better, as of a loss.
+    """Return the ratio of two totals; lower is better, as of a loss.
 
     Source: the ratio estimator of survey sampling (Cochran, 1977, equation 6.13).
     """
@@ -56,7 +56,7 @@ def ratio(sums: Sequence[float], weights: Sequence[float]) -> Estimate:
 
 
 def exponential(of: Estimate) -> Estimate:
-    """Returns `exp` of an estimate, its error to first order; infinite beyond float64."""
+    """Return `exp` of an estimate, its error to first order; infinite beyond float64."""
     value = math.exp(of.value) if of.value < 700 else math.inf
     error = None if of.standard_error is None else value * of.standard_error
     return Estimate(value, error, of.is_better_higher)
@@ -101,7 +101,7 @@ class ScoredTask(Configurable, ABC):
 
     @abstractmethod
     def questions(self, sample: Sample, before: str) -> tuple[Question, ...]:
-        """Returns what is asked of a sample.
+        """Return what is asked of a sample.
 
         Args:
             sample: The sample.
@@ -113,31 +113,31 @@ class ScoredTask(Configurable, ABC):
 
     @abstractmethod
     def measures(self, sample: Sample, replies: Sequence[Any]) -> Mapping[str, float]:
-        """Returns what is measured of the replies to a sample's questions, numbers by name."""
+        """Return what is measured of the replies to a sample's questions, numbers by name."""
 
     @abstractmethod
     def solution(self, sample: Sample) -> str:
-        """Returns what follows the prompt in a solved example, its separator included.
+        """Return what follows the prompt in a solved example, its separator included.
 
         Raises:
             DataError: The sample is malformed, or the task has no solved examples.
         """
 
     def metrics(self, scored: Sequence[ScoredSample]) -> dict[str, Estimate]:
-        """Returns the metrics of all samples: the mean of each measure."""
+        """Return the metrics of all samples: the mean of each measure."""
         names = scored[0].measures
         return {name: mean([one.measures[name] for one in scored]) for name in names}
 
     def source_of(self, sample: Sample) -> str:
-        """Returns which of several texts a sample is from."""
+        """Return which of several texts a sample is from."""
         return ""
 
     def samples(self) -> Iterator[Sample | BadSample]:
-        """Yields the samples, as many as the config wants."""
+        """Yield the samples, as many as the config wants."""
         return itertools.islice(self.config.samples.build().samples(), self.config.limit)
 
     def solved(self) -> tuple[Sample, ...]:
-        """Returns the examples to choose solved ones from: one more than are shown.
+        """Return the examples to choose solved ones from: one more than are shown.
 
         Raises:
             DataError: There are too few.
@@ -157,18 +157,18 @@ class ScoredTask(Configurable, ABC):
         return found
 
     def before(self, sample: Sample, solved: Sequence[Sample]) -> str:
-        """Returns the description and the solved examples that precede a sample."""
+        """Return the description and the solved examples that precede a sample."""
         others = [one for one in solved if one.where != sample.where][: self.config.num_shots]
         parts = [f"{self.text(one)}{self.solution(one)}\n\n" for one in others]
         return self.config.description + "".join(parts)
 
     def text(self, sample: Sample) -> str:
-        """Returns the prompt of a sample alone."""
+        """Return the prompt of a sample alone."""
         return fill(self.config.prompt, sample)
 
 
 def scores(replies: Sequence[Reply]) -> list[float]:
-    """Returns the log-probabilities of replies to `Likelihood`."""
+    """Return the log-probabilities of replies to `Likelihood`."""
     return [reply.logprob for reply in replies]  # type: ignore[union-attr]
 
 
@@ -176,7 +176,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 def fill(template: str, sample: Sample) -> str:
-    """Returns a template with each `{name}` replaced by that value of a sample.
+    """Return a template with each `{name}` replaced by that value of a sample.
 
     Raises:
         DataError: The sample has no such value, or it is neither text nor a number.

@@ -43,6 +43,7 @@ class KeptAnswers:
         whole = self._read() if path.exists() else b""
         self._file: IO[bytes] | None = None
         if path.exists():
+            # What a killed process left of a line, which the next would be appended to.
             os.truncate(path, len(whole))
 
     def __enter__(self) -> Self:
@@ -58,7 +59,7 @@ class KeptAnswers:
             self._file.close()
 
     def find(self, index: int, asked: str) -> Mapping[str, Any] | None:
-        """Returns the line of a sample, if it was answered.
+        """Return the line of a sample, if it was answered.
 
         Args:
             index: Of the sample.
@@ -70,17 +71,18 @@ class KeptAnswers:
         line = self.lines.get(index)
         if line is not None and line.get("asked") != asked:
             raise DataError(
-                f"sample {index} is another than the one that was answered",
+                f"sample {index} differs from the one that was answered",
                 where=str(self._path),
                 hint=RESTART,
             )
         return line
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Appends the line of a sample and hands it to the operating system."""
+        """Append the line of a sample and hand it to the operating system."""
         if self._file is None:
             self._file = self._path.open("ab")
         self._file.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+        # Not fsync: after a power loss the last samples are asked again, which costs less.
         self._file.flush()
 
     def _read(self) -> bytes:
@@ -92,19 +94,21 @@ class KeptAnswers:
                 self.lines[int(line["index"])] = line
             except (ValueError, KeyError, TypeError):
                 raise DataError(
-                    "the line is no kept sample", where=f"{self._path}:{number}", hint=RESTART
+                    "the line is not a sample that was kept",
+                    where=f"{self._path}:{number}",
+                    hint=RESTART,
                 ) from None
         return whole
 
 
 def digest_of(questions: Sequence[Question]) -> str:
-    """Returns what distinguishes questions from others."""
+    """Return what distinguishes questions from others."""
     asked = [{"kind": type(one).__name__, **attrs.asdict(one)} for one in questions]
     text = json.dumps(asked, sort_keys=True)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-QUESTIONS_AHEAD = 256
+_QUESTIONS_AHEAD = 256
 """Questions that wait for the model at once."""
 
 ANSWER_S = 600.0
@@ -140,7 +144,7 @@ class TaskResult:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """Returns plain values."""
+        """Return plain values."""
         found = attrs.asdict(self, recurse=False)
         found["metrics"] = {
             name: {"value": one.value, "standard_error": one.standard_error}
@@ -182,7 +186,7 @@ class TaskRun:
         self._unanswered: list[BadSample] = []
 
     def run(self, model: LanguageModel) -> TaskResult:
-        """Asks everything that is not answered yet, and returns the metrics.
+        """Ask everything that is not answered yet, and return the metrics.
 
         Raises:
             DataError: The task has no sample that can be asked, or no answer came in time; or a
@@ -225,19 +229,19 @@ class TaskRun:
         return self._directory / f"{self.name}.{ending}"
 
     def _asked_ahead(self, model: LanguageModel, kept: KeptAnswers) -> Iterator[_Asked]:
-        """Yields samples in order; many are asked before the first is waited for."""
+        """Yield samples in order; many are asked before the first is waited for."""
         waiting: deque[_Asked] = deque()
         num_waiting = 0
         for asked in self._asked(model, kept):
             waiting.append(asked)
             num_waiting += len(asked.pending)
-            while num_waiting > QUESTIONS_AHEAD:
+            while num_waiting > _QUESTIONS_AHEAD:
                 num_waiting -= len(waiting[0].pending)
                 yield waiting.popleft()
         yield from waiting
 
     def _asked(self, model: LanguageModel, kept: KeptAnswers) -> Iterator[_Asked]:
-        """Yields each sample, asked unless it was answered; malformed ones are set aside."""
+        """Yield each sample, asked unless it was answered; malformed ones are set aside."""
         solved = self._task.solved()
         for index, sample in enumerate(self._task.samples()):
             if isinstance(sample, BadSample):
@@ -254,7 +258,7 @@ class TaskRun:
             yield _Asked(index, sample, questions, digest, pending, found)
 
     def _answered(self, asked: _Asked) -> dict[str, Any] | None:
-        """Returns the line of a sample; None where an answer did not come in time."""
+        """Return the line of a sample; None where an answer did not come in time."""
         try:
             replies = [one.reply(self._timeout_s) for one in asked.pending]
         except TimeoutError:
@@ -267,11 +271,12 @@ class TaskRun:
             "asked": asked.digest,
             "questions": [attrs.asdict(one) for one in asked.questions],
             "replies": [attrs.asdict(one) for one in replies],
+            # Kept too: a measure may have run a program, which is not run again.
             "measures": dict(self._task.measures(asked.sample, replies)),
         }
 
     def _report_left_out(self) -> None:
-        """Writes which samples do not count, and warns of them."""
+        """Write which samples do not count, and warn of them."""
         left_out = [*self._bad, *self._unanswered]
         file = self._file("bad.jsonl")
         if not left_out:

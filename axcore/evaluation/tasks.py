@@ -50,7 +50,7 @@ class MultipleChoice(ScoredTask):
     config: Config
 
     def questions(self, sample: Sample, before: str) -> tuple[Likelihood, ...]:
-        """Asks how likely each choice is."""
+        """Ask how likely each choice is."""
         self._answer(sample)
         context = before + self.text(sample)
         return tuple(
@@ -59,7 +59,7 @@ class MultipleChoice(ScoredTask):
         )
 
     def measures(self, sample: Sample, replies: Sequence[Any]) -> Mapping[str, float]:
-        """Compares the likeliest choice with the right one."""
+        """Compare the likeliest choice with the right one."""
         logprobs = np.array([reply.logprob for reply in replies])
         choices, right = self._choices(sample), self._answer(sample)
         sizes = {
@@ -74,7 +74,7 @@ class MultipleChoice(ScoredTask):
         }
 
     def solution(self, sample: Sample) -> str:
-        """Returns the right choice."""
+        """Return the right choice."""
         return self.config.separator + self._choices(sample)[self._answer(sample)]
 
     def _choices(self, sample: Sample) -> list[str]:
@@ -89,7 +89,7 @@ class MultipleChoice(ScoredTask):
         return list(found)
 
     def _answer(self, sample: Sample) -> int:
-        """Returns the number of the right choice."""
+        """Return the number of the right choice."""
         name, choices = self.config.answer, self._choices(sample)
         found = sample.value(name)
         if isinstance(found, str):
@@ -145,7 +145,7 @@ class WrittenAnswer(ScoredTask):
         self._ignored = [_compiled(one, "ignored") for one in cfg.ignored]
 
     def questions(self, sample: Sample, before: str) -> tuple[Continuation, ...]:
-        """Asks for an answer."""
+        """Ask for an answer."""
         fill(self.config.answer, sample)
         return (
             Continuation(
@@ -156,7 +156,7 @@ class WrittenAnswer(ScoredTask):
         )
 
     def measures(self, sample: Sample, replies: Sequence[Any]) -> Mapping[str, float]:
-        """Compares the answer."""
+        """Compare the answer."""
         expected = self._plain(fill(self.config.answer, sample))
         found = self.extracted(replies[0].text)
         given = None if found is None else self._plain(found)
@@ -166,11 +166,11 @@ class WrittenAnswer(ScoredTask):
         }
 
     def solution(self, sample: Sample) -> str:
-        """Returns the right answer, or its derivation."""
+        """Return the right answer, or its derivation."""
         return self.config.separator + fill(self.config.derivation or self.config.answer, sample)
 
     def extracted(self, text: str) -> str | None:
-        """Returns the answer in what was written; None where the pattern finds none."""
+        """Return the answer in what was written; None where the pattern finds none."""
         if self._pattern is None:
             return text
         matches = list(self._pattern.finditer(text))
@@ -186,7 +186,7 @@ class WrittenAnswer(ScoredTask):
 
 
 def word_f1(given: str, expected: str) -> float:
-    """Returns the harmonic mean of precision and recall of words.
+    """Return the harmonic mean of precision and recall of words.
 
     Case, punctuation and articles do not count.
 
@@ -207,7 +207,9 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"{pattern!r} is no regular expression: {error}", where=where) from None
+        raise ConfigError(
+            f"{pattern!r} is not a regular expression: {error}", where=where
+        ) from None
 
 
 _SPACES = re.compile(r"\s+")
@@ -235,7 +237,7 @@ class Perplexity(ScoredTask):
     config: Config
 
     def questions(self, sample: Sample, before: str) -> tuple[TextLikelihood, ...]:
-        """Asks how likely the whole text is."""
+        """Ask how likely the whole text is."""
         text = self.text(sample)
         if not text:
             raise DataError("its text is empty", where=sample.where)
@@ -243,7 +245,7 @@ class Perplexity(ScoredTask):
         return (TextLikelihood(text=before + text),)
 
     def measures(self, sample: Sample, replies: Sequence[Any]) -> Mapping[str, float]:
-        """Returns the log-probability of the text, and its sizes."""
+        """Return the log-probability of the text, and its sizes."""
         (reply,) = replies
         text = self.text(sample)
         return {
@@ -254,17 +256,17 @@ class Perplexity(ScoredTask):
         }
 
     def solution(self, sample: Sample) -> str:
-        """Refuses: nothing is solved."""
+        """Refuse: nothing is solved."""
         raise DataError(
             "a perplexity has no solved examples", where="num_shots", hint="set it to 0"
         )
 
     def source_of(self, sample: Sample) -> str:
-        """Returns the value that the config names."""
+        """Return the value that the config names."""
         return str(sample.value(self.config.source)) if self.config.source else ""
 
     def metrics(self, scored: Sequence[ScoredSample]) -> dict[str, Estimate]:
-        """Returns ratios of totals, not means over texts."""
+        """Return ratios of totals, not means over texts."""
         found = {
             f"{unit}_perplexity": exponential(_nats_per(scored, f"num_{unit}s"))
             for unit in ("token", "byte", "word")
@@ -339,7 +341,7 @@ class CodeExecution(ScoredTask):
         self._mechanism = choose_mechanism(allow_unsandboxed=cfg.allow_unsandboxed_code)
 
     def questions(self, sample: Sample, before: str) -> tuple[Continuation, ...]:
-        """Asks for programs."""
+        """Ask for programs."""
         self._filled(self.config.program, sample, "")
         self._checks(sample)
         return tuple(
@@ -354,7 +356,7 @@ class CodeExecution(ScoredTask):
         )
 
     def measures(self, sample: Sample, replies: Sequence[Any]) -> Mapping[str, float]:
-        """Runs the programs, one after the other."""
+        """Run the programs, one after the other."""
         checks, limits, ended = self._checks(sample), self.config.limits, []
         for one in replies:
             program = self._filled(self.config.program, sample, one.text)
@@ -365,7 +367,7 @@ class CodeExecution(ScoredTask):
         return {**found, "timeouts": ended.count("timeout") / num}
 
     def solution(self, sample: Sample) -> str:
-        """Refuses: what a solved example would be is not known."""
+        """Refuse: what a solved example would be is not known."""
         raise DataError("programs have no solved examples", where="num_shots", hint="set it to 0")
 
     def _checks(self, sample: Sample) -> str:
@@ -387,7 +389,7 @@ class CodeExecution(ScoredTask):
 
 
 def pass_at(k: int, num: int, num_passed: int) -> float:
-    """Returns how likely one of `k` programs, drawn from `num`, is among those that passed.
+    """Return how likely one of `k` programs, drawn from `num`, is among those that passed.
 
     Source: Chen et al., 2021, arXiv:2107.03374, equation 1.
     """
@@ -412,7 +414,7 @@ class Sums(SampleSource):
     config: Config
 
     def samples(self) -> Iterator[Sample]:
-        """Yields the sums."""
+        """Yield the sums."""
         draws = np.random.default_rng(0)
         for number in range(self.config.num):
             first, second = (int(one) for one in draws.integers(0, 10**self.config.num_digits, 2))
@@ -424,5 +426,5 @@ class Sums(SampleSource):
 
 
 def arithmetic() -> WrittenAnswer.Config:
-    """Returns the task of writing the results of sums."""
+    """Return the task of writing the results of sums."""
     return WrittenAnswer.Config(samples=Sums.Config(), max_tokens=8, pattern=r"-?\d+", stop=("\n",))

@@ -21,9 +21,9 @@ _READERS = {".json": load_json, ".yaml": load_yaml, ".yml": load_yaml}
 
 
 def experiment(name: str) -> "Trainer.Config":
-    """Returns the config of a named experiment, or the one in a JSON or YAML file.
+    """Return the config of a named experiment, or the one in a JSON or YAML file.
 
-    A file may hold a `base`, the name of an experiment or another file beside it, and what differs.
+    A file may hold a `base`, the name of an experiment or of a file next to it, and what differs.
 
     Raises:
         ConfigError: There is no such experiment or file, or it is wrong. What an experiment's own
@@ -33,7 +33,7 @@ def experiment(name: str) -> "Trainer.Config":
 
 
 def _experiment(name: str, above: tuple[Path, ...]) -> "Trainer.Config":
-    """Returns an experiment; `above` are the files that it is the base of."""
+    """Return an experiment; `above` are the files that it is the base of."""
     path = Path(name)
     cfg: Trainer.Config
     if path.suffix in _READERS:
@@ -64,7 +64,7 @@ def _experiment(name: str, above: tuple[Path, ...]) -> "Trainer.Config":
 
 
 def config_of(record: Experiment) -> "Trainer.Config":
-    """Returns the config of an experiment's record.
+    """Return the config of an experiment's record.
 
     Raises:
         PluginError: Its function returns something else. What it raises comes out as it is.
@@ -76,10 +76,10 @@ def config_of(record: Experiment) -> "Trainer.Config":
 
 
 def read_config(path: Path) -> Any:
-    """Returns the config in a JSON or YAML file.
+    """Return the config in a JSON or YAML file.
 
     Raises:
-        ConfigError: The file cannot be read, or is no config.
+        ConfigError: The file cannot be read, or is not a config.
     """
     return from_dict(_read_data(path), set_in=str(path))
 
@@ -93,7 +93,7 @@ def _read_data(path: Path) -> Any:
 
 
 def _read_text(path: Path) -> str:
-    """Returns a file's text; of one that is too long, no more than says so."""
+    """Return a file's text; of one that is too long, no more than says so."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a regular file")
     with path.open("rb") as file:
@@ -105,7 +105,7 @@ def _read_text(path: Path) -> str:
 def load_experiment(
     name: str, overrides: Sequence[str] = (), *, changes: Sequence[str] = ()
 ) -> Any:
-    """Returns the config of a named experiment or a config file, changed as asked.
+    """Return the config of a named experiment or a config file, changed as asked.
 
     Args:
         name: Of an experiment, or a config file.
@@ -126,7 +126,7 @@ def load_experiment(
 def load_resolved(
     name: str, overrides: Sequence[str] = (), *, changes: Sequence[str] = (), hardware: Hardware
 ) -> "ResolvedConfig":
-    """Returns a named experiment or a config file, changed as asked and resolved for hardware.
+    """Return a named experiment or a config file, changed as asked and resolved for hardware.
 
     Raises:
         As `load_experiment`, and as `axcore.trainer.resolve`.
@@ -143,7 +143,7 @@ def load_config(
     *,
     changes: tuple[str, ...] = (),
 ) -> Any:
-    """Returns the config as asked for, resolved where there is a target. Starts no device.
+    """Return the config as asked for, resolved where there is a target. Starts no device.
 
     Raises:
         As `load_experiment`, and as `axcore.trainer.resolve`.

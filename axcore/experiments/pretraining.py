@@ -29,7 +29,7 @@ from axcore.trainer import Trainer
 def mesh_rules(
     *, small_rows: int, large_rows: int, gpu_remat: str = "full", tpu_remat: str = "full"
 ) -> tuple[MeshRule, ...]:
-    """Returns the rules for a model; the first that matches holds.
+    """Return the rules for a model; the first that matches holds.
 
     Where every layer is computed again in the backward pass, a row costs little more than its
     hidden vectors between layers: `2 * seq_len * dim * num_layers` bytes.
@@ -58,14 +58,14 @@ def mesh_rules(
     )
 
 
-LARGE_V6E_SLICES = MeshRule(
+_LARGE_V6E_SLICES = MeshRule(
     match="tpu-v6e-???",
     mesh={"fsdp": -1},
     modifiers=(RematModifier(policy="save_heads"), MicroBatches(rows_per_device=4)),
 )
 """On 128 chips and more the state of 7B leaves room for what attention makes."""
 
-LARGE_SLICES = MeshRule(
+_LARGE_SLICES = MeshRule(
     match="tpu-v5p-????",
     mesh={"fsdp": -1},
     modifiers=(RematModifier(policy="save_gate"), MicroBatches(rows_per_device=2)),
@@ -74,7 +74,7 @@ LARGE_SLICES = MeshRule(
 
 
 def llama2_7b() -> Trainer.Config:
-    """Returns the config: batches of 4M tokens, 2T tokens in all.
+    """Return the config: batches of 4M tokens, 2T tokens in all.
 
     Stored parameters and the optimizer's state are float32; products are bfloat16.
 
@@ -99,7 +99,7 @@ def llama2_7b() -> Trainer.Config:
         ),
         max_steps=477_000,
         mesh_rules=(
-            LARGE_V6E_SLICES,
+            _LARGE_V6E_SLICES,
             *mesh_rules(small_rows=4, large_rows=4, gpu_remat="save_heads", tpu_remat="minimal"),
         ),
         eval_every_steps=1000,
@@ -108,14 +108,14 @@ def llama2_7b() -> Trainer.Config:
 
 
 def llama2_70b() -> Trainer.Config:
-    """Returns `llama2-7b` with the larger model, and half the learning rate."""
+    """Return `llama2-7b` with the larger model, and half the learning rate."""
     return update_config(
         llama2_7b(),
         {
             "model": evolve(llama2("70b"), dtypes=DTypes(compute="bfloat16")),
             "learner.schedule.peak": 1.5e-4,
             "mesh_rules": (
-                LARGE_SLICES,
+                _LARGE_SLICES,
                 *mesh_rules(
                     small_rows=1, large_rows=2, gpu_remat="save_heads", tpu_remat="save_heads"
                 ),
@@ -124,7 +124,7 @@ def llama2_70b() -> Trainer.Config:
     )
 
 
-ONE_GPU = MeshRule(
+_ONE_GPU = MeshRule(
     match="gpu-h200-1",
     mesh={"fsdp": -1},
     modifiers=(LowPrecisionOptimizer(), RematModifier(policy="full"), MicroBatches()),
@@ -133,7 +133,7 @@ ONE_GPU = MeshRule(
 
 
 def llama3_8b() -> Trainer.Config:
-    """Returns `llama2-7b` with the newer model: rows twice as long, 15T tokens in all.
+    """Return `llama2-7b` with the newer model: rows twice as long, 15T tokens in all.
 
     Source: Grattafiori et al. 2024, arXiv:2407.21783, table 3 (peak rates) and section 3.4.1, whose
     warm-up and final rate are those of the 405B model. Differs: the batch does not grow.
@@ -149,7 +149,7 @@ def llama3_8b() -> Trainer.Config:
             "learner.schedule.final_fraction": 0.01,
             "max_steps": 1_800_000,
             "mesh_rules": (
-                ONE_GPU,
+                _ONE_GPU,
                 *mesh_rules(small_rows=1, large_rows=4, gpu_remat="save_heads"),
             ),
         },
@@ -157,7 +157,7 @@ def llama3_8b() -> Trainer.Config:
 
 
 def llama3_70b() -> Trainer.Config:
-    """Returns `llama3-8b` with the larger model, and half the learning rate."""
+    """Return `llama3-8b` with the larger model, and half the learning rate."""
     return update_config(
         llama3_8b(),
         {
@@ -169,7 +169,7 @@ def llama3_70b() -> Trainer.Config:
 
 
 def mistral_7b() -> Trainer.Config:
-    """Returns `llama2-7b` with another model, and rows of twice its window.
+    """Return `llama2-7b` with another model, and rows of twice its window.
 
     Optimizer, schedule and batch are Llama 2's: Mistral's were not published.
     """
@@ -196,7 +196,7 @@ _PORTABLE_EXPERTS = MeshRule(
 
 
 def _wide_experts(match: str) -> MeshRule:
-    """Returns a rule that leaves experts in bfloat16, for which there is a kernel by groups.
+    """Return a rule that leaves experts in bfloat16, for which there is a kernel by groups.
 
     In float8 they have none: compiled for 64 H100, all in float8 is predicted to take 58.4 s a step
     and 67 GiB, all in bfloat16 15.3 s and 41 GiB.
@@ -213,7 +213,7 @@ def _wide_experts(match: str) -> MeshRule:
 
 
 def mixtral_8x7b() -> Trainer.Config:
-    """Returns `mistral-7b` with eight experts in every layer."""
+    """Return `mistral-7b` with eight experts in every layer."""
     return update_config(
         mistral_7b(),
         {
@@ -229,7 +229,7 @@ def mixtral_8x7b() -> Trainer.Config:
 
 
 def qwen2_7b() -> Trainer.Config:
-    """Returns `llama2-7b` with another model; documents have no token before their first.
+    """Return `llama2-7b` with another model; documents have no token before their first.
 
     Optimizer, schedule and batch are Llama 2's: Qwen2's were not published.
     """

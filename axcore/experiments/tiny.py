@@ -8,11 +8,11 @@ from axcore.config import update_config
 from axcore.data import Data
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.models import transformer
-from axcore.trainer import Trainer
+from axcore.trainer import KernelsConfig, LoggingConfig, Trainer
 
 
 def tiny() -> Trainer.Config:
-    """Returns the config."""
+    """Return the config."""
     model = transformer(
         vocab_size=264, dim=128, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=384
     )
@@ -24,9 +24,10 @@ def tiny() -> Trainer.Config:
             schedule=WarmupCosine.Config(peak=3e-3, warmup_steps=0.0889),
         ),
         max_steps=450,
-        log_every_steps=10,
+        logging=LoggingConfig(every_steps=10),
         eval_every_steps=150,
         checkpoint=Checkpointer.Config(every_steps=50),
         prompt="def ",
-        allow_kernels=("portable",),  # float32 is not what kernels for accelerators are made for
+        # Kernels for accelerators are not made for float32.
+        kernels=KernelsConfig(allow=("portable",)),
     )

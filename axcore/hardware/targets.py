@@ -54,7 +54,7 @@ def parse_target(name: str, families: Sequence[HardwareFamily]) -> Hardware:
     if units % host.units_per_chip:
         raise PluginError(
             f"target {name!r}: the number counts {host.units_per_chip} per chip, "
-            f"and {units} is no multiple of that",
+            f"and {units} is not a multiple of that",
             hint=f"name {host.resized(host.chips_per_host).name} for one host",
         )
     if slices > 1 and not host.links_hosts:

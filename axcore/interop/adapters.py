@@ -63,7 +63,7 @@ class AdapterFormat(ABC):
 
     @abstractmethod
     def read(self, folder: Path, cfg: Any) -> "AdapterCheckpoint":
-        """Return the adapters in a folder; reads no numbers.
+        """Return the adapters in a folder; read no numbers.
 
         Args:
             folder: Holds them.
@@ -88,7 +88,7 @@ class AdapterCheckpoint:
         arrays: Their arrays.
         trained: Globs of the parameters that are trained.
         dtypes: The dtypes that they are stored in.
-        beside: From the arrays of the base to those of the adapters, where they depend on the base.
+        relative_to: From the arrays of the base to those of the adapters, where these depend on it.
         replaced: What the folder changes in the arrays of that model, where it does; called with
             them, it returns them as changed.
     """
@@ -97,8 +97,8 @@ class AdapterCheckpoint:
     arrays: ArraySource
     trained: tuple[str, ...]
     dtypes: frozenset[str]
-    beside: Callable[[ArraySource], ArraySource] | None = None
-    replaced: "ChangedBase | None" = None
+    relative_to: Callable[[ArraySource], ArraySource] | None = None
+    replaced: "_ChangedBase | None" = None
 
     def check_is_alone(self, where: str, hint: str) -> None:
         """Check that adapters are all that the folder changes in a model.
@@ -115,7 +115,7 @@ class AdapterCheckpoint:
             )
 
 
-class ChangedBase(Protocol):
+class _ChangedBase(Protocol):
     """Changes of the base's own arrays."""
 
     @property
@@ -123,7 +123,7 @@ class ChangedBase(Protocol):
         """What the pretrained checkpoint calls the arrays that are changed."""
 
     def __call__(self, source: ArraySource) -> ArraySource:
-        """Returns the arrays as changed."""
+        """Return the arrays as changed."""
 
 
 def find_adapter_format(folder: Path | str) -> AdapterFormat | None:
@@ -181,7 +181,7 @@ def read_adapters(folder: Path | str, cfg: Any) -> AdapterCheckpoint:
 
 
 def check_base_is_unchanged(init_from: Any, cfg: Any, *, where: str, hint: str) -> None:
-    """Checks that a run's adapters are all that makes its model another than its base.
+    """Check that a run's adapters are all that makes its model another than its base.
 
     Args:
         init_from: The source that the run began with.
@@ -240,7 +240,7 @@ def join_adapters(source: ArraySource, folder: str | None, models: tuple[Any, An
         )
     if found.replaced is not None:
         source = found.replaced(source)
-    arrays = found.arrays if found.beside is None else found.beside(source)
+    arrays = found.arrays if found.relative_to is None else found.relative_to(source)
     return JoinedSources((source, arrays))
 
 
@@ -251,6 +251,6 @@ def _kinds(cfg: Any) -> set[str]:
 
 
 def _defaults(node: Any) -> dict[str, Any]:
-    """Returns the defaults of what only training needs, and of what a parent fills."""
+    """Return the defaults of what only training needs, and of what a parent fills."""
     defaults = field_defaults(type(node))
     return {name: value for name, value in defaults.items() if name in TRAINING_ONLY}

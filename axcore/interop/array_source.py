@@ -26,7 +26,7 @@ class ArrayChange(ABC):
 
     @abstractmethod
     def __call__(self, array: Any) -> Any:
-        """Returns the changed array."""
+        """Return the changed array."""
 
 
 @attrs.frozen
@@ -54,12 +54,12 @@ class Origin:
     noise: Noise | None = None
 
     def changed(self, change: ArrayChange, shape: Shape | None = None) -> "Origin":
-        """Returns the origin with one more change, after which the array has a shape."""
+        """Return the origin with one more change, after which the array has a shape."""
         more = (*self.changes, change)
         return attrs.evolve(self, changes=more, shape=self.shape if shape is None else shape)
 
     def made(self, array: Any) -> Any:
-        """Returns what the changes make of the source's array."""
+        """Return what the changes make of the source's array."""
         for change in self.changes:
             array = change(array)
         return array
@@ -76,7 +76,7 @@ class GrownByMean(ArrayChange):
     size: int
 
     def __call__(self, array: Any) -> Any:
-        """Returns the larger array."""
+        """Return the larger array."""
         api = array.__array_namespace__()
         mean = array.astype(np.float32).mean(axis=self.axis, keepdims=True).astype(array.dtype)
         shape = list(array.shape)
@@ -97,7 +97,7 @@ class RepeatedRows(ArrayChange):
     size: int
 
     def __call__(self, array: Any) -> Any:
-        """Returns the longer array."""
+        """Return the longer array."""
         rows = np.arange(self.size) % array.shape[0]
         return array.__array_namespace__().take(array, rows, axis=0)
 
@@ -107,12 +107,12 @@ class RepeatedRows(ArrayChange):
 
 @attrs.frozen
 class InterpolatedRows(ArrayChange):
-    """More rows between the first and the last one, each on the line between its neighbours."""
+    """More rows between the first and the last one, each on the line between adjacent rows."""
 
     size: int
 
     def __call__(self, array: Any) -> Any:
-        """Returns the longer array."""
+        """Return the longer array."""
         api = array.__array_namespace__()
         place = np.linspace(0.0, array.shape[0] - 1, self.size)
         before = np.minimum(place.astype(np.int64), max(0, array.shape[0] - 2))
@@ -130,10 +130,10 @@ class InterpolatedRows(ArrayChange):
 
 @attrs.frozen
 class Zeroed(ArrayChange):
-    """Zeros in the place of all numbers."""
+    """Zeros instead of all numbers."""
 
     def __call__(self, array: Any) -> Any:
-        """Returns zeros."""
+        """Return zeros."""
         return array.__array_namespace__().zeros_like(array)
 
     def __str__(self) -> str:
@@ -154,11 +154,11 @@ class ArraySource(ABC):
 
     @abstractmethod
     def described(self, names: Iterable[str]) -> str:
-        """Returns where arrays are, for a table."""
+        """Return where arrays are, for a table."""
 
     @abstractmethod
     def check(self, names: Iterable[str]) -> None:
-        """Checks that these arrays can be read, as far as that shows without reading numbers.
+        """Check that these arrays can be read, as far as that shows without reading numbers.
 
         Raises:
             CheckpointError: Naming all that cannot.
@@ -168,14 +168,14 @@ class ArraySource(ABC):
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
     ) -> Iterator[tuple[str, jax.Array]]:
-        """Yields leaves of a model's state by name, in any order; noise is not added yet.
+        """Yield leaves of a model's state by name, in any order; noise is not added yet.
 
         Args:
             leaves: What each is made of. Places without an origin may hold anything.
             wanted: Their shapes, dtypes and shardings.
 
         Raises:
-            CheckpointError: An array is damaged, or holds what is no number.
+            CheckpointError: An array is damaged, or holds NaN or infinity.
         """
 
 
@@ -191,14 +191,14 @@ class JoinedSources(ArraySource):
         return {name: shape for one in self.sources for name, shape in one.shapes.items()}
 
     def described(self, names: Iterable[str]) -> str:
-        """Returns where arrays are, for a table."""
+        """Return where arrays are, for a table."""
         names = tuple(names)
         parts = [[name for name in names if name in one.shapes] for one in self.sources]
         pairs = zip(self.sources, parts, strict=True)
         return " and ".join(one.described(part) for one, part in pairs if part)
 
     def check(self, names: Iterable[str]) -> None:
-        """Checks arrays in the source that has them."""
+        """Check arrays in the source that has them."""
         names = tuple(names)
         for one in self.sources:
             one.check(name for name in names if name in one.shapes)
@@ -206,7 +206,7 @@ class JoinedSources(ArraySource):
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
     ) -> Iterator[tuple[str, jax.Array]]:
-        """Yields leaves, those of the first source first."""
+        """Yield leaves, those of the first source first."""
         for one in self.sources:
             own = {
                 name: origins
@@ -245,15 +245,15 @@ class LazyArray:
         return (*self.stacked, *self.origins[0].shape)
 
     def reshape(self, *shape: int) -> "LazyArray":
-        """Returns it with its arrays stacked in one dimension."""
+        """Return it with its arrays stacked in one dimension."""
         assert shape == (-1, *self.origins[0].shape)
         return attrs.evolve(self, stacked=(len(self.origins),))
 
     def __getitem__(self, arrays: slice) -> np.ndarray:
-        """Reads some of its arrays, where they are stacked in one dimension.
+        """Read some of its arrays, where they are stacked in one dimension.
 
         Raises:
-            CheckpointError: One is damaged, or holds what is no number.
+            CheckpointError: One is damaged, or holds NaN or infinity.
         """
         assert len(self.stacked) == 1
         origins: LeafOrigins = {(i,): one for i, one in enumerate(self.origins[arrays])}
@@ -263,21 +263,21 @@ class LazyArray:
         return np.asarray(found)
 
     def read(self) -> np.ndarray:
-        """Reads all of it.
+        """Read all of it.
 
         Raises:
-            CheckpointError: An array is damaged, or holds what is no number.
+            CheckpointError: An array is damaged, or holds NaN or infinity.
         """
         return self.reshape(-1, *self.origins[0].shape)[:].reshape(self.shape)
 
 
 def read_leaf(leaf: Any) -> Any:
-    """Returns an array of a state, read if it was not yet."""
+    """Return an array of a state, read if it was not yet."""
     return leaf.read() if isinstance(leaf, LazyArray) else leaf
 
 
 def on_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Returns the description of an array in the host's memory; where jax may use no processor, on
+    """Return the description of an array in the host's memory; where jax may use no processor, on
     the first device."""
     device = host_device()
     place = None if device is None else SingleDeviceSharding(device)

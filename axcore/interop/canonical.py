@@ -53,15 +53,15 @@ TRAINING_ONLY = frozenset(
 """Fields that say how a model is trained, or in which precision it computes."""
 
 
-FILLED = frozenset({"dim", "head_dim", "num_kv_heads", "vocab_size"})
-"""Fields that, where they have no default, parents fill; what was set there besides is the same."""
+_FILLED = frozenset({"dim", "head_dim", "num_kv_heads", "vocab_size"})
+"""Fields that parents fill where they have no default; values set there mean the same."""
 
 
 _CANONICAL = "__config_canonical__"
 
 
 def canonical(cfg: Any) -> Any:
-    """Returns a model's config without what changes no number of its forward pass.
+    """Return a model's config without what changes no number of its forward pass.
 
     Fields of `TRAINING_ONLY` have their defaults, and layers are scanned in one order of scans.
 
@@ -80,6 +80,7 @@ def canonical(cfg: Any) -> Any:
 def _canonical(cfg: Any) -> Any:
     if not {"dim", "vocab_size"} <= set(field_names(cfg)):
         raise ConfigError(f"{type(cfg).__qualname__} describes no language model")
+    # Stages and unrolled layers compute what a scan does, so they are one scan for a comparison.
     for stack in (Stack, Pipeline):
         cfg = replace_config(cfg, stack, ScannedLayers.Config(), missing_ok=True)
     plain = evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)
@@ -89,7 +90,7 @@ def _canonical(cfg: Any) -> Any:
 
 
 def base_config(cfg: Any) -> Any:
-    """Return a config without adapters: the base in the place of every layer that adapts one.
+    """Return a config without adapters: the base instead of every layer that adapts one.
 
     A new adapter changes no number, so that weights of the one fit the other.
     """
@@ -103,7 +104,7 @@ def _base(node: Any) -> Any:
 
 def _plain(node: Any) -> Any:
     defaults = {field.name: field.default for field in attrs.fields(type(node))}
-    filled = {name for name in FILLED & defaults.keys() if defaults[name] is REQUIRED}
+    filled = {name for name in _FILLED & defaults.keys() if defaults[name] is REQUIRED}
     if isinstance(node, DotProductAttention.Config):
         filled.add("num_heads")
         node = evolve(node, window=_seen(node))
@@ -112,12 +113,12 @@ def _plain(node: Any) -> Any:
 
 
 def _seen(core: Any) -> Any:
-    """Returns the window; what causal attention sees to its right says nothing."""
+    """Return the window; what causal attention sees to its right says nothing."""
     return (core.window[0], 0) if core.window and core.is_causal else core.window
 
 
 def layers_of(stack: Any) -> list[Any]:
-    """Returns the configs of a stack's layers, in the order in which tokens pass them."""
+    """Return the configs of a stack's layers, in the order in which tokens pass them."""
     if isinstance(stack, Sequence.Config):
         return [layer for part in stack.layers for layer in layers_of(part)]
     if isinstance(stack, ScannedLayers.Config | Stack.Config):
@@ -126,7 +127,7 @@ def layers_of(stack: Any) -> list[Any]:
 
 
 def arranged(layers: list[Any]) -> Any:
-    """Returns the config of a stack of these layers, scanned.
+    """Return the config of a stack of these layers, scanned.
 
     Layers take turns, or equal ones follow each other, whichever has fewer layers to compile.
     """
@@ -141,7 +142,7 @@ def arranged(layers: list[Any]) -> Any:
 
 
 def _numbered(layers: list[Any]) -> list[int]:
-    """Returns a number for each layer, the same for equal ones."""
+    """Return a number for each layer, the same for equal ones."""
     return [layers.index(layer) for layer in layers]
 
 
@@ -166,12 +167,12 @@ def check_same_model(
     normal: Callable[[Any], Any],
     where: str,
 ) -> None:
-    """Checks that two models' configs agree in all that changes numbers.
+    """Check that two models' configs agree in all that changes numbers.
 
     Args:
         models: The config of the source's model, and of the one that begins with its weights.
         edits: What is done to the weights; what these explain may differ.
-        may_differ: Globs of what may differ besides.
+        may_differ: Globs of what else may differ.
         normal: Brings a config into a form that all have which make equal numbers.
         where: The source, for the error.
 
@@ -202,7 +203,7 @@ def check_same_model(
 
 
 def compared(cfg: Any) -> Any:
-    """Returns a config without what changes no number, if it describes a language model."""
+    """Return a config without what changes no number, if it describes a language model."""
     return canonical(cfg) if {"dim", "vocab_size"} <= set(field_names(cfg)) else cfg
 
 

@@ -73,14 +73,14 @@ class CheckpointArrays(ArraySource):
         return {n: specs[one.leaf].shape[len(one.index) :] for n, one in self.places.items()}
 
     def described(self, names: Iterable[str]) -> str:
-        """Returns the tensors of arrays, and the file of the first one."""
+        """Return the tensors of arrays, and the file of the first one."""
         pieces_of = (self.bound.piece_of[self.places[name]] for name in names)
         first, *others = dict.fromkeys(name for piece in pieces_of for name in piece.hf)
         more = f" and {len(others)} more" if others else ""
         return f"{first}{more} ({self.tensors[first].file.name})"
 
     def check(self, names: Iterable[str]) -> None:
-        """Checks that arrays have tensors of their shapes.
+        """Check that arrays have tensors of their shapes.
 
         Raises:
             CheckpointError: Naming every tensor that is missing or of another shape.
@@ -122,7 +122,7 @@ class CheckpointArrays(ArraySource):
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
     ) -> Iterator[tuple[str, jax.Array]]:
-        """Yields leaves in order.
+        """Yield leaves in order.
 
         Raises:
             CheckpointError: Naming every tensor that holds a number that is not finite.
@@ -142,7 +142,7 @@ class CheckpointArrays(ArraySource):
 def checkpoint_arrays(
     folder: Path, family: Family, cfg: Any, values: Mapping[str, Any], *, specs: Any = None
 ) -> CheckpointArrays:
-    """Return the arrays of a pretrained checkpoint; reads the headers of its files alone.
+    """Return the arrays of a pretrained checkpoint; read the headers of its files alone.
 
     Args:
         folder: Holds the model.
@@ -175,7 +175,7 @@ def checkpoint_arrays(
 
 
 def _with_prefix(found: dict[str, TensorPlace], bound: BoundMap) -> dict[str, TensorPlace]:
-    """Returns tensors by full names; transformers saves a model without a head as its own root."""
+    """Return tensors by full names; transformers saves a model without a head as its own root."""
     if not bound.shapes.keys().isdisjoint(found):
         return found
     roots = sorted({name.partition(".")[0] for name in bound.shapes})
@@ -187,7 +187,7 @@ def _with_prefix(found: dict[str, TensorPlace], bound: BoundMap) -> dict[str, Te
 
 
 def find_checkpoint_tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
-    """Returns the places of a folder's tensors, by the names that the family's map has for them.
+    """Return the places of a folder's tensors, by the names that the family's map has for them.
 
     Raises:
         CheckpointError: A file is missing, truncated or damaged, or a tensor is in two files.
@@ -207,7 +207,7 @@ def selected(
     *,
     known: Container[str] = (),
 ) -> dict[str, Tensor]:
-    """Returns the tensors that hold numbers of the model, by full name.
+    """Return the tensors that hold numbers of the model, by full name.
 
     Args:
         found: All tensors of the folder.
@@ -219,15 +219,17 @@ def selected(
         CheckpointError: A tensor is quantized as nothing here can read it.
     """
     skipped = (*family.skipped, *family.mtp_layers(values))
+    settings = values.get("quantization_config")
+    tensors: Mapping[str, Tensor] = found if settings is None else dequantized(found, settings)
     return {
         name: tensor
-        for name, tensor in dequantized(found, values.get("quantization_config")).items()
+        for name, tensor in tensors.items()
         if name in known or not is_any(skipped, name)
     }
 
 
 def _check_same(again: Tensor, original: Tensor, name: str, repeats: str) -> None:
-    """Checks that a tensor repeats another one, bit by bit."""
+    """Check that a tensor repeats another one, bit by bit."""
     if not are_same(again.read(), original.read()):
         raise CheckpointError(
             f"{name} is not {repeats}, which config.json says serves for both",
@@ -237,7 +239,7 @@ def _check_same(again: Tensor, original: Tensor, name: str, repeats: str) -> Non
 
 
 class _Reader:
-    """Reads leaves of a state; keeps the names of tensors that hold what is no number."""
+    """Reads leaves of a state; keeps the names of tensors that hold NaN or infinity."""
 
     def __init__(self, source: CheckpointArrays) -> None:
         self.source = source
@@ -245,10 +247,11 @@ class _Reader:
         self.last: tuple[Piece | None, Arrays] = (None, ())
 
     def leaf(self, origins: LeafOrigins, wanted: Any) -> jax.Array:
-        """Returns a leaf; each of its tensors is read once, for the devices of this process."""
+        """Return a leaf; each of its tensors is read once, for the devices of this process."""
         shape = wanted.shape
         sharding = wanted.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         indices = sharding.addressable_devices_indices_map(shape).values()
+        # A set: devices that replicate a part share one buffer, and it is filled once.
         parts = {part: _empty(part, wanted.dtype) for part in {_ranges(i, shape) for i in indices}}
         for names in map_ahead(_copied, self._copies(origins, parts)):
             self.not_finite.update(names)
@@ -258,8 +261,9 @@ class _Reader:
         return array.block_until_ready()  # before the next leaf takes memory of the host too
 
     def _copies(self, origins: LeafOrigins, parts: Mapping[_Part, np.ndarray]) -> Iterator[_Copy]:
-        """Yields what is copied into parts of a leaf, tensor by tensor."""
+        """Yield what is copied into parts of a leaf, tensor by tensor."""
         stacked = len(next(iter(origins)))
+        # Other hosts read the arrays of their own devices, so only those of a local part are read.
         for index in _indices({part[:stacked] for part in parts}):
             if index not in origins:
                 continue
@@ -270,6 +274,7 @@ class _Reader:
                     within = tuple(slice(*ends) for ends in part[stacked:])
                     at: Any = (*place, ...)
                     source, target = map(np.atleast_1d, (array[within], whole[at]))
+                    # In pieces, so that all threads help with one large tensor.
                     yield from ((hf, source[rows], target[rows]) for rows in pieces(source))
 
     def _array(self, origin: Origin) -> tuple[tuple[str, ...], np.ndarray]:
@@ -277,7 +282,7 @@ class _Reader:
         one = self.source.places[origin.source]
         piece = self.source.bound.piece_of[one]
         if self.last[0] is not piece:  # one tensor may hold all experts, quantized
-            self.last = (None, ())
+            self.last = (None, ())  # freed before the next is read, not after
             hf = tuple(self.source.tensors[name].read() for name in piece.hf)
             self.last = (piece, piece.transform.inverse(hf))
         return piece.hf, origin.made(self.last[1][piece.axcore.index(one)])
@@ -292,7 +297,7 @@ def _empty(part: _Part, dtype: Any) -> np.ndarray:
 
 
 def _indices(stacked: Iterable[_Part]) -> list[Index]:
-    """Returns the places of the arrays stacked in a leaf that are in any of some parts of it."""
+    """Return the places of the arrays stacked in a leaf that are in any of some parts of it."""
     found = {i for part in stacked for i in itertools.product(*(range(*ends) for ends in part))}
     return sorted(found)
 
@@ -302,7 +307,7 @@ def _is_in(index: Index, part: _Part) -> bool:
 
 
 def _copied(one: _Copy) -> Names:
-    """Makes a copy; returns the names of its tensors if a number of them is not finite."""
+    """Make a copy; return the names of its tensors if a number of them is not finite."""
     names, source, target = one
     return () if copy(source, target) else names
 
@@ -319,7 +324,7 @@ def write_weights(
     dtype: Any = None,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> int:
-    """Writes the weights of a model into a folder, and returns their number of bytes.
+    """Write the weights of a model into a folder, and return their number of bytes.
 
     Args:
         folder: Where to write.
@@ -354,7 +359,7 @@ def write_weights(
 
 
 def stored(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Returns an array, or a piece of one, in the dtype in which it is stored.
+    """Return an array, or a piece of one, in the dtype in which it is stored.
 
     Raises:
         CheckpointError: A number is not finite in that.
@@ -369,7 +374,7 @@ def stored(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def hf_arrays(piece: Piece, leaves: Mapping[str, jax.Array]) -> tuple[np.ndarray, ...]:
-    """Returns the arrays that a piece of a weight map makes, on the host."""
+    """Return the arrays that a piece of a weight map makes, on the host."""
     arrays: tuple[np.ndarray, ...] = piece.transform(
         tuple(on_host(leaves[one.leaf], one.index) for one in piece.axcore)
     )
@@ -377,14 +382,14 @@ def hf_arrays(piece: Piece, leaves: Mapping[str, jax.Array]) -> tuple[np.ndarray
 
 
 def on_host(leaf: jax.Array, index: tuple[int, ...]) -> np.ndarray:
-    """Returns what a leaf holds at an index; moves no other part of it."""
+    """Return what a leaf holds at an index; move no other part of it."""
     is_here = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
     place: Any = (*index, ...)
     return np.asarray(leaf)[place] if is_here else np.asarray(leaf[index])
 
 
 def named_leaves(state: Any) -> dict[str, jax.Array]:
-    """Returns the arrays of a state by name.
+    """Return the arrays of a state by name.
 
     Raises:
         CheckpointError: A process holds only a part of one.

@@ -27,7 +27,7 @@ class Fields:
         self.read: set[str] = set()
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
-        """Returns a field's value.
+        """Return a field's value.
 
         Raises:
             ConfigError: It is absent, and pretrained checkpoints never leave it out.
@@ -39,7 +39,7 @@ class Fields:
         return value
 
     def unread(self) -> dict[str, Any]:
-        """Returns the fields that nothing has read."""
+        """Return the fields that nothing has read."""
         return {name: value for name, value in self.values.items() if name not in self.read}
 
 
@@ -48,18 +48,18 @@ class ConfigEntry(ABC):
 
     @abstractmethod
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with what the fields say."""
+        """Return a config with what the fields say."""
 
     @abstractmethod
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields that say what a config has.
+        """Return the fields that say what a config has.
 
         Raises:
             ConfigError: They cannot say it.
         """
 
     def normal(self, cfg: Any) -> Any:
-        """Returns a config that says the same in the way in which `read` does."""
+        """Return a config that says the same in the way in which `read` does."""
         return cfg
 
 
@@ -88,21 +88,21 @@ class Field(ConfigEntry):
     to_hf: Callable[[Any], Any] = attrs.field(default=_as_is, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the value at every path."""
+        """Return a config with the value at every path."""
         name = self.name if self.name in fields.values or not self.alias else self.alias
         value = fields.take(name, self.default)
         try:
             value = self.to_axcore(value)
         except (TypeError, ValueError, KeyError, IndexError):
             raise ConfigError(
-                f"config.json has {name}={value!r}, which makes no sense",
+                f"config.json has {name}={value!r}, which is not a valid value",
                 where=name,
                 hint="compare it with the file that was published",
             ) from None
         return update_config(cfg, dict.fromkeys(self.paths, value))
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         return {self.name: self.to_hf(common_value(cfg, *self.paths))}
 
 
@@ -127,18 +127,18 @@ class DefaultFrom(ConfigEntry):
     default: Any = attrs.field(default=None, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the value, or None where it is the implied one."""
+        """Return a config with the value, or None where it is the implied one."""
         value = fields.take(self.name, self.default)
         axcore = None if value is None else self.to_axcore(value)
         return self.normal(update_config(cfg, {self.path: axcore}))
 
     def normal(self, cfg: Any) -> Any:
-        """Returns a config that leaves out the implied value."""
+        """Return a config that leaves out the implied value."""
         is_implied = common_value(cfg, self.path) == self.implied(cfg)
         return update_config(cfg, {self.path: None}) if is_implied else cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field, always with its value."""
+        """Return the field, always with its value."""
         value = common_value(cfg, self.path)
         return {self.name: self.to_hf(self.implied(cfg) if value is None else value)}
 
@@ -160,14 +160,14 @@ class Choice(ConfigEntry):
     default: Any
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the module in its place."""
+        """Return a config with the module in its place."""
         value = fields.take(self.name, self.default)
         if value not in self.options:
             raise _unsupported(self.name, value, *self.options)
         return replace_config(cfg, lambda _: True, self.options[value], at=self.path)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         found = common_value(cfg, self.path)
         for value, option in self.options.items():
             if type(option) is type(found):
@@ -190,7 +190,7 @@ class MustBe(ConfigEntry):
     is_written: bool = attrs.field(default=True, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns the config.
+        """Return the config.
 
         Raises:
             ConfigError: The field has another value.
@@ -201,7 +201,7 @@ class MustBe(ConfigEntry):
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         return {self.name: self.values[0]} if self.is_written else {}
 
 
@@ -220,7 +220,7 @@ class Derived(ConfigEntry):
     is_written: bool = attrs.field(default=True, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns the config.
+        """Return the config.
 
         Raises:
             ConfigError: The field has another value.
@@ -231,7 +231,7 @@ class Derived(ConfigEntry):
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         return {self.name: self.value(cfg)} if self.is_written else {}
 
 
@@ -248,11 +248,11 @@ class Computed(ConfigEntry):
     value: Callable[[Any], Any]
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the value."""
+        """Return a config with the value."""
         return update_config(cfg, {self.path: self.value(cfg)})
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns no field; that the value is as computed is seen when the fields are read."""
+        """Return no field; that the value is as computed is seen when the fields are read."""
         return {}
 
 
@@ -269,7 +269,7 @@ class EveryLayer(ConfigEntry):
     value: Any
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns the config.
+        """Return the config.
 
         Raises:
             ConfigError: A layer has another value.
@@ -280,12 +280,12 @@ class EveryLayer(ConfigEntry):
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns no field."""
+        """Return no field."""
         return {}
 
 
 def common_value(cfg: Any, *paths: str) -> Any:
-    """Returns the value that a config has at all places that paths or globs name.
+    """Return the value that a config has at all places that paths or globs name.
 
     Raises:
         ConfigError: There is no such place, or they differ.
@@ -342,7 +342,7 @@ Quantized weights are dequantized as they are read. What texts are generated wit
 the model here.
 """
 
-WITHOUT_READER = (
+_WITHOUT_READER = (
     # The library's own state: _attn_implementation, _experts_implementation, _commit_hash.
     r"_.+",
     # Written by tools and other libraries.
@@ -372,7 +372,7 @@ def _multiplies_by_one(value: Any) -> bool:
     return isinstance(value, int | float) and value is not True and value == 1
 
 
-NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+_NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     # Not use_rope and its like, which are on where nothing is said.
     (r"use_(?!rope$|rotary|positional)\w+|\w*bias|rope_interleaved", _is_off),
     (r"(num|n)_\w+|\w+_(size|coef|rate|prob)", _is_none_of_it),
@@ -381,19 +381,25 @@ NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 """Names of fields, and the values of them that switch off what they are for."""
 
 
-def is_harmless(name: str, value: Any) -> bool:
+def _is_harmless(name: str, value: Any) -> bool:
     """Whether a field that no entry of a map knows changes no number of a forward pass."""
-    if value is None or value in ("", [], {}) or any(re.fullmatch(p, name) for p in WITHOUT_READER):
+    if (
+        value is None
+        or value in ("", [], {})
+        or any(re.fullmatch(p, name) for p in _WITHOUT_READER)
+    ):
         return True
-    return any(re.fullmatch(pattern, name) and is_neutral(value) for pattern, is_neutral in NEUTRAL)
+    return any(
+        re.fullmatch(pattern, name) and is_neutral(value) for pattern, is_neutral in _NEUTRAL
+    )
 
 
 def sorted_out(values: Mapping[str, Any], unread: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Returns the names of fields that are harmless, and of those that could matter.
+    """Return the names of fields that are harmless, and of those that could matter.
 
     Args:
         values: The fields that no entry of a family's map knows.
         unread: Names that no modelling code of the family reads.
     """
-    harmless = {name for name in values if name in unread or is_harmless(name, values[name])}
+    harmless = {name for name in values if name in unread or _is_harmless(name, values[name])}
     return sorted(harmless), sorted(values.keys() - harmless)

@@ -38,12 +38,12 @@ ACTIVATIONS = {
 
 
 def without(entries: Iterable[ConfigEntry], *names: str) -> tuple[ConfigEntry, ...]:
-    """Returns the entries of a config map but for those of these fields."""
+    """Return the entries of a config map but for those of these fields."""
     return tuple(entry for entry in entries if getattr(entry, "name", "") not in names)
 
 
 def activation(name: str, default: str, path: str = "**.activation") -> Field:
-    """Returns the entry of a feed-forward's activation."""
+    """Return the entry of a feed-forward's activation."""
     back = {axcore: hf for hf, axcore in ACTIVATIONS.items()}
     return Field(
         name,
@@ -55,7 +55,7 @@ def activation(name: str, default: str, path: str = "**.activation") -> Field:
 
 
 def window(name: str, default: Any, path: str = "**.core.window") -> Field:
-    """Returns the entry of a sliding window, which counts the token itself."""
+    """Return the entry of a sliding window, which counts the token itself."""
     return Field(
         name,
         (path,),
@@ -103,7 +103,7 @@ FEED_FORWARD: WeightMap = (
 
 
 def model_weights(*layer: Rule) -> WeightMap:
-    """Returns the weight map of a model, given the rules of one layer."""
+    """Return the weight map of a model, given the rules of one layer."""
     return (
         same("decoder.embedding.weight", "model.embed_tokens.weight"),
         *below("decoder.stack.layer.{layer}", "model.layers.{layer}", layer),
@@ -149,7 +149,7 @@ class RopeFields(ConfigEntry):
     is_scaled: bool = attrs.field(default=True, kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with these positions.
+        """Return a config with these positions.
 
         Raises:
             ConfigError: No plugin that is installed has such positions.
@@ -161,7 +161,7 @@ class RopeFields(ConfigEntry):
         return replace_config(cfg, lambda _: True, lambda _: position, at=self.path)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns `rope_theta`, and `rope_scaling` where there is any."""
+        """Return `rope_theta`, and `rope_scaling` where there is any."""
         position = common_value(cfg, self.path)
         for record in _scalings().values():
             if type(position) is record.config.resolve():
@@ -179,7 +179,7 @@ def _scalings() -> dict[str, RopeScaling]:
 
 
 def _of_type(parameters: dict[str, Any], layer_type: str) -> dict[str, Any]:
-    """Returns what `rope_parameters` says of a type of layers, where there are several."""
+    """Return what `rope_parameters` says of a type of layers, where there are several."""
     if not (parameters and layer_type):
         return parameters
     if layer_type not in parameters:
@@ -192,12 +192,12 @@ def _of_type(parameters: dict[str, Any], layer_type: str) -> dict[str, Any]:
 
 
 def rope_position(values: dict[str, Any]) -> Any:
-    """Returns the config of positions; `values` are all that `config.json` says of them."""
+    """Return the config of positions; `values` are all that `config.json` says of them."""
     old_name = values.pop("type", PLAIN)
     kind, theta = values.pop("rope_type", old_name), values.pop("rope_theta")
     if not isinstance(theta, int | float):
         raise ConfigError(
-            f"config.json has rope_theta={theta!r}, which is no number",
+            f"config.json has rope_theta={theta!r}, which is not a number",
             where="rope_theta",
             hint="compare it with the file that was published",
         )
@@ -244,7 +244,7 @@ def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
 
 
 def _as_floats(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns whole numbers as floats, but for lengths; lists as tuples."""
+    """Return whole numbers as floats, but for lengths; lists as tuples."""
     return {
         name: value if name.endswith("length") else _as_float(value)
         for name, value in values.items()
@@ -274,14 +274,14 @@ class LayerKinds(ABC):
 
     @abstractmethod
     def read(self, fields: Fields, num_layers: int) -> list[int]:
-        """Returns the kind of each layer."""
+        """Return the kind of each layer."""
 
     @abstractmethod
     def write(self, kinds: list[int]) -> dict[str, Any]:
-        """Returns the fields that say so, but for the number of layers."""
+        """Return the fields that say so, but for the number of layers."""
 
     def fold(self, cfg: Any) -> tuple[Any, list[int]]:
-        """Returns a model with one layer of each kind, and the kind of each of its layers.
+        """Return a model with one layer of each kind, and the kind of each of its layers.
 
         Raises:
             ConfigError: A kind has no layer, or two that differ.
@@ -300,7 +300,7 @@ class LayerKinds(ABC):
         return _with_stack(cfg, Sequence.Config(layers=tuple(one[k] for k in sorted(one)))), kinds
 
     def unfold(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a model with as many layers of each kind, and in the order, as fields say."""
+        """Return a model with as many layers of each kind, and in the order, as fields say."""
         one, kinds = cfg.decoder.stack.layers, self.read(fields, fields.take(NUM_LAYERS))
         return _with_stack(cfg, arranged([one[kind] for kind in kinds]))
 
@@ -317,7 +317,7 @@ class LayerTypes(LayerKinds):
     default: Callable[[Fields], Callable[[int], int]]
 
     def read(self, fields: Fields, num_layers: int) -> list[int]:
-        """Returns the kind of each layer.
+        """Return the kind of each layer.
 
         Raises:
             ConfigError: A kind is unknown, or there is not one for each layer.
@@ -336,12 +336,12 @@ class LayerTypes(LayerKinds):
         return [self.names.index(name) for name in named]
 
     def write(self, kinds: list[int]) -> dict[str, Any]:
-        """Returns `layer_types`."""
+        """Return `layer_types`."""
         return {"layer_types": [self.names[kind] for kind in kinds]}
 
 
 def every(period: int, *, kind: int = 1) -> Callable[[int], int]:
-    """Returns a function that gives the last of every `period` layers a kind, and others 0."""
+    """Return a function that gives the last of every `period` layers a kind, and others 0."""
     return lambda i: 0 if (i + 1) % period else kind
 
 

@@ -1,7 +1,7 @@
 """`Family`: what a family of pretrained checkpoints is called, and how it maps to models here.
 
-`CheckpointInfo` is what a checkpoint says besides its numbers, so that an export is that checkpoint
-again.
+`CheckpointInfo` is what a checkpoint says about more than its numbers, so that an export is that
+checkpoint again.
 """
 
 import json
@@ -46,7 +46,7 @@ _NOT_KEPT = frozenset(
 
 @config
 class CheckpointInfo:
-    """What a pretrained checkpoint's folder says besides what the model computes.
+    """What a pretrained checkpoint's folder says about more than what the model computes.
 
     Attributes:
         family: The `model_type`.
@@ -135,7 +135,7 @@ class Family:
     def read_all(
         self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False
     ) -> tuple[Any, CheckpointInfo]:
-        """Returns that config, and what else exports of the model are to say.
+        """Return that config, and what else exports of the model are to say.
 
         Args:
             values: As `read`.
@@ -167,13 +167,13 @@ class Family:
         return cfg, published
 
     def flat(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of a `config.json`, those that are nested beside the others."""
+        """Return the fields of a `config.json`, with the nested ones among them."""
         found = {**self.defaults, **values, **values.get(self.nested, {})}
         found.pop(self.nested, None)
         return found
 
     def mtp_layers(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns regular expressions of the tensors that are for multi-token prediction alone.
+        """Return regular expressions of the tensors that are for multi-token prediction alone.
 
         Args:
             values: What `config.json` says; layers are numbered on behind the last of the model.
@@ -187,7 +187,7 @@ class Family:
     def _check_unread(
         self, left: Mapping[str, Any], *, allow_unknown_fields: bool
     ) -> tuple[str, ...]:
-        """Names the fields that no entry of the map has read; returns those that could matter.
+        """Name the fields that no entry of the map has read; return those that could matter.
 
         Raises:
             ConfigError: There are some of these, and that is not allowed.
@@ -230,13 +230,14 @@ class Family:
             values = {NUM_LAYERS: len(kinds), **self.layers.write(kinds)}
         for entry in self.config:
             values |= entry.write(described)
+        # Entries write what they know of. Whether that is all shows when it is read again.
         changes = diff_config(self.normal(self.read(values)), self.normal(cfg))
         if changes:
             raise ConfigError(f"the model differs (+) from the family's:\n{format_diff(changes)}")
         return values
 
     def normal(self, cfg: Any) -> Any:
-        """Returns a config of the family in the one form that all have which make equal numbers."""
+        """Return a config of the family in the one form that all have which make equal numbers."""
         cfg = canonical(cfg)
         for entry in self.config:
             cfg = entry.normal(cfg)
@@ -245,7 +246,7 @@ class Family:
     def bind(
         self, cfg: Any, *, ignored: tuple[str, ...] = TRAINING_ONLY, specs: Any = None
     ) -> BoundMap:
-        """Returns the weight map of a model, applied to its state.
+        """Return the weight map of a model, applied to its state.
 
         Args:
             cfg: The model's config.
@@ -258,7 +259,7 @@ class Family:
 
 
 def family_named(name: str) -> Family:
-    """Returns the family of a `model_type`.
+    """Return the family of a `model_type`.
 
     Raises:
         ConfigError: No plugin that is installed brings it.
@@ -289,6 +290,7 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
     reasons = []
     read_as = getattr(getattr(cfg, "published", None), "family", "")
     records = plugin_host().records(HuggingFaceFamily)
+    # First what it was read as: a Mistral without a window is a Llama too, but for its tokenizer.
     order = sorted(records, key=lambda one: (one.name != read_as, one.plugin != "core", one.name))
     for record in order:
         family = family_named(record.name)
@@ -299,7 +301,7 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
             continue
         if read_as not in ("", record.name):
             warnings.warn(
-                f"the model was read as {read_as}, which it is no more; it is written as "
+                f"the model was read as {read_as}, which it no longer is; it is written as "
                 f"{record.name}: {reasons[0]}",
                 stacklevel=2,
             )
@@ -327,14 +329,14 @@ _OTHER_WEIGHTS = re.compile(
 
 
 def name_of(folder: Path) -> str:
-    """Returns what a folder's model is called: on the Hub, if the folder is in its cache."""
+    """Return what a folder's model is called: on the Hub, if the folder is in its cache."""
     parent = folder.absolute().parent.parent.name  # models--OWNER--NAME/snapshots/COMMIT
     owner_and_name = parent.removeprefix("models--").split("--", maxsplit=1)
     return "/".join(owner_and_name) if parent.startswith("models--") else folder.absolute().name
 
 
 def files_beside(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the paths of files of a folder that exports have again, and the names of others.
+    """Return the paths of files of a folder that exports have again, and the names of others.
 
     Weights in other formats are not named: the model has them.
     """
@@ -353,7 +355,7 @@ def _is_kept(name: str) -> bool:
 def exported_files(
     published: CheckpointInfo | None, tokens: Mapping[str, Any], files: Mapping[str, bytes] | None
 ) -> dict[str, bytes]:
-    """Returns the files of an export besides `config.json` and weights, by name.
+    """Return the files of an export besides `config.json` and weights, by name.
 
     What the pretrained checkpoint had and the export lacks is named by a warning.
 
@@ -392,7 +394,7 @@ def _is_tokenizer_of(found: Mapping[str, bytes], files: Mapping[str, bytes]) -> 
 
 
 def _card(published: CheckpointInfo, text: str) -> str:
-    """Returns a model card that names the base, under the licence that the base's card names."""
+    """Return a model card that names the base, under the licence that the base's card names."""
     header = re.match(r"---\n(.*?\n)---\n", text, re.DOTALL)
     lines = header[1].splitlines() if header else []
     licence = [line for line in lines if re.match(r"licen[cs]e(_name|_link)?: *\S", line)]

@@ -38,7 +38,7 @@ Leaves = Mapping[str, jax.Array]
 
 
 @attrs.frozen
-class GGUFTensor:
+class _GGUFTensor:
     """A tensor that is to be written.
 
     Args:
@@ -63,7 +63,7 @@ def to_gguf(
     max_length: int,
     dtype: GGUFType | None = None,
 ) -> str:
-    """Writes a model into a new file, whole or not at all, and returns llama.cpp's name of it.
+    """Write a model into a new file, atomically, and return llama.cpp's name of it.
 
     Args:
         path: Where to write; it may not exist.
@@ -84,11 +84,11 @@ def to_gguf(
     layout, family, values = _layout(cfg)
     values = {**values, LENGTH: max_length}
     metadata, leaves = layout.metadata(values), named_leaves(state)
-    tensors = gguf_tensors(family.bind(cfg), layout, values, dtype)
+    tensors = _gguf_tensors(family.bind(cfg), layout, values, dtype)
     with new_file(path) as draft:
         general = _general(tensors)
         _write_header(draft, layout.architecture, {**general, **metadata, **vocabulary}, tensors)
-        pieces = gguf_pieces(tensors, leaves)
+        pieces = _gguf_pieces(tensors, leaves)
         size = sum(map(_num_bytes, tensors))
         with working(f"writing {Path(path).name}", size) as work:
             _append(draft, map_ahead(lambda one: (one[0].name, encoded(*one)), pieces), work)
@@ -108,7 +108,7 @@ def _layout(cfg: Any) -> tuple[GGUFMap, Any, dict[str, Any]]:
     return family.gguf, family, values
 
 
-def _general(tensors: Iterable[GGUFTensor]) -> Metadata:
+def _general(tensors: Iterable[_GGUFTensor]) -> Metadata:
     counts: Counter[str] = Counter()
     for tensor in tensors:
         counts[tensor.type] += math.prod(tensor.shape)
@@ -120,14 +120,15 @@ def _general(tensors: Iterable[GGUFTensor]) -> Metadata:
 
 
 def _write_header(
-    path: Path, architecture: str, metadata: Metadata, tensors: Iterable[GGUFTensor]
+    path: Path, architecture: str, metadata: Metadata, tensors: Iterable[_GGUFTensor]
 ) -> None:
-    """Writes all of a file that is before its tensors."""
+    """Write all of a file that is before its tensors."""
     import gguf
 
     writer = gguf.GGUFWriter(path, architecture)
     try:
         for key, value in metadata.items():
+            # Unsigned, or llama.cpp refuses it. By `type`, since a bool is an int too.
             is_count = type(value) is int
             own = gguf.GGUFValueType.get_type(value)
             writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if is_count else own)
@@ -142,7 +143,7 @@ def _write_header(
         writer.close()
 
 
-def _num_bytes(tensor: GGUFTensor) -> int:
+def _num_bytes(tensor: _GGUFTensor) -> int:
     import gguf
 
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[_TYPES[tensor.type]]]
@@ -150,7 +151,7 @@ def _num_bytes(tensor: GGUFTensor) -> int:
 
 
 def _append(path: Path, content: Iterable[tuple[str, np.ndarray]], work: Work) -> None:
-    """Writes tensors, given in parts with their names, each from a multiple of 32 bytes on."""
+    """Write tensors, given in parts with their names, each from a multiple of 32 bytes on."""
     with path.open("ab") as file:
         _pad(file)
         for _, parts in groupby(content, key=lambda part: part[0]):
@@ -172,10 +173,10 @@ _BLOCK = 32
 """Numbers of a row that have one scale in Q8_0."""
 
 
-def gguf_tensors(
+def _gguf_tensors(
     bound: BoundMap, layout: GGUFMap, values: Json, dtype: GGUFType | None
-) -> list[GGUFTensor]:
-    """Returns the tensors of a file, experts of a layer together.
+) -> list[_GGUFTensor]:
+    """Return the tensors of a file, experts of a layer together.
 
     Args:
         bound: The weight map of the model.
@@ -206,24 +207,24 @@ def gguf_tensors(
             hint="write the model for Hugging Face: hf:FOLDER",
         )
     made = (
-        GGUFTensor(name, array.shape, "float32", (partial(_given, array),))
+        _GGUFTensor(name, array.shape, "float32", (partial(_given, array),))
         for name, array in layout.tensors(values).items()
     )
     return [*made, *(_tensor(name, parts, bound, dtype) for name, parts in found.items())]
 
 
-def gguf_pieces(
-    tensors: list[GGUFTensor], leaves: Leaves
-) -> Iterator[tuple[GGUFTensor, np.ndarray]]:
-    """Yields what is in tensors, in their order, some rows at a time."""
+def _gguf_pieces(
+    tensors: list[_GGUFTensor], leaves: Leaves
+) -> Iterator[tuple[_GGUFTensor, np.ndarray]]:
+    """Yield what is in tensors, in their order, some rows at a time."""
     for tensor in tensors:
         for read in tensor.parts:
             array = np.atleast_1d(read(leaves))
             yield from ((tensor, array[at]) for at in pieces(array))
 
 
-def encoded(tensor: GGUFTensor, rows: np.ndarray) -> np.ndarray:
-    """Returns rows of a tensor as a file holds them.
+def encoded(tensor: _GGUFTensor, rows: np.ndarray) -> np.ndarray:
+    """Return rows of a tensor as a file holds them.
 
     Raises:
         CheckpointError: A number is not finite in the type.
@@ -271,7 +272,7 @@ def _given(array: np.ndarray, leaves: Leaves) -> np.ndarray:
     return array
 
 
-def _tensor(name: str, parts: list[_Part], bound: BoundMap, dtype: GGUFType | None) -> GGUFTensor:
+def _tensor(name: str, parts: list[_Part], bound: BoundMap, dtype: GGUFType | None) -> _GGUFTensor:
     shape = parts[0].shape if len(parts) == 1 else (len(parts), *parts[0].shape)
     kind: Any = "float32"
     if len(parts[0].shape) > 1 and not _ROUTER.search(name):
@@ -282,4 +283,4 @@ def _tensor(name: str, parts: list[_Part], bound: BoundMap, dtype: GGUFType | No
             where="--dtype",
             hint="--dtype float16",
         )
-    return GGUFTensor(name, shape, kind, tuple(parts))
+    return _GGUFTensor(name, shape, kind, tuple(parts))

@@ -25,14 +25,14 @@ class GGUFEntry(ABC):
 
     @abstractmethod
     def metadata(self, fields: Fields) -> Metadata:
-        """Returns what the fields become, by keys below the architecture's name.
+        """Return what the fields become, by keys below the architecture's name.
 
         Raises:
             ConfigError: llama.cpp has nothing that says the same.
         """
 
     def tensors(self, values: Json) -> dict[str, np.ndarray]:
-        """Returns tensors that the fields become, by name."""
+        """Return tensors that the fields become, by name."""
         return {}
 
 
@@ -53,7 +53,7 @@ class Key(GGUFEntry):
     is_needed: bool = attrs.field(default=False, kw_only=True)
 
     def metadata(self, fields: Fields) -> Metadata:
-        """Returns the value."""
+        """Return the value."""
         value = fields.take(self.field, None)
         if value is None and self.is_needed:
             raise unsaid(self.field, value, "a value of it in all of them")
@@ -67,18 +67,18 @@ class Fixed(GGUFEntry):
         self.field, self.values = field, values
 
     def metadata(self, fields: Fields) -> Metadata:
-        """Returns nothing."""
+        """Return nothing."""
         value = fields.take(self.field, self.values[0])
         if value not in self.values:
             raise unsaid(self.field, value, f"only {', '.join(map(repr, self.values))}")
         return {}
 
 
-class HeadWidth(GGUFEntry):
+class _HeadWidth(GGUFEntry):
     """`head_dim`, or the width of the model over its heads."""
 
     def metadata(self, fields: Fields) -> Metadata:
-        """Returns the width of keys, of values and of what positions rotate."""
+        """Return the width of keys, of values and of what positions rotate."""
         width = head_width(fields.values)
         fields.take("head_dim", None)
         names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
@@ -89,7 +89,7 @@ class UnreachedWindow(GGUFEntry):
     """`sliding_window`, which changes nothing where no row is longer; llama.cpp has none here."""
 
     def metadata(self, fields: Fields) -> Metadata:
-        """Returns nothing."""
+        """Return nothing."""
         window, length = fields.take("sliding_window", None), fields.values[LENGTH]
         if window is not None and window < length:
             raise ConfigError(
@@ -105,7 +105,7 @@ class LocalLayers(GGUFEntry):
     """`layer_types`: which layers have the window."""
 
     def metadata(self, fields: Fields) -> Metadata:
-        """Returns a flag for each layer."""
+        """Return a flag for each layer."""
         kinds = fields.take("layer_types")
         return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds]}
 
@@ -126,7 +126,7 @@ class GGUFMap:
     changes: tuple[tuple[str, Callable[[Json], Change]], ...] = ()
 
     def metadata(self, values: Json) -> Metadata:
-        """Returns the metadata of a model.
+        """Return the metadata of a model.
 
         Args:
             values: The fields of its `config.json`.
@@ -149,7 +149,7 @@ class GGUFMap:
         return {f"{self.architecture}.{key}": value for key, value in found.items()}
 
     def tensors(self, values: Json) -> dict[str, np.ndarray]:
-        """Returns tensors that fields become, by name."""
+        """Return tensors that fields become, by name."""
         return {k: array for entry in self.entries for k, array in entry.tensors(values).items()}
 
 
@@ -162,7 +162,7 @@ SIZE_KEYS: tuple[GGUFEntry, ...] = (
     Key("num_attention_heads", "attention.head_count"),
     Key("num_key_value_heads", "attention.head_count_kv"),
     Key("rms_norm_eps", "attention.layer_norm_rms_epsilon", float),
-    HeadWidth(),
+    _HeadWidth(),
     Fixed("tie_word_embeddings", True, False),  # tied where the file has no tensor of the head
 )
 """Of all decoders."""
@@ -174,7 +174,7 @@ LLAMA_KEYS: tuple[GGUFEntry, ...] = (
 
 
 def interleaved_heads(num_heads: str) -> Callable[[Json], Change]:
-    """Returns the change from half-split rotary rows to neighbouring pairs, head by head.
+    """Return the change from half-split rotary rows to neighbouring pairs, head by head.
 
     Args:
         num_heads: The field with the number of heads.
@@ -189,18 +189,18 @@ def interleaved_heads(num_heads: str) -> Callable[[Json], Change]:
 
 
 def one_more(values: Json) -> Change:
-    """Returns the change of a scale that is stored as its distance from one."""
+    """Return the change of a scale that is stored as its distance from one."""
     return lambda array: array.astype(np.float32) + np.float32(1.0)
 
 
 def head_width(values: Json) -> int:
-    """Returns the width of a head."""
+    """Return the width of a head."""
     width: int = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
     return width
 
 
 def unsaid(field: str, value: Any, known: str) -> ConfigError:
-    """Returns the error of a field that llama.cpp cannot follow."""
+    """Return the error of a field that llama.cpp cannot follow."""
     return ConfigError(
         f"{field} is {value!r}, for which llama.cpp has nothing in such models; it has {known}",
         where=field,

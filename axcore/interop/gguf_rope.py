@@ -26,7 +26,7 @@ class GGUFRope(GGUFEntry):
     scalings: tuple[str, ...] = ("linear", "yarn")
 
     def metadata(self, fields: Fields) -> Metadata:
-        """Returns the base, and how positions are scaled."""
+        """Return the base, and how positions are scaled."""
         base = {"rope.freq_base": float(fields.take("rope_theta"))}
         scaling = fields.take("rope_scaling", None)
         if scaling is None:
@@ -37,7 +37,7 @@ class GGUFRope(GGUFEntry):
         return base | {"linear": _linear, "yarn": _yarn, "llama3": _factors}[kind](scaling)
 
     def tensors(self, values: Json) -> dict[str, np.ndarray]:
-        """Returns by what the frequency of each pair is divided, where it is in no metadata."""
+        """Return by what the frequency of each pair is divided, where it is in no metadata."""
         scaling = values.get("rope_scaling") or {}
         if scaling.get("rope_type") != "llama3":
             return {}

@@ -31,7 +31,7 @@ _ALIGNED_BYTES = 64
 
 
 def copy(source: np.ndarray, target: np.ndarray) -> bool:
-    """Copies numbers in the target's dtype, up to one that is not finite there; says if none is."""
+    """Copy numbers in the target's dtype, up to one that is not finite there; say if none is."""
     source, target = np.atleast_1d(source), np.atleast_1d(target)
     move = _copy_tile if _is_transposed(source) else _copy_block
     blocks = _tiles if _is_transposed(source) else _rows
@@ -56,7 +56,7 @@ def are_same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def empty_array(shape: Iterable[int], dtype: Any) -> np.ndarray:
-    """Returns an array that jax takes over without a copy, where a device is a processor."""
+    """Return an array that jax takes over without a copy, where a device is a processor."""
     shape = tuple(shape)
     nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     raw = np.empty(nbytes + _ALIGNED_BYTES, np.uint8)
@@ -66,17 +66,18 @@ def empty_array(shape: Iterable[int], dtype: Any) -> np.ndarray:
 
 
 def pieces(array: np.ndarray) -> Iterator[slice]:
-    """Yields ranges of the first dimension, so that several threads work on one large array."""
+    """Yield ranges of the first dimension, so that several threads work on one large array."""
     count = max(1, _PIECE_BYTES // max(1, array[:1].nbytes))
     yield from (slice(i, i + count) for i in range(0, len(array), count))
 
 
 def map_ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-    """Yields the results of a function in order; threads work on the next ones meanwhile."""
+    """Yield the results of a function in order; threads work on the next ones meanwhile."""
     with ThreadPoolExecutor(_THREADS) as pool:
         pending: deque[Future[_Result]] = deque()
         for item in items:
             pending.append(pool.submit(function, item))
+            # A bounded queue: results may be gigabytes, and the reader may be slower.
             if len(pending) > _THREADS:
                 yield pending.popleft().result()
         while pending:
@@ -101,6 +102,7 @@ def _tiles(array: np.ndarray) -> Iterator[Any]:
 
 def _copy_block(source: np.ndarray, target: np.ndarray) -> bool:
     if source.dtype == target.dtype:
+        # As whole numbers, which numpy copies faster than a dtype of ml_dtypes.
         _bits(target)[...] = _bits(source)
     else:
         target[...] = source
@@ -118,7 +120,7 @@ def _copy_tile(source: np.ndarray, target: np.ndarray) -> bool:
 
 
 def _in_rows(columns: np.ndarray) -> np.ndarray:
-    """Returns a block that was stored by columns stored by rows."""
+    """Return a block that was stored by columns stored by rows."""
     device = host_device()
     if device is None or columns.dtype.itemsize > 4:  # jax would halve these
         return np.ascontiguousarray(columns)
@@ -127,7 +129,7 @@ def _in_rows(columns: np.ndarray) -> np.ndarray:
 
 @cache
 def host_device() -> jax.Device | None:
-    """Returns a processor of this process; None where jax may use none."""
+    """Return a processor of this process; None where jax may use none."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -143,7 +145,7 @@ def _is_finite(block: np.ndarray) -> bool:
 
 @cache
 def _not_finite_bits(dtype: np.dtype[Any]) -> Any:
-    """Returns the bits that are all set in what is no finite number; 0 if a dtype has no such."""
+    """Return the bits that are set in every number that is not finite; 0 if there is none."""
     if dtype.kind in "biu":
         return 0
     return _bits(np.array(np.inf).astype(dtype))[()]
@@ -157,7 +159,7 @@ _GIB = 2**30
 
 
 def check_host_holds(leaves: Iterable[Any]) -> None:
-    """Checks that there is memory for what host processors keep of some arrays.
+    """Check that there is memory for what host processors keep of some arrays.
 
     Args:
         leaves: Descriptions of the arrays: shapes, dtypes and shardings.
@@ -180,7 +182,7 @@ def check_host_holds(leaves: Iterable[Any]) -> None:
 
 
 def _host_bytes_of(leaf: Any) -> int:
-    """Returns the bytes of an array that host processors of this process will keep."""
+    """Return the bytes of an array that host processors of this process will keep."""
     if leaf.sharding is None:
         devices, shape = jax.local_devices()[:1], leaf.shape
     else:

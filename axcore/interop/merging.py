@@ -23,14 +23,14 @@ from axcore.interop.tensor_files import (
 )
 from axcore.interop.weight_map import listed
 
-MergeMethod = Literal["linear", "slerp", "ties"]
+_MergeMethod = Literal["linear", "slerp", "ties"]
 _Merge = Callable[[list[np.ndarray], np.ndarray], np.ndarray]
 _PARALLEL = 1e-6
 """Below this sine of their angle, two tensors are merged linearly."""
 
 
 def linear(tensors: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-    """Returns the weighted mean of tensors; weights add up to 1."""
+    """Return the weighted mean of tensors; weights add up to 1."""
     total = np.zeros(tensors[0].shape, np.float32)
     for tensor, weight in zip(tensors, weights, strict=True):
         total += np.float32(weight) * tensor
@@ -38,7 +38,7 @@ def linear(tensors: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
 
 
 def slerp(tensors: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-    """Returns a tensor on the great circle between the directions of two.
+    """Return a tensor on the great circle between the directions of two.
 
     Source: Shoemake 1985, "Animating rotation with quaternion curves", section 3.3.
     """
@@ -53,7 +53,7 @@ def slerp(tensors: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
 
 
 def ties(density: float) -> _Merge:
-    """Returns the merge of tensors by their differences from a base, the last of the tensors.
+    """Return the merge of tensors by their differences from a base, the last of the tensors.
 
     Of each difference the largest are kept, as many as `density` says; of each number the sign
     with more weight wins, and the mean is of those that have it.
@@ -87,7 +87,7 @@ def merge_models(
     folders: Sequence[Path | str],
     target: Path | str,
     *,
-    method: MergeMethod,
+    method: _MergeMethod,
     weights: Sequence[float] | None = None,
     base: Path | str | None = None,
     density: float = 0.2,

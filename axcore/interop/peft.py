@@ -39,8 +39,7 @@ from axcore.layers import (
     with_full_precision_weights,
     without_lora,
 )
-from axcore.layers.lora.linear import ADAPTERS, MAGNITUDES
-from axcore.layers.lora.magnitude import column_lengths
+from axcore.layers.adapters.lora import ADAPTERS, MAGNITUDES, column_lengths
 from axcore.module import DType
 
 _BASE = ".base.weight"
@@ -60,7 +59,7 @@ class PeftFormat(AdapterFormat):
         base: str | None,
         files: Mapping[str, bytes],
     ) -> str:
-        """Writes the adapters."""
+        """Write the adapters."""
         if trained != _trained(cfg):
             raise ConfigError(
                 f"the run trained {', '.join(trained)}, which are not its adapters alone",
@@ -75,20 +74,20 @@ class PeftFormat(AdapterFormat):
         return (folder / CONFIG).is_file()
 
     def base(self, folder: Path) -> str | None:
-        """Returns the model that `adapter_config.json` names."""
+        """Return the model that `adapter_config.json` names."""
         return read_settings(folder).base
 
     def read(self, folder: Path, cfg: Any) -> AdapterCheckpoint:
-        """Returns adapters."""
+        """Return adapters."""
         adapted, arrays, replaced = read_peft(folder, cfg)
         places = (*arrays.tensors.values(), *replaced.whole.values())
         dtypes = frozenset(str(place.dtype) for place in places)
-        beside = partial(MagnitudeArrays, arrays) if _has_dora(adapted) else None
+        relative_to = partial(_MagnitudeArrays, arrays) if _has_dora(adapted) else None
         trained = (*(_trained(adapted) if has_adapters(adapted) else ()), *replaced.leaves)
-        return AdapterCheckpoint(adapted, arrays, trained, dtypes, beside, replaced or None)
+        return AdapterCheckpoint(adapted, arrays, trained, dtypes, relative_to, replaced or None)
 
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
-        """Returns the model without adapters."""
+        """Return the model without adapters."""
         cfg, state = with_full_precision_weights(cfg), full_precision_state(cfg, state)
         return without_lora(cfg), merge_adapters(cfg.build(), state)
 
@@ -98,7 +97,7 @@ def _has_dora(cfg: Any) -> bool:
 
 
 def _trained(cfg: Any) -> tuple[str, ...]:
-    """Returns the globs of all that the adapters of a model train."""
+    """Return the globs of all that the adapters of a model train."""
     return (*ADAPTERS, *MAGNITUDES) if _has_dora(cfg) else ADAPTERS
 
 
@@ -116,7 +115,7 @@ def to_peft(
     base: str | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> str:
-    """Writes the adapters of a model into a new folder, and returns its family's name.
+    """Write the adapters of a model into a new folder, and return its family's name.
 
     Args:
         folder: Where to write; it may not exist, or must be empty.
@@ -128,7 +127,7 @@ def to_peft(
 
     Raises:
         ConfigError: No family has such a model, or PEFT has no such adapters.
-        CheckpointError: The folder holds something, or a number is not finite.
+        CheckpointError: The folder is not empty, or a number is not finite.
     """
     if not has_adapters(cfg):
         raise ConfigError("the model has no adapters", hint="apply LoRA to it first")
@@ -160,7 +159,7 @@ def to_peft(
 
 
 def _sizes(cfg: Any) -> dict[str, Any]:
-    """Returns what all adapters have in common: their rank, alpha, dropout and kind."""
+    """Return what all adapters have in common: their rank, alpha, dropout and kind."""
     layers = [found.node for found in find_config(cfg, LoRALinear)]
     found = {
         (one.rank, one.alpha, one.dropout.rate, one.use_rslora, one.use_dora) for one in layers
@@ -178,7 +177,7 @@ def _adapted(bound: BoundMap) -> dict[str, Slice]:
     """Return the weights that have adapters, by the name of Hugging Face's module.
 
     Raises:
-        ConfigError: One of them is no weight of a linear layer there.
+        ConfigError: One of them is not the weight of a linear layer there.
     """
     found = {
         piece.hf[0].removesuffix(WEIGHT): piece
@@ -192,7 +191,7 @@ def _adapted(bound: BoundMap) -> dict[str, Slice]:
     ]
     if strange:
         raise ConfigError(
-            f"{len(strange)} adapters are for what is no linear layer of its own in transformers:\n"
+            f"{len(strange)} adapters are for what is not its own linear layer in transformers:\n"
             + listed(strange),
             hint="export the model with them merged: --merged; or adapt other layers",
         )
@@ -212,27 +211,27 @@ def _tensors(
         if change is not None:
             name = f"{module}{HF_MAGNITUDE}"
             base = on_host(leaves[weight.leaf], weight.index)
-            whole = magnitude_vector(on_host(change, weight.index), base)
+            whole = _magnitude_vector(on_host(change, weight.index), base)
             yield f"{PREFIX}{name}", stored(name, whole, np.dtype(dtype or change.dtype))
 
 
 def _targets(modules: Mapping[str, Slice], bound: BoundMap) -> list[str]:
-    """Returns what names the modules: their last steps, if those name no other module."""
+    """Return what names the modules: their last steps, if those name no other module."""
     last = {name.rpartition(".")[2] for name in modules}
     named = {name.removesuffix(WEIGHT) for name, shape in bound.shapes.items() if len(shape) == 2}
     others = {name.rpartition(".")[2] for name in named - modules.keys()}
     return sorted(modules if last & others else last)
 
 
-def magnitude_vector(change: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns the whole lengths of a weight's columns, `[N]`, from their change."""
+def _magnitude_vector(change: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the whole lengths of a weight's columns, `[N]`, from their change."""
     lengths = np.asarray(column_lengths(jnp.asarray(weight)))
     whole: np.ndarray = lengths + np.asarray(change, np.float32)
     return whole
 
 
 @attrs.frozen
-class MagnitudeArrays(ArraySource):
+class _MagnitudeArrays(ArraySource):
     """Arrays of adapters whose magnitudes are lengths, as those of a model whose are changes.
 
     Args:
@@ -249,11 +248,11 @@ class MagnitudeArrays(ArraySource):
         return self.adapters.shapes
 
     def described(self, names: Iterable[str]) -> str:
-        """Returns where arrays are, for a table."""
+        """Return where arrays are, for a table."""
         return self.adapters.described(names)
 
     def check(self, names: Iterable[str]) -> None:
-        """Checks arrays, and the weights that magnitudes are of."""
+        """Check arrays, and the weights that magnitudes are of."""
         names = tuple(names)
         self.adapters.check(names)
         self.base.check(_weight_of(name) for name in names if name.endswith(MAGNITUDE))
@@ -261,7 +260,7 @@ class MagnitudeArrays(ArraySource):
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
     ) -> Iterator[tuple[str, jax.Array]]:
-        """Yields leaves; of magnitudes, one weight after another is read, and left again."""
+        """Yield leaves; of magnitudes, one weight after another is read, and left again."""
         for name, array in self.adapters.read(leaves, wanted):
             if not name.endswith(MAGNITUDE):
                 yield name, array

@@ -50,7 +50,7 @@ MAGNITUDE, HF_MAGNITUDE = ".lora_magnitude.change", ".lora_magnitude_vector"
 
 
 @attrs.frozen(slots=False)
-class AdapterArrays(CheckpointArrays):
+class _AdapterArrays(CheckpointArrays):
     """The arrays of a folder of adapters; of modules without a tensor there are none."""
 
     @property
@@ -61,8 +61,8 @@ class AdapterArrays(CheckpointArrays):
         return {n: s for n, s in every.items() if of[self.places[n]].hf[0] in self.tensors}
 
 
-def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays, Replaced]:
-    """Returns a model's config with the adapters of a folder, their arrays, and what they replace.
+def read_peft(folder: Path, cfg: Any) -> tuple[Any, _AdapterArrays, Replaced]:
+    """Return a model's config with the adapters of a folder, their arrays, and what they replace.
 
     Args:
         folder: Holds the adapters.
@@ -92,18 +92,18 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, AdapterArrays, Replaced]:
     )
     sizes = _sizes(cfg, settings, every, tensors, folder)
     adapted = _with_adapters(cfg, settings, sizes, sizes)
-    return adapted, AdapterArrays(folder, _bound(adapted, factors), tensors), beside
+    return adapted, _AdapterArrays(folder, _bound(adapted, factors), tensors), beside
 
 
 def _modules(names: Iterable[str]) -> list[str]:
-    """Returns the modules that tensors of adapters are for."""
+    """Return the modules that tensors of adapters are for."""
     return sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in names})
 
 
 def _with_adapters(
     cfg: Any, settings: AdapterSettings, paths: Iterable[str], sizes: Mapping[str, Any] = {}
 ) -> Any:
-    """Returns the config with adapters of layers, of rank and alpha by path where they differ."""
+    """Return the config with adapters of layers, of rank and alpha by path where they differ."""
     linears = {found.path: found.node for found in find_config(cfg, Linear)}
     changes: dict[str, Any] = {}
     for path in paths:
@@ -122,7 +122,7 @@ def _with_adapters(
 def _sizes(
     cfg: Any, settings: AdapterSettings, every: BoundMap, tensors: Mapping[str, Any], folder: Path
 ) -> dict[str, tuple[int, float]]:
-    """Returns rank and alpha of the layers that have tensors, by the path of their config.
+    """Return rank and alpha of the layers that have tensors, by the path of their config.
 
     Raises:
         ConfigError: Modules that share a layer's config here have several ranks or alphas.
@@ -148,7 +148,7 @@ def _sizes(
 
 
 def _places(cfg: Any, settings: AdapterSettings) -> dict[str, str]:
-    """Returns the path of the config of each linear layer, by the layer's name in the state.
+    """Return the path of the config of each linear layer, by the layer's name in the state.
 
     One config may be that of several layers. Which ones is seen by giving each config adapters of
     a rank of its own.
@@ -165,7 +165,7 @@ def _places(cfg: Any, settings: AdapterSettings) -> dict[str, str]:
 
 
 def _bound(cfg: Any, factors: list[Rule]) -> BoundMap:
-    """Returns the map of all adapters that the rules fit."""
+    """Return the map of all adapters that the rules fit."""
     known = {_NUMBER.sub("#", name) for rule in factors for name in rule.axcore}
     specs = cfg.build().param_specs()
     other = {
@@ -186,12 +186,12 @@ class _Shared(Transform):
     count: int
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns the first."""
+        """Return the first."""
         return arrays[:1]
 
     @property
     def inverse(self) -> Transform:
-        """Takes the array as often as it is shared."""
+        """Take the array as often as it is shared."""
         return _Repeated(self.count)
 
 
@@ -202,17 +202,17 @@ class _Repeated(Transform):
     count: int
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns the array as often as that."""
+        """Return the array as often as that."""
         return arrays * self.count
 
     @property
     def inverse(self) -> Transform:
-        """Takes it once."""
+        """Take it once."""
         return _Shared(self.count)
 
 
 def _factor_rules(rule: Rule) -> Iterator[Rule]:
-    """Yields the rules of the adapters of a linear layer, none for other rules.
+    """Yield the rules of the adapters of a linear layer, none for other rules.
 
     Where a family fuses layers, `(inputs, outputs)` side by side as the outputs of one, there is
     one product B A for all of them: each layer has the whole A, and its own rows of B.
@@ -231,7 +231,7 @@ def _factor_rules(rule: Rule) -> Iterator[Rule]:
 
 
 def _of_rows(transform: Transform) -> Transform | None:
-    """Returns what a transform of weights does with their outputs, None where it does more."""
+    """Return what a transform of weights does with their outputs, None where it does more."""
     if isinstance(transform, Transpose | Same):  # the other one is how GPT-2 has its weights
         return Same()
     if isinstance(transform, Concatenate) and transform.axis == -1:
@@ -242,7 +242,7 @@ def _of_rows(transform: Transform) -> Transform | None:
 
 
 def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
-    """Returns the tensors of a folder, by the names that the family's map has."""
+    """Return the tensors of a folder, by the names that the family's map has."""
     if not (folder / ARRAYS).is_file():
         raise CheckpointError(
             f"the folder has no {ARRAYS}",
@@ -263,7 +263,7 @@ def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
 
 
 def _check_complete(names: Iterable[str], settings: AdapterSettings, folder: Path) -> None:
-    """Checks that every module has all tensors: one factor alone would correct nothing."""
+    """Check that every module has all tensors: one factor alone would correct nothing."""
     endings = [f".{factor}{WEIGHT}" for factor in FACTORS]
     endings += [HF_MAGNITUDE] if settings.use_dora else []
     there = set(names)
@@ -282,7 +282,7 @@ def _check_complete(names: Iterable[str], settings: AdapterSettings, folder: Pat
 def _check_targets(
     settings: AdapterSettings, modules: list[str], known: list[str], folder: Path
 ) -> None:
-    """Checks that the tensors are of the modules that the settings name.
+    """Check that the tensors are of the modules that the settings name.
 
     A name that no module of the model has is of another family, for which the settings serve too.
     """

@@ -125,7 +125,7 @@ class AdapterSettings:
     base: str | None
 
     def sizes(self, module: str) -> tuple[int, float]:
-        """Returns rank and alpha of a module, as PEFT finds them."""
+        """Return rank and alpha of a module, as PEFT finds them."""
         rank, alpha = (
             next((size for end, size in pattern.items() if _ends_with(module, end)), default)
             for pattern, default in ((self.ranks, self.rank), (self.alphas, self.alpha))
@@ -133,7 +133,7 @@ class AdapterSettings:
         return int(rank), float(alpha)
 
     def scale(self, module: str) -> float:
-        """Returns what the correction of a module is multiplied by."""
+        """Return what the change of a module is multiplied by."""
         rank, alpha = self.sizes(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -148,7 +148,7 @@ def _ends_with(module: str, pattern: str) -> bool:
 
 
 def read_settings(folder: Path) -> AdapterSettings:
-    """Returns the settings of a folder of adapters.
+    """Return the settings of a folder of adapters.
 
     Raises:
         CheckpointError: The file is damaged.
@@ -194,12 +194,12 @@ EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
 
 @attrs.frozen
 class Added:
-    """A correction that is added to a weight when that is read.
+    """A change that is added to a weight when that is read.
 
     Args:
         down: A, `(rank, inputs)`.
         up: B, `(outputs, rank)`.
-        scale: Of the correction.
+        scale: Of the change.
         is_embedding: Whether the weight is a table, `(inputs, outputs)`.
     """
 
@@ -216,12 +216,12 @@ class Added:
 
 
 @attrs.frozen
-class Corrected:
-    """A tensor of a base with a correction added, in float32.
+class _AddedTo:
+    """A tensor of a base with a change added, in float32.
 
     Args:
         base: The tensor.
-        added: The correction.
+        added: The change.
     """
 
     base: Tensor
@@ -229,7 +229,7 @@ class Corrected:
 
     @property
     def file(self) -> Path:
-        """The file of the correction."""
+        """The file of the change."""
         return self.added.up.file
 
     @property
@@ -243,23 +243,23 @@ class Corrected:
         return self.base.shape
 
     def read(self) -> np.ndarray:
-        """Returns the sum."""
+        """Return the sum."""
         up, down = (one.read().astype(np.float32) for one in (self.added.up, self.added.down))
-        correction = self.added.scale * (up @ down)
+        change = self.added.scale * (up @ down)
         if self.added.is_embedding:
-            correction = correction.T
-        whole: np.ndarray = self.base.read().astype(np.float32) + correction
+            change = change.T
+        whole: np.ndarray = self.base.read().astype(np.float32) + change
         return whole
 
 
 @attrs.frozen
 class Replaced:
-    """What is read in the place of tensors of a base.
+    """What is read instead of tensors of a base.
 
     Args:
         folder: Of the adapters.
         whole: Tensors that replace others, by the base's names.
-        added: Corrections of tensors, by the base's names.
+        added: Products of factors that are added to tensors, by the base's names.
         leaves: The names in the model's state of what `whole` is of.
     """
 
@@ -278,7 +278,7 @@ class Replaced:
         return sorted({*self.whole, *self.added})
 
     def __call__(self, source: ArraySource) -> ArraySource:
-        """Returns the arrays of a base with what it changes in them.
+        """Return the arrays of a base with what it changes in them.
 
         Raises:
             ConfigError: The base is a run, whose arrays have other names.
@@ -292,7 +292,7 @@ class Replaced:
             )
         tensors: dict[str, Tensor] = {**source.tensors, **self.whole}
         for name, added in self.added.items():
-            tensors[name] = Corrected(tensors[name], added)
+            tensors[name] = _AddedTo(tensors[name], added)
         return attrs.evolve(source, tensors=tensors)
 
 
@@ -302,7 +302,7 @@ def replaced(
     settings: AdapterSettings,
     base: tuple[Any, Family],
 ) -> Replaced:
-    """Returns what the tensors of adapters that are of no linear layer change in their base.
+    """Return what the tensors of adapters that are of no linear layer change in their base.
 
     Args:
         folder: Of the adapters.
@@ -360,7 +360,7 @@ def _untie(
     family: Family,
     bound: BoundMap,
 ) -> None:
-    """Takes out the second of two tied tensors that are changed alike.
+    """Take out the second of two tied tensors that are changed alike.
 
     Raises:
         ConfigError: They are not: a model with the adapters does not tie them.
@@ -388,7 +388,7 @@ def _check_tensors(
     added: Mapping[str, Added],
     bound: BoundMap,
 ) -> None:
-    """Checks that tensors are of the model, and have its shapes."""
+    """Check that tensors are of the model, and have its shapes."""
     shapes = [(name, one.shape) for name, one in whole.items()]
     shapes += [(name, one.shape) for name, one in added.items()]
     problems = [
@@ -410,7 +410,7 @@ def _check_tensors(
 def _check_saved(
     folder: Path, whole: Mapping[str, TensorPlace], settings: AdapterSettings, bound: BoundMap
 ) -> None:
-    """Checks that modules that are named as saved have tensors."""
+    """Check that modules that are named as saved have tensors."""
     there = {name.rpartition(".")[0] for name in whole}
     known = there | {name.rpartition(".")[0] for name in bound.shapes}
     missing = [

@@ -70,7 +70,7 @@ class PretrainedCheckpoint:
     """
 
     def __init__(self, folder: Path | str, *, allow_unknown_fields: bool = False) -> None:
-        """Opens a folder; reads no weights.
+        """Open a folder; read no weights.
 
         Args:
             folder: The folder.
@@ -108,7 +108,7 @@ class PretrainedCheckpoint:
 
     @property
     def published(self) -> CheckpointInfo:
-        """What the folder says besides."""
+        """What else the folder says."""
         return self._described[1]
 
     @cached_property
@@ -143,7 +143,7 @@ class PretrainedCheckpoint:
         return names[next(iter(found))]
 
     def read(self, cfg: Any, wanted: Any, *, seed: int = 0) -> Any:
-        """Returns the state of a model; see `plan`, and `WeightPlan.read`."""
+        """Return the state of a model; see `plan`, and `WeightPlan.read`."""
         return self.plan(cfg).read(wanted, seed=seed)
 
     def plan(
@@ -156,13 +156,13 @@ class PretrainedCheckpoint:
         adapters: str | None = None,
         specs: Any = None,
     ) -> WeightPlan:
-        """Returns what is read for a model whose config is this one's in all that changes numbers.
+        """Return what is read for a model whose config is this one's in all that changes numbers.
 
         Args:
             cfg: The model's config; how it is trained, and its dtypes, may differ.
             selection: Which of its arrays are read.
             edits: What is done to weights, which explains further differences.
-            may_differ: Globs of the config that may differ besides.
+            may_differ: Globs of what else may differ in the config.
             adapters: A folder of adapters that are read too.
             specs: The model's `param_specs()`, where they are made already.
 
@@ -170,10 +170,18 @@ class PretrainedCheckpoint:
             ConfigError: It is the config of another model.
             CheckpointError: A file or a tensor is not as it should be.
         """
-        own, normal = self.config, self.family.normal
-        check_same_model(
-            (own, cfg), edits, may_differ=may_differ, normal=normal, where=str(self.folder)
-        )
+        own = self.config
+        # Most callers change dtypes alone. Comparing canonical configs walks both trees a dozen
+        # times, which is most of the time that a small import takes.
+        is_own = type(cfg) is type(own) and evolve(cfg, dtypes=own.dtypes) == own
+        if edits or may_differ or not is_own:
+            check_same_model(
+                (own, cfg),
+                edits,
+                may_differ=may_differ,
+                normal=self.family.normal,
+                where=str(self.folder),
+            )
         specs = cfg.build().param_specs() if specs is None else specs
         # Without an edit the two have the same arrays, so that those of the model serve for both.
         is_same = not edits and not may_differ
@@ -184,12 +192,13 @@ class PretrainedCheckpoint:
             self.values,
             specs=specs if is_same else None,
         )
-        source = join_adapters(source, adapters, (own, cfg))
+        if adapters is not None:
+            source = join_adapters(source, adapters, (own, cfg))
         return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
 
 
 def _check_head(values: Mapping[str, Any], where: str) -> None:
-    """Checks that a model ends with a head over tokens.
+    """Check that a model ends with a head over tokens.
 
     Raises:
         ConfigError: Its class in transformers has another one, a classifier for example.
@@ -197,8 +206,8 @@ def _check_head(values: Mapping[str, Any], where: str) -> None:
     for name in values.get("architectures") or ():
         if re.search(r"For(?!CausalLM$|ConditionalGeneration$)[A-Z]\w*$|DoubleHeadsModel$", name):
             raise ConfigError(
-                f"config.json has the architecture {name}, which is no language model: its head is "
-                "not over tokens",
+                f"config.json has the architecture {name}, which is not a language model: its "
+                "head is not over tokens",
                 where=where,
                 hint="name the folder of the language model that it was made of; the heads of "
                 "classifiers and reward models are not read",
@@ -212,7 +221,7 @@ def from_hugging_face(
     on_host: bool = False,
     allow_unknown_fields: bool = False,
 ) -> Pretrained:
-    """Reads a pretrained checkpoint onto the first device.
+    """Read a pretrained checkpoint onto the first device.
 
     Args:
         folder: Holds `config.json` and safetensors.
@@ -248,7 +257,7 @@ def to_hugging_face(
     fields: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> str:
-    """Writes a model into a new folder, whole or not at all, and returns its family's name.
+    """Write a model into a new folder, atomically, and return its family's name.
 
     A model that was read from a published one is written as that: of its family, with its tokens,
     its length of rows, its settings for generation and its licence.
@@ -266,7 +275,7 @@ def to_hugging_face(
 
     Raises:
         ConfigError: No family of pretrained checkpoints has such a model.
-        CheckpointError: The folder holds something, or arrays are on other machines.
+        CheckpointError: The folder is not empty, or arrays are on other machines.
     """
     name, family, values = family_of(cfg)
     stored = np.dtype(dtype or _commonest_dtype(state))
@@ -296,6 +305,7 @@ def to_hugging_face(
         CONFIG: (json.dumps(content, indent=2, default=dict) + "\n").encode(),
         **exported_files(published, tokens, files),
     }
+    # All texts are made before: an error in one of them leaves no gigabytes of weights behind.
     with new_folder(folder) as draft:
         write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
         for file, data in texts.items():
@@ -305,7 +315,7 @@ def to_hugging_face(
 
 
 def _commonest_dtype(state: Any) -> Any:
-    """Returns the dtype that most numbers of a state have."""
+    """Return the dtype that most numbers of a state have."""
     counts: Counter[Any] = Counter()
     for leaf in jax.tree.leaves(state):
         counts[leaf.dtype] += leaf.size
@@ -313,7 +323,7 @@ def _commonest_dtype(state: Any) -> Any:
 
 
 class WeightSource(Configurable, ABC):
-    """Weights that a run begins with, in the place of random ones."""
+    """Weights that a run begins with, instead of random ones."""
 
     @config
     class Config(Configurable.Config["WeightSource"]):
@@ -339,12 +349,12 @@ class WeightSource(Configurable, ABC):
         adapters: str | None = None
 
         def completed(self, cfg: Any) -> Any:
-            """Returns the trainer's config that this is in, with what only the source knows."""
+            """Return the trainer's config that this is in, with what only the source knows."""
             return cfg
 
     @abstractmethod
     def plan(self, cfg: Any) -> WeightPlan:
-        """Returns what a model begins with; reads no weights.
+        """Return what a model begins with; read no weights.
 
         Args:
             cfg: The model's config.
@@ -379,7 +389,7 @@ class HuggingFace(WeightSource):
     folder_fields = ("path", "adapters")
 
     def plan(self, cfg: Any) -> WeightPlan:
-        """Returns what a model begins with; reads no weights."""
+        """Return what a model begins with; read no weights."""
         own: Any = self.config
         return PretrainedCheckpoint(own.path, allow_unknown_fields=own.allow_unknown_fields).plan(
             cfg,

@@ -31,11 +31,11 @@ class Tensor(Protocol):
         """Its shape."""
 
     def read(self) -> np.ndarray:
-        """Returns it."""
+        """Return it."""
 
 
 @attrs.frozen
-class BlockScaled:
+class _BlockScaled:
     """A matrix of eight-bit floats with one scale for each of its blocks, ragged at the ends.
 
     Source: DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2.
@@ -63,7 +63,7 @@ class BlockScaled:
         return self.numbers.shape
 
     def read(self) -> np.ndarray:
-        """Returns the products of numbers and scales."""
+        """Return the products of numbers and scales."""
         rows, columns = self.block
         values = np.arange(256, dtype=np.uint8).view(self.numbers.dtype).astype(np.float32)
         scales = self.scales.read().astype(np.float32)
@@ -74,7 +74,7 @@ class BlockScaled:
 
 
 @attrs.frozen
-class Microscaled:
+class _Microscaled:
     """Matrices of four-bit floats, each 32 of a row with a power of two for their scale.
 
     What is read has rows and columns swapped: inputs before outputs, as the models that are
@@ -104,8 +104,9 @@ class Microscaled:
         return (*rest, 2 * blocks * num_bytes, rows)
 
     def read(self) -> np.ndarray:
-        """Returns the products of numbers and scales."""
+        """Return the products of numbers and scales."""
         pairs: np.ndarray = _FOUR_BITS[self.numbers.read()]
+        # ldexp, since a power of two is exact in it; exponents are biased as float32's are.
         scales = np.ldexp(np.float32(1.0), self.exponents.read().astype(np.int32) - 127)
         pairs *= scales[..., None, None]
         return pairs.reshape(*self.exponents.shape[:-1], -1).swapaxes(-1, -2)
@@ -118,9 +119,9 @@ _FOUR_BITS = np.stack([np.tile(_NUMBERS, 16), np.repeat(_NUMBERS, 16)], axis=-1)
 
 
 def dequantized(
-    tensors: Mapping[str, TensorPlace], settings: Mapping[str, Any] | None
+    tensors: Mapping[str, TensorPlace], settings: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Returns tensors, quantized ones as what they are dequantized to.
+    """Return tensors, quantized ones as what they are dequantized to.
 
     Args:
         tensors: All tensors, by name.
@@ -129,8 +130,6 @@ def dequantized(
     Raises:
         CheckpointError: Nothing here reads such tensors.
     """
-    if settings is None:
-        return dict(tensors)
     method = settings.get("quant_method")
     if method not in _FORMATS:
         raise CheckpointError(
@@ -144,7 +143,7 @@ def dequantized(
 def _in_blocks(
     tensors: Mapping[str, TensorPlace], settings: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Returns the tensors of a model with `weight` and `weight_scale_inv` in its linear layers."""
+    """Return the tensors of a model with `weight` and `weight_scale_inv` in its linear layers."""
     block = settings.get("weight_block_size")
     if not block:
         raise CheckpointError(
@@ -170,7 +169,7 @@ def _in_blocks(
 
 def _block_scaled(
     name: str, numbers: TensorPlace, scales: TensorPlace, block: tuple[int, int]
-) -> BlockScaled:
+) -> _BlockScaled:
     wanted = tuple(-(-size // of) for size, of in zip(numbers.shape, block, strict=False))
     if len(numbers.shape) != 2 or scales.shape != wanted or numbers.dtype.itemsize != 1:
         raise CheckpointError(
@@ -178,13 +177,13 @@ def _block_scaled(
             f"{list(scales.shape)}; blocks of {list(block)} want eight bits, and {list(wanted)}",
             where=str(numbers.file),
         )
-    return BlockScaled(numbers, scales, block)
+    return _BlockScaled(numbers, scales, block)
 
 
 def _microscaled(
     tensors: Mapping[str, TensorPlace], settings: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Returns the tensors of a model with `NAME_blocks` and `NAME_scales`."""
+    """Return the tensors of a model with `NAME_blocks` and `NAME_scales`."""
     found: dict[str, Tensor] = {}
     for name, place in tensors.items():
         whole, _, part = name.rpartition("_")
@@ -197,7 +196,7 @@ def _microscaled(
                     "for each block",
                     where=str(place.file),
                 )
-            found[whole] = Microscaled(place, scales)
+            found[whole] = _Microscaled(place, scales)
         elif part != "scales" or f"{whole}_blocks" not in tensors:
             found[name] = place
     return found

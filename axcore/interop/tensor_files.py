@@ -68,7 +68,7 @@ class TensorPlace:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> np.ndarray:
-        """Returns the tensor, memory-mapped."""
+        """Return the tensor, memory-mapped."""
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)
         raw = np.memmap(self.file, np.uint8, "r", self.begin, (self.nbytes,))
@@ -76,7 +76,7 @@ class TensorPlace:
 
 
 def find_tensors(folder: Path) -> dict[str, TensorPlace]:
-    """Returns the places of all tensors of a pretrained checkpoint, by name.
+    """Return the places of all tensors of a pretrained checkpoint, by name.
 
     Raises:
         CheckpointError: Naming every file that is missing, truncated or damaged, and every tensor
@@ -106,8 +106,8 @@ def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
     found: dict[str, TensorPlace] = {}
     problems = []
     for file in sorted(set(index.values())):
-        if Path(file).name != file:
-            problems.append(f"{INDEX} names {file!r}, which is no file of the folder")
+        if Path(file).name != file:  # an index from elsewhere must not name ../secrets
+            problems.append(f"{INDEX} names {file!r}, which is not a file of the folder")
             continue
         try:
             here = tensors_in(folder / file)
@@ -129,7 +129,7 @@ def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
 
 
 def tensors_in(path: Path) -> dict[str, TensorPlace]:
-    """Returns the places of a file's tensors.
+    """Return the places of a file's tensors.
 
     Raises:
         CheckpointError: It is missing, or not whole.
@@ -163,6 +163,7 @@ def _header(file: IO[bytes]) -> dict[str, Any]:
     text = file.read(length)
     if len(text) < length:
         raise ValueError(f"it ends within its header, at byte {_LENGTH.size + len(text)}")
+    # The format asks for it; JSON alone would accept spaces before, or a list.
     if not text.startswith(b"{"):
         raise ValueError(f"its header begins with {text[:8]!r}, and not with an object of JSON")
     try:
@@ -202,12 +203,12 @@ def _are_counts(value: Any) -> TypeGuard[list[int]]:
 
 
 def _shown(value: object) -> str:
-    """Returns the beginning of a value: a name may have a megabyte."""
+    """Return the beginning of a value: a name may have a megabyte."""
     return f"{value if isinstance(value, str) else repr(value):.80}"
 
 
 def _check_places(places: Mapping[str, TensorPlace], begin: int, size: int) -> None:
-    """Checks that the tensors fill the file after its header, each byte once.
+    """Check that the tensors fill the file after its header, each byte once.
 
     Otherwise the header, or another tensor, would be read as weights.
     """
@@ -240,7 +241,7 @@ class TensorSpec:
 
 
 def shards(specs: Iterable[TensorSpec], max_bytes: int) -> dict[str, list[TensorSpec]]:
-    """Returns what goes into each file, in order; a tensor larger than a file has one alone."""
+    """Return what goes into each file, in order; a tensor larger than a file has one alone."""
     groups: list[list[TensorSpec]] = [[]]
     size = 0
     for spec in specs:
@@ -256,20 +257,21 @@ def shards(specs: Iterable[TensorSpec], max_bytes: int) -> dict[str, list[Tensor
 
 
 def write_tensors(path: Path, specs: Iterable[TensorSpec], pieces: Iterator[np.ndarray]) -> None:
-    """Writes a file, taking tensors from an iterator, piece by piece in the order of the specs."""
+    """Write a file, taking tensors from an iterator, piece by piece in the order of the specs."""
     specs, header, end = list(specs), {}, 0
     for spec in specs:
         entry = {"dtype": DTYPES[spec.dtype], "shape": list(spec.shape)}
         header[spec.name] = {**entry, "data_offsets": [end, end + spec.nbytes]}
         end += spec.nbytes
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that tensors are aligned where they are memory-mapped
     with path.open("wb") as file, working(f"writing {path.name}", end) as work:
         file.write(_LENGTH.pack(len(text)) + text)
         for spec in specs:
             left = spec.nbytes
             while left:
                 piece = next(pieces)
+                # As bytes: bfloat16 has no buffer protocol.
                 file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
                 left -= piece.nbytes
                 work.add(piece.nbytes)
@@ -277,7 +279,7 @@ def write_tensors(path: Path, specs: Iterable[TensorSpec], pieces: Iterator[np.n
 
 
 def write_index(folder: Path, files: Mapping[str, Iterable[TensorSpec]]) -> None:
-    """Writes the index of a model in several files."""
+    """Write the index of a model in several files."""
     places = {spec.name: file for file, specs in files.items() for spec in specs}
     total = sum(spec.nbytes for specs in files.values() for spec in specs)
     content = {"metadata": {"total_size": total}, "weight_map": places}
@@ -286,15 +288,15 @@ def write_index(folder: Path, files: Mapping[str, Iterable[TensorSpec]]) -> None
 
 @contextmanager
 def new_folder(folder: Path | str) -> Iterator[Path]:
-    """Yields a draft of a folder, which takes its place when the context ends without an error.
+    """Yield a draft of a folder, which takes its place when the context ends without an error.
 
     Raises:
-        CheckpointError: There is something in the folder already.
+        CheckpointError: The folder is not empty.
     """
     target = Path(folder).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(
-            "there is something in the folder already",
+            "the folder is not empty",
             where=str(target),
             hint="name a new folder",
         )
@@ -312,16 +314,14 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_file(path: Path | str) -> Iterator[Path]:
-    """Yields the draft of a file, which takes its place when the context ends without an error.
+    """Yield the draft of a file, which takes its place when the context ends without an error.
 
     Raises:
-        CheckpointError: There is something of that name already.
+        CheckpointError: The file already exists.
     """
     target = Path(path).expanduser().absolute()
     if target.exists():
-        raise CheckpointError(
-            "there is something of that name already", where=str(target), hint="name a new file"
-        )
+        raise CheckpointError("file already exists", where=str(target), hint="name a new file")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft_of(target)
     try:

@@ -85,14 +85,14 @@ class WeightEdit(ABC):
         """
 
     def undone(self, target: Any, source: Any) -> Any:
-        """Returns the config of the model without what the edit has changed of the source's."""
+        """Return the config of the model without what the edit has changed of the source's."""
         return target
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config whose initial weights are edited so, after all other edits.
+        """Return a trainer's config whose initial weights are edited so, after all other edits.
 
         Raises:
-            ConfigError: The run begins with no weights.
+            ConfigError: The run begins with no weights, or has the same edit already.
         """
         if cfg.init_from is None:
             raise ConfigError(
@@ -101,10 +101,18 @@ class WeightEdit(ABC):
                 hint="name them before: --modify 'pretrained(path=...)' or 'from_run(path=...)'",
             )
         source = cfg.init_from
+        # Edits run one after another, on what the ones before made: the same one again would take
+        # what it made itself for the source's arrays.
+        if self in source.edits:
+            raise ConfigError(
+                f"init_from has the edit {type(self).__qualname__} with these values already",
+                where="init_from.edits",
+                hint="apply it once",
+            )
         return evolve(cfg, init_from=evolve(source, edits=(*source.edits, self)))
 
     def nothing(self, what: str, known: Any = (), *, name: str = "") -> ConfigError:
-        """Returns the error of an edit that has nothing to do."""
+        """Return the error of an edit that has nothing to do."""
         return ConfigError(
             f"{type(self).__qualname__} {what}",
             where="init_from.edits",
@@ -130,7 +138,7 @@ class RenameWeights(WeightEdit):
     names: Mapping[str, str] = REQUIRED
 
     def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
-        """Returns the arrays by their new names."""
+        """Return the arrays by their new names."""
         arrays = dict(candidates.arrays)
         for pattern, new in self.names.items():
             regex = re.compile(_regex(pattern))
@@ -157,7 +165,7 @@ class GrowVocabulary(WeightEdit):
     explains: ClassVar[tuple[str, ...]] = ("vocab_size",)
 
     def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
-        """Returns tables and heads with as many tokens as the model has."""
+        """Return tables and heads with as many tokens as the model has."""
         sizes = models.source.vocab_size, models.target.vocab_size
         if sizes[1] <= sizes[0]:
             raise self.nothing(
@@ -176,7 +184,7 @@ class GrowVocabulary(WeightEdit):
 
 
 def differing(old: Shape, new: Shape) -> list[int]:
-    """Returns the dimensions in which two shapes differ; none where they have not as many."""
+    """Return the dimensions in which two shapes differ; none where they have not as many."""
     if len(old) != len(new):
         return []
     return [i for i, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]]
@@ -226,7 +234,7 @@ class StackDepth(WeightEdit):
     outputs: tuple[str, ...] = ("**.attention.out.**", "**.feed_forward.**.down.**")
 
     def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
-        """Returns every layer of the model as the source's layer that it begins as."""
+        """Return every layer of the model as the source's layer that it begins as."""
         order = self._order(_num_layers(candidates.arrays), _num_layers(models.shapes))
         by_layer: dict[int, list[str]] = {}
         for name in candidates.arrays:
@@ -246,7 +254,7 @@ class StackDepth(WeightEdit):
         return attrs.evolve(candidates, arrays=arrays)
 
     def undone(self, target: Any, source: Any) -> Any:
-        """Returns the model with the source's layers, where its own are those in the order."""
+        """Return the model with the source's layers, where its own are those in the order."""
         before, after = layers_of(source.decoder.stack), layers_of(target.decoder.stack)
         order = self._order(len(before), len(after))
         first = {origin: after[order.index(origin)] for origin in order}
@@ -275,7 +283,7 @@ class StackDepth(WeightEdit):
         return origin.changed(Zeroed()) if is_output else origin
 
     def _check_silence(self, silent: Mapping[str, Origin]) -> None:
-        """Checks that each glob names an output of a copy, and each part of a copy has one.
+        """Check that each glob names an output of a copy, and each part of a copy has one.
 
         A part is what a layer holds and has matrices: attention, a feed-forward, a mixer.
         """
@@ -311,7 +319,7 @@ class Upcycle(WeightEdit):
     seed: int = 0
 
     def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
-        """Returns experts and routers in the place of feed-forwards."""
+        """Return experts and routers instead of feed-forwards."""
         noise = Noise(self.noise, self.seed) if self.noise else None
         found, places, used = {}, set(), set()
         for name in models.shapes:
@@ -334,7 +342,7 @@ class Upcycle(WeightEdit):
         return CandidateArrays({**kept, **found}, candidates.fresh | (routers - found.keys()))
 
     def undone(self, target: Any, source: Any) -> Any:
-        """Returns the model with feed-forwards where the source has no mixture of experts."""
+        """Return the model with feed-forwards where the source has no mixture of experts."""
         mixed = {format_path(path) for path, node in walk(source) if _is_mixture(node)}
         if not mixed:
             return map_config(target, lambda node: node.expert if _is_mixture(node) else node)
@@ -362,7 +370,7 @@ class ExtendPositions(WeightEdit):
     at: str = "**.positions"
 
     def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
-        """Returns tables with as many rows as the model has positions."""
+        """Return tables with as many rows as the model has positions."""
         tables = [name for name in candidates.arrays if is_at(self.at, name)]
         if not tables:
             raise self.nothing(
@@ -385,7 +393,7 @@ class ExtendPositions(WeightEdit):
 
 
 def _part(name: str) -> str:
-    """Returns the path of what a layer holds, of which an array is."""
+    """Return the path of what a layer holds, of which an array is."""
     layer = _LAYER.search(name)
     assert layer is not None, name
     return name[: layer.end() + 1] + name[layer.end() + 1 :].partition(".")[0]

@@ -40,7 +40,7 @@ class Transform(ABC):
 
     @abstractmethod
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns what becomes of the arrays."""
+        """Return what becomes of the arrays."""
 
     @property
     @abstractmethod
@@ -53,7 +53,7 @@ class Same(Transform):
     """Leaves arrays as they are."""
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns the arrays."""
+        """Return the arrays."""
         return arrays
 
     @property
@@ -67,7 +67,7 @@ class Transpose(Transform):
     """Swaps the two dimensions of each matrix."""
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns each matrix transposed."""
+        """Return each matrix transposed."""
         return tuple(array.T for array in arrays)
 
     @property
@@ -89,7 +89,7 @@ class SplitAxis(Transform):
     axis: int = 0
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns each array with another dimension."""
+        """Return each array with another dimension."""
         return tuple(
             array.reshape(*array.shape[: self.axis], self.count, -1, *array.shape[self.axis + 1 :])
             for array in arrays
@@ -103,13 +103,13 @@ class SplitAxis(Transform):
 
 @attrs.frozen
 class JoinAxes(Transform):
-    """Makes one dimension of `axis`, which has `count` places, and the one behind it."""
+    """Make one dimension of `axis`, which has `count` places, and the one behind it."""
 
     count: int
     axis: int = 0
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns each array with a dimension less."""
+        """Return each array with a dimension less."""
         return tuple(
             array.reshape(*array.shape[: self.axis], -1, *array.shape[self.axis + 2 :])
             for array in arrays
@@ -129,7 +129,7 @@ class Permute(Transform):
     axis: int = 0
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns each array in another order."""
+        """Return each array in another order."""
         order = np.array(self.order)
         return tuple(_api(array).take(array, order, axis=self.axis) for array in arrays)
 
@@ -147,7 +147,7 @@ class Concatenate(Transform):
     axis: int = 0
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns one array."""
+        """Return one array."""
         return (_api(arrays[0]).concatenate(arrays, axis=self.axis),)
 
     @property
@@ -164,7 +164,7 @@ class Split(Transform):
     axis: int = 0
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns as many arrays as there are sizes, views of the one."""
+        """Return as many arrays as there are sizes, views of the one."""
         ends = np.cumsum(self.sizes).tolist()
         before = (slice(None),) * (self.axis % arrays[0].ndim)
         return tuple(
@@ -180,31 +180,31 @@ class Split(Transform):
 
 @attrs.frozen
 class StackArrays(Transform):
-    """Makes one array of each `count` arrays that follow each other, along a new dimension."""
+    """Make one array of each `count` arrays that follow each other, along a new dimension."""
 
     count: int
     axis: int = 0
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns as many arrays as there are groups."""
+        """Return as many arrays as there are groups."""
         groups = (arrays[i : i + self.count] for i in range(0, len(arrays), self.count))
         return tuple(_api(group[0]).stack(group, axis=self.axis) for group in groups)
 
     @property
     def inverse(self) -> Transform:
-        """Takes the groups apart."""
+        """Take the groups apart."""
         return UnstackArrays(self.count, self.axis)
 
 
 @attrs.frozen
 class UnstackArrays(Transform):
-    """Makes one array of each of the `count` places of a dimension."""
+    """Make one array of each of the `count` places of a dimension."""
 
     count: int
     axis: int = 0
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns the arrays of the first one's places, then those of the second one's."""
+        """Return the arrays of the first one's places, then those of the second one's."""
         return tuple(
             array[(*(slice(None),) * (self.axis % array.ndim), i)]
             for array in arrays
@@ -227,7 +227,7 @@ class Chain(Transform):
         self.__attrs_init__(parts)
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Returns what the last one makes of what those before it made."""
+        """Return what the last one makes of what those before it made."""
         for part in self.parts:
             arrays = part(arrays)
         return arrays
@@ -239,7 +239,7 @@ class Chain(Transform):
 
 
 def interleaved(rotated: int, *, kept: int = 0, rest: int = 0, axis: int = 0) -> Permute:
-    """Returns the permutation from half-split rotary rows to neighbouring pairs.
+    """Return the permutation from half-split rotary rows to neighbouring pairs.
 
     Args:
         rotated: Rows that positions rotate; axcore pairs row `i` with `i + rotated / 2`.
@@ -269,7 +269,7 @@ WeightMap = tuple[Rule, ...]
 
 
 def same(axcore: str, hf: str) -> Rule:
-    """Returns the rule of an array that is the same on both sides."""
+    """Return the rule of an array that is the same on both sides."""
     return Rule((axcore,), (hf,))
 
 
@@ -280,7 +280,7 @@ def linear(axcore: str, hf: str) -> WeightMap:
 
 
 def below(axcore: str, hf: str, rules: Iterable[Rule]) -> WeightMap:
-    """Returns rules with a prefix on each side."""
+    """Return rules with a prefix on each side."""
     return tuple(
         attrs.evolve(
             rule,
@@ -325,7 +325,7 @@ class BoundMap:
     """
 
     def __init__(self, rules: WeightMap, specs: Any, *, ignored: Sequence[str] = ()) -> None:
-        """Applies a map.
+        """Apply a map.
 
         Args:
             rules: The map.
@@ -355,23 +355,25 @@ class BoundMap:
 
 
 def named_specs(specs: Any) -> list[tuple[str, ParamSpec]]:
-    """Returns the specs of a state, each with its path in it as a name, as checkpoints have it."""
+    """Return the specs of a state, each with its path in it as a name, as checkpoints have it."""
     found = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     return [(".".join(map(str, spec.state_path)), spec) for spec in found]
 
 
 def listed(names: Iterable[str]) -> str:
-    """Returns names for an error, those beyond the first dozen counted."""
+    """Return names for an error, those beyond the first dozen counted."""
     every = list(names)
     rest = len(every) - SHOWN
     return "\n".join(every if rest <= 0 else [*every[:SHOWN], f"... and {rest} more"])
 
 
 _Arrays = dict[str, dict[tuple[str, ...], Slice]]
-"""By name, with # in the place of each number, and by the numbers."""
+"""By name, with # instead of each number, and by the numbers."""
 
 
 def _pieces(rules: WeightMap, specs: Mapping[str, ParamSpec]) -> Iterator[Piece]:
+    # By name without numbers, so that a rule finds its arrays by one look-up: a model may have
+    # thousands of experts, and rules of all of them.
     arrays: _Arrays = {}
     for name, one in unstacked(specs).items():
         arrays.setdefault(_NUMBER.sub("#", name), {})[tuple(_NUMBER.findall(name))] = one
@@ -393,7 +395,7 @@ def _pieces(rules: WeightMap, specs: Mapping[str, ParamSpec]) -> Iterator[Piece]
 
 
 def _matches(name: str, arrays: _Arrays) -> Iterator[dict[str, str]]:
-    """Yields the numbers for the placeholders of a name, of each array that it fits."""
+    """Yield the numbers for the placeholders of a name, of each array that it fits."""
     places = _PLACE.findall(name)
     for numbers in arrays.get(_PLACE.sub("#", name), {}):
         pairs = list(zip(places, numbers, strict=True))
@@ -402,7 +404,7 @@ def _matches(name: str, arrays: _Arrays) -> Iterator[dict[str, str]]:
 
 
 def _find(name: str, arrays: _Arrays, values: Mapping[str, str]) -> Slice | None:
-    """Returns the array of a name with these numbers, if there is one."""
+    """Return the array of a name with these numbers, if there is one."""
     numbers = _NUMBER.findall(name.format(**values))
     return arrays.get(_PLACE.sub("#", name), {}).get(tuple(numbers))
 
@@ -416,6 +418,7 @@ def _piece(
 
 
 def _shapes_after(transform: Transform, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    # Layers repeat a few pairs of a transform and shapes, and tracing each again is slow.
     known = _SHAPES.get((transform, shapes))
     if known is None:
         before = tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)  # type: ignore[no-untyped-call]
@@ -445,7 +448,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _places(spec: ParamSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields each array that is stacked in a leaf: its name as if it were not, and its index."""
+    """Yield each array that is stacked in a leaf: its name as if it were not, and its index."""
     names = (_BASE.sub("", ".".join(map(str, path))) for path in spec.rng_paths())
     stacked = (size for step in spec.path if isinstance(step, Stacked) for size in step.shape)
     return zip(names, np.ndindex(*stacked), strict=True)

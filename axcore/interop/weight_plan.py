@@ -57,7 +57,7 @@ class WeightPlan:
     stacked: Mapping[str, tuple[int, ...]]
 
     def read(self, wanted: Any, *, seed: int = 0) -> Any:
-        """Returns the state.
+        """Return the state.
 
         Args:
             wanted: A description of it: shapes, dtypes and shardings. Numbers are converted to
@@ -65,7 +65,7 @@ class WeightPlan:
             seed: Of the arrays that are not read.
 
         Raises:
-            CheckpointError: An array is damaged, or holds what is no number, or the host's memory
+            CheckpointError: An array is damaged, or holds NaN or infinity, or the host's memory
                 is less than the arrays that devices keep there.
         """
         described = _named(wanted)
@@ -87,12 +87,12 @@ class WeightPlan:
         return jax.tree.unflatten(jax.tree.structure(wanted), state)
 
     def lazy(self, wanted: Any, *, seed: int = 0) -> Any:
-        """Returns the state for an engine, which reads one array after another: `LazyArray`s.
+        """Return the state for an engine, which reads one array after another: `LazyArray`s.
 
         Those with noise or randomly initialized arrays are read at once into the host's memory.
 
         Args:
-            wanted: As for `read`; its shardings say where an engine lies that is given no mesh.
+            wanted: As for `read`; its shardings say where an engine is that is given no mesh.
             seed: As for `read`.
 
         Raises:
@@ -116,7 +116,7 @@ class WeightPlan:
         return LazyArray(name, self.source, origins, stacked, wanted.dtype, wanted.sharding)
 
     def table(self) -> str:
-        """Returns a line for each array of the state: its name, and what it begins as."""
+        """Return a line for each array of the state: its name, and what it begins as."""
         stacked = self.stacked
         width = max(map(len, stacked))
         return "\n".join(
@@ -148,7 +148,7 @@ def plan_weights(
     edits: Sequence[WeightEdit] = (),
     specs: Any = None,
 ) -> WeightPlan:
-    """Returns what a model begins with; reads no numbers.
+    """Return what a model begins with; read no numbers.
 
     Args:
         models: The config of the source's model, and of the one that begins.
@@ -184,7 +184,7 @@ def plan_weights(
 def _selected(
     places: Mapping[str, Slice], candidates: CandidateArrays, selection: Selection
 ) -> list[str]:
-    """Returns the names of the arrays that are read."""
+    """Return the names of the arrays that are read."""
     read = _matched(selection.read, places, "read")
     fresh = _matched(selection.fresh, places, "fresh") | candidates.fresh
     own = (*TRAINING_ONLY, *ADAPTER_ARRAYS)
@@ -198,6 +198,8 @@ def _selected(
 
 
 def _matched(globs: Sequence[str], places: Mapping[str, Slice], field: str) -> set[str]:
+    if globs == EVERYTHING.read:  # no need to match thousands of arrays
+        return set(places)
     found: set[str] = set()
     for glob in globs:
         here = {n for n, one in places.items() if is_at(glob, n) or is_at(glob, one.leaf)}
@@ -217,7 +219,7 @@ def _check_fit(
     candidates: CandidateArrays,
     selection: Selection,
 ) -> None:
-    """Checks that every array that is read has an origin of its shape, and no origin is left."""
+    """Check that every array that is read has an origin of its shape, and no origin is left."""
     missing = [name for name in wanted if name not in candidates.arrays]
     left = [name for name in candidates.arrays if name not in known]
     for glob in selection.unused:
@@ -258,13 +260,15 @@ def _source(candidates: CandidateArrays, name: str) -> str:
 def _with_noise(
     name: str, array: jax.Array, origins: LeafOrigins, stacked: tuple[int, ...]
 ) -> jax.Array:
-    """Returns a leaf with the noise of its arrays, the same on any number of devices."""
+    """Return a leaf with the noise of its arrays, the same on any number of devices."""
     noise: Noise | None = next((one.noise for one in origins.values() if one.noise), None)
     if noise is None:
         return array
     has_noise = _mask(stacked, [index for index, one in origins.items() if one.noise], array.ndim)
+    # crc32, not hash(): Python's differs from process to process, and hosts must agree.
     key = jax.random.fold_in(jax.random.key(noise.seed), zlib.crc32(name.encode()))
 
+    # Donated: a leaf may hold all layers of a matrix, and two of it may not fit.
     @partial(jax.jit, donate_argnums=0, out_shardings=array.sharding)
     def noisy(array: jax.Array) -> jax.Array:
         numbers = array.astype(jnp.float32)
@@ -280,7 +284,7 @@ def _with_noise(
 def _completed(
     array: jax.Array, fresh: jax.Array, origins: LeafOrigins, stacked: tuple[int, ...]
 ) -> jax.Array:
-    """Returns a leaf with arrays randomly initialized where it has no origins."""
+    """Return a leaf with arrays randomly initialized where it has no origins."""
     is_read = _mask(stacked, list(origins), array.ndim) > 0
 
     @partial(jax.jit, donate_argnums=0, out_shardings=array.sharding)
@@ -292,7 +296,7 @@ def _completed(
 
 
 def _mask(stacked: tuple[int, ...], indices: Sequence[tuple[int, ...]], ndim: int) -> np.ndarray:
-    """Returns one at these places of the stacked dimensions, zero elsewhere, to be broadcast."""
+    """Return one at these places of the stacked dimensions, zero elsewhere, to be broadcast."""
     mask = np.zeros(stacked, np.float32)
     for index in indices:
         mask[index] = 1.0
@@ -304,8 +308,9 @@ def _num_bytes(leaf: Any) -> int:
 
 
 def _fresh(cfg: Any, wanted: Mapping[str, Any], seed: int) -> dict[str, jax.Array]:
-    """Returns first values of some leaves; makes no other."""
+    """Return initial values of some leaves; make no other."""
 
+    # One program, of which XLA removes the leaves that are not returned: they take no memory.
     def chosen() -> dict[str, jax.Array]:
         state = _named(cfg.build().init(seed))
         return {name: state[name].astype(leaf.dtype) for name, leaf in wanted.items()}
@@ -316,7 +321,7 @@ def _fresh(cfg: Any, wanted: Mapping[str, Any], seed: int) -> dict[str, jax.Arra
 
 
 def _named(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of a state by name, in their order."""
+    """Return the leaves of a state by name, in their order."""
     return dict(_pairs(tree))
 
 

@@ -1,5 +1,14 @@
 """Layers: the parts that models are composed of."""
 
+from axcore.layers.adapters.batched import BatchedLoRALinear, using_adapters, with_adapter
+from axcore.layers.adapters.lora import LoRALinear
+from axcore.layers.adapters.states import (
+    adapters_of,
+    merge_adapters,
+    new_adapters,
+    with_adapters,
+    without_lora,
+)
 from axcore.layers.attention.dot_product import DotProductAttention, attend
 from axcore.layers.attention.kv_cache import (
     ContiguousCache,
@@ -20,15 +29,6 @@ from axcore.layers.attention.self_attention import (
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.embedding import Embedding
 from axcore.layers.linear import Dot, Linear, PackedLinear, PlainDot, use_decode_matmul
-from axcore.layers.lora.adapters import (
-    adapters_of,
-    merge_adapters,
-    new_adapters,
-    with_adapters,
-    without_lora,
-)
-from axcore.layers.lora.batched import BatchedLoRALinear, using_adapters, with_adapter
-from axcore.layers.lora.linear import LoRALinear
 from axcore.layers.moe.experts import CapacityLimited, Dropless, Experts, MoE
 from axcore.layers.moe.router import GroupLimit, Router, Routing
 from axcore.layers.norm import Dropout, LayerNorm, PostNorm, PreNorm, Residual, RMSNorm

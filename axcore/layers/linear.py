@@ -59,10 +59,12 @@ class Dot(Module):
 
     def without_padding(self, x: Input) -> Input:
         """Return the input with zeros for padding, for what scales by the largest magnitude."""
+        # Padding may hold anything: one large number there would cost all real tokens precision.
         is_real = self.get_shared(TOKEN_MASK)
         if is_real is None or x.ndim < 3 or x.shape[:2] != is_real.shape:
             return x
         is_real = is_real.reshape(*is_real.shape, *(1 for _ in x.shape[2:]))
+        # Projections of queries, keys and values share an input; it is zeroed for the first alone.
         return self.made_once("zeros for padding", x, lambda: jnp.where(is_real, x, 0))
 
 
@@ -138,6 +140,7 @@ def quantized_product(
 
 
 def _uses_decode_matmul(x: Array) -> bool:
+    # The op takes a matrix: a call with a time dimension that could not be merged is split over it.
     return bool(_decode_matmul_is_used.value) and x.ndim == 2
 
 
@@ -252,6 +255,7 @@ def row_groups(sizes: Int[Array, " groups"], num_rows: int) -> Int[Array, " rows
     """Return the copy of each row."""
     row = jnp.arange(num_rows, dtype=sizes.dtype)
     group = jnp.searchsorted(jnp.cumsum(sizes), row, side="right")
+    # Rows behind the last group have no copy; they take the last one's, and nobody reads them.
     return jnp.minimum(group, len(sizes) - 1)
 
 

@@ -71,8 +71,9 @@ class LayerNorm(Module):
 
     def forward(self, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
         """Return the normalised input in the input's dtype."""
-        wide = x.astype(jnp.float32)
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        # In 16 bits a sum over a long row would lose most of its digits.
+        x32 = x.astype(jnp.float32)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         normed = centred * jax.lax.rsqrt(variance + self.config.epsilon)
         normed = normed * as_row(self.weight.astype(jnp.float32), x.ndim)
@@ -82,7 +83,7 @@ class LayerNorm(Module):
 
 
 class Dropout(Module):
-    """Zeroes elements with probability `rate` in training, and scales the others up.
+    """Zero elements with probability `rate` in training, and scale the others up.
 
     Source: Srivastava et al. 2014, JMLR 15, section 10 (inverted form).
     """

@@ -171,7 +171,7 @@ class _Stage:
         return jax.tree.map(by_stage, self.copies.state)
 
     def __call__(self, state: Any, stage: Array, turn: Array, micro: Array, carried: Any) -> Any:
-        """Return what the layers make of one micro-batch, and their outputs.
+        """Return one micro-batch after the stage's layers, and their outputs.
 
         Args:
             state: Of the stage's layers in all rounds, `[layer, round, ...]`.
@@ -182,6 +182,7 @@ class _Stage:
         """
         info = jax.tree.map(lambda leaf: leaf[micro], self.info)
         first = (turn * self.schedule.num_stages + stage) * self.size
+        # A batch in one part draws the random keys of ScannedLayers, so that both train alike.
         part = micro if self.schedule.num_micro_batches > 1 else None
 
         def step(carried: Any, layer: Any) -> tuple[Any, Outputs]:

@@ -103,7 +103,7 @@ class TokenInfo(NamedTuple):
         """
         if self.num_cached is None:
             return self.positions
-        if self.page_table is not None:
+        if self.page_table is not None:  # a row's keys are those of all its pages, in order
             num_keys *= self.page_table.shape[1]
         places = jnp.arange(num_keys, dtype=jnp.int32)[None, :]
         return jnp.broadcast_to(places, (self.positions.shape[0], num_keys))
@@ -115,7 +115,7 @@ class TokenInfo(NamedTuple):
         return jnp.where(self.segment_ids > 0, self.positions, out_of_range)
 
     def num_new(self) -> Int[Array, " batch"]:
-        """Return how many tokens of each row are no padding."""
+        """Return how many tokens of each row are not padding."""
         if self.segment_ids is None:
             return jnp.full(self.positions.shape[:1], self.positions.shape[1], jnp.int32)
         return jnp.sum(self.segment_ids > 0, axis=1, dtype=jnp.int32)
@@ -183,6 +183,7 @@ def continued_rows(
         page_table: See `TokenInfo`.
     """
     steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    # One document a row: 1 for its tokens and 0 for padding is a mask and segment ids in one.
     is_new = (steps < num_new[:, None]).astype(jnp.int32)
     positions = num_cached[:, None] + steps
     call = CallTokens(positions, is_new)

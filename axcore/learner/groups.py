@@ -53,12 +53,12 @@ class ParamGroup:
 
 
 def group_of(spec: ParamSpec, groups: Sequence[ParamGroup]) -> str:
-    """Returns the name of the group that trains a parameter."""
+    """Return the name of the group that trains a parameter."""
     return next((group.name for group in groups if group.takes(spec)), REST)
 
 
 def with_frozen(specs: Any, trainable: Sequence[str], groups: Sequence[ParamGroup]) -> Any:
-    """Returns a tree of specs in which parameters that are not trained are marked as frozen.
+    """Return a tree of specs in which parameters that are not trained are marked as frozen.
 
     Args:
         specs: What `module.param_specs()` returns.
@@ -70,7 +70,7 @@ def with_frozen(specs: Any, trainable: Sequence[str], groups: Sequence[ParamGrou
     """
     params = [spec for spec in _leaves(specs) if spec.is_trainable]
     kept = {path for glob in trainable for path in _matched(glob, params, "learner.trainable")}
-    check_groups(groups, params)
+    _check_groups(groups, params)
     frozen = {group.name for group in groups if group.is_frozen}
 
     def marked(spec: ParamSpec) -> ParamSpec:
@@ -80,8 +80,8 @@ def with_frozen(specs: Any, trainable: Sequence[str], groups: Sequence[ParamGrou
     return jax.tree.map(marked, specs, is_leaf=_is_spec)
 
 
-def check_groups(groups: Sequence[ParamGroup], params: Sequence[ParamSpec]) -> None:
-    """Checks that groups are named apart, and that each gets parameters.
+def _check_groups(groups: Sequence[ParamGroup], params: Sequence[ParamSpec]) -> None:
+    """Check that groups are named apart, and that each gets parameters.
 
     Raises:
         ConfigError: Two have the same name, a glob matches nothing, or a group is left empty.
@@ -113,7 +113,7 @@ def partition(
     groups: Sequence[ParamGroup],
     transformation: "Callable[[str, Any], optax.GradientTransformation]",
 ) -> "optax.GradientTransformation":
-    """Returns one transformation that trains the parameters of each group with the group's own.
+    """Return one transformation that trains the parameters of each group with the group's own.
 
     Args:
         specs: Specs of all parameters that are trained.

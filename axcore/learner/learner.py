@@ -47,11 +47,12 @@ class EMA(Configurable):
         is_evaluated: bool = True
 
     def init(self, params: Any) -> Any:
-        """Returns the average before the first update."""
+        """Return the average before the first update."""
+        # A copy: the step donates its state, and a buffer cannot be donated twice.
         return jax.tree.map(lambda p: jnp.array(p, _average_dtype(p)), params)
 
     def update(self, average: Any, params: Any) -> Any:
-        """Returns the average after an update that gave `params`."""
+        """Return the average after an update that gave `params`."""
         decay = self.config.decay
         assert decay is not None, "a learner keeps no average without a decay"
         return jax.tree.map(
@@ -95,7 +96,7 @@ class SpikeGuard(Configurable):
         window: PositiveInt = 100
 
     def init(self) -> LossWindow:
-        """Returns the window before the first step."""
+        """Return the window before the first step."""
         return LossWindow(jnp.zeros(self.config.window, jnp.float32), jnp.zeros((), jnp.int32))
 
     def is_spike(self, window: LossWindow, loss: Float[Array, ""]) -> Bool[Array, ""]:
@@ -108,7 +109,7 @@ class SpikeGuard(Configurable):
         return is_spike
 
     def add(self, window: LossWindow, loss: Float[Array, ""]) -> LossWindow:
-        """Returns the window with the loss of one more step."""
+        """Return the window with the loss of one more step."""
         place = window.num_losses % self.config.window
         return LossWindow(
             window.losses.at[place].set(loss.astype(jnp.float32)), window.num_losses + 1
@@ -190,7 +191,7 @@ class Learner(Configurable):
         self._spikes = cfg.skip_spikes.build() if cfg.skip_spikes.sigmas else None
 
     def with_frozen(self, specs: Any) -> Any:
-        """Returns specs of parameters, in which those that are not trained are marked as frozen.
+        """Return specs of parameters, in which those that are not trained are marked as frozen.
 
         Raises:
             ConfigError: A glob matches no parameter, or a group is empty.
@@ -198,7 +199,7 @@ class Learner(Configurable):
         return with_frozen(specs, self.config.trainable, self.config.groups)
 
     def transformation(self, specs: Any) -> "optax.GradientTransformation":
-        """Returns the optax transformation for parameters of these specs.
+        """Return the optax transformation for parameters of these specs.
 
         Its `update` raises a ConfigError where a parameter is so narrow that its optimizer would
         lose updates.
@@ -207,12 +208,12 @@ class Learner(Configurable):
         return partition(specs, groups, self._of_group) if groups else self._of_group(REST, specs)
 
     def rate(self, group: str, step: Array | int) -> Array:
-        """Returns the learning rate of a group after so many updates."""
+        """Return the learning rate of a group after so many updates."""
         rate: Array = self._schedules.get(group, self.schedule)(step)
         return rate * self._groups[group].rate_scale if group in self._groups else rate
 
     def rates(self, step: int) -> dict[str, float]:
-        """Returns the metrics of the learning rates after so many updates, by name."""
+        """Return the metrics of the learning rates after so many updates, by name."""
         return {name: float(rate) for name, rate in self._jitted_rates(step).items()}
 
     @cached_property
@@ -223,7 +224,7 @@ class Learner(Configurable):
         return jax.jit(lambda step: {k: self.rate(name, step) for k, name in groups.items()})
 
     def init(self, transformation: "optax.GradientTransformation", params: Any) -> Any:
-        """Returns the state before the first update; that of the optimizer alone by default."""
+        """Return the state before the first update; that of the optimizer alone by default."""
         opt_state = transformation.init(params)
         if self._ema is None and self._spikes is None:
             return opt_state
@@ -240,7 +241,7 @@ class Learner(Configurable):
         *,
         loss: Float[Array, ""],
     ) -> UpdateResult:
-        """Returns new parameters and state; pure.
+        """Return new parameters and state; pure.
 
         Args:
             transformation: What `transformation` returned.
@@ -254,6 +255,7 @@ class Learner(Configurable):
         # In bfloat16 the norm would be one of 256 numbers between two powers of 2.
         norm = optax.tree.norm(jax.tree.map(_wide, gradients))
         if self.config.clip_norm is not None:
+            # The lower bound is for gradients that are all zero, as of rows of padding.
             factor = jnp.minimum(1.0, self.config.clip_norm / jnp.maximum(norm, 1e-9))
             gradients = jax.tree.map(
                 lambda g: (_wide(g) * factor.astype(_wide(g).dtype)).astype(g.dtype), gradients
@@ -272,19 +274,20 @@ class Learner(Configurable):
             average = self._ema.update(average, params)
         if self._spikes is not None and window is not None:
             is_spike = self._spikes.is_spike(window, loss)
+            # A spike does not stay in it: the step that it skips keeps the window of before.
             window = self._spikes.add(window, loss)
         if kept is opt_state:
             state = LearnerState(state, average, window)
         return UpdateResult(params, state, norm, is_spike)
 
     def evaluated_part(self, opt_state: Any) -> Any:
-        """Returns the part of the state that evaluation uses; None if it uses none."""
+        """Return the part of the state that evaluation uses; None if it uses none."""
         if self._ema is None or not self._ema.config.is_evaluated:
             return None
         return LearnerState(None, opt_state.average, None)
 
     def evaluated_params(self, opt_state: Any, params: Any) -> Any:
-        """Returns the parameters that evaluation uses: their average where the config says so."""
+        """Return the parameters that evaluation uses: their average where the config says so."""
         part = self.evaluated_part(opt_state)
         if part is None:
             return params
@@ -304,7 +307,7 @@ def _wide(x: Array) -> Array:
 
 
 def _lost_updates(optimizer: Any, specs: Any) -> ConfigError | None:
-    """Returns an error where updates would be lost as parameters are rounded to their dtype.
+    """Return an error where updates would be lost as parameters are rounded to their dtype.
 
     Only who trains gets it: a model is also built, loaded and served in 16 bits, whatever optimizer
     its config names.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import optax
 
 
-MIN_ROW = 16
-"""Rows of fewer numbers would save too little beside their scales."""
+_MIN_ROW = 16
+"""Rows of fewer numbers would save too little, compared with their scales."""
 
 SMALLEST = 2.0**-126
 """The smallest float32 that is normal."""
@@ -47,11 +47,11 @@ class StateFormat(Protocol):
         ...
 
     def encode(self, x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Stored:
-        """Returns the array as it is stored, rounded by random bits of its shape."""
+        """Return the array as it is stored, rounded by random bits of its shape."""
         ...
 
     def decode(self, stored: Stored) -> Float[Array, "..."]:
-        """Returns a stored array in float32."""
+        """Return a stored array in float32."""
         ...
 
 
@@ -65,11 +65,11 @@ class Bfloat16:
         return True
 
     def encode(self, x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Stored:
-        """Returns the array in bfloat16."""
+        """Return the array in bfloat16."""
         return Stored(round_to_bfloat16(x, bits), None)
 
     def decode(self, stored: Stored) -> Float[Array, "..."]:
-        """Returns a stored array in float32."""
+        """Return a stored array in float32."""
         return stored.values.astype(jnp.float32)
 
 
@@ -92,10 +92,10 @@ class Int8Rows:
 
     def can_store(self, shape: tuple[int, ...]) -> bool:
         """Large arrays whose rows are long enough."""
-        return math.prod(shape) >= self.min_size and bool(shape) and shape[-1] >= MIN_ROW
+        return math.prod(shape) >= self.min_size and bool(shape) and shape[-1] >= _MIN_ROW
 
     def encode(self, x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Stored:
-        """Returns codes of the array's shape, and scales with a last dimension of 1."""
+        """Return codes of the array's shape, and scales with a last dimension of 1."""
         largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
         scales = jnp.where(jnp.min(x, axis=-1, keepdims=True) < 0, -largest, largest)
         zero, top = _zero_and_top(scales)
@@ -108,7 +108,7 @@ class Int8Rows:
         return Stored((zero + jnp.sign(x) * steps).astype(jnp.uint8), scales)
 
     def decode(self, stored: Stored) -> Float[Array, "..."]:
-        """Returns a stored array in float32."""
+        """Return a stored array in float32."""
         assert stored.scales is not None, "codes come with scales"
         zero, top = _zero_and_top(stored.scales)
         steps = (stored.values.astype(jnp.float32) - zero) / top
@@ -117,14 +117,14 @@ class Int8Rows:
 
 
 def round_to_bfloat16(x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Array:
-    """Returns float32 numbers as one of the two nearest of bfloat16, drawn by random bits."""
+    """Return float32 numbers as one of the two nearest of bfloat16, drawn by random bits."""
     raised = jax.lax.bitcast_convert_type(x, jnp.uint32) + (bits & jnp.uint32(0xFFFF))
     rounded = jax.lax.bitcast_convert_type(raised & jnp.uint32(0xFFFF0000), jnp.float32)
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
 
 def _zero_and_top(scales: Array) -> tuple[Array, Array]:
-    """Returns the code of 0, and the largest distance of a code from it, of each row."""
+    """Return the code of 0, and the largest distance of a code from it, of each row."""
     zero = jnp.where(scales < 0, jnp.float32(128), jnp.float32(0))
     return zero, 255 - zero
 
@@ -172,7 +172,7 @@ class LowPrecisionState(Optimizer):
         min_size: PositiveInt = 4096
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
-        """Returns the wrapped optimizer's transformation between decoding and encoding."""
+        """Return the wrapped optimizer's transformation between decoding and encoding."""
         import optax
 
         wrapped = self.config.optimizer.build().transformation(learning_rate, specs)
@@ -228,7 +228,7 @@ def _in_float32(tree: Any) -> Any:
 
 
 def _exact_in_bfloat16(param: Array, update: Array, bits: Array) -> Array:
-    """Returns an update that leads a bfloat16 parameter to a number of bfloat16."""
+    """Return an update that leads a bfloat16 parameter to a number of bfloat16."""
     if param.dtype != jnp.bfloat16:
         return update
     wide = param.astype(jnp.float32)
@@ -236,7 +236,7 @@ def _exact_in_bfloat16(param: Array, update: Array, bits: Array) -> Array:
 
 
 def _random_bits(tree: Any, num_updates: Array, *, stream: int) -> Any:
-    """Returns a tree of uint32 arrays shaped as a tree's, other ones for each update."""
+    """Return a tree of uint32 arrays shaped as a tree's, other ones for each update."""
     leaves, structure = _flat(tree)
     key = jax.random.fold_in(jax.random.key(stream), num_updates)
     keys = [jax.random.fold_in(key, index) for index in range(len(leaves))]
@@ -245,5 +245,5 @@ def _random_bits(tree: Any, num_updates: Array, *, stream: int) -> Any:
 
 
 def _flat(tree: Any) -> tuple[list[Array], Any]:
-    """Returns the leaves of a tree and its structure, whose stubs lack its methods."""
+    """Return the leaves of a tree and its structure, whose stubs lack its methods."""
     return jax.tree.flatten(tree)

@@ -42,7 +42,7 @@ class Optimizer(Configurable):
         """Describes an `Optimizer`."""
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
-        """Returns the optax transformation.
+        """Return the optax transformation.
 
         Args:
             learning_rate: From step to rate.
@@ -74,7 +74,7 @@ class AdamW(Optimizer):
         weight_decay: Resumable[NonNegativeFloat] = 0.1
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
-        """Returns `optax.adamw`."""
+        """Return `optax.adamw`."""
         import optax
 
         cfg = self.config
@@ -122,7 +122,7 @@ class Adafactor(Optimizer):
         weight_decay: float | None = None
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
-        """Returns `optax.adafactor`."""
+        """Return `optax.adafactor`."""
         import optax
 
         cfg = self.config
@@ -162,7 +162,7 @@ class Lion(Optimizer):
         weight_decay: Resumable[NonNegativeFloat] = 0.1
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
-        """Returns `optax.lion`."""
+        """Return `optax.lion`."""
         import optax
 
         cfg, mask = self.config, _decays(specs)
@@ -187,7 +187,7 @@ class SGD(Optimizer):
         is_nesterov: bool = False
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
-        """Returns `optax.sgd`."""
+        """Return `optax.sgd`."""
         import optax
 
         cfg = self.config
@@ -226,7 +226,7 @@ class Muon(Optimizer):
         preconditioning: Literal["frobenius", "spectral", "aol", "schatten"] = "frobenius"
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
-        """Returns `optax.contrib.muon` with every parameter a matrix.
+        """Return `optax.contrib.muon` with every parameter a matrix.
 
         Raises:
             ConfigError: A parameter is not a matrix.

@@ -60,7 +60,7 @@ class Schedule(Configurable):
             )
 
     def __call__(self, step: Array | int) -> Array:
-        """Returns the rate of a step, counted from 0."""
+        """Return the rate of a step, counted from 0."""
         cfg = self.config
         done = jnp.asarray(step, jnp.float32) + 1
         rise = done / max(1, self.warmup_steps)
@@ -68,11 +68,11 @@ class Schedule(Configurable):
         return rate
 
     def after_warmup(self, done: Array) -> Array:
-        """Returns the fraction of the peak for step `done - 1`, which is past the warm-up."""
+        """Return the fraction of the peak for step `done - 1`, which is past the warm-up."""
         raise NotImplementedError
 
     def _fraction_done(self, done: Array, start: int) -> Array:
-        """Returns how much of the way from step `start` to the end is done, 0 to 1."""
+        """Return how much of the way from step `start` to the end is done, 0 to 1."""
         return jnp.clip((done - start) / (self.config.total_steps - start), 0, 1)
 
 
@@ -86,7 +86,7 @@ class ConstantSchedule(Schedule):
         warmup_steps: WarmupSteps = 0
 
     def after_warmup(self, done: Array) -> Array:
-        """Returns 1."""
+        """Return 1."""
         return jnp.ones_like(done)
 
 
@@ -110,7 +110,7 @@ class WarmupCosine(Schedule):
         final_fraction: NonNegativeFloat = 0.1
 
     def after_warmup(self, done: Array) -> Array:
-        """Returns the fraction of the peak."""
+        """Return the fraction of the peak."""
         cfg = self.config
         final: float = cfg.final_fraction
         fallen = self._fraction_done(done, self.warmup_steps)
@@ -131,7 +131,7 @@ class WarmupLinear(Schedule):
         final_fraction: NonNegativeFloat = 0.1
 
     def after_warmup(self, done: Array) -> Array:
-        """Returns the fraction of the peak."""
+        """Return the fraction of the peak."""
         final: float = self.config.final_fraction
         return 1 - (1 - final) * self._fraction_done(done, self.warmup_steps)
 
@@ -143,7 +143,7 @@ class WarmupInverseSqrt(Schedule):
     """
 
     def after_warmup(self, done: Array) -> Array:
-        """Returns the fraction of the peak."""
+        """Return the fraction of the peak."""
         return jnp.sqrt(max(1, self.warmup_steps) / done)
 
 
@@ -184,7 +184,7 @@ class WarmupStableDecay(Schedule):
             )
 
     def after_warmup(self, done: Array) -> Array:
-        """Returns the fraction of the peak."""
+        """Return the fraction of the peak."""
         fallen = self._fraction_done(done, self.decay_start)
         fallen = jnp.sqrt(fallen) if self.config.decay == "sqrt" else fallen
         final: float = self.config.final_fraction
@@ -220,7 +220,7 @@ class WarmupPiecewise(Schedule):
             )
 
     def after_warmup(self, done: Array) -> Array:
-        """Returns the fraction of the peak."""
+        """Return the fraction of the peak."""
         cfg = self.config
         steps, fractions = jnp.asarray(cfg.steps, jnp.float32), jnp.asarray((1.0, *cfg.fractions))
         if cfg.interpolation == "linear":

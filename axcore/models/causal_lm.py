@@ -51,7 +51,7 @@ Source: Kaplan et al. 2020, arXiv:2001.08361, section 2.1, with attention as in 
 
 
 def flops_per_token(model: Module, seq_len: int) -> float:
-    """Returns the model FLOPs of one token, forward and backward, by `FORMULA`.
+    """Return the model FLOPs of one token, forward and backward, by `FORMULA`.
 
     Modules say what differs from one product per parameter: `attention_width`, the width of their
     heads, and `inactive_params`, how many of the parameters in them an average token is not
@@ -99,7 +99,7 @@ class Decoder(Module):
         dropout: Dropout.Config = Dropout.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Builds the parts."""
+        """Build the parts."""
         self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         self.dropout = cfg.dropout.build()
         self.stack = cfg.stack.build(dim=cfg.dim)
@@ -108,7 +108,7 @@ class Decoder(Module):
     def forward(
         self, tokens: Int[Array, "batch time"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Returns a normalised vector for each token."""
+        """Return a normalised vector for each token."""
         if info.is_real is not None:
             self.set_shared(TOKEN_MASK, info.is_real)
         x = shard(self.dropout(self.embedding(tokens, info)), "batch", "time", "embed")
@@ -118,7 +118,7 @@ class Decoder(Module):
 BATCH = ("tokens", "targets", "positions", "loss_weights")
 """The arrays of a batch that a `CausalLM` is called with."""
 
-OPTIONAL = ("segment_ids", TOKEN_MASK)
+_OPTIONAL = ("segment_ids", TOKEN_MASK)
 """Arrays that say which tokens are padding, and keep documents apart."""
 
 
@@ -135,7 +135,7 @@ class CausalLM(Module):
             decoder: From tokens to hidden vectors.
             head: From hidden vectors to logits and the loss.
             published: The pretrained checkpoint that this model was read from, which decides what
-                exports say besides the numbers.
+                exports say about more than the numbers.
         """
 
         vocab_size: PositiveInt = REQUIRED
@@ -145,12 +145,12 @@ class CausalLM(Module):
         published: CheckpointInfo | None = None
 
     def setup(self, cfg: Config) -> None:
-        """Builds decoder and head."""
+        """Build decoder and head."""
         self.decoder = cfg.decoder.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         self.head = cfg.head.build(dim=cfg.dim, vocab_size=cfg.vocab_size)
 
     def forward(self, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Adds the cross-entropy of a batch as a loss, and returns its sum and weight.
+        """Add the cross-entropy of a batch as a loss, and return its sum and weight.
 
         Args:
             batch: `tokens`, `targets`, `positions` (`[batch, time]` ints) and `loss_weights`
@@ -166,7 +166,7 @@ class CausalLM(Module):
         return total, weight
 
     def check_batch(self, batch: BatchSpec) -> None:
-        """Checks that a batch is of tokens, and that there is room for each of them.
+        """Check that a batch is of tokens, and that there is room for each of them.
 
         Raises:
             ConfigError: It is not, or there is not, or it has arrays that would be passed over.
@@ -179,7 +179,7 @@ class CausalLM(Module):
                 where="data",
                 hint="train it on axcore.data.Data, or on what yields the same arrays",
             )
-        if unread := [name for name in batch.arrays if name not in (*BATCH, *OPTIONAL)]:
+        if unread := [name for name in batch.arrays if name not in (*BATCH, *_OPTIONAL)]:
             raise ConfigError(
                 f"a batch has {', '.join(unread)}, which CausalLM does not read",
                 where="data",
@@ -195,11 +195,11 @@ class CausalLM(Module):
             )
 
     def metric_units(self) -> Mapping[str, str]:
-        """Returns nats a token, for the cross-entropy."""
+        """Return nats a token, for the cross-entropy."""
         return dict.fromkeys(("loss", "loss/cross_entropy"), NATS_A_TOKEN)
 
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops:
-        """Returns the model FLOPs of a token."""
+        """Return the model FLOPs of a token."""
         return ModelFlops(flops_per_token(self, batch.axis_sizes()["time"]), FORMULA)
 
     @entry
@@ -209,7 +209,7 @@ class CausalLM(Module):
         info: TokenInfo | None = None,
         at: Int[Array, "batch places"] | None = None,
     ) -> Float[Array, "batch places vocab"]:
-        """Returns float32 logits of the token after each, or after those `at` some places only.
+        """Return float32 logits of the token after each, or after those `at` some places only.
 
         Args:
             tokens: Of the rows.
@@ -234,12 +234,12 @@ class CausalLM(Module):
         targets: Int[Array, "batch time"],
         info: TokenInfo,
     ) -> Float[Array, "batch time"]:
-        """Returns the float32 log-probability of each target after the tokens up to its place."""
+        """Return the float32 log-probability of each target after the tokens up to its place."""
         x = self.decoder(tokens, info)
         return self.head.log_probs(x, self.decoder.embedding.weight, targets)
 
     def _check_is_not_trained(self) -> None:
-        """Checks that nothing counts tokens of which nobody said whether they are padding.
+        """Check that nothing counts tokens of which nobody said whether they are padding.
 
         Raises:
             ModuleError: The model is being trained: routers and statistics count them.
@@ -252,7 +252,7 @@ class CausalLM(Module):
 
 
 def _check_batch(batch: Any) -> None:
-    """Checks that a model is called with a batch.
+    """Check that a model is called with a batch.
 
     Raises:
         ModuleError: It is something else, or lacks arrays.
@@ -286,7 +286,7 @@ TOY: Mapping[str, Any] = {
 
 
 def of_size(family: str, sizes: Sizes, size: str) -> Mapping[str, Any]:
-    """Returns the arguments of a size.
+    """Return the arguments of a size.
 
     Raises:
         ConfigError: The family has no such size.
@@ -307,7 +307,7 @@ def transformer(
     num_kv_heads: int | None = None,
     hidden_dim: int,
 ) -> CausalLM.Config:
-    """Returns the config of a pre-norm transformer with RoPE and gated feed-forwards.
+    """Return the config of a pre-norm transformer with RoPE and gated feed-forwards.
 
     Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2.
     """

@@ -39,18 +39,18 @@ class Head(Module):
         z_loss: float = 0.0
 
     def projection(self, table: Table) -> Table:
-        """Returns the vector of each token that hidden vectors are compared with."""
+        """Return the vector of each token that hidden vectors are compared with."""
         raise NotImplementedError
 
     def forward(self, x: Hidden, table: Table) -> Float[Array, "batch time vocab"]:
-        """Returns float32 logits; `table` is the embedding table."""
+        """Return float32 logits; `table` is the embedding table."""
         return self._logits(x, self.projection(table))
 
     @entry
     def log_probs(
         self, x: Hidden, table: Table, targets: Int[Array, "batch time"]
     ) -> Float[Array, "batch time"]:
-        """Returns the float32 log-probability of each target.
+        """Return the float32 log-probability of each target.
 
         Logits are there for `LOGITS_AT_ONCE` places of each row at a time, and are computed again
         in the backward pass.
@@ -84,7 +84,7 @@ class Head(Module):
         targets: Int[Array, "batch time"],
         weights: Float[Array, "batch time"],
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Returns the weighted sum of cross-entropies in nats, and the sum of weights.
+        """Return the weighted sum of cross-entropies in nats, and the sum of weights.
 
         Adds the z-loss as a loss of its own. The kernels know one loss: its gradient comes with
         the sum that is returned, and what is added has none.
@@ -110,11 +110,11 @@ class TiedHead(Head):
     """Projects by the embedding table."""
 
     def setup(self, cfg: Head.Config) -> None:
-        """Declares that tokens are multiplied by the table, which is another module's."""
+        """Declare that tokens are multiplied by the table, which is another module's."""
         self.inactive_params = -cfg.vocab_size * cfg.dim
 
     def projection(self, table: Table) -> Table:
-        """Returns the embedding table."""
+        """Return the embedding table."""
         return table
 
 
@@ -132,7 +132,7 @@ class UntiedHead(Head):
         weight_init: Initializer = VarianceScaling()
 
     def setup(self, cfg: Config) -> None:
-        """Declares the projection."""
+        """Declare the projection."""
         self.weight = Param(
             (cfg.vocab_size, cfg.dim),
             axes=("vocab", "embed"),
@@ -141,5 +141,5 @@ class UntiedHead(Head):
         )
 
     def projection(self, table: Table) -> Table:
-        """Returns the head's own matrix."""
+        """Return the head's own matrix."""
         return self.weight

@@ -24,7 +24,7 @@ from axcore.interop import (
 from axcore.models.causal_lm import TOY, CausalLM, Sizes, of_size, transformer
 from axcore.models.head import TiedHead, UntiedHead
 
-LLAMA2_SIZES: Sizes = {
+_LLAMA2_SIZES: Sizes = {
     "7b": {
         "vocab_size": 32_000,
         "dim": 4096,
@@ -50,7 +50,7 @@ LLAMA2_SIZES: Sizes = {
     "toy": TOY,
 }
 
-LLAMA3_SIZES: Sizes = {
+_LLAMA3_SIZES: Sizes = {
     "8b": {
         "vocab_size": 128_256,
         "dim": 4096,
@@ -72,20 +72,20 @@ LLAMA3_SIZES: Sizes = {
 
 
 def llama2(size: str) -> CausalLM.Config:
-    """Returns the config of a Llama 2: `7b`, `13b`, `70b` or `toy`.
+    """Return the config of a Llama 2: `7b`, `13b`, `70b` or `toy`.
 
     Source: Touvron et al. 2023, arXiv:2307.09288, section 2.2.
     """
-    cfg = transformer(**of_size("llama2", LLAMA2_SIZES, size))
+    cfg = transformer(**of_size("llama2", _LLAMA2_SIZES, size))
     return update_config(cfg, {"**.norm.epsilon": 1e-5})
 
 
 def llama3(size: str) -> CausalLM.Config:
-    """Returns the config of a Llama 3: `8b`, `70b` or `toy`.
+    """Return the config of a Llama 3: `8b`, `70b` or `toy`.
 
     Source: Grattafiori et al. 2024, arXiv:2407.21783, table 3.
     """
-    cfg = transformer(**of_size("llama3", LLAMA3_SIZES, size))
+    cfg = transformer(**of_size("llama3", _LLAMA3_SIZES, size))
     return update_config(cfg, {"**.norm.epsilon": 1e-5, "**.position.theta": 500_000.0})
 
 
@@ -100,7 +100,7 @@ LLAMA_LIKE: tuple[ConfigEntry, ...] = (
 
 
 def llama_gguf(*more: GGUFEntry) -> GGUFMap:
-    """Returns how llama.cpp has models like a Llama, of which it rotates neighbouring rows.
+    """Return how llama.cpp has models like a Llama, of which it rotates neighbouring rows.
 
     Args:
         *more: What becomes of fields that not all of them have.
@@ -116,7 +116,7 @@ def llama_gguf(*more: GGUFEntry) -> GGUFMap:
 
 
 def smallest() -> Any:
-    """Returns a transformer whose sizes a config map then sets."""
+    """Return a transformer whose sizes a config map then sets."""
     return transformer(vocab_size=1, dim=1, num_layers=1, num_heads=1, hidden_dim=1)
 
 

@@ -22,7 +22,7 @@ from axcore.layers import FeedForward, MoE, Router
 from axcore.models.causal_lm import TOY, CausalLM, Sizes, of_size, transformer
 from axcore.models.llama import LLAMA_LIKE, llama_gguf, smallest
 
-MISTRAL_SIZES: Sizes = {
+_MISTRAL_SIZES: Sizes = {
     "7b": {
         "vocab_size": 32_000,
         "dim": 4096,
@@ -39,11 +39,11 @@ WINDOW = 4096
 
 
 def mistral(size: str) -> CausalLM.Config:
-    """Returns the config of a Mistral: `7b` (version 0.1) or `toy`.
+    """Return the config of a Mistral: `7b` (version 0.1) or `toy`.
 
     Source: Jiang et al. 2023, arXiv:2310.06825, table 1.
     """
-    cfg = transformer(**of_size("mistral", MISTRAL_SIZES, size))
+    cfg = transformer(**of_size("mistral", _MISTRAL_SIZES, size))
     return update_config(cfg, {"**.norm.epsilon": 1e-5, "**.core.window": (WINDOW - 1, 0)})
 
 
@@ -56,7 +56,7 @@ MISTRAL = Family(
 )
 
 
-MIXTRAL_SIZES: Sizes = {
+_MIXTRAL_SIZES: Sizes = {
     "8x7b": {
         "vocab_size": 32_000,
         "dim": 4096,
@@ -81,11 +81,11 @@ layer has a loss, and 1 is its least value."""
 
 
 def mixtral(size: str) -> CausalLM.Config:
-    """Returns the config of a Mixtral: `8x7b`, `8x22b` or `toy`.
+    """Return the config of a Mixtral: `8x7b`, `8x22b` or `toy`.
 
     Source: Jiang et al. 2024, arXiv:2401.04088, table 1.
     """
-    sizes, router = of_size("mixtral", MIXTRAL_SIZES, size), Router.Config()
+    sizes, router = of_size("mixtral", _MIXTRAL_SIZES, size), Router.Config()
     if size in _BALANCE_LOSS:
         router = Router.Config(balance_loss=_BALANCE_LOSS[size] * 2 / sizes["num_layers"])
     cfg = transformer(**sizes)

@@ -17,7 +17,7 @@ from axcore.models.causal_lm import TOY, CausalLM, Sizes, of_size, transformer
 from axcore.models.head import TiedHead, UntiedHead
 from axcore.models.llama import LLAMA_LIKE, smallest
 
-QWEN2_SIZES: Sizes = {
+_QWEN2_SIZES: Sizes = {
     "0.5b": {
         "vocab_size": 151_936,
         "dim": 896,
@@ -58,12 +58,12 @@ TIED = ("0.5b", "1.5b")
 
 
 def qwen2(size: str) -> CausalLM.Config:
-    """Returns the config of a Qwen2: `0.5b`, `1.5b`, `7b`, `72b` or `toy`.
+    """Return the config of a Qwen2: `0.5b`, `1.5b`, `7b`, `72b` or `toy`.
 
     Source: Yang et al. 2024, arXiv:2407.10671, table 1; the epsilon of norms as in the configs
     published with the weights, where that of `72b` is another.
     """
-    cfg = transformer(**of_size("qwen2", QWEN2_SIZES, size))
+    cfg = transformer(**of_size("qwen2", _QWEN2_SIZES, size))
     cfg = update_config(
         cfg,
         {

@@ -4,11 +4,10 @@ Mesh rules hold them. A plugin's module, which imports no jax and so none of the
 instead, as users write it: `MeshRule(..., modifiers=("remat(policy=minimal)",))`.
 """
 
-from axcore.modifiers.adapter_room import AdapterSlots
+from axcore.modifiers.adapters import AdapterSlots, LoRA, QuantizedBase
 from axcore.modifiers.edits import Chain, Kernels, Named, ReplaceConfig, UpdateConfig
 from axcore.modifiers.kv_cache import KVCache
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Pipelined, Shard, Zero2
-from axcore.modifiers.lora import LoRA
 from axcore.modifiers.named import apply_modifier, find_change, with_changes
 from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import (
@@ -20,7 +19,6 @@ from axcore.modifiers.quantization import (
     with_dot,
     with_packed_weights,
 )
-from axcore.modifiers.quantized_base import QuantizedBase
 from axcore.modifiers.remat import RematModifier
 from axcore.modifiers.serving import changes_compute_dtype, for_serving, served_compute
 from axcore.modifiers.variants import with_variant

@@ -4,7 +4,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from axcore.config import REQUIRED, config, evolve, find_config, replace_config, suggest_names
+from axcore.config import (
+    REQUIRED,
+    config,
+    evolve,
+    find_config,
+    replace_config,
+    suggest_names,
+    update_config,
+)
 from axcore.errors import ConfigError
 from axcore.layers import Pipeline, ScannedLayers
 from axcore.modifiers.serving import check_nothing_derived
@@ -14,7 +22,7 @@ from axcore.plugins import Hardware
 
 @config
 class MeshShape:
-    """Arranges the devices in another mesh.
+    """Arrange the devices in another mesh.
 
     Args:
         mesh: Size by mesh axis within a slice; one may be -1 and takes the devices that are left.
@@ -31,7 +39,7 @@ class MeshShape:
 
 @config
 class Shard:
-    """Splits arrays along other mesh axes, by the logical names of their dimensions.
+    """Split arrays along other mesh axes, by the logical names of their dimensions.
 
     Args:
         params: Mesh axes by logical axis, for parameters; others keep theirs.
@@ -51,20 +59,22 @@ class Shard:
             for name in names:
                 if name not in MESH_AXES:
                     raise ConfigError(
-                        f"{axis!r} is to be split over {name!r}, which is no mesh axis",
+                        f"{axis!r} is to be split over {name!r}, which is not a mesh axis",
                         where="Shard",
                         hint=suggest_names(name, MESH_AXES),
                     )
-        return evolve(
+        return update_config(
             cfg,
-            param_rules={**cfg.param_rules, **self.params},
-            activation_rules={**cfg.activation_rules, **self.activations},
+            {
+                "sharding.param_rules": {**cfg.sharding.param_rules, **self.params},
+                "sharding.activation_rules": {**cfg.sharding.activation_rules, **self.activations},
+            },
         )
 
 
 @config
 class Zero2:
-    """Keeps parameters whole on each device, and splits gradients and the optimizer's state.
+    """Keep parameters whole on each device, and split gradients and the optimizer's state.
 
     It is the second stage of ZeRO, between data parallelism and `fsdp`: parameters move once a
     step, after the update, and not in each pass of each micro-batch. It takes the memory of whole
@@ -84,7 +94,9 @@ class Zero2:
         Raises:
             ConfigError: No parameter is split over that mesh axis.
         """
-        split = {a: names for a, names in cfg.param_rules.items() if self.mesh_axis in names}
+        split = {
+            a: names for a, names in cfg.sharding.param_rules.items() if self.mesh_axis in names
+        }
         if not split:
             raise ConfigError(
                 f"no rule splits parameters over {self.mesh_axis!r}",
@@ -92,16 +104,21 @@ class Zero2:
                 hint="name the mesh axis that param_rules have, or take the modifier out",
             )
         whole = {a: tuple(n for n in names if n != self.mesh_axis) for a, names in split.items()}
-        return evolve(
+        return update_config(
             cfg,
-            param_rules={**cfg.param_rules, **whole},
-            optimizer_rules={**(cfg.optimizer_rules or cfg.param_rules), **split},
+            {
+                "sharding.param_rules": {**cfg.sharding.param_rules, **whole},
+                "sharding.optimizer_rules": {
+                    **(cfg.sharding.optimizer_rules or cfg.sharding.param_rules),
+                    **split,
+                },
+            },
         )
 
 
 @config
 class Accumulate:
-    """Runs every batch in more parts, one after the other: less memory, the same result.
+    """Run every batch in more parts, one after the other: less memory, the same result.
 
     Args:
         factor: How many parts each part of now becomes.
@@ -116,7 +133,7 @@ class Accumulate:
 
 @config
 class MicroBatches:
-    """Runs every batch in as few parts as leave each device few enough rows at a time.
+    """Run every batch in as few parts as leave each device few enough rows at a time.
 
     So an experiment's batch fits any number of devices. Where it does so already, nothing changes.
 
@@ -137,7 +154,7 @@ class MicroBatches:
         self._check(cfg)
         sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
         by_axis = dict(zip(MESH_AXES, sizes, strict=True))
-        ways = math.prod(by_axis[axis] for axis in cfg.activation_rules["batch"])
+        ways = math.prod(by_axis[axis] for axis in cfg.sharding.activation_rules["batch"])
         rows = max(1, cfg.data.batch_size // ways)
         counts = (count for count in range(1, rows + 1) if rows % count == 0)
         fewest = next(count for count in counts if rows // count <= self.rows_per_device)
@@ -159,7 +176,7 @@ class MicroBatches:
 
 @config
 class Pipelined:
-    """Puts a `Pipeline` in the place of every `ScannedLayers`; the mesh's axis `pipeline` says
+    """Put a `Pipeline` in the place of every `ScannedLayers`; the mesh's axis `pipeline` says
     how many stages there are.
 
     Args:

@@ -71,7 +71,7 @@ def with_changes(cfg: Any, changes: Iterable[str], hardware: Hardware | None = N
     Raises:
         PluginError: Nobody brings a change of that name, two things go by it, or what brings it is
             not of its kind.
-        ConfigError: A text is no change, a value does not fit, there is nothing to change, or a
+        ConfigError: A text is not a change, a value does not fit, there is nothing to change, or a
             modifier comes without hardware.
     """
     for change in changes:
@@ -84,7 +84,7 @@ def find_change(change: str) -> Change:
 
     Raises:
         PluginError: There is none, or more than one.
-        ConfigError: The text is no change.
+        ConfigError: The text is not a change.
     """
     name, _ = parse_change(change)
     host = plugin_host()
@@ -122,14 +122,14 @@ def apply_modifier(cfg: Any, modifier: Any, hardware: Hardware, *, where: str) -
     """Return `cfg` changed by a modifier, or by a named change, which is a str.
 
     Raises:
-        ConfigError: It is no modifier, lacks a value, or changes nothing and does not say by
+        ConfigError: It is not a modifier, lacks a value, or changes nothing and does not say by
             `is_idempotent` that it may.
     """
     if isinstance(modifier, str):
         return _changed(cfg, modifier, hardware, where=where)
     if not callable(getattr(modifier, "apply", None)):
         raise ConfigError(
-            f"{modifier!r}{of_plugin(modifier)} is no modifier: it has no apply(cfg, hardware)",
+            f"{modifier!r}{of_plugin(modifier)} is not a modifier: it has no apply(cfg, hardware)",
             where=where,
             hint="give a config of axcore.modifiers, or one of a plugin's",
         )
@@ -166,6 +166,7 @@ def _changed(cfg: Any, text: str, hardware: Hardware | None, *, where: str) -> A
     def with_values(made: Any, values: Iterable[str] = values) -> Any:
         return apply_overrides(made, values, set_in=where)
 
+    # Of a variant the configs are made only where it replaces something, so values wait until then.
     if isinstance(change, LayerVariant):
         by_field = {value.partition("=")[0]: value for value in values}
         return replace_by_variant(
@@ -206,7 +207,7 @@ def parse_change(text: str) -> tuple[str, tuple[str, ...]]:
     ('mesh_shape', ("mesh={'data': 2, 'fsdp': -1}",))
 
     Raises:
-        ConfigError: The text is no change.
+        ConfigError: The text is not a change.
     """
     match = _CHANGE.fullmatch(text)
     if match is None:
@@ -218,7 +219,7 @@ def parse_change(text: str) -> tuple[str, tuple[str, ...]]:
     for part in _split(inside, text):
         field = _FIELD.fullmatch(part)
         if field is None:
-            raise _not_a_change(text, f"{part.strip()!r} is no field=value")
+            raise _not_a_change(text, f"{part.strip()!r} is not field=value")
         values.append(f"{field[1]}={field[2].strip()}")
     return name, tuple(values)
 
@@ -247,7 +248,7 @@ def _split(inside: str, text: str) -> list[str]:
 
 def _not_a_change(text: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"{text!r} is no change: {reason}",
+        f"{text!r} is not a change: {reason}",
         where="--modify",
         hint="write a name, or name(field=value, ...) in quotes: --modify 'remat(policy=minimal)'",
     )

@@ -6,7 +6,7 @@ devices or arrays, so every answer can be had for hardware you do not have.
 
 Of the kernels that can serve, and may without a pin:
 
-1. With `kernel_choice="validated"`, those that never ran on the chip wait where one that did
+1. With `kernels.choice="validated"`, those that never ran on the chip wait where one that did
    can serve.
 2. The highest band goes first.
 3. Within a band, `preferred_to` decides; a tie is an error that names the pins to write.
@@ -142,9 +142,9 @@ class KernelPolicy:
         """Return what a trainer's config says of kernels, for some hardware."""
         return cls(
             hardware=hardware,
-            pins=cfg.kernels,
-            allow=cfg.allow_kernels,
-            kernel_choice=cfg.kernel_choice,
+            pins=cfg.kernels.pins,
+            allow=cfg.kernels.allow,
+            kernel_choice=cfg.kernels.choice,
         )
 
 
@@ -276,7 +276,7 @@ class ChosenKernel:
         kernel: What serves the call.
         why: Why it does, in words.
         candidates: Every kernel of the op, with the reason against it.
-        otherwise: What another `kernel_choice` takes: `fastest: NAME`; None where it takes the
+        otherwise: What another `kernels.choice` takes: `fastest: NAME`; None where it takes the
             same, or where the kernel is pinned.
     """
 
@@ -293,7 +293,7 @@ class ChosenKernel:
 
     def __str__(self) -> str:
         kernel = f"{self.call.op}: {self.kernel.name} ({self.kernel.plugin}), {self.why}, "
-        otherwise = f"; kernel_choice={self.otherwise}" if self.otherwise else ""
+        otherwise = f"; kernels.choice={self.otherwise}" if self.otherwise else ""
         return f"{kernel}on {self.hardware.name}{otherwise}"
 
 
@@ -384,7 +384,7 @@ def _why(
 def _otherwise(
     first: Sequence[Kernel], found: Sequence[KernelCandidate], policy: KernelPolicy
 ) -> str | None:
-    """Return what the other `kernel_choice` takes, where that is something else."""
+    """Return what the other `kernels.choice` takes, where that is something else."""
     other: KernelPreference = "fastest" if policy.kernel_choice == "validated" else "validated"
     others = first_of(found, policy.hardware, other)
     if tuple(others) == tuple(first):
@@ -422,7 +422,7 @@ def _tie(first: Sequence[Kernel], call: Call, hardware: Hardware) -> KernelError
 def _pins_of(call: Call, kernels: Sequence[Kernel]) -> str | None:
     """Return how a script, and a trainer's user, pins one of the kernels; None without any."""
     pins = " or ".join(f'pins={{"{call.op}": "{kernel.name}"}}' for kernel in kernels)
-    texts = " or ".join(f'--set "kernels={ {call.op: kernel.name} }"' for kernel in kernels)
+    texts = " or ".join(f'--set "kernels.pins={ {call.op: kernel.name} }"' for kernel in kernels)
     return f"pin one: {pins}; of a trainer: {texts}" if pins else None
 
 
@@ -441,5 +441,5 @@ def _refuse_silent_fallback(
             f"{call.op}: none of the kernels installed for {hardware.name} can serve "
             f"{call}, and {first.name} is not allowed to replace it.\n{table(found)}",
             hint=f'change the call, or allow the slower kernel: allow=("{first.name}",); of a '
-            f'trainer: --set "allow_kernels={(first.name,)}"',
+            f'trainer: --set "kernels.allow={(first.name,)}"',
         )

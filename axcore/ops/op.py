@@ -167,7 +167,7 @@ def how_to_continue_without(kernel: Kernel) -> str:
     names = [one.name for one in others if one.name == "portable" or one.priority == 0]
     if not names:
         return f"to continue without it, set AXCORE_BLOCK={kernel.plugin}"
-    pin = f'--set "kernels={ {kernel.op: names[0]} }"'
+    pin = f'--set "kernels.pins={ {kernel.op: names[0]} }"'
     in_python = f'KernelPolicy(pins={{"{kernel.op}": "{names[0]}"}})'
     return f"to continue without it, pin another kernel: {pin}, or in Python {in_python}"
 

@@ -21,7 +21,7 @@ CHOICES: tuple[KernelPreference, ...] = get_args(KernelPreference)
 _SERVES: dict[tuple[str, ...], str] = {
     CHOICES: "yes",
     CHOICES[:1]: "by default",
-    CHOICES[1:]: "with kernel_choice=fastest",
+    CHOICES[1:]: "with kernels.choice=fastest",
 }
 
 
@@ -34,7 +34,7 @@ class Verdict:
         is_validated: Whether it has run on the chip and was timed there.
         unsupported_reason: Why it is not for the hardware; None where it is.
         refusal: Why it does not take the call; None where it does, or where there is no call.
-        serves_with: The values of `kernel_choice` with which it serves unasked.
+        serves_with: The values of `kernels.choice` with which it serves unasked.
         needs_leave: Whether it must be allowed, since there are kernels for the hardware.
     """
 

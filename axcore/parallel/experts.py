@@ -61,6 +61,7 @@ def shard_map_over_tokens(
     key = context.key() if context.has_key else None
 
     def body(state: Any, key: Any, args: tuple[Array, ...]) -> tuple[Array, Outputs]:
+        # Without this every device would draw the same dropout for its different tokens.
         own = None if key is None else fold(key, jax.lax.axis_index(names))
         result, outputs, _ = pure(_gathered(state, parts, experts), own, {}, args, {})
         return result, _merge_over_devices(outputs, names, experts, _by_path(specs, context.path))
@@ -76,6 +77,7 @@ def shard_map_over_tokens(
         },  # layers of a pipeline run side by side
         check_vma=False,
     )
+    # Cast before they are split: devices then gather 16 bits where modules read 16 bits.
     result, outputs = split(_as_read(context.state, specs), key, args)
     context.frame.outputs.absorb(outputs)
     array: Array = result
@@ -204,6 +206,7 @@ def _merge_over_devices(
             "tokens of its own",
             hint="capture the module around the experts, or run on one device",
         )
+    # Losses are sums and weights, so they add up, whatever part of the tokens a device has.
     losses = jax.tree.map(lambda leaf: jax.lax.psum(leaf, names), outputs.losses)  # type: ignore[no-untyped-call]
     summaries = {name: _mean(value, names) for name, value in outputs.summaries.items()}
     updates = {

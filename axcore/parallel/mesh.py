@@ -39,6 +39,8 @@ def make_mesh(
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(shape, len(devices), slices=slices)
+    # Auto: `shard` gives hints and the compiler does the rest. Explicit axes would need a rule for
+    # every operation of every layer.
     kinds = (AxisType.Auto,) * len(sizes)
     across = [slices.get(axis, 1) for axis in MESH_AXES]
     if math.prod(across) == 1:

@@ -123,6 +123,7 @@ def run_pipeline(
         lambda leaf: jnp.broadcast_to(leaf[:1], (schedule.num_stages, *leaf.shape[1:])), inputs
     )
     turns, micros = schedule.items()
+    # Out of range, which `mode="drop"` does not write.
     nowhere = schedule.num_micro_batches
     places = np.where(schedule.is_last(), micros[:, -1], nowhere)
     now = (jnp.asarray(turns), jnp.asarray(micros), jnp.asarray(places), state_by_tick)

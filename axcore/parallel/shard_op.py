@@ -62,6 +62,7 @@ class Partition:
         free = frozenset() if mesh is None else frozenset(mesh.axis_names) - manual_axes()
         if mesh is None or not free:
             return cls(None, dict.fromkeys(split, ()))
+        # Two dimensions of one array cannot share a mesh axis; the first in `split` gets it.
         taken: set[str] = set()
         chosen: dict[str, Names] = {}
         sizes = _sizes(arrays, axes)

@@ -32,7 +32,7 @@ class ReferenceTask(Task):
     """
 
     def kept_specs(self, specs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the specs of the copy."""
+        """Return the specs of the copy."""
 
         def kept(spec: ParamSpec) -> ParamSpec:
             return attrs.evolve(spec, path=(REFERENCE, *spec.path), is_frozen=True)
@@ -40,11 +40,11 @@ class ReferenceTask(Task):
         return {**super().kept_specs(specs), REFERENCE: _trained(specs, specs, kept)}
 
     def kept_state(self, state: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the copy."""
+        """Return the copy."""
         return {**super().kept_state(state, specs), REFERENCE: _trained(specs, state, jnp.copy)}
 
     def reference(self, method: str, *args: Any) -> Any:
-        """Returns what a method of the model returns with the first parameters; no gradient.
+        """Return what a method of the model returns with the first parameters; no gradient.
 
         It draws the random numbers that the model's own first call draws: dropout and stochastic
         rounding are the same in both, so that a model that was not trained yet equals its
@@ -63,7 +63,7 @@ class ReferenceTask(Task):
 
 
 def _trained(specs: Mapping[str, Any], tree: Mapping[str, Any], of: Any) -> dict[str, Any]:
-    """Returns the leaves of a tree that are trained, by a function; empty dicts are left out."""
+    """Return the leaves of a tree that are trained, by a function; empty dicts are left out."""
     found: dict[str, Any] = {}
     for name, spec in specs.items():
         if isinstance(spec, ParamSpec):
@@ -75,7 +75,7 @@ def _trained(specs: Mapping[str, Any], tree: Mapping[str, Any], of: Any) -> dict
 
 
 def _over(state: Mapping[str, Any], some: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a state with some of its leaves in the place of its own."""
+    """Return a state with some of its leaves in the place of its own."""
     return {
         name: (_over(leaf, some[name]) if isinstance(leaf, Mapping) else some[name])
         if name in some
@@ -90,7 +90,7 @@ BATCH = ("tokens", "targets", "token_mask", "loss_weights", "row_weights")
 
 @attrs.frozen
 class Answers:
-    """What a model says of the answers of a batch.
+    """The log probabilities that a model gives the answers of a batch.
 
     Attributes:
         log_probs: Sum over the tokens of each answer, in nats.
@@ -122,7 +122,7 @@ class PreferenceTask(ReferenceTask):
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None
     ) -> Float[Array, " batch"]:
-        """Returns the loss of each row.
+        """Return the loss of each row.
 
         Args:
             batch: The batch.
@@ -132,7 +132,7 @@ class PreferenceTask(ReferenceTask):
         raise NotImplementedError(f"{type(self).__qualname__} has no row_losses")
 
     def forward(self, batch: Mapping[str, Array]) -> None:
-        """Adds the mean over rows of their losses, by the name `preference`."""
+        """Add the mean over rows of their losses, by the name `preference`."""
         tokens, targets, token_mask = (_flat(batch[name]) for name in BATCH[:3])
         inputs = tokens, targets, whole_rows(tokens, token_mask)
         policy = _answers(self.model.log_probs(*inputs), batch)
@@ -146,30 +146,30 @@ class PreferenceTask(ReferenceTask):
     def add_reward_measures(
         self, rewards: Float[Array, "batch 2"], weights: Float[Array, " batch"]
     ) -> None:
-        """Reports by how much the chosen answer is ahead, and in what share of rows it is."""
+        """Report by how much the chosen answer is ahead, and in what share of rows it is."""
         margin = rewards[:, 0] - rewards[:, 1]
         count = jnp.sum(weights)
         self.add_measure("reward_margin", jnp.sum(margin * weights), count)
         self.add_measure("reward_accuracy", jnp.sum(jnp.where(margin > 0, weights, 0)), count)
 
     def metric_units(self) -> Mapping[str, str]:
-        """Returns the unit of the loss, and that the accuracy is a share of pairs."""
+        """Return the unit of the loss, and that the accuracy is a share of pairs."""
         return {"loss": self.loss_unit, "reward_accuracy": "of pairs"}
 
     def kept_specs(self, specs: dict[str, object]) -> dict[str, object]:
-        """Returns the specs of the copy, for objectives with a reference."""
+        """Return the specs of the copy, for objectives with a reference."""
         if self.has_reference:
             return super().kept_specs(specs)
         return Task.kept_specs(self, specs)
 
     def kept_state(self, state: dict[str, object], specs: dict[str, object]) -> dict[str, object]:
-        """Returns the copy, for objectives with a reference."""
+        """Return the copy, for objectives with a reference."""
         if self.has_reference:
             return super().kept_state(state, specs)
         return Task.kept_state(self, state, specs)
 
     def check_batch(self, batch: BatchSpec) -> None:
-        """Checks that batches are of labelled answers, in tokens of the model.
+        """Check that batches are of labelled answers, in tokens of the model.
 
         Raises:
             ConfigError: They are not, or they have arrays that would be passed over.
@@ -194,7 +194,7 @@ class PreferenceTask(ReferenceTask):
 
 
 def _flat(array: Array) -> Array:
-    """Returns rows `[B S, T]` of `[B, S, T]`."""
+    """Return rows `[B S, T]` of `[B, S, T]`."""
     return array.reshape(-1, array.shape[-1])
 
 
@@ -227,7 +227,7 @@ class DPO(PreferenceTask):
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None
     ) -> Float[Array, " batch"]:
-        """Returns the loss of each pair."""
+        """Return the loss of each pair."""
         assert reference is not None, "it has one"
         cfg = self.config
         rewards = cfg.beta * (policy.log_probs - reference.log_probs)
@@ -259,7 +259,7 @@ class IPO(PreferenceTask):
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None
     ) -> Float[Array, " batch"]:
-        """Returns the loss of each pair."""
+        """Return the loss of each pair."""
         assert reference is not None, "it has one"
         ratios = policy.mean_log_probs - reference.mean_log_probs
         self.add_reward_measures(self.config.beta * ratios, batch["row_weights"])
@@ -297,7 +297,7 @@ class KTO(PreferenceTask):
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None
     ) -> Float[Array, " batch"]:
-        """Returns the loss of each labelled answer."""
+        """Return the loss of each labelled answer."""
         assert reference is not None, "it has one"
         cfg, weights, is_good = self.config, batch["row_weights"], batch["is_good"]
         ratios = policy.log_probs - reference.log_probs
@@ -338,13 +338,13 @@ class ORPO(PreferenceTask):
         beta: NonNegativeFloat = 0.1
 
     def metric_units(self) -> Mapping[str, str]:
-        """Returns nats a token for the cross-entropy of answers, beside what all have."""
+        """Return nats a token for the cross-entropy of answers, besides what all have."""
         return {**super().metric_units(), "loss/cross_entropy": NATS_A_TOKEN}
 
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None
     ) -> Float[Array, " batch"]:
-        """Returns the loss of the odds ratio of each pair, and adds the cross-entropy."""
+        """Return the loss of the odds ratio of each pair, and add the cross-entropy."""
         weights = batch["row_weights"]
         chosen, num_tokens = policy.log_probs[:, 0], policy.num_tokens[:, 0]
         self.add_loss("cross_entropy", -jnp.sum(chosen * weights), jnp.sum(num_tokens * weights))
@@ -356,7 +356,7 @@ class ORPO(PreferenceTask):
 
 
 def _log1mexp(x: Array) -> Array:
-    """Returns `log(1 - exp(x))` of numbers below 0; of 0, that of the largest number below."""
+    """Return `log(1 - exp(x))` of numbers below 0; of 0, that of the largest number below."""
     x = jnp.minimum(x, -_SMALLEST)
     is_near = x > -jnp.log(2.0)
     near = jnp.log(-jnp.expm1(jnp.where(is_near, x, -1.0)))
@@ -387,7 +387,7 @@ class SimPO(PreferenceTask):
     def row_losses(
         self, batch: Mapping[str, Array], policy: Answers, reference: Answers | None
     ) -> Float[Array, " batch"]:
-        """Returns the loss of each pair."""
+        """Return the loss of each pair."""
         rewards = self.config.beta * policy.mean_log_probs
         self.add_reward_measures(rewards, batch["row_weights"])
         return -jax.nn.log_sigmoid(rewards[:, 0] - rewards[:, 1] - self.config.gamma)

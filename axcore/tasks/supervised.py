@@ -40,7 +40,7 @@ class SupervisedTask(Task):
     config: Config
 
     def forward(self, batch: Mapping[str, Array]) -> None:
-        """Adds the loss and the measures of a batch."""
+        """Add the loss and the measures of a batch."""
         result = self.model(*[batch[name] for name in self.config.inputs])
         target = batch[self.config.target]
         weights = batch.get(ROW_WEIGHTS, jnp.ones(len(target), jnp.float32))
@@ -48,7 +48,7 @@ class SupervisedTask(Task):
         self.compare(result.astype(jnp.float32), target, jnp.broadcast_to(spread, target.shape))
 
     def compare(self, result: Array, target: Array, weights: Float[Array, "batch ..."]) -> None:
-        """Adds the loss and the measures.
+        """Add the loss and the measures.
 
         Args:
             result: What the model returned, in float32.
@@ -58,7 +58,7 @@ class SupervisedTask(Task):
         raise NotImplementedError(f"{type(self).__qualname__} has no compare")
 
     def check_result(self, result: Any, target: ArraySpec) -> None:
-        """Checks the shape and dtype of what the model returns.
+        """Check the shape and dtype of what the model returns.
 
         Raises:
             ConfigError: It cannot be compared with the right answers.
@@ -66,7 +66,7 @@ class SupervisedTask(Task):
         raise NotImplementedError(f"{type(self).__qualname__} has no check_result")
 
     def check_batch(self, batch: BatchSpec) -> None:
-        """Checks that a batch has the arrays of this task and no others, and what comes out.
+        """Check that a batch has the arrays of this task and no others, and what comes out.
 
         Raises:
             ConfigError: They differ, or the model returns what cannot be compared.
@@ -108,7 +108,7 @@ class Classification(SupervisedTask):
     config: Config
 
     def compare(self, result: Array, target: Array, weights: Float[Array, "batch ..."]) -> None:
-        """Adds `cross_entropy`, in nats a label, and `accuracy`."""
+        """Add `cross_entropy`, in nats a label, and `accuracy`."""
         smooth, total = self.config.label_smoothing, jnp.sum(weights)
         log_probs = jax.nn.log_softmax(result, axis=-1)
         labels = target.astype(jnp.int32)
@@ -119,11 +119,11 @@ class Classification(SupervisedTask):
         self.add_measure("accuracy", jnp.sum(jnp.where(is_right, weights, 0)), total)
 
     def metric_units(self) -> Mapping[str, str]:
-        """Returns the units of the loss and of the accuracy."""
+        """Return the units of the loss and of the accuracy."""
         return {"loss": "nats a label", "accuracy": "of labels"}
 
     def check_result(self, result: Any, target: ArraySpec) -> None:
-        """Checks that there is a logit for each class."""
+        """Check that there is a logit for each class."""
         if target.num_values is None:
             raise ConfigError(
                 f"{self.config.target} has {target.dtype}, some below 0 or no integers; "
@@ -153,17 +153,17 @@ class Regression(SupervisedTask):
         """Describes `Regression`."""
 
     def compare(self, result: Array, target: Array, weights: Float[Array, "batch ..."]) -> None:
-        """Adds `squared_error`, a mean over values, and `mean_absolute_error`."""
+        """Add `squared_error`, a mean over values, and `mean_absolute_error`."""
         error, total = result - target.astype(jnp.float32), jnp.sum(weights)
         self.add_loss("squared_error", jnp.sum(error**2 * weights), total)
         self.add_measure("mean_absolute_error", jnp.sum(jnp.abs(error) * weights), total)
 
     def metric_units(self) -> Mapping[str, str]:
-        """Returns what the loss is; the error has the unit of the numbers themselves."""
+        """Return what the loss is; the error has the unit of the numbers themselves."""
         return {"loss": "mean squared error"}
 
     def check_result(self, result: Any, target: ArraySpec) -> None:
-        """Checks that shapes are equal: `[B, 1]` and `[B]` would be compared all with all."""
+        """Check that shapes are equal: `[B, 1]` and `[B]` would be compared all with all."""
         if getattr(result, "shape", None) != target.shape:
             raise self._mismatch(
                 f"the model returns {_described(result)}, and {self.config.target} has the shape "

@@ -36,15 +36,15 @@ class Task(Module):
         model: Module.Config = REQUIRED
 
     def setup(self, cfg: Config) -> None:
-        """Builds the model."""
+        """Build the model."""
         self.model = cfg.model.build()
 
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
-        """Returns what a unit costs the model, forward and backward."""
+        """Return what a unit costs the model, forward and backward."""
         return self.model.flops_per_unit(batch)
 
     def kept_specs(self, specs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the specs of the frozen models, by name.
+        """Return the specs of the frozen models, by name.
 
         Raises:
             ModuleError: The model has arrays of that name.
@@ -59,16 +59,16 @@ class Task(Module):
         return {name: one.specs(name) for name, one in frozen.items()}
 
     def kept_state(self, state: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
-        """Returns arrays in the place of the frozen models' weights, until these are read."""
+        """Return arrays in the place of the frozen models' weights, until these are read."""
         return {name: one.random_state() for name, one in frozen_models(self).items()}
 
     def kept_sources(self) -> Mapping[str, Callable[[Any], Any]]:
-        """Returns what reads the weights of each frozen model."""
+        """Return what reads the weights of each frozen model."""
         return {name: one.read for name, one in frozen_models(self).items()}
 
 
 class FrozenModel(Configurable):
-    """A model beside the one that is trained, with weights of its own that never change.
+    """A second model besides the one that is trained, with weights of its own that never change.
 
     A task assigns it in `setup`, `self.teacher = cfg.teacher.build()`, and calls it in `forward`,
     `self.teacher("logits", tokens, info)`. Its weights are frozen leaves of the run's state, under
@@ -90,14 +90,14 @@ class FrozenModel(Configurable):
         init_from: WeightSource.Config = REQUIRED
 
     def __init__(self, cfg: Config) -> None:
-        """Builds the model, and what reads its weights; reads nothing."""
+        """Build the model, and what reads its weights; reads nothing."""
         super().__init__(cfg)
         self.model: Module = cfg.model.build()
         self._source: Any = cfg.init_from.build()
         self._model_config = cfg.model
 
     def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Returns what a method of the model returns, outside of training; no gradient.
+        """Return what a method of the model returns, outside of training; no gradient.
 
         Losses, summaries and updates of it are dropped.
 
@@ -107,13 +107,13 @@ class FrozenModel(Configurable):
             **kwargs: Its own keyword arguments.
 
         Raises:
-            ModuleError: It is no attribute of the task that runs.
+            ModuleError: It is not an attribute of the task that runs.
         """
         context = current_context("calling a FrozenModel")
         names = [name for name, one in frozen_models(context.module).items() if one is self]
         if not names:
             raise ModuleError(
-                f"a FrozenModel was called that is no attribute of the "
+                f"a FrozenModel was called that is not an attribute of the "
                 f"{type(context.module).__qualname__} that runs",
                 hint="assign it in the task's setup: self.teacher = cfg.teacher.build()",
             )
@@ -122,7 +122,7 @@ class FrozenModel(Configurable):
         return jax.lax.stop_gradient(result)
 
     def specs(self, name: str) -> dict[str, Any]:
-        """Returns the specs of its weights under a name of the state, marked as frozen."""
+        """Return the specs of its weights under a name of the state, marked as frozen."""
 
         def frozen(spec: ParamSpec) -> ParamSpec:
             # A buffer that its gradient overwrites would be, by that of nothing.
@@ -134,12 +134,12 @@ class FrozenModel(Configurable):
         return specs
 
     def random_state(self) -> dict[str, Array]:
-        """Returns weights of these shapes, for the programs that are traced before any are read."""
+        """Return weights of these shapes, for the programs that are traced before any are read."""
         state: dict[str, Array] = self.model.init(0)
         return state
 
     def read(self, wanted: Any) -> Any:
-        """Returns its weights.
+        """Return its weights.
 
         Args:
             wanted: Their shapes, dtypes and shardings.
@@ -152,7 +152,7 @@ class FrozenModel(Configurable):
 
 
 def frozen_models(task: Module) -> dict[str, FrozenModel]:
-    """Returns the frozen models that a task has as attributes, by name."""
+    """Return the frozen models that a task has as attributes, by name."""
     return {name: one for name, one in vars(task).items() if isinstance(one, FrozenModel)}
 
 

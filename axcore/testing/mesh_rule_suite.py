@@ -15,12 +15,8 @@ from axcore.testing.suite import Suite
 
 LAYOUT = (
     "mesh*",
-    "param_rules*",
-    "optimizer_rules*",
-    "activation_rules*",
-    "kernels*",
-    "allow_kernels*",
-    "kernel_choice",
+    "sharding.*_rules*",
+    "kernels.*",
     "num_micro_batches",
     "**remat*",
 )

@@ -33,6 +33,6 @@ def small_experiment(folder: Path) -> Any:
             "data.validation_batches": 1,
             "**.warmup_steps": 1,
             "max_steps": 2,
-            "log_every_steps": 1,
+            "logging.every_steps": 1,
         },
     )

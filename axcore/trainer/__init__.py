@@ -16,7 +16,13 @@ from axcore.trainer.compile import KeptSteps
 from axcore.trainer.guards import EarlyStopping, Guard, RollbackRequest, SpikeRollback
 from axcore.trainer.loop import TrainResult
 from axcore.trainer.resolve import ResolvedChange, ResolvedConfig, resolve, with_base_model
-from axcore.trainer.trainer import Trainer
+from axcore.trainer.trainer import (
+    KernelsConfig,
+    LoggingConfig,
+    RollbackConfig,
+    ShardingConfig,
+    Trainer,
+)
 
 __all__ = [
     "CheckpointSaved",
@@ -25,14 +31,18 @@ __all__ = [
     "Event",
     "Guard",
     "KeptSteps",
+    "KernelsConfig",
+    "LoggingConfig",
     "Observer",
     "PhaseStarted",
     "ResolvedChange",
     "ResolvedConfig",
+    "RollbackConfig",
     "RollbackRequest",
     "RolledBack",
     "RunFinished",
     "RunStarted",
+    "ShardingConfig",
     "SpikeRollback",
     "StepsDone",
     "TrainResult",

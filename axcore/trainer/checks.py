@@ -34,7 +34,7 @@ from axcore.trainer.shardings import BatchSharding, optimizer_shardings
 
 
 def check_micro_batches(cfg: Any, batch: BatchSpec) -> None:
-    """Checks that a batch can be run in a config's micro-batches.
+    """Check that a batch can be run in a config's micro-batches.
 
     Raises:
         ConfigError: Its rows do not divide into so many.
@@ -52,22 +52,22 @@ def check_micro_batches(cfg: Any, batch: BatchSpec) -> None:
 
 
 def check_gradient_norms(cfg: Any) -> None:
-    """Checks that the norms of gradients by module are measured at steps that are logged.
+    """Check that the norms of gradients by module are measured at steps that are logged.
 
     Raises:
         ConfigError: They would be measured at others.
     """
-    every, log = cfg.gradient_norms_every_steps, cfg.log_every_steps
+    every, log = cfg.logging.gradient_norms_every_steps, cfg.logging.every_steps
     if every % log:
         raise ConfigError(
-            f"{every} is no multiple of log_every_steps, {log}: no line has a place for the norms",
-            where="gradient_norms_every_steps",
-            hint=f"--set gradient_norms_every_steps={math.ceil(every / log) * log}",
+            f"{every} is not a multiple of logging.every_steps, {log}: no log line has the norms",
+            where="logging.gradient_norms_every_steps",
+            hint=f"--set logging.gradient_norms_every_steps={math.ceil(every / log) * log}",
         )
 
 
 def check_kernel_names(cfg: Any) -> None:
-    """Checks that pinned and allowed kernels exist, so that no pin is passed over in silence.
+    """Check that pinned and allowed kernels exist, so that no pin is passed over in silence.
 
     Raises:
         ConfigError: Listing every name that is unknown.
@@ -78,19 +78,19 @@ def check_kernel_names(cfg: Any) -> None:
 
 
 def check_writers_and_observers(cfg: Any) -> None:
-    """Checks that the metric writers and observers of a config exist, once each.
+    """Check that the metric writers and observers of a config exist, once each.
 
     Raises:
         ConfigError: Listing every name that is unknown or repeated.
     """
-    writers = _wrong_names(cfg, "writers", MetricWriter)
-    problems = [*writers, *_wrong_names(cfg, "observers", RunObserver)]
+    writers = _wrong_names(cfg.logging, "writers", MetricWriter)
+    problems = [*writers, *_wrong_names(cfg.logging, "observers", RunObserver)]
     if problems:
         raise ConfigError("\n".join(problems), hint="`axcore plugins -v` lists what is installed")
 
 
 def check_libraries(cfg: Any) -> None:
-    """Checks that what a config's writers and observers need is installed, before data is read.
+    """Check that what a config's writers and observers need is installed, before data is read.
 
     Raises:
         ConfigError: A library is missing.
@@ -104,97 +104,96 @@ def check_libraries(cfg: Any) -> None:
     ]
     for record in records:
         field = "writers" if isinstance(record, MetricWriter) else "observers"
-        library = record.library if record.key in getattr(cfg, field) else ""
+        library = record.library if record.key in getattr(cfg.logging, field) else ""
         if library and importlib.util.find_spec(library) is None:
             package = f'"axcore[{EXTRAS[library]}]"' if library in EXTRAS else library
             raise ConfigError(
                 f"the {record.kind} {record.key!r} needs {library}, which is not installed",
-                where=field,
+                where=f"logging.{field}",
                 hint=f"pip install {package}",
             )
 
 
 def _wrong_names(cfg: Any, field: str, kind: type[Record]) -> Iterator[str]:
-    """Yields a line for every name of a field that no record has, or that is there twice."""
+    """Yield a line for every name of a field that no record has, or that is there twice."""
     names: tuple[str, ...] = getattr(cfg, field)
     known = {record.key for record in plugin_host().records(kind)}
     for name in dict.fromkeys(names):
         if name not in known:
-            yield f"{field} names {name!r}, which is no {kind.kind}; {suggest_names(name, known)}"
+            yield f"logging.{field}: unknown {kind.kind} {name!r}; {suggest_names(name, known)}"
         elif names.count(name) > 1:
-            yield f"{field} names {name!r} {names.count(name)} times"
+            yield f"logging.{field} names {name!r} {names.count(name)} times"
 
 
 def _unknown_kernels(cfg: Any) -> Iterator[str]:
     ops = {op.name for op in plugin_host().records(Op)}
     kernels = plugin_host().records(Kernel)
-    for op, name in cfg.kernels.items():
+    for op, name in cfg.kernels.pins.items():
         of_op = {kernel.name for kernel in kernels if kernel.op == op}
         if op not in ops:
-            yield f"kernels names the op {op!r}, which does not exist; {suggest_names(op, ops)}"
+            yield f"kernels.pins: unknown op {op!r}; {suggest_names(op, ops)}"
         elif name not in of_op:
-            yield f"kernels[{op!r}] is {name!r}, which is no kernel of it; " + suggest_names(
-                name, of_op
-            )
+            near = suggest_names(name, of_op)
+            yield f"kernels.pins[{op!r}]: unknown kernel {name!r}; {near}"
     known = {kernel.name for kernel in kernels}
-    for name in cfg.allow_kernels:
+    for name in cfg.kernels.allow:
         if name not in known:
-            yield f"allow_kernels names {name!r}, which is no kernel; {suggest_names(name, known)}"
+            yield f"kernels.allow: unknown kernel {name!r}; {suggest_names(name, known)}"
 
 
 _USES = {
     "pipeline": "a stack of stages: replace_config(cfg, ScannedLayers, Pipeline.Config("
     "num_micro_batches=8))",
     "expert": "a rule that splits something over it, such as `batch`, or experts",
-    "seq": "activation_rules['time'] = ('seq',)",
+    "seq": "sharding.activation_rules['time'] = ('seq',)",
 }
 
 
 def check_sharding_rules(cfg: Any, specs: Any, batch: BatchSpec) -> None:
-    """Checks the names in a trainer's two tables of rules.
+    """Check the names in a trainer's two tables of rules.
 
     Raises:
         ShardingError: A rule names a mesh axis that does not exist, or is for a logical axis that
-            is no usual one, and that no parameter has; for activations, whose axes layers may
+            is neither a usual one nor one of a parameter; for activations, whose axes layers may
             name as they like, only if it is spelt almost like one that is known.
     """
     leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     had = {axis for spec in leaves for axis in spec.axes if axis is not None}
     for field in ("param_rules", "optimizer_rules", "activation_rules"):
-        for axis, names in (getattr(cfg, field) or {}).items():
+        for axis, names in (getattr(cfg.sharding, field) or {}).items():
             for name in names:
                 if name not in MESH_AXES:
                     raise ShardingError(
                         f"the rule for {axis!r} names the mesh axis {name!r}, which does not exist",
-                        where=field,
+                        where=f"sharding.{field}",
                         hint=suggest_names(name, MESH_AXES),
                     )
-        for axis in () if field == "activation_rules" else getattr(cfg, field) or ():
+        for axis in () if field == "activation_rules" else getattr(cfg.sharding, field) or ():
             if axis not in had and axis not in PARAM_RULES:
                 raise ShardingError(
                     f"there is a rule for the logical axis {axis!r}, which no parameter has",
-                    where=field,
+                    where=f"sharding.{field}",
                     hint=suggest_names(axis, sorted(had)),
                 )
     known = sorted({*ACTIVATION_RULES, *had, *batch.axis_sizes()})
-    for axis in cfg.activation_rules:
+    for axis in cfg.sharding.activation_rules:
         near = did_you_mean(axis, known, most=1)
         if axis not in known and near is not None:
             raise ShardingError(
-                f"there is a rule for the logical axis {axis!r}, which is no usual one",
-                where="activation_rules",
+                f"there is a rule for the logical axis {axis!r}, which is not a usual one",
+                where="sharding.activation_rules",
                 hint=f"{near} a layer's own axis needs a name less like it",
             )
 
 
 def check_mesh_is_used(cfg: Any, batch: BatchSharding, specs: Any) -> None:
-    """Checks that every axis of a mesh splits a parameter or the batch.
+    """Check that every axis of a mesh splits a parameter or the batch.
 
     Raises:
         ShardingError: One does not, or a parameter does not divide over the mesh.
     """
     mesh = batch.mesh
-    params = param_shardings(specs, cfg.param_rules, mesh)
+    params = param_shardings(specs, cfg.sharding.param_rules, mesh)
     optimizer = optimizer_shardings(cfg, specs, mesh)
     for name in unused_mesh_axes((params, optimizer, batch.shardings), mesh):
         use = _USES.get(name, "a rule that splits something over it")
@@ -207,7 +206,7 @@ def check_mesh_is_used(cfg: Any, batch: BatchSharding, specs: Any) -> None:
 
 
 def check_quantization_schemes(cfg: Any, hardware: Hardware) -> None:
-    """Checks that every scheme that a trainer's config holds can run on some hardware.
+    """Check that every scheme that a trainer's config holds can run on some hardware.
 
     A scheme whose op is pinned is left to the pinned kernel's own word.
 
@@ -218,7 +217,7 @@ def check_quantization_schemes(cfg: Any, hardware: Hardware) -> None:
     problems = {
         scheme.name: reason
         for scheme in schemes
-        if scheme.op not in cfg.kernels
+        if scheme.op not in cfg.kernels.pins
         and (reason := scheme.unsupported_hardware_reason(hardware)) is not None
     }
     refused = {one.config.resolve(): one for one in schemes if one.name in problems}
@@ -237,7 +236,7 @@ def check_quantization_schemes(cfg: Any, hardware: Hardware) -> None:
         ),
         where="model",
         hint=f"leave it out, or take {' or '.join(fitting) or 'other hardware'}; to compute the "
-        "same numbers slowly: --set 'kernels[\"quantized_dot\"]=emulated'",
+        "same numbers slowly: --set 'kernels.pins[\"quantized_dot\"]=emulated'",
     )
 
 

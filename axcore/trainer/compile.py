@@ -41,15 +41,15 @@ class KeptSteps:
     """A folder of compiled steps, a file each."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads nothing yet.
+        """Read nothing yet.
 
         Args:
-            folder: That of a launch. Nobody else may write it: what lies there is unpickled.
+            folder: That of a launch. Nobody else may write it: what is there is unpickled.
         """
         self._folder = folder
 
     def find(self, description: str, devices: Sequence[Any]) -> KeptStep | None:
-        """Returns the step that was kept under a description; warns where it cannot be loaded."""
+        """Return the step that was kept under a description; warns where it cannot be loaded."""
         path = self._path(description)
         if not path.exists():
             return None
@@ -63,7 +63,7 @@ class KeptSteps:
             return None
 
     def compile(self, description: str, lowered: Any, plan: KernelPlan, options: Any) -> Any:
-        """Compiles a step and keeps it, unless it calls back into this process; returns it.
+        """Compile a step and keep it, unless it calls back into this process; returns it.
 
         A step that cannot be kept costs a warning.
 
@@ -92,13 +92,13 @@ class KeptSteps:
 
 
 def files_of_modules() -> set[str]:
-    """Returns the files of all modules that are loaded."""
+    """Return the files of all modules that are loaded."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {file for file in files if file}
 
 
 def versions_of(files: Iterable[str]) -> dict[str, tuple[int, int] | None]:
-    """Returns the versions of files, by which something made of them can be found out of date."""
+    """Return the versions of files, by which something made of them can be found out of date."""
     return {file: _version(file) for file in files}
 
 
@@ -135,7 +135,7 @@ class StepCompiler:
         self._plans: dict[str, PlanRecording] = {}
 
     def shardings(self) -> TrainState:
-        """Returns the sharding of every array of the state.
+        """Return the sharding of every array of the state.
 
         Raises:
             ShardingError: A parameter does not divide over the mesh.
@@ -143,7 +143,7 @@ class StepCompiler:
         return state_shardings(self.config, self.step.specs, self._shapes, self.mesh)
 
     def abstract_state(self) -> TrainState:
-        """Returns shapes, dtypes and shardings of the state, without making it."""
+        """Return shapes, dtypes and shardings of the state, without making it."""
         state: TrainState = jax.tree.map(
             lambda leaf, sharding: leaf.update(sharding=sharding),
             self._shapes,
@@ -199,7 +199,7 @@ class StepCompiler:
         return self._kept_step is not None
 
     def kernel_plan(self) -> KernelPlan:
-        """Returns the kernels that the step uses, and why; lowers it if it was not yet.
+        """Return the kernels that the step uses, and why; lowers it if it was not yet.
 
         Raises:
             KernelError: A pin cannot be followed, or no kernel may serve a call.
@@ -211,16 +211,20 @@ class StepCompiler:
 
     @property
     def kernel_policy(self) -> KernelPolicy:
-        """What decides between kernels: the hardware, and what the config says of them."""
+        """What decides between kernels: the hardware, and what the config wants."""
         return KernelPolicy.of(self.config, self.hardware)
 
     def _jitted(self, name: str, fn: Any, **options: Any) -> Any:
-        """Returns a function jitted, to be traced under the run's mesh, rules and policy."""
+        """Return a function jitted, to be traced under the run's mesh, rules and policy."""
         cfg = self.config
         activations = ActivationSharding(
-            self.mesh, cfg.activation_rules, cfg.context_parallelism, cfg.param_rules
+            self.mesh,
+            cfg.sharding.activation_rules,
+            cfg.sharding.context_parallelism,
+            cfg.sharding.param_rules,
         )
 
+        # Entered inside: whoever calls the function first, and wherever, has it traced.
         def in_context(*args: Any) -> Any:
             with (
                 sharding_activations(activations),

@@ -46,11 +46,11 @@ class FlippedValues:
         self._step = 0
 
     def take(self, step: int, state: TrainState) -> None:
-        """Takes a state as whole, such as the first or one that was restored."""
+        """Take a state as whole, such as the first or one that was restored."""
         self._step, self._sums = step, self._sums_of(state)
 
     def check(self, step: int, state: TrainState) -> None:
-        """Compares a state with the last one that was whole.
+        """Compare a state with the last one that was whole.
 
         Raises:
             RollbackRequest: A value of a parameter or of an optimizer's moment is far too large, in
@@ -79,7 +79,7 @@ class FlippedValues:
         return is_known and bool(np.isfinite(before)) and not np.isfinite(now)
 
     def _sums_of(self, state: TrainState) -> dict[str, float]:
-        """Returns the sum of squares of each array that is judged."""
+        """Return the sum of squares of each array that is judged."""
         leaves = name_leaves(state).items()
         judged = {name: leaf for name, leaf in leaves if self._is_judged(name, leaf)}
         shards = {name: list(_shards(leaf)) for name, leaf in judged.items()}
@@ -103,13 +103,13 @@ class FlippedValues:
 
 
 def _shards(leaf: Any) -> Iterable[jax.Array]:
-    """Returns what this process saves of an array, of replicas the one that is written."""
+    """Return what this process saves of an array, of replicas the one that is written."""
     written = sorted(leaf.addressable_shards, key=lambda shard: shard.replica_id)
     return {str(shard.index): shard.data for shard in reversed(written)}.values()
 
 
 def _square_sum(data: NDArray[Any]) -> float:
-    flat = data.ravel(order="K")  # as it lies in memory; another order would be a copy
+    flat = data.ravel(order="K")  # in memory order; another order would be a copy
     with np.errstate(over="ignore"):
         if flat.dtype == np.float32:
             return float(np.dot(flat, flat))
@@ -118,6 +118,6 @@ def _square_sum(data: NDArray[Any]) -> float:
 
 
 def _largest(leaf: Any) -> float:
-    """Returns the value of the largest size, with its sign."""
+    """Return the value of the largest size, with its sign."""
     values = np.concatenate([np.asarray(data, np.float32).reshape(-1) for data in _shards(leaf)])
     return float(values[np.argmax(np.abs(values))])

@@ -52,45 +52,45 @@ class Guard(Configurable):
         """Describes a `Guard`."""
 
     def check(self, trainer: "Trainer") -> None:
-        """Checks that it can do what its config says; called before anything is written.
+        """Check that it can do what its config says; called before anything is written.
 
         Raises:
             ConfigError: It cannot.
         """
 
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
-        """Sees what is trained and where, before the first step."""
+        """See what is trained and where, before the first step."""
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Returns the batch, on the host, of the step that is about to run."""
+        """Return the batch, on the host, of the step that is about to run."""
         return batch
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
-        """Returns the state after a step was dispatched; whoever reads it waits for the devices."""
+        """Return the state after a step was dispatched; whoever reads it waits for the devices."""
         return state
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sees the metrics of a log line, before the step is evaluated or saved."""
+        """See the metrics of a log line, before the step is evaluated or saved."""
 
     def on_evaluation(self, step: int, state: TrainState) -> None:
-        """Sees the state that was evaluated just now; what it takes counts as evaluation."""
+        """See the state that was evaluated just now; what it takes counts as evaluation."""
 
     def on_validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sees the metrics of an evaluation on the validation data."""
+        """See the metrics of an evaluation on the validation data."""
 
     def reason_to_stop(self, step: int) -> str:
-        """Returns why training is complete after so many steps; "" to continue.
+        """Return why training is complete after so many steps; "" to continue.
 
         It is asked before each step, also before the first one of a run that resumes.
         """
         return ""
 
     def measured(self, step: int, state: TrainState) -> Mapping[str, float]:
-        """Returns what is measured of the state after a step, which is logged; often nothing."""
+        """Return what is measured of the state after a step, which is logged; often nothing."""
         return {}
 
     def on_save(self, step: int, state: TrainState) -> None:
-        """Sees the state that is about to be saved; one that raises keeps it from being so."""
+        """See the state that is about to be saved; one that raises keeps it from being so."""
 
 
 class Guards(Guard):
@@ -100,55 +100,55 @@ class Guards(Guard):
         self._guards: tuple[Guard, ...] = tuple(cfg.build() for cfg in configs)
 
     def check(self, trainer: "Trainer") -> None:
-        """Lets every guard check its config."""
+        """Let every guard check its config."""
         for guard in self._guards:
             guard.check(trainer)
 
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
-        """Shows every guard what is trained and where."""
+        """Show every guard what is trained and where."""
         for guard in self._guards:
             guard.on_start(trainer, directory)
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Returns the batch as the guards leave it."""
+        """Return the batch as the guards leave it."""
         for guard in self._guards:
             batch = guard.on_batch(step, batch)
         return batch
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
-        """Returns the state as the guards leave it."""
+        """Return the state as the guards leave it."""
         for guard in self._guards:
             state = guard.on_state(step, state)
         return state
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows the metrics to every guard."""
+        """Show the metrics to every guard."""
         for guard in self._guards:
             guard.on_metrics(step, metrics)
 
     def on_evaluation(self, step: int, state: TrainState) -> None:
-        """Shows the state to every guard."""
+        """Show the state to every guard."""
         for guard in self._guards:
             guard.on_evaluation(step, state)
 
     def on_validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows the metrics to every guard."""
+        """Show the metrics to every guard."""
         for guard in self._guards:
             guard.on_validation(step, metrics)
 
     def reason_to_stop(self, step: int) -> str:
-        """Returns the first reason of a guard; "" where none has any."""
+        """Return the first reason of a guard; "" where none has any."""
         return next(filter(None, (guard.reason_to_stop(step) for guard in self._guards)), "")
 
     def measured(self, step: int, state: TrainState) -> Mapping[str, float]:
-        """Returns what all guards measure."""
+        """Return what all guards measure."""
         found: dict[str, float] = {}
         for guard in self._guards:
             found |= guard.measured(step, state)
         return found
 
     def on_save(self, step: int, state: TrainState) -> None:
-        """Shows the state to every guard."""
+        """Show the state to every guard."""
         for guard in self._guards:
             guard.on_save(step, state)
 
@@ -177,7 +177,7 @@ class EarlyStopping(Guard):
         min_improvement: NonNegativeFloat = 0.0
 
     def on_start(self, trainer: Any, directory: Path) -> None:
-        """Reads what was measured before.
+        """Read what was measured before.
 
         Raises:
             ConfigError: There is no validation data.
@@ -200,7 +200,7 @@ class EarlyStopping(Guard):
         self._values = {int(step): float(value) for step, value in found.items()}
 
     def on_validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps the metric.
+        """Keep the metric.
 
         Raises:
             ConfigError: There is no such metric.
@@ -215,7 +215,7 @@ class EarlyStopping(Guard):
         self._values[step] = metrics[name]
 
     def reason_to_stop(self, step: int) -> str:
-        """Returns which value of which step was not surpassed for how long."""
+        """Return which value of which step was not surpassed for how long."""
         cfg = self.config
         if max(self._values, default=0) > step:  # a run that went back evaluates later steps again
             self._values = {one: value for one, value in self._values.items() if one <= step}
@@ -261,11 +261,11 @@ class SpikeRollback(Guard):
         steps: PositiveInt = 100
 
     def on_start(self, trainer: Any, directory: Path) -> None:
-        """Begins with an empty window."""
+        """Begin with an empty window."""
         self._losses: deque[float] = deque(maxlen=self.config.window)
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Compares the loss of a log line with those before it.
+        """Compare the loss of a log line with those before it.
 
         Raises:
             RollbackRequest: It is a spike.

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
 
 
-FIRST_WEIGHTS_NAME = "first_weights.txt"
-STOPPED_EARLY_NAME = "stopped_early.json"
+_INITIAL_WEIGHTS_NAME = "initial_weights.txt"
+_STOPPED_EARLY_NAME = "stopped_early.json"
 
 
 @attrs.frozen
@@ -156,7 +156,7 @@ class TrainLoop:
             self._update_policy()  # after guards, which may put another state in its place
             saver.report()
             is_last = at.step == self.cfg.max_steps
-            if at.step % self.cfg.log_every_steps == 0 or is_last:
+            if at.step % self.cfg.logging.every_steps == 0 or is_last:
                 self._log()
                 at.window = LossWindow()
             if at.step % self.cfg.eval_every_steps == 0 or is_last:
@@ -292,7 +292,7 @@ def _keep_stop_reason(directory: Path, step: int, reason: str) -> None:
     """Keep why a guard ended the run; a run that continued after all has no such file."""
     if not is_process_zero():
         return
-    path = directory / STOPPED_EARLY_NAME
+    path = directory / _STOPPED_EARLY_NAME
     if reason:
         write_whole(path, json.dumps({"step": step, "reason": reason}) + "\n")
     else:
@@ -338,7 +338,7 @@ def announce(trainer: "Trainer", run: LockedRun, emit: Observers, *, step: int) 
             flops=flops,
             peak_flops=peak * hardware.chips if peak else None,
             config_changes=run.changes,
-            first_weights=_initial_weights(trainer, run.path, step),
+            initial_weights=_initial_weights(trainer, run.path, step),
             units=immutabledict(units),
         )
     )
@@ -349,9 +349,9 @@ def _initial_weights(trainer: "Trainer", directory: Path, step: int) -> str:
 
     A run that starts again from its first state reads nothing a second time.
     """
-    kept = directory / FIRST_WEIGHTS_NAME
+    kept = directory / _INITIAL_WEIGHTS_NAME
     if trainer.config.init_from is None or step or not is_process_zero() or kept.exists():
         return ""
-    table = trainer.first_weights.table()
+    table = trainer.initial_weights.table()
     write_whole(kept, f"{table}\n".encode())
     return table

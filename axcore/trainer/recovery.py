@@ -39,14 +39,14 @@ class Recovery:
     """
 
     def __init__(self, trainer: "Trainer", directory: Path, saver: Saver, emit: Observers) -> None:
-        cfg = trainer.config
+        cfg = trainer.config.rollback
         self.skipped = SkippedSteps(
             max_skipped=cfg.max_skipped_steps,
             max_in_a_row=cfg.max_skipped_in_a_row,
-            window_steps=cfg.budget_window_steps,
+            window_steps=cfg.window_steps,
         )
         self._rollbacks = Rollbacks(
-            directory, budget=cfg.max_rollbacks, window_steps=cfg.budget_window_steps
+            directory, budget=cfg.max_rollbacks, window_steps=cfg.window_steps
         )
         self._trainer = trainer
         self._saver = saver
@@ -216,13 +216,13 @@ class Rollbacks:
     def check_budget(
         self, request: RollbackRequest, *, step: int, good: int | None, suspects: str = ""
     ) -> None:
-        """Checks that the run may go back once more.
+        """Check that the run may go back once more.
 
         Args:
             request: Who asks, and why.
             step: The present step.
             good: The step that it would go back to, None for the start.
-            suspects: What the hint says of kernels.
+            suspects: What the hint adds about kernels.
 
         Raises:
             TrainingError: It did so too often in the window.
@@ -232,7 +232,7 @@ class Rollbacks:
             return
         raise TrainingError(
             f"{request}; the run went back {len(recent)} times in the last {self._window_steps} "
-            f"steps, and max_rollbacks={self._budget}",
+            f"steps, and rollback.max_rollbacks={self._budget}",
             where=f"step {step}",
             hint="lower learner.schedule.peak, or look at the data of these steps; "
             f"`axcore train --from-step {good or 0}` resumes from the newest good checkpoint"
@@ -240,7 +240,7 @@ class Rollbacks:
         )
 
     def add(self, request: RollbackRequest, *, from_step: int, step: int, data: Any) -> None:
-        """Records that the run went back from a step to an older one.
+        """Record that the run went back from a step to an older one.
 
         Args:
             request: Who asked, and why.
@@ -255,7 +255,7 @@ class Rollbacks:
             append_json_line(self._path, self._done[-1])
 
     def data_after(self, step: int) -> Any:
-        """Returns where the data continues after a step that the run went back to, None if not."""
+        """Return where the data continues after a step that the run went back to, None if not."""
         found = [one["data"] for one in self._done if one["step"] == step]
         return found[-1] if found else None
 
@@ -276,11 +276,11 @@ class SkippedSteps:
         self._window: deque[bool] = deque(maxlen=window_steps)
 
     def resume_at(self, step: int) -> None:
-        """Follows from another step on; those of the window still count."""
+        """Follow from another step on; those of the window still count."""
         self.newest_applied, self.in_a_row = step, 0
 
     def add(self, are_applied: Iterable[bool]) -> None:
-        """Takes the next steps in."""
+        """Take the next steps in."""
         for is_applied in are_applied:
             self._window.append(is_applied)
             step = self.newest_applied + self.in_a_row + 1
@@ -288,11 +288,11 @@ class SkippedSteps:
             self.newest_applied = step if is_applied else self.newest_applied
 
     def check(self, what: str, *, suspects: str = "") -> None:
-        """Checks that not too many steps were skipped.
+        """Check that not too many steps were skipped.
 
         Args:
             what: Why steps are skipped.
-            suspects: What the hint says of kernels.
+            suspects: What the hint adds about kernels.
 
         Raises:
             RollbackRequest: Too many in a row: the state or the data at hand are at fault.
@@ -302,14 +302,14 @@ class SkippedSteps:
         if self.in_a_row > self._max_in_a_row:
             raise RollbackRequest(
                 f"{self.in_a_row} steps in a row had {what}, which is more than "
-                f"max_skipped_in_a_row={self._max_in_a_row}",
+                f"rollback.max_skipped_in_a_row={self._max_in_a_row}",
                 steps=self.in_a_row,
             )
         skipped = self._window.count(False)
         if skipped > self._max_skipped:
             raise TrainingError(
                 f"{skipped} of the last {len(self._window)} steps had {what}, which is more than "
-                f"max_skipped_steps={self._max_skipped}; none of them changed a parameter",
+                f"rollback.max_skipped_steps={self._max_skipped}; none of them changed a parameter",
                 where=f"step {step}",
                 hint=f"lower learner.schedule.peak, or raise max_skipped_steps{suspects}",
             )

@@ -40,7 +40,7 @@ class ReferenceSteps:
     is_finite: bool
 
     def check(self) -> None:
-        """Raises where a kernel differs.
+        """Raise where a kernel differs.
 
         Raises:
             KernelError: Naming the op, the kernel and the module.
@@ -70,7 +70,7 @@ class ReferenceSteps:
 
 
 def compare_steps(trainer: "Trainer", directory: Path, *, num_steps: int) -> ReferenceSteps:
-    """Returns what steps from a run's newest checkpoint on give by both kernels.
+    """Return what steps from a run's newest checkpoint on give by both kernels.
 
     It stops at the first step with a difference, or that is not finite. Guards do not see these
     steps.
@@ -117,7 +117,7 @@ def compare_steps(trainer: "Trainer", directory: Path, *, num_steps: int) -> Ref
 
 
 def _newest_state(trainer: "Trainer", directory: Path, batches: Any) -> tuple[Any, int]:
-    """Returns the newest saved state and its step, and takes batches there; else the first one."""
+    """Return the newest saved state and its step, and take batches there; else the first one."""
     with Checkpointer.for_run(trainer.config.checkpoint, directory) as checkpointer:
         newest = checkpointer.latest()
         if newest is None:

@@ -55,11 +55,11 @@ class ResolvedConfig:
     changes: tuple[ResolvedChange, ...] = ()
 
     def mesh_rule_diff(self) -> str:
-        """Returns what the mesh rule changed, as a diff."""
+        """Return what the mesh rule changed, as a diff."""
         return format_diff(tuple(one.change for one in self._of_mesh_rule()))
 
     def mesh_rule_changes(self) -> str:
-        """Returns a line of whose mesh rule it is and of the mesh, and a diff of other changes."""
+        """Return a line of whose mesh rule it is and of the mesh, and a diff of other changes."""
         found = self._of_mesh_rule()
         if not found:
             return ""
@@ -69,7 +69,7 @@ class ResolvedConfig:
         return f"by {found[0].origin}: {what}\n{rest}"
 
     def origin_of(self, *paths: str) -> str | None:
-        """Returns which step of resolving set a field last; None where the config has it itself."""
+        """Return which step of resolving set a field last; None where the config has it itself."""
         found = [one.origin for one in self.changes if one.change.path in paths]
         return found[-1] if found else None
 
@@ -84,7 +84,7 @@ def resolve(
     modify: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> ResolvedConfig:
-    """Returns a trainer's config for some hardware, and what changed. Starts no device.
+    """Return a trainer's config for some hardware, and what changed. Starts no device.
 
     A mesh that the config sets itself stays. Otherwise the first matching rule of the config, or
     the most specific one that plugins bring, gives the mesh and the modifiers.
@@ -114,7 +114,7 @@ def resolve(
             cfg = step(cfg, f"--modify {name}", change)
         return cfg
 
-    modifiers, variants = split_modifiers(modify)
+    modifiers, variants = _split_modifiers(modify)
     result = step(cfg, "init_from", lambda cfg: with_base_model(cfg, overrides))
     result = by_name(result, variants)
     rule = _mesh_rule(result, hardware, is_needed=not _sets_mesh(overrides))
@@ -127,7 +127,7 @@ def resolve(
 
 
 def with_base_model(cfg: Any, overrides: Sequence[str] = ()) -> Any:
-    """Returns a trainer's config with what its source of first weights decides, if it does any.
+    """Return a trainer's config with what its source of initial weights decides, if it does any.
 
     Args:
         cfg: The trainer's config.
@@ -145,10 +145,10 @@ def with_base_model(cfg: Any, overrides: Sequence[str] = ()) -> Any:
 
 
 def check_is_resolved(resolved: Any) -> None:
-    """Checks what a trainer is made of.
+    """Check what a trainer is made of.
 
     Raises:
-        ConfigError: It is no resolved config.
+        ConfigError: It is not a resolved config.
     """
     if not isinstance(resolved, ResolvedConfig):
         raise ConfigError(
@@ -158,14 +158,14 @@ def check_is_resolved(resolved: Any) -> None:
         )
 
 
-def split_modifiers(modify: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the named changes that are modifiers, and the others, which are made first."""
+def _split_modifiers(modify: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the named changes that are modifiers, and the others, which are made first."""
     modifiers = [one for one in modify if isinstance(find_change(one), Modifier)]
     return modifiers, [one for one in modify if one not in modifiers]
 
 
 def _mesh_rule(cfg: Any, hardware: Hardware, *, is_needed: bool) -> MeshRule | None:
-    """Returns the rule that gives a config its mesh; a user who sets one needs no rule."""
+    """Return the rule that gives a config its mesh; a user who sets one needs no rule."""
     if cfg.mesh is not None:
         return None
     check_mesh_rules(cfg.mesh_rules, plugin_host().records(HardwareFamily))

@@ -50,7 +50,7 @@ class BatchSharding:
     """The shardings of a batch's arrays on one mesh."""
 
     def __init__(self, spec: BatchSpec, rules: Rules, mesh: AnyMesh) -> None:
-        """Splits a batch.
+        """Split a batch.
 
         Raises:
             ShardingError: An axis has no rule, or does not divide over its mesh axes.
@@ -61,7 +61,9 @@ class BatchSharding:
         self.shardings: Any = jax.tree.map(self._sharding, spec.arrays)
 
     def _sharding(self, array: ArraySpec) -> NamedSharding:
-        parts = partition_spec(array.axes, self._rules, self.mesh, where="activation_rules")
+        parts = partition_spec(
+            array.axes, self._rules, self.mesh, where="sharding.activation_rules"
+        )
         for axis, size, entry in zip(array.axes, array.shape, parts, strict=True):
             names = (entry,) if isinstance(entry, str) else entry or ()
             ways = math.prod(self.mesh.shape[name] for name in names)
@@ -80,7 +82,7 @@ class BatchSharding:
         )
 
     def abstract(self) -> Any:
-        """Returns shapes, dtypes and shardings of a batch, without reading the data."""
+        """Return shapes, dtypes and shardings of a batch, without reading the data."""
         return jax.tree.map(
             lambda array, sharding: jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
                 array.shape, np.dtype(array.dtype), sharding=sharding
@@ -98,7 +100,7 @@ class BatchSharding:
         return shard_from_rows(held, array.shape[0])
 
     def device_put(self, batch: Any) -> Any:
-        """Returns a process's part of a batch as global arrays, sharded over the mesh.
+        """Return a process's part of a batch as global arrays, sharded over the mesh.
 
         Raises:
             DataError: The batch is not what `batch_spec()` of its data says.
@@ -125,7 +127,7 @@ class BatchSharding:
 
 
 def shard_from_rows(held: Iterable[slice], num_rows: int) -> BatchShard:
-    """Returns the block that rows make up; all rows where those held are no such block.
+    """Return the block that rows make up; all rows where those held are not one block.
 
     Args:
         held: Rows of each device, as slices.
@@ -138,7 +140,7 @@ def shard_from_rows(held: Iterable[slice], num_rows: int) -> BatchShard:
 
 
 def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> TrainState:
-    """Returns the sharding of every array of the state.
+    """Return the sharding of every array of the state.
 
     Args:
         cfg: The trainer's config.
@@ -150,7 +152,7 @@ def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> T
         ShardingError: A parameter does not divide over the mesh.
     """
     replicated = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-    model = param_shardings(specs, cfg.param_rules, mesh)
+    model = param_shardings(specs, cfg.sharding.param_rules, mesh)
     like = optimizer_shardings(cfg, specs, mesh)
     opt_state = shardings_like(state.opt_state, state.model, like, mesh)
     fields: Any = (replicated, model, opt_state, replicated)
@@ -158,18 +160,22 @@ def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> T
 
 
 def optimizer_shardings(cfg: Any, specs: Any, mesh: AnyMesh) -> Any:
-    """Returns how each parameter's gradient and its part of the optimizer's state are split.
+    """Return how each parameter's gradient and its part of the optimizer's state are split.
 
     Raises:
         ShardingError: A parameter does not divide over the mesh.
     """
-    rules = cfg.param_rules if cfg.optimizer_rules is None else cfg.optimizer_rules
+    rules = (
+        cfg.sharding.param_rules
+        if cfg.sharding.optimizer_rules is None
+        else cfg.sharding.optimizer_rules
+    )
     return param_shardings(specs, rules, mesh)
 
 
 def gradient_split(cfg: Any, mesh: Mesh) -> GradientSplit | None:
-    """Returns what splits gradients; None where they are split as parameters are, by themselves."""
-    if cfg.optimizer_rules is None:
+    """Return what splits gradients; None where they are split as parameters are, by themselves."""
+    if cfg.sharding.optimizer_rules is None:
         return None
 
     def constrained(sharding: NamedSharding, gradient: Any) -> Any:
@@ -184,7 +190,7 @@ def gradient_split(cfg: Any, mesh: Mesh) -> GradientSplit | None:
 
 
 def describe_pipelines(cfg: Any, mesh: AnyMesh) -> tuple[str, ...]:
-    """Returns a line for every pipeline of a trainer's config: its schedule, and its bubble."""
+    """Return a line for every pipeline of a trainer's config: its schedule, and its bubble."""
     num_stages = mesh.shape["pipeline"]
     return tuple(
         f"{found.path}: {_line(found.node, num_stages)}" for found in find_config(cfg, Pipeline)

@@ -96,7 +96,7 @@ class GradientNorms:
         self._groups = [_group_of(spec) for spec in trained] if every_steps else []
 
     def __call__(self, gradients: Any, step: Array) -> dict[str, Float[Array, "..."]]:
-        """Returns the norms of gradients, an array over layers where those are stacked.
+        """Return the norms of gradients, an array over layers where those are stacked.
 
         They are zeros at a step that is not measured, which costs nothing.
         """
@@ -108,7 +108,7 @@ class GradientNorms:
         return norms
 
     def metrics(self, step: int, norms: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the metrics of a step's norms; none of a step that is not measured."""
+        """Return the metrics of a step's norms; none of a step that is not measured."""
         if not self.every_steps or step % self.every_steps:
             return {}
         return summary_metrics(norms)
@@ -129,7 +129,7 @@ class GradientNorms:
 
 
 def _group_of(spec: ParamSpec) -> tuple[str, int]:
-    """Returns the metric that a gradient counts for, and over how many dimensions of stacks."""
+    """Return the metric that a gradient counts for, and over how many dimensions of stacks."""
     within = _steps_of_layer(spec.path) or min(_TOP, len(spec.path) - 1)
     layer = spec.path[:within]
     name = format_path(tuple(step for step in layer if not isinstance(step, Stacked)))
@@ -137,7 +137,7 @@ def _group_of(spec: ParamSpec) -> tuple[str, int]:
 
 
 def _steps_of_layer(path: tuple[str | int | Stacked, ...]) -> int:
-    """Returns how many steps of a path lead to a layer; 0 where there is none.
+    """Return how many steps of a path lead to a layer; 0 where there is none.
 
     A layer is what the first number of the path counts. Where layers alternate, the number in the
     period comes right after; what a layer itself holds many of, as experts, is a part of it.
@@ -177,17 +177,17 @@ class TrainStep:
         self.norms = GradientNorms(self.specs, norms_every_steps)
 
     def init(self) -> TrainState:
-        """Returns the state before the first step."""
+        """Return the state before the first step."""
         return self.first_state(self.model.init(jax.random.key(self.seed)))
 
     def abstract_state(self) -> TrainState:
-        """Returns shapes and dtypes of the state, without tracing how the model begins."""
+        """Return shapes and dtypes of the state, without tracing how the model begins."""
         model = jax.tree.map(lambda spec: spec.abstract, self.own_specs, is_leaf=_is_spec)
         state: TrainState = jax.eval_shape(self.first_state, model)
         return state
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Returns the state after one step, and the step's metrics.
+        """Return the state after one step, and the step's metrics.
 
         The learning rate is that of the updates made so far: a step that is skipped does not move
         the optimizer's schedule on.
@@ -195,6 +195,8 @@ class TrainStep:
         A step whose loss or gradient norm is not finite, or whose loss is a spike to the learner,
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
+        # `seed` itself draws the initial values, which dropout must not follow. The key depends on
+        # the step alone, so a run that resumes draws what one without an interruption does.
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
@@ -204,6 +206,7 @@ class TrainStep:
             )
             norms = self.norms(gradients, state.step + 1)
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
+        # Finite gradients may give an update that is not: a parameter may overflow its dtype.
         is_finite &= _are_finite(update.params)
         is_applied = is_finite & ~update.is_spike
         new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
@@ -216,7 +219,7 @@ class TrainStep:
         )
         metrics = StepMetrics(
             losses=outputs.losses,
-            group_losses=losses_of_groups(group_parts),
+            group_losses=_losses_of_groups(group_parts),
             summaries=outputs.summaries,
             gradient_norm=update.gradient_norm,
             gradient_norms=norms,
@@ -226,7 +229,7 @@ class TrainStep:
         return new_state, metrics
 
     def first_state(self, model: Any) -> TrainState:
-        """Returns the state before the first step, given that of the model."""
+        """Return the state before the first step, given that of the model."""
         model = {**model, **self.model.kept_state(model, self.own_specs)}
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -236,19 +239,19 @@ class TrainStep:
         )
 
     def own_part(self, model_state: Any) -> Any:
-        """Returns the state of the model alone, without what a task keeps beside it."""
+        """Return the state of the model alone, without what a task keeps besides."""
         return {name: model_state[name] for name in self.own_specs}
 
     def evaluated_model(self, state: TrainState) -> Any:
-        """Returns the model's state to evaluate: with averages if the learner evaluates them."""
+        """Return the model's state to evaluate: with averages if the learner evaluates them."""
         params = _trainable(state.model, self.specs)
         return _merged(
             self.learner.evaluated_params(state.opt_state, params), state.model, self.specs
         )
 
     def evaluate(self, model_state: Any, batch: Batch) -> dict[str, Loss]:
-        """Returns the losses of a batch outside of training."""
-        _, outputs = functional(self.model, model_state, without_groups(batch, self.loss_groups))
+        """Return the losses of a batch outside of training."""
+        _, outputs = functional(self.model, model_state, _without_groups(batch, self.loss_groups))
         return outputs.losses
 
     def _gradients(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
@@ -260,7 +263,7 @@ class TrainStep:
         self, model_state: Any, batch: Batch, key: Array, weights: dict[str, Array] | None
     ) -> _Gradients:
         groups = self.loss_groups
-        read = without_groups(batch, groups)
+        read = _without_groups(batch, groups)
         token_weights = {} if groups is None else {groups.weights: read[groups.weights]}
 
         def loss(params: Any, token_weights: dict[str, Array]) -> tuple[Array, Outputs]:
@@ -272,17 +275,18 @@ class TrainStep:
             return _minimised(outputs.losses, weights), outputs
 
         differentiated = _chosen(model_state, self.specs, _has_gradient)
+        # The gradient by the weight of a token is its loss, so groups cost no second pass.
         (gradients, by_weight), outputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(
             differentiated, token_weights
         )
         outputs.updates.update(_measured(gradients, self.specs))
         parts = None
         if groups is not None:
-            parts = parts_of_groups(batch, by_weight[groups.weights], groups)
+            parts = _parts_of_groups(batch, by_weight[groups.weights], groups)
         return self._split(_trainable(gradients, self.specs)), outputs, parts
 
     def _split(self, gradients: Any) -> Any:
-        """Returns gradients split over devices as the optimizer takes them."""
+        """Return gradients split over devices as the optimizer takes them."""
         return self._split_gradients(gradients, self.specs)
 
     def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
@@ -292,7 +296,7 @@ class TrainStep:
 
         def weights_of(inputs: Any) -> dict[str, Array]:
             one, one_key = inputs
-            read = without_groups(one, self.loss_groups)
+            read = _without_groups(one, self.loss_groups)
             _, outputs = functional(self.model, model_state, read, rng=one_key, training=True)
             return {name: loss.weight for name, loss in outputs.losses.items()}
 
@@ -304,6 +308,8 @@ class TrainStep:
             return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients), others
 
         params = _trainable(model_state, self.specs)
+        # The sums are split from the start: whole ones would not fit where only the optimizer's
+        # state is split.
         zeros = self._split(jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params))
         total, (outputs, parts) = jax.lax.scan(step, zeros, (micro, keys))
         gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
@@ -321,7 +327,7 @@ def _nothing_minimised(model: Module) -> ModuleError:
 
 
 def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Array:
-    """Returns what a batch adds to the loss that is minimised; weights count as constants.
+    """Return what a batch adds to the loss that is minimised; weights count as constants.
 
     Args:
         losses: The losses of a batch, or of a part of it.
@@ -350,7 +356,7 @@ def _sum_dtype(param: Array) -> Any:
 
 
 def _trainable(tree: Any, specs: Any) -> Any:
-    """Returns the tree with None in the place of buffers, which jax leaves out."""
+    """Return the tree with None in the place of buffers, which jax leaves out."""
     return _chosen(tree, specs, lambda spec: spec.is_trainable)
 
 
@@ -359,14 +365,14 @@ def _has_gradient(spec: ParamSpec) -> bool:
 
 
 def _chosen(tree: Any, specs: Any, is_wanted: Callable[[ParamSpec], bool]) -> Any:
-    """Returns the tree with None in the place of what is not wanted."""
+    """Return the tree with None in the place of what is not wanted."""
     return jax.tree.map(
         lambda spec, leaf: leaf if is_wanted(spec) else None, specs, tree, is_leaf=_is_spec
     )
 
 
 def _measured(gradients: Any, specs: Any) -> dict[Path, Array]:
-    """Returns the next values of the buffers that are their own gradients."""
+    """Return the next values of the buffers that are their own gradients."""
     chosen = _chosen(gradients, specs, lambda spec: spec.is_overwritten_by_gradient)
     pairs = zip(
         jax.tree.leaves(specs, is_leaf=_is_spec),
@@ -377,7 +383,7 @@ def _measured(gradients: Any, specs: Any) -> dict[Path, Array]:
 
 
 def _merged(new: Any, state: Any, specs: Any) -> Any:
-    """Returns the state with what is not None in `new` in its place."""
+    """Return the state with what is not None in `new` in its place."""
     return jax.tree.map(
         lambda spec, new, old: old if new is None else new,
         specs,
@@ -391,17 +397,17 @@ def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, ParamSpec)
 
 
-def without_groups(batch: Any, groups: LossGroups | None) -> Any:
-    """Returns what a model reads of a batch."""
+def _without_groups(batch: Any, groups: LossGroups | None) -> Any:
+    """Return what a model reads of a batch."""
     if groups is None:
         return batch
     return {name: array for name, array in batch.items() if name != groups.array}
 
 
-def parts_of_groups(
+def _parts_of_groups(
     batch: Batch, gradient_BT: Float[Array, "batch time"], groups: LossGroups
 ) -> tuple[Float[Array, " groups"], Float[Array, " groups"]]:
-    """Returns what each group adds to the loss that is minimised, and its weight; both add up.
+    """Return what each group adds to the loss that is minimised, and its weight; both add up.
 
     Args:
         batch: A batch or a part of one.
@@ -416,8 +422,8 @@ def parts_of_groups(
     return loss_S, weight_S
 
 
-def losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
-    """Returns sums and weights `[groups]` of a whole batch; None where there are no groups."""
+def _losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
+    """Return sums and weights `[groups]` of a whole batch; None where there are no groups."""
     if parts is None:
         return None
     loss_S, weight_S = parts
@@ -425,5 +431,5 @@ def losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
 
 
 def task_of(cfg: Any) -> Any:
-    """Returns the module that adds a trainer's losses."""
+    """Return the module that adds a trainer's losses."""
     return cfg.model.build() if cfg.task is None else cfg.task.build(model=cfg.model)

@@ -46,7 +46,7 @@ class StopSignals:
     """
 
     def __init__(self, *, notice: str = "", may_end: Callable[[], bool] = lambda: False) -> None:
-        """Listens to nothing yet.
+        """Listen to nothing yet.
 
         Args:
             notice: A file whose appearance asks the run to stop, too; "" for none. One that was
@@ -65,7 +65,7 @@ class StopSignals:
         self._wakeup_before = -1
 
     def should_stop(self, step: int) -> bool:
-        """Returns whether the run stops here, the same in every process.
+        """Return whether the run stops here, the same in every process.
 
         One process stops when it is asked to. Several would wait for ever for one that stops alone:
         they ask one another every second or so, at steps that all of them know.
@@ -83,7 +83,7 @@ class StopSignals:
         return any(answer.startswith("1") for answer in answers)
 
     def agreed(self) -> signal.Signals | None:
-        """Returns which signal asked to stop, the same one in every process; None if none did.
+        """Return which signal asked to stop, the same one in every process; None if none did.
 
         A notice counts as SIGTERM. Every process must call it.
         """
@@ -105,7 +105,7 @@ class StopSignals:
             return False
 
     def _pace(self, step: int) -> float:
-        """Returns the steps a second since this was last asked."""
+        """Return the steps a second since this was last asked."""
         before, since = self._asked_last
         self._asked_last = step, time.perf_counter()
         return (step - before) / max(1e-9, self._asked_last[1] - since)
@@ -145,7 +145,7 @@ class StopSignals:
             signal.raise_signal(number)
 
     def _watch(self, pipe: int) -> None:
-        """Ends the process where a signal finds its main thread in a wait, see the class."""
+        """End the process where a signal finds its main thread in a wait, see the class."""
         num_seen, number, deadline = 0, 0, None
         with open(pipe, "rb", buffering=0) as numbers:
             while True:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -27,9 +27,8 @@ from axcore.module import Module
 from axcore.ops import KernelPlan, KernelPreference
 from axcore.parallel import ACTIVATION_RULES, PARAM_RULES, ContextParallelism, make_mesh
 from axcore.plugins import Hardware, MeshRule, attributed, plugin_host, wrong_method_return
-from axcore.trainer.callbacks.events import Observer, Observers
+from axcore.trainer.callbacks.events import Observer, Observers, named_observers
 from axcore.trainer.callbacks.metrics import LossMeter
-from axcore.trainer.callbacks.observers import named_observers
 from axcore.trainer.callbacks.writers import DEFAULT_WRITER
 from axcore.trainer.checks import (
     check_gradient_norms,
@@ -50,6 +49,77 @@ from axcore.trainer.run_directory.identity import check_processes_agree
 from axcore.trainer.run_directory.saved_steps import check_max_steps
 from axcore.trainer.shardings import BatchSharding, gradient_split
 from axcore.trainer.step import TrainState, TrainStep, task_of
+
+
+@config
+class ShardingConfig:
+    """How arrays are split over the mesh.
+
+    Args:
+        param_rules: Mesh axes by logical axis, for parameters.
+        optimizer_rules: Mesh axes by logical axis, for gradients and the optimizer's state; those
+            for parameters where None.
+        activation_rules: Mesh axes by logical axis, for activations.
+        context_parallelism: How attention reaches keys on other devices where time is split: it
+            gathers them, passes them round a ring, or deals heads out for a while.
+    """
+
+    param_rules: Mapping[str, tuple[str, ...]] = PARAM_RULES
+    optimizer_rules: Mapping[str, tuple[str, ...]] | None = None
+    activation_rules: Mapping[str, tuple[str, ...]] = ACTIVATION_RULES
+    context_parallelism: ContextParallelism = "all_gather"
+
+
+@config
+class LoggingConfig:
+    """When metrics are logged, and where they go.
+
+    Args:
+        every_steps: Steps between lines of metrics.
+        gradient_norms_every_steps: Steps between lines with the norms of gradients by module, a
+            multiple of `every_steps`; with 0 they are not measured.
+        writers: Metric writers by name; `json_lines` writes even where it is left out.
+        observers: What watches the run, by name; see `axcore.plugins.RunObserver`.
+    """
+
+    every_steps: PositiveInt = 10
+    gradient_norms_every_steps: NonNegativeInt = 0
+    writers: tuple[str, ...] = (DEFAULT_WRITER,)
+    observers: tuple[str, ...] = ()
+
+
+@config
+class RollbackConfig:
+    """How many steps may be skipped, and how often the run may go back to a checkpoint.
+
+    Args:
+        max_skipped_steps: How many steps of the window may have a loss, gradient or update that is
+            not finite, and so change nothing; one more stops the run.
+        max_skipped_in_a_row: How many of them may follow each other; one more rolls back.
+        max_rollbacks: How often the run may go back to a checkpoint in the window.
+        window_steps: The newest steps, which the other numbers are counted over.
+    """
+
+    max_skipped_steps: int = 100
+    max_skipped_in_a_row: PositiveInt = 20
+    max_rollbacks: int = 3
+    window_steps: PositiveInt = 1000
+
+
+@config
+class KernelsConfig:
+    """Which kernels serve.
+
+    Args:
+        pins: Kernel by op, to choose by name: that one or an error.
+        allow: Portable kernels that may serve where those for the hardware cannot.
+        choice: Which kernel serves where several can: one that has run on the chip and was timed
+            there, if there is any; or the fastest as far as is known, never run or not.
+    """
+
+    pins: Mapping[str, str] = {}
+    allow: tuple[str, ...] = ()
+    choice: KernelPreference = "validated"
 
 
 class Trainer(Configurable):
@@ -76,36 +146,19 @@ class Trainer(Configurable):
                 hardware.
             slices: Slices by mesh axis, where there are several; one slice where empty.
             mesh_rules: Rules of the experiment's own, before those of plugins.
-            param_rules: Mesh axes by logical axis, for parameters.
-            optimizer_rules: Mesh axes by logical axis, for gradients and the optimizer's state;
-                those for parameters where None.
-            activation_rules: Mesh axes by logical axis, for activations.
-            context_parallelism: How attention reaches keys on other devices where time is split:
-                it gathers them, passes them round a ring, or deals heads out for a while.
-            log_every_steps: Steps between lines of metrics.
-            gradient_norms_every_steps: Steps between lines with the norms of gradients by module, a
-                multiple of `log_every_steps`; with 0 they are not measured.
+            sharding: How parameters, gradients, activations and keys are split over the mesh.
+            logging: When metrics are logged, and where they go.
             eval_every_steps: Steps between evaluations; the last step is always evaluated.
             prefetch_batches: How many batches a thread prepares ahead of the step at most; with 0
                 each is prepared when the step wants it.
-            max_skipped_steps: How many steps of the window may have a loss, gradient or update that
-                is not finite, and so change nothing; one more stops the run.
-            max_skipped_in_a_row: How many of them may follow each other; one more rolls back.
-            max_rollbacks: How often the run may go back to a checkpoint in the window.
-            budget_window_steps: The newest steps, which these three numbers are counted over.
+            rollback: How many steps may be skipped, and how often the run may go back.
             preemption_notice: A file that appears when this machine is to be taken away; the run
                 then stops with a checkpoint, as at SIGTERM. Empty for none.
             guards: What may change a batch or the state between steps, roll back or stop the run.
             checkpoint: When and how checkpoints are saved.
             snapshots: When states are kept in host memory, for restarts without storage.
             prompt: What the sample at the end of the run resumes from.
-            kernels: Kernel by op, to choose by name: that one or an error.
-            allow_kernels: Portable kernels that may serve where those for the hardware cannot.
-            kernel_choice: Which kernel serves where several can: one that has run on the chip and
-                was timed there, if there is any; or the fastest as far as is known, never run or
-                not.
-            writers: Metric writers by name; `json_lines` writes even where it is left out.
-            observers: What watches the run, by name; see `axcore.plugins.RunObserver`.
+            kernels: Which kernels serve.
         """
 
         model: Module.Config = REQUIRED
@@ -119,32 +172,39 @@ class Trainer(Configurable):
         mesh: Resumable[Mapping[str, int] | None] = None
         slices: Resumable[Mapping[str, int]] = {}
         mesh_rules: Resumable[tuple[MeshRule, ...]] = ()
-        param_rules: Resumable[Mapping[str, tuple[str, ...]]] = PARAM_RULES
-        optimizer_rules: Resumable[Mapping[str, tuple[str, ...]] | None] = None
-        activation_rules: Resumable[Mapping[str, tuple[str, ...]]] = ACTIVATION_RULES
-        context_parallelism: Resumable[ContextParallelism] = "all_gather"
-        log_every_steps: Resumable[PositiveInt] = 10
-        gradient_norms_every_steps: Resumable[NonNegativeInt] = 0
+        sharding: Resumable[ShardingConfig] = ShardingConfig()
+        logging: Resumable[LoggingConfig] = LoggingConfig()
         eval_every_steps: Resumable[PositiveInt] = 100
         prefetch_batches: Resumable[NonNegativeInt] = 2
-        max_skipped_steps: Resumable[int] = 100
-        max_skipped_in_a_row: Resumable[PositiveInt] = 20
-        max_rollbacks: Resumable[int] = 3
-        budget_window_steps: Resumable[PositiveInt] = 1000
+        rollback: Resumable[RollbackConfig] = RollbackConfig()
         preemption_notice: Resumable[str] = ""
         guards: Resumable[tuple[Guard.Config, ...]] = ()
         checkpoint: Resumable[Checkpointer.Config] = Checkpointer.Config(every_steps=100)
         snapshots: Resumable[MemorySnapshots.Config] = MemorySnapshots.Config()
         prompt: Resumable[str] = ""
-        kernels: Resumable[Mapping[str, str]] = {}
-        allow_kernels: Resumable[tuple[str, ...]] = ()
-        kernel_choice: Resumable[KernelPreference] = "validated"
-        writers: Resumable[tuple[str, ...]] = (DEFAULT_WRITER,)
-        observers: Resumable[tuple[str, ...]] = ()
+        kernels: Resumable[KernelsConfig] = KernelsConfig()
 
         def _make(self) -> Any:
-            """Makes the trainer for the hardware at hand."""
+            """Make the trainer for the hardware at hand."""
             return owner_of(type(self))(resolve(self, Hardware.detect()))
+
+    moved_fields: ClassVar[Mapping[str, str]] = {
+        "param_rules": "sharding.param_rules",
+        "optimizer_rules": "sharding.optimizer_rules",
+        "activation_rules": "sharding.activation_rules",
+        "context_parallelism": "sharding.context_parallelism",
+        "log_every_steps": "logging.every_steps",
+        "gradient_norms_every_steps": "logging.gradient_norms_every_steps",
+        "writers": "logging.writers",
+        "observers": "logging.observers",
+        "max_skipped_steps": "rollback.max_skipped_steps",
+        "max_skipped_in_a_row": "rollback.max_skipped_in_a_row",
+        "max_rollbacks": "rollback.max_rollbacks",
+        "budget_window_steps": "rollback.window_steps",
+        "allow_kernels": "kernels.allow",
+        "kernel_choice": "kernels.choice",
+    }
+    """Where fields of configs are now that earlier runs have at the root."""
 
     def __init__(
         self,
@@ -153,7 +213,7 @@ class Trainer(Configurable):
         devices: Sequence[Any] | None = None,
         kept_steps: KeptSteps | None = None,
     ) -> None:
-        """Builds the parts; reads no data and starts no run.
+        """Build the parts; reads no data and starts no run.
 
         Args:
             resolved: What to train, and on which hardware; `resolve` makes it.
@@ -190,20 +250,22 @@ class Trainer(Configurable):
             seed=cfg.seed,
             num_micro_batches=cfg.num_micro_batches,
             loss_groups=self.batch_spec.loss_groups,
-            norms_every_steps=cfg.gradient_norms_every_steps,
+            norms_every_steps=cfg.logging.gradient_norms_every_steps,
             split_gradients=gradient_split(cfg, self.mesh),
         )
         self._check_task()
         check_micro_batches(cfg, self.batch_spec)
         check_sharding_rules(cfg, self.step.specs, self.batch_spec)
-        self.batch_sharding = BatchSharding(self.batch_spec, cfg.activation_rules, self.mesh)
+        self.batch_sharding = BatchSharding(
+            self.batch_spec, cfg.sharding.activation_rules, self.mesh
+        )
         check_mesh_is_used(cfg, self.batch_sharding, self.step.specs)
         self.compiler = StepCompiler(
             resolved, self.step, self.mesh, self.batch_sharding, kept_steps=kept_steps
         )
 
     def kernel_plan(self) -> KernelPlan:
-        """Returns the kernels that the step uses, and why.
+        """Return the kernels that the step uses, and why.
 
         Raises:
             KernelError: A pin cannot be followed, or no kernel may serve a call.
@@ -220,7 +282,7 @@ class Trainer(Configurable):
         launch: str = "",
         returns_when_stopped: bool = False,
     ) -> TrainResult:
-        """Trains until `max_steps`, and returns the last state.
+        """Train until `max_steps`, and return the last state.
 
         The directory is locked for this config. Where it holds a checkpoint the run resumes from
         there, bit by bit as if it had never stopped. Ctrl-C, SIGTERM or a preemption notice ends
@@ -230,11 +292,11 @@ class Trainer(Configurable):
 
         Args:
             directory: The run directory; made where it is absent.
-            observers: Get every event, beside those that the config names. In a run of several
+            observers: Get every event, besides those that the config names. In a run of several
                 processes each serves its own, and process 0 those of the config.
             quiet: Whether no progress is shown; otherwise process 0 shows it on stderr.
-            from_step: The checkpoint to resume from, 0 for the start; later ones are set aside. By
-                default the newest.
+            from_step: The checkpoint to resume from, 0 for the start; later ones are
+                quarantined. By default the newest.
             launch: Which launch this start is of. Of all starts of one, only the first goes back to
                 `from_step`; the others resume from the newest checkpoint.
             returns_when_stopped: Whether a request to stop makes this return, with a result that
@@ -269,7 +331,7 @@ class Trainer(Configurable):
             locked_run_directory(directory, self.config, batches.identity) as locked,
             jax.set_mesh(self.mesh),
         ):
-            named = named_observers(self.config.observers) if is_process_zero() else ()
+            named = named_observers(self.config.logging.observers) if is_process_zero() else ()
             shown = () if quiet or not is_process_zero() else (_progress_on_stderr(),)
             ahead = PrefetchedBatches(batches, ahead=self.config.prefetch_batches)
             loop = TrainLoop(self, ahead, locked, Observers((*shown, *observers, *named)), guards)
@@ -278,7 +340,7 @@ class Trainer(Configurable):
             )
 
     def _check_task(self) -> None:
-        """Checks what a task, or a model, says of itself; somebody else may have written it."""
+        """Check what a task, or a model, says of itself; somebody else may have written it."""
         with attributed(self.task, "check_batch"):
             self.task.check_batch(self.batch_spec.for_model())
         with attributed(self.task, "metric_units"):
@@ -288,7 +350,7 @@ class Trainer(Configurable):
             raise wrong_method_return(self.task, "metric_units", units, expected)
 
     def first_state(self) -> TrainState:
-        """Returns the state before the first step: random, or from the weights of `init_from`.
+        """Return the state before the first step: random, or from the weights of `init_from`.
 
         What the task keeps besides, such as a teacher, is read from its own source.
 
@@ -301,7 +363,7 @@ class Trainer(Configurable):
         if cfg.init_from is None:
             state = self.compiler.jitted_init()
         else:
-            weights = self.first_weights.read(self.step.own_part(abstract), seed=cfg.seed)
+            weights = self.initial_weights.read(self.step.own_part(abstract), seed=cfg.seed)
             state = self.compiler.jitted_first_state(weights)
         for name, read in self.task.kept_sources().items():
             del state.model[name]  # random arrays: gone from the devices before others come
@@ -309,19 +371,19 @@ class Trainer(Configurable):
         return state
 
     @cached_property
-    def first_weights(self) -> WeightPlan:
+    def initial_weights(self) -> WeightPlan:
         """What the first state's weights are read from, where the config names a source."""
         source: Any = self.config.init_from
         plan: WeightPlan = source.build().plan(self.config.model)
         return plan
 
     def train_batches(self) -> TrainBatches:
-        """Returns this process's part of the training batches, from the first one on."""
+        """Return this process's part of the training batches, from the first one on."""
         shard = self.batch_sharding.shard
         return self.data.train(process_index=shard.index, process_count=shard.count)
 
     def evaluate(self, model_state: Any) -> dict[str, float]:
-        """Returns the metrics of a model's state on the validation data; empty if there is none."""
+        """Return the metrics of a model's state on the validation data; empty if there is none."""
         evaluation = self.compiler.jitted_evaluation
         put, shard = self.batch_sharding.device_put, self.batch_sharding.shard
         batches = self.data.validation(process_index=shard.index, process_count=shard.count)
@@ -333,7 +395,7 @@ class Trainer(Configurable):
         return meter.metrics() if losses else {}
 
     def describe_mesh(self) -> str:
-        """Returns the mesh as people read it: `data 2 x fsdp 4`, or `1 device`."""
+        """Return the mesh as people read it: `data 2 x fsdp 4`, or `1 device`."""
         sizes = {name: size for name, size in self.mesh.shape.items() if size > 1}
         return " x ".join(f"{name} {size}" for name, size in sizes.items()) or "1 device"
 

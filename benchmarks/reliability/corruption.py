@@ -39,7 +39,7 @@ SMALL = {
     "data.batch_size": 8,
     "data.validation_fraction": 0,
     "learner.schedule.warmup_steps": 10,
-    "log_every_steps": 100,
+    "logging.every_steps": 100,
     "eval_every_steps": 10**9,
     "checkpoint.every_steps": 10**9,
     "mesh": {"data": 8},

@@ -81,7 +81,7 @@ def main() -> None:
 def run_all(scratch: Path, tries: int) -> tuple[int, dict[str, int]]:
     text = scratch / "text"
     write_text(text)
-    changes = {"max_steps": 24, "eval_every_steps": 24, "max_skipped_in_a_row": 2}
+    changes = {"max_steps": 24, "eval_every_steps": 24, "rollback.max_skipped_in_a_row": 2}
     trainer = update_config(config_of(str(text)), changes).build()
     good, rollbacks = 0, dict.fromkeys(KINDS, 0)
     for index in range(tries):

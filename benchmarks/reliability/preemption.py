@@ -49,7 +49,7 @@ def one_try(scratch: Path, index: int) -> tuple[bool, float]:
         write_text(text)
     count = (2, 4)[index % 2]
     notice = {"notice": str(scratch / f"notice{index}")} if index % 4 > 1 else {}
-    rare = dict.fromkeys(("max_steps", "log_every_steps", "checkpoint.every_steps"), 10**6)
+    rare = dict.fromkeys(("max_steps", "logging.every_steps", "checkpoint.every_steps"), 10**6)
     changes = {**rare, "mesh": {"data": count}, "preemption_notice": notice.get("notice", "")}
     asked = {"ask_at": random.randint(1, 200), "ask_in": str(random.randrange(count))}
     task: dict[str, Any] = {"text": str(text), "dir": str(run), "set": changes, "own": {}}

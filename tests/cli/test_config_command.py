@@ -215,7 +215,7 @@ def test_pipelines_tell_their_bubble_and_slices_are_named():
         ({"mesh": {"fsdp": 3}}, "needs 3 devices; there are 8"),
         ({"mesh": {"pipeline": 8}}, "mesh axis pipeline of size 8"),
         ({"mesh": {"fsdp": 2, "model": 4}, "model.vocab_size": 270}, "vocab is 270, model is 4"),
-        ({"mesh": {"fsdp": 8}, "param_rules": {"emb": ("fsdp",)}}, "'emb'"),
+        ({"mesh": {"fsdp": 8}, "sharding.param_rules": {"emb": ("fsdp",)}}, "'emb'"),
     ],
 )
 def test_what_a_run_would_refuse_is_refused(changes, text):

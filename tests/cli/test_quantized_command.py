@@ -34,7 +34,7 @@ def test_float8_is_refused_on_a_host_and_leaves_nothing_behind(tmp_path, capsys,
     assert axcore("train", "tiny", f"--modify={change}", f"--dir={run}", *TINY) != 0
     printed = "".join(capsys.readouterr())
     assert "attention.linear.dot and 2 more, and cannot run on cpu-16: wants float8" in printed
-    assert "--set 'kernels[\"quantized_dot\"]=emulated'" in printed
+    assert "--set 'kernels.pins[\"quantized_dot\"]=emulated'" in printed
     assert not run.exists()
 
 
@@ -42,7 +42,7 @@ def test_float8_is_refused_on_a_host_and_leaves_nothing_behind(tmp_path, capsys,
 def test_emulated_float8_trains_draws_its_sample_and_more(tmp_path, capsys):
     """What runs after training is under the same pins as training."""
     run = tmp_path / "run"
-    emulated = '--set=kernels["quantized_dot"]=emulated'
+    emulated = '--set=kernels.pins["quantized_dot"]=emulated'
     assert axcore("train", "tiny", "--modify=fp8_training", f"--dir={run}", emulated, *TINY) == 0
     assert "quantized_dot emulated" in capsys.readouterr().out
     assert (run / "sample.txt").read_text(encoding="utf-8").startswith("def ")

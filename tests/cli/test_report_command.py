@@ -30,8 +30,8 @@ def runs(tmp_path_factory):
             cfg,
             {
                 "learner.schedule.peak": rate,
-                "log_every_steps": 1,
-                "gradient_norms_every_steps": every,
+                "logging.every_steps": 1,
+                "logging.gradient_norms_every_steps": every,
             },
         )
         trainer = trainer_on(changed, 1)

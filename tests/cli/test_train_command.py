@@ -24,7 +24,7 @@ TINY = [
         "data.validation_batches=1",
         "learner.schedule.warmup_steps=2",
         "max_steps=6",
-        "log_every_steps=2",
+        "logging.every_steps=2",
         "eval_every_steps=3",
     )
 ]
@@ -194,7 +194,7 @@ def test_eval_gives_the_loss_that_training_ended_with(trained, capsys):
         (["generate", "nowhere"], 7, ["no config.json"]),
         (["evaluate", "nowhere"], 7, ["no config.json"]),
         (["generate", "nowhere", "--top-p=2"], 2, ["top_p is 2.0; expected above 0"]),
-        (["generate", "nowhere", "--logit-bias=a=1"], 2, ["'a=1' is no TOKEN=NUMBER"]),
+        (["generate", "nowhere", "--logit-bias=a=1"], 2, ["'a=1' is not TOKEN=NUMBER"]),
         (["config", "show", "tinny"], 2, ["did you mean 'tiny'?"]),
         (
             [

@@ -81,7 +81,7 @@ def test_commits_add_up_to_the_whole_where_no_line_is_touched_twice(repository):
 
 
 def test_a_commit_that_is_not_there_is_named(repository):
-    with pytest.raises(ComplexityError, match="'nowhere' is no commit"):
+    with pytest.raises(ComplexityError, match="'nowhere' is not a commit"):
         measure_change(repository("flags"), "main", "nowhere")
 
 

@@ -11,7 +11,7 @@ from axl_attention.models import deepseek_v2, deepseek_v3, gemma2, gemma3, gpt2,
 from numpy_state import numpy_state
 
 from axcore.complexity import trace_model, why_not_in
-from axcore.config import diff_config, evolve, find_config
+from axcore.config import diff_config, evolve, find_config, update_config
 from axcore.data import Data
 from axcore.errors import ConfigError, KernelError
 from axcore.layers import Attention
@@ -83,7 +83,8 @@ def experiment(family: str):
         model=evolve(FAMILIES[family]("toy"), dtypes=DTypes(compute="bfloat16")),
         data=Data.Config(seq_len=16, batch_size=2),
         max_steps=2,
-        allow_kernels=("portable",),  # toys are narrower than what chips' kernels are made for
+        # Toys are narrower than what chips' kernels are made for.
+        kernels=KernelsConfig(allow=("portable",)),
     )
 
 
@@ -173,5 +174,5 @@ def test_a_feature_changes_every_experiment_of_the_catalogue_or_is_in_it(name):
         elif refusal and not find_config(cfg, Attention):
             assert refusal.startswith("no "), record.name
         elif not is_changed:
-            plain = evolve(cfg, mesh_rules=(), allow_kernels=("portable",))
+            plain = update_config(cfg, {"mesh_rules": (), "kernels.allow": ("portable",)})
             assert why_not_in(feature, plain, Hardware.parse(feature.target)) is None, record.name

@@ -52,7 +52,7 @@ def test_an_argument_added_to_a_model_function_is_found(copy):
     before = read_surface(copy)
     edit(
         copy,
-        "models/transformer.py",
+        "models/causal_lm.py",
         "    vocab_size: int,\n",
         "    moe: int,\n    vocab_size: int,\n",
     )

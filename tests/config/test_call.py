@@ -72,7 +72,7 @@ def test_a_call_whose_defaults_no_config_can_hold_is_saved_and_pickled() -> None
 def test_what_cannot_be_called_by_keyword_and_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="takes 'x' by position only"):
         config_for(with_positional)
-    with pytest.raises(ConfigError, match="has a parameter that is no name for a field"):
+    with pytest.raises(ConfigError, match="has a parameter that is not a name for a field"):
         config_for(with_build)
     with pytest.raises(ConfigError, match=r"cannot be named as module:name"):
         config_for(lambda x: x)

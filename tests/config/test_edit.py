@@ -187,9 +187,9 @@ def test_overrides_are_read_by_the_type_of_the_field() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dim", r"'dim' is no override\n  hint:   --set dim=VALUE"),
+        ("dim", r"expected PATH=VALUE, got 'dim'\n  hint:   --set dim=VALUE"),
         ("dim=twelve", r"expected int, got 'twelve'\n  where:  dim\n  hint:   --set dim=4"),
-        ("layers[0].activation=x", r"'x' is no Literal\['silu', 'gelu'\]"),
+        ("layers[0].activation=x", r"expected Literal\['silu', 'gelu'\], got 'x'"),
         ("layers[0]=1", r"set the fields inside of it, --set layers\[0\].FIELD=VALUE"),
         ("dimm=1", r"did you mean 'dim'\?"),
         ("__class__=1", r"has no '__class__'"),

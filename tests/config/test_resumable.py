@@ -45,7 +45,7 @@ def test_a_resumable_field_is_checked_saved_and_overridden_as_any_other():
     assert from_json(to_json(cfg)) == cfg
     with pytest.raises(ConfigError, match="steps is 0; expected 1 or more"):
         evolve(cfg, steps=0)
-    with pytest.raises(ConfigError, match=r"'many' is no dict\[str, int\] | None"):
+    with pytest.raises(ConfigError, match=r"expected dict\[str, int\] | None, got 'many'"):
         apply_overrides(cfg, ["mesh=many"])
 
 

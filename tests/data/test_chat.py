@@ -200,7 +200,7 @@ def test_an_end_that_the_vocabulary_lacks_is_refused(folder):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "is not JSON"), ("[]", "is no JSON object"), (None, "cannot be read")],
+    [("{", "is not JSON"), ("[]", "is not a JSON object"), (None, "cannot be read")],
 )
 def test_settings_that_cannot_be_read_name_the_file(folder, content, said):
     path = folder / "tokenizer_config.json"

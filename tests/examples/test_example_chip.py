@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "axl_example_chip"
 SHORT = (
     *("--set", "model.dim=32", "--set", "**.num_layers=1", "--set", "**.hidden_dim=64"),
     *("--set", "data.seq_len=64", "--set", "data.validation_batches=1"),
-    *("--set", "max_steps=3", "--set", "**.warmup_steps=1", "--set", "log_every_steps=1"),
+    *("--set", "max_steps=3", "--set", "**.warmup_steps=1", "--set", "logging.every_steps=1"),
 )
 
 

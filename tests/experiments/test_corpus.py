@@ -20,7 +20,7 @@ SMALL = (
     "learner.schedule.warmup_steps=2",
     "learner.schedule.peak=0.01",
     "max_steps=8",
-    "log_every_steps=1",
+    "logging.every_steps=1",
 )
 
 

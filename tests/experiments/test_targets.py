@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.experiments.named import load_experiment
 from axcore.ops import recording_choices
 from axcore.plugins import Experiment, Hardware, plugin_host
@@ -25,7 +25,7 @@ TARGETS = {
     },
     "trainium-trn2-2": {"attention:portable"},
 }
-"""Of eight devices each, some with a `kernel_choice`, and kernels that each step takes there."""
+"""Of eight devices each, some with a `kernels.choice`, and kernels that each step takes there."""
 
 OTHERS = {("llama2-70b", "gpu-h100-8"): {"attention:cudnn_attention", "quantized_dot:float8"}}
 """Whose rows are short beside their queries, so that a bias of documents costs little memory."""
@@ -43,7 +43,7 @@ LARGE = sorted(
 def test_a_step_is_served_by_kernels_of_the_target(name, target):
     machine, _, kernel_choice = target.partition(" ")
     hardware = Hardware.parse(machine)
-    cfg = evolve(load_experiment(name), kernel_choice=kernel_choice or "validated")
+    cfg = update_config(load_experiment(name), {"kernels.choice": kernel_choice or "validated"})
     resolved = resolve(evolve(cfg, data=cfg.data.for_shapes()), hardware)
     trainer = Trainer(resolved, devices=jax.devices()[:8])
     with jax.set_mesh(trainer.mesh), recording_choices() as choices:

@@ -27,7 +27,7 @@ def at_toy_size(cfg):
             "learner.schedule.warmup_steps": 2,
             "learner.schedule.peak": 0.02,
             "max_steps": 12,
-            "log_every_steps": 4,
+            "logging.every_steps": 4,
         },
     )
 

@@ -93,7 +93,7 @@ def test_number_in_a_name_counts_what_the_vendor_counts():
         ("acme-x3-8", r"no plugin knows target 'acme-x3-8'; did you mean 'acme-x1'"),
         ("zebra-8", r"no plugin knows target 'zebra-8'; known: acme-x1, acme-x2-big"),
         ("acme-x1-6", r"target 'acme-x1-6': 6 chips are not a whole number of hosts of 4"),
-        ("acme-x2-big-3", r"counts 2 per chip, and 3 is no multiple of that"),
+        ("acme-x2-big-3", r"counts 2 per chip, and 3 is not a multiple of that"),
     ],
 )
 def test_target_that_means_nothing_is_refused(name, text):

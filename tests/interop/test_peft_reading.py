@@ -21,7 +21,7 @@ from axcore.modifiers import LoRA
 from axcore.module import functional
 from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run
-from axcore.serving.adapters import open_adapters
+from axcore.serving.startup import open_adapters
 
 CPU = Hardware.parse("cpu-1")
 ADAPTED = LoRA(rank=4, alpha=6.0).apply(llama2("toy"), CPU)
@@ -349,7 +349,7 @@ def test_tied_tables_change_together(tmp_path, state):
 def test_adapters_of_another_model_are_refused(folders):
     with pytest.raises(CheckpointError, match=r"(?s)do not fit the model.*mlp\.down"):
         read_adapters(folders / "adapters", mixtral("toy"))
-    with pytest.raises(ConfigError, match=r"corrects its layers in another way .*\n- LoRALinear"):
+    with pytest.raises(ConfigError, match=r"adapters differ from the folder.*\n- LoRALinear"):
         begun(folders, llama2("toy"))
     wide = update_config(llama2("toy"), {"**.hidden_dim": 80})
     cfg = read_adapters(folders / "adapters", wide).arrays

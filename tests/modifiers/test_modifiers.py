@@ -109,12 +109,12 @@ def test_mesh_shape_sets_the_mesh_and_the_slices():
 
 def test_shard_changes_the_entries_it_names_and_no_other():
     cfg = modified(Shard(params={"embed": ("fsdp", "model")}, activations={"time": ()}))
-    assert cfg.param_rules == {**PARAM_RULES, "embed": ("fsdp", "model")}
-    assert cfg.activation_rules["time"] == ()
+    assert cfg.sharding.param_rules == {**PARAM_RULES, "embed": ("fsdp", "model")}
+    assert cfg.sharding.activation_rules["time"] == ()
 
 
 def test_shard_over_an_unknown_mesh_axis_is_refused():
-    with pytest.raises(ConfigError, match="split over 'modle', which is no mesh axis") as error:
+    with pytest.raises(ConfigError, match="split over 'modle', which is not a mesh axis") as error:
         modified(Shard(params={"mlp": ("modle",)}))
     assert "did you mean 'model'" in error.value.hint
 
@@ -163,10 +163,12 @@ def test_named_makes_the_change_of_that_name():
 
 
 def test_kernels_keep_earlier_pins_and_names():
-    cfg = evolve(tiny(), kernels={"rms_norm": "reference"}, allow_kernels=("portable",))
+    cfg = update_config(
+        tiny(), {"kernels.pins": {"rms_norm": "reference"}, "kernels.allow": ("portable",)}
+    )
     cfg = modified(Kernels(pins={"attention": "portable"}, allow=("portable", "blockwise")), cfg)
-    assert cfg.kernels == {"attention": "portable", "rms_norm": "reference"}
-    assert cfg.allow_kernels == ("portable", "blockwise")
+    assert cfg.kernels.pins == {"attention": "portable", "rms_norm": "reference"}
+    assert cfg.kernels.allow == ("portable", "blockwise")
 
 
 def test_chain_names_the_link_that_changes_nothing():
@@ -187,7 +189,7 @@ def test_modifier_that_lacks_a_value_is_refused():
 
 
 def test_what_is_no_modifier_is_refused():
-    with pytest.raises(ConfigError, match=r"is no modifier: it has no apply\(cfg, hardware\)"):
+    with pytest.raises(ConfigError, match=r"is not a modifier: it has no apply\(cfg, hardware\)"):
         modified(FeedForward.Config())
 
 

@@ -111,14 +111,14 @@ def test_text_is_a_name_and_values(text, name, values):
         ("", "it has no name"),
         ("remat(", "its parentheses do not close"),
         ("two names", "it has no name"),
-        ("remat(minimal)", "'minimal' is no field=value"),
+        ("remat(minimal)", "'minimal' is not field=value"),
         ("a(x=(1, 2)", r"\) is missing"),
         ("a(x='b)", "' is missing"),
         ("a(x=1])", "']' closes nothing"),
     ],
 )
 def test_text_that_is_no_change_says_why_and_how_to_write_one(text, reason):
-    with pytest.raises(ConfigError, match=f"is no change: .*{reason}") as error:
+    with pytest.raises(ConfigError, match=f"is not a change: .*{reason}") as error:
         parse_change(text)
     assert "--modify 'remat(policy=minimal)'" in error.value.hint
 

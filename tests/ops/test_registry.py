@@ -107,7 +107,7 @@ def test_kernel_that_ran_on_the_chip_goes_before_one_that_never_did():
     assert (chosen.kernel, chosen.why) == (LIBRARY, "validated on acme-x1")
     assert str(chosen) == (
         "attention: library (axl-acme), validated on acme-x1, on acme-x1-8; "
-        "kernel_choice=fastest: flash"
+        "kernels.choice=fastest: flash"
     )
 
 
@@ -116,7 +116,7 @@ def test_fastest_asks_for_no_run_on_the_chip_and_says_what_the_default_takes():
     assert chosen.kernel == FIRST
     assert str(chosen) == (
         "attention: flash (axl-acme), the first that fits, never run on acme-x1, on acme-x1-8; "
-        "kernel_choice=validated: library"
+        "kernels.choice=validated: library"
     )
 
 
@@ -164,7 +164,7 @@ def test_tie_names_the_pins_to_write():
         "flash (plugin axl-acme) and bolt (plugin axl-bolt) are both of the band 'hardware'" in text
     )
     assert 'pin one: pins={"attention": "flash"} or pins={"attention": "bolt"}' in text
-    assert "; of a trainer: --set \"kernels={'attention': 'flash'}\" or --set" in text
+    assert "; of a trainer: --set \"kernels.pins={'attention': 'flash'}\" or --set" in text
     assert choice(FLASH, rival, pins={"attention": "bolt"}).kernel == rival
 
 
@@ -193,7 +193,7 @@ def test_fallback_behind_a_hardware_plugin_is_refused_with_all_reasons():
     assert "picky     generation (axl-acme) no: takes widths of 128, not 96" in text
     assert "portable  portable   (core) fits" in text
     assert 'allow=("portable",); of a trainer: --set' in text
-    assert "--set \"allow_kernels=('portable',)\"" in text
+    assert "--set \"kernels.allow=('portable',)\"" in text
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_what_a_hint_says_can_be_typed_and_helps(kernels):
     assert typed
     for text in typed:
         cfg = apply_overrides(Trainer.Config(), [text])
-        chosen = choice(*kernels, pins=cfg.kernels, allow=cfg.allow_kernels).kernel
+        chosen = choice(*kernels, pins=cfg.kernels.pins, allow=cfg.kernels.allow).kernel
         assert repr(chosen.name) in text
 
 

@@ -209,7 +209,7 @@ def test_kernel_is_named_with_what_it_returned_and_what_was_expected(
     assert f"the kernel '{op}" in raised.value.what
     assert "/odd' of plugin 'axl-acme' (axl_acme.code:" in raised.value.what
     assert text in raised.value.what
-    assert f"--set \"kernels={{'{op}" in raised.value.hint
+    assert f"--set \"kernels.pins={{'{op}" in raised.value.hint
     assert "': 'portable'}\"" in raised.value.hint
     assert ("cast it in the kernel: .astype('float32')" in raised.value.hint) == (
         "bfloat16" in text

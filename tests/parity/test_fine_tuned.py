@@ -57,7 +57,9 @@ def prompt_of(tokenizer, question):
 def greedy_here(run):
     """Returns the tokens of each greedy answer, by the engine."""
     tokenizer = run.trainer.data.tokenizer
-    few = EngineConfig(max_rows=8, max_length=48, step_tokens=64, draw_kinds=("greedy",))
+    few = EngineConfig(
+        max_num_seqs=8, max_length=48, max_num_batched_tokens=64, sampler_kinds=("greedy",)
+    )
     with Engine(run.model, run.state, tokenizer, few) as engine:
         asked = [
             Request(

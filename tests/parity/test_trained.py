@@ -31,7 +31,7 @@ def published(tmp_path):
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).save_pretrained(
         tmp_path / "published"
     )
-    changes = {"mesh": {"fsdp": 1}, "max_steps": STEPS, "log_every_steps": 10}
+    changes = {"mesh": {"fsdp": 1}, "max_steps": STEPS, "logging.every_steps": 10}
     begun = Pretrained(path=str(tmp_path / "published")).apply(update_config(cfg, changes), CPU)
     return tmp_path / "published", begun
 

@@ -24,7 +24,7 @@ def main():
     join_processes(address, process_count=int(count), process_index=int(index), limits=limits)
     slow = SlowStep(at_step=1, process=1, seconds=2.0, times=1000)
     guards = (FaultPlan.Config(faults=(slow,)), StragglerCheck.Config(patience=2))
-    cfg = guarded_config(Path(folder) / "text", *guards, log_every_steps=2, max_steps=8)
+    cfg = guarded_config(Path(folder) / "text", *guards, **{"logging.every_steps": 2}, max_steps=8)
     cfg = update_config(cfg, {"data.batch_size": 12})
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

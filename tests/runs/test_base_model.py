@@ -122,7 +122,7 @@ def pairs(tmp_path_factory):
 def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pairs, tmp_path):
     settings = [*overrides(trained[0], pairs), "data.seq_len=32", "data.batch_size=16"]
     cfg = ax.evolve(
-        load_experiment("dpo", [*settings, "**.warmup_steps=1", "log_every_steps=1"]),
+        load_experiment("dpo", [*settings, "**.warmup_steps=1", "logging.every_steps=1"]),
         mesh={"fsdp": 1},
     )
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -149,7 +149,7 @@ def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pai
     assert first.state.keys() == load_run(trained[0]).state.keys()
     assert first.generate("<user>\n1?\n", max_tokens=2).num_tokens <= 2
     tokenizer = first.trainer.data.tokenizer
-    few = EngineConfig(max_rows=1, max_length=32, step_tokens=16)
+    few = EngineConfig(max_num_seqs=1, max_length=32, max_num_batched_tokens=16)
     with Engine(first.trainer.model, first.state, tokenizer, few) as engine:
         served = ServedModel(
             name="a", engine=engine, tokenizer=tokenizer, max_length=32, limits=Limits(), step=2
@@ -170,7 +170,7 @@ def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pai
 def test_adapters_learn_preferences_alike_on_one_device_and_on_four(trained, pairs, tmp_path):
     settings = [
         *overrides(trained[0], pairs),
-        *("data.seq_len=32", "data.batch_size=8", "max_steps=3", "log_every_steps=1"),
+        *("data.seq_len=32", "data.batch_size=8", "max_steps=3", "logging.every_steps=1"),
         *("**.warmup_steps=1", "data.validation_batches=1"),
     ]
     losses = []

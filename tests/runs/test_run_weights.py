@@ -1,4 +1,4 @@
-"""First weights from another run or a pretrained checkpoint, edited: laws that hold for both."""
+"""Initial weights from another run or a pretrained checkpoint, edited: laws that hold for both."""
 
 import json
 
@@ -170,6 +170,17 @@ def test_edits_add_up(begin):
     np.testing.assert_allclose(found, logits(TOY, begin.state), atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "edit", [RenameWeights(names={"a": "b"}), GrowVocabulary(), Upcycle(), StackDepth()], ids=str
+)
+def test_an_edit_that_is_there_already_is_refused(tmp_path, edit):
+    weights = RunWeights.Config(path=str(tmp_path))
+    cfg = evolve(small_experiment(tmp_path / "texts"), init_from=weights)
+    once = edit.apply(cfg, Hardware.parse("cpu-1"))
+    with pytest.raises(ConfigError, match=f"has the edit {type(edit).__name__} .* already"):
+        edit.apply(once, Hardware.parse("cpu-1"))
+
+
 @pytest.mark.slow
 def test_edits_are_the_same_on_eight_devices(begin):
     cfg = with_experts(update_config(deeper(4), {"vocab_size": 304}))
@@ -281,7 +292,7 @@ def test_a_step_or_a_run_that_is_not_there_is_an_error(folders, tmp_path):
     run = folders[0] / "run"
     with pytest.raises(CheckpointError, match="no checkpoint of step 5; there are: 0"):
         RunWeights.Config(path=str(run), step=5).build().plan(TOY)
-    with pytest.raises(CheckpointError, match="the directory is no run"):
+    with pytest.raises(CheckpointError, match="not a run directory"):
         RunWeights.Config(path=str(tmp_path)).build().plan(TOY)
 
 
@@ -312,7 +323,9 @@ def test_a_run_begins_with_the_averages_that_another_one_evaluates(tmp_path):
     begun = trainer_on(with_changes(cfg, edits, Hardware.parse("cpu-2")), 2)
     assert same(begun.first_state().model, load_run(tmp_path / "first").state)
     begun.run(tmp_path / "second", quiet=True)
-    assert f"({tmp_path / 'first'}, step 2)" in (tmp_path / "second/first_weights.txt").read_text()
+    assert (
+        f"({tmp_path / 'first'}, step 2)" in (tmp_path / "second/initial_weights.txt").read_text()
+    )
     start = json.loads((tmp_path / "second" / RUN_HISTORY_NAME).read_text().splitlines()[0])
     assert f"path: '{tmp_path / 'first'}'" in "\n".join(start["init_from"])
     assert "RenameWeights" in "\n".join(start["init_from"])

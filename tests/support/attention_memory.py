@@ -7,7 +7,7 @@ one that is so far below that the budget should be lowered.
 import json
 from pathlib import Path
 
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.models import transformer
 from axcore.module import DTypes
 from axcore.testing import small_experiment, trainer_on
@@ -24,13 +24,15 @@ def peak_mib(kernel, devices, folder, *, tokens=2048):
         vocab_size=264, dim=512, num_layers=16, num_heads=4, num_kv_heads=4, hidden_dim=1408
     )
     trainer = trainer_on(
-        evolve(
+        update_config(
             cfg,
-            model=evolve(model, dtypes=DTypes(compute="bfloat16")),
-            data=evolve(cfg.data, seq_len=tokens, batch_size=2 * len(devices)),
-            mesh={"fsdp": -1},
-            kernels={"attention": kernel},
-            allow_kernels=("portable",),
+            {
+                "model": evolve(model, dtypes=DTypes(compute="bfloat16")),
+                "data": evolve(cfg.data, seq_len=tokens, batch_size=2 * len(devices)),
+                "mesh": {"fsdp": -1},
+                "kernels.pins": {"attention": kernel},
+                "kernels.allow": ("portable",),
+            },
         ),
         devices,
     )

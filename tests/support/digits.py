@@ -128,10 +128,13 @@ def digits_experiment(**settings):
         "model": Classifier.Config(),
         "data": Digits.Config(batch_size=64),
         "learner": Learner.Config(schedule=WarmupCosine.Config(peak=0.02, warmup_steps=5)),
-        "activation_rules": {**ACTIVATION_RULES, "height": ("seq",)},
+        "sharding.activation_rules": {**ACTIVATION_RULES, "height": ("seq",)},
         "max_steps": 66,
-        "log_every_steps": 11,
+        "logging.every_steps": 11,
         "eval_every_steps": 22,
         "checkpoint": Checkpointer.Config(every_steps=22, keep=None),
     }
-    return Trainer.Config(**(values | settings))
+    flat = {name: value for name, value in (values | settings).items() if "." not in name}
+    return update_config(
+        Trainer.Config(**flat), {k: v for k, v in (values | settings).items() if "." in k}
+    )

@@ -14,12 +14,11 @@ _LIMIT_S = 300
 def write_experiment(folder, *faults, guards=()):
     """Returns the file of a config that faults strike; each fifth step is saved before the next."""
     cfg = small_experiment(folder / "text")
-    changes = {"max_steps": STEPS, "log_every_steps": 1, "eval_every_steps": STEPS}
+    changes = {"max_steps": STEPS, "logging.every_steps": 1, "eval_every_steps": STEPS}
     cfg = evolve(
-        cfg,
+        update_config(cfg, changes),
         checkpoint=evolve(cfg.checkpoint, every_steps=5, saves_in_background=False),
         guards=(FaultPlan.Config(faults=faults), *guards),
-        **changes,
     )
     path = folder / "small.json"
     path.write_text(to_json(cfg), encoding="utf-8")

@@ -6,12 +6,11 @@ from typing import Any
 from texts import write_text
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import evolve
 from axcore.data import Data, TextFiles
 from axcore.learner import Learner, WarmupCosine
 from axcore.models import transformer
 from axcore.testing import trainer_on
-from axcore.trainer import Guard, Trainer
+from axcore.trainer import Guard, LoggingConfig, Trainer
 
 
 def guarded_config(folder: Path, *guards: Guard.Config, **changes: Any) -> Trainer.Config:
@@ -31,13 +30,13 @@ def guarded_config(folder: Path, *guards: Guard.Config, **changes: Any) -> Train
         ),
         learner=Learner.Config(schedule=WarmupCosine.Config(peak=0.01, warmup_steps=1)),
         max_steps=8,
-        log_every_steps=1,
+        logging=LoggingConfig(every_steps=1),
         eval_every_steps=100,
         checkpoint=Checkpointer.Config(every_steps=4),
         mesh={"data": -1},
         guards=guards,
     )
-    return evolve(cfg, **changes)
+    return update_config(cfg, changes)
 
 
 def guarded_trainer(

@@ -20,7 +20,7 @@ _FLOAT32 = 0
 
 
 def _yarn(make_model: Any) -> Any:
-    from axl_attention.yarn import YaRN
+    from axl_attention.rope_scaling import YaRN
 
     scaled = YaRN.Config(theta=1e4, factor=4.0, original_length=8, attention_factor=1.7)
     return replace_config(make_model("toy"), RoPE, scaled)

@@ -26,14 +26,14 @@ NUM_DRAWN = 12
 
 
 def _llama31():
-    from axl_attention.llama3_rope import Llama3RoPE
+    from axl_attention.rope_scaling import Llama3RoPE
 
     scaled = Llama3RoPE.Config(theta=500_000.0, factor=8.0, original_length=16)
     return replace_config(llama3("toy"), RoPE, scaled)
 
 
 def _yarn():
-    from axl_attention.yarn import YaRN
+    from axl_attention.rope_scaling import YaRN
 
     return replace_config(
         qwen2("toy"), RoPE, YaRN.Config(theta=10_000.0, factor=4.0, original_length=8)
@@ -41,7 +41,7 @@ def _yarn():
 
 
 def _linear():
-    from axl_attention.linear_rope import LinearRoPE
+    from axl_attention.rope_scaling import LinearRoPE
 
     return replace_config(llama2("toy"), RoPE, LinearRoPE.Config(theta=10_000.0, factor=4.0))
 
@@ -79,7 +79,7 @@ MODELS |= {name: _of_plugin(name) for name in _OPEN}
 
 def _phi3():
     """Returns a Phi-4-mini, whose heads have positions in a part; others are Mistrals too."""
-    from axl_attention.partial_rotary import PartialRotary
+    from axl_attention.positions import PartialRotary
 
     return replace_config(
         _of_plugin("phi3")(), RoPE, lambda old: PartialRotary.Config(fraction=0.75, inner=old)
@@ -91,7 +91,7 @@ MODELS["phi3"] = _phi3
 
 def _longrope():
     """Returns a Phi-4-mini to which the rows of tests are long, and what is drawn is short."""
-    from axl_attention.longrope import LongRoPE
+    from axl_attention.rope_scaling import LongRoPE
 
     long = LongRoPE.Config(
         theta=10_000.0,

@@ -95,7 +95,7 @@ class TestModifiers(ModifierSuite):
         "update": {"changes": {"**.soft_cap": 30.0}},
     }
 
-    repeats = (  # each adds an edit of first weights, a task, or a factor
+    repeats = (  # each adds an edit of initial weights, a task, or a factor
         "accumulate",
         "draw_samples",
         "evaluate",

@@ -13,13 +13,13 @@ import pytest
 from texts import write_text
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import Resumable, config, evolve
+from axcore.config import Resumable, config, evolve, update_config
 from axcore.data import Data, TextFiles
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.models import transformer
 from axcore.module import Module, Param
 from axcore.testing import trainer_on
-from axcore.trainer import Trainer
+from axcore.trainer import LoggingConfig, Trainer
 
 VOCAB = 264
 
@@ -100,7 +100,7 @@ def toy_config(text_folder):
         ),
         learner=Learner.Config(schedule=WarmupCosine.Config(peak=0.05, warmup_steps=4)),
         max_steps=12,
-        log_every_steps=1,
+        logging=LoggingConfig(every_steps=1),
         eval_every_steps=4,
         checkpoint=Checkpointer.Config(every_steps=4, keep=None),
     )
@@ -136,7 +136,7 @@ def toy_trainer(toy_config, one_device):
 @pytest.fixture(scope="session")
 def rare_trainer(toy_config, one_device):
     """The toy, logged every five steps and evaluated every two."""
-    return one_device(evolve(toy_config, log_every_steps=5, eval_every_steps=2))
+    return one_device(update_config(toy_config, {"logging.every_steps": 5, "eval_every_steps": 2}))
 
 
 @pytest.fixture(scope="session")

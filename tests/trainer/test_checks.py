@@ -37,7 +37,9 @@ def test_meshes_that_do_not_work_are_refused(small_config, mesh, text):
 def test_an_axis_without_its_rule_splits_nothing(small_config):
     rules = {**ACTIVATION_RULES, "time": ()}
     with pytest.raises(ShardingError, match=r"mesh axis seq of size 8[\s\S]*activation_rules"):
-        _build(evolve(small_config, mesh={"seq": 8}, activation_rules=rules))
+        _build(
+            update_config(small_config, {"mesh": {"seq": 8}, "sharding.activation_rules": rules})
+        )
 
 
 @pytest.mark.parametrize(
@@ -52,22 +54,28 @@ def test_an_axis_without_its_rule_splits_nothing(small_config):
         (
             "activation_rules",
             {"tiem": ("seq",)},
-            r"logical axis 'tiem', which is no usual one[\s\S]*did you mean 'time'\?",
+            r"logical axis 'tiem', which is not a usual one[\s\S]*did you mean 'time'\?",
         ),
         ("activation_rules", {"time": ("sqe",)}, r"'time' names the mesh axis 'sqe'[\s\S]*seq"),
     ],
 )
 def test_rules_with_a_misspelt_name_are_refused(small_config, field, rules, text):
     usual = {"param_rules": PARAM_RULES, "activation_rules": ACTIVATION_RULES}[field]
-    cfg = evolve(small_config, mesh={"fsdp": 8}, **{field: {**usual, **rules}})
+    changes = {"mesh": {"fsdp": 8}, f"sharding.{field}": {**usual, **rules}}
+    cfg = update_config(small_config, changes)
     with pytest.raises(ShardingError, match=text) as error:
         _build(cfg)
-    assert error.value.where == field
+    assert error.value.where == f"sharding.{field}"
 
 
 def test_a_layer_may_have_an_axis_of_its_own(small_config):
     rules = {**ACTIVATION_RULES, "pixels": ("seq",)}
-    assert _build(evolve(small_config, mesh={"fsdp": 8}, activation_rules=rules)).mesh.size == 8
+    assert (
+        _build(
+            update_config(small_config, {"mesh": {"fsdp": 8}, "sharding.activation_rules": rules})
+        ).mesh.size
+        == 8
+    )
 
 
 def test_data_goes_through_slices_where_a_rule_says_nothing_of_them(small_config):
@@ -105,7 +113,7 @@ def test_scheme_is_refused_with_its_layers_and_the_reason(experiment, scheme, ta
         check_quantization_schemes(cfg, Hardware.parse(target))
     message = str(error.value)
     assert message.startswith(f"{scheme} computes model.decoder.stack.layer.attention.linear.dot")
-    pinned = evolve(cfg, kernels={"quantized_dot": "emulated"})
+    pinned = update_config(cfg, {"kernels.pins": {"quantized_dot": "emulated"}})
     check_quantization_schemes(pinned, Hardware.parse(target))
 
 

@@ -113,7 +113,7 @@ def test_a_run_saves_no_flipped_bit_and_ends_as_one_without(tmp_path):
 
 @pytest.mark.slow
 def test_bits_that_flip_again_and_again_end_the_run_with_good_checkpoints(tmp_path):
-    trainer = guarded_trainer(tmp_path / "text", flips(8, times=9), max_rollbacks=1)
+    trainer = guarded_trainer(tmp_path / "text", flips(8, times=9), **{"rollback.max_rollbacks": 1})
     with pytest.raises(TrainingError, match=r"model\.head\.weight holds") as error:
         trainer.run(tmp_path / "run", quiet=True)
     assert "axcore train --from-step 4" in error.value.hint

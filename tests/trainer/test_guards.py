@@ -19,6 +19,7 @@ from axcore.testing import trainer_on
 from axcore.trainer import (
     EarlyStopping,
     Guard,
+    LoggingConfig,
     PhaseStarted,
     RollbackRequest,
     RolledBack,
@@ -147,13 +148,13 @@ def test_a_run_stopped_after_a_rollback_goes_on_with_the_same_batches(
 
 
 @pytest.mark.slow
-def test_checkpoints_of_the_steps_undone_are_set_aside(guarded, tmp_path):
+def test_checkpoints_of_the_steps_undone_are_quarantined(guarded, tmp_path):
     directory, events = tmp_path / "run", []
     guarded(GoesBack.Config(at=9, steps=3)).run(directory, [events.append])
     (back,) = [event for event in events if isinstance(event, RolledBack)]
     assert (back.from_step, back.step) == (9, 4)
     names = sorted(path.name for path in (directory / "checkpoints").glob("step*"))
-    assert names == ["step_00000004", "step_00000008", "step_00000008.aside", "step_00000012"]
+    assert names == ["step_00000004", "step_00000008", "step_00000008.quarantined", "step_00000012"]
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_a_run_without_a_checkpoint_goes_back_to_its_start(guarded, tmp_path):
 @pytest.mark.slow
 def test_rollbacks_have_a_budget(guarded, tmp_path):
     with pytest.raises(TrainingError, match=r"is odd; the run went back 2 times in the last 1000"):
-        guarded(GoesBack.Config(times=3), max_rollbacks=2).run(tmp_path / "run")
+        guarded(GoesBack.Config(times=3), **{"rollback.max_rollbacks": 2}).run(tmp_path / "run")
     lines = map(json.loads, (tmp_path / "run/rollbacks.jsonl").read_text().splitlines())
     assert [(line["from_step"], line["step"]) for line in lines] == [(7, 4), (7, 4)]
 
@@ -210,7 +211,7 @@ def trainer(tmp_path, monkeypatch):
         learner=Learner.Config(schedule=ConstantSchedule.Config(peak=0.01)),
         max_steps=20,
         eval_every_steps=2,
-        log_every_steps=1,
+        logging=LoggingConfig(every_steps=1),
         guards=(NEVER,),
     )
     return lambda **changes: trainer_on(evolve(cfg, **changes), 1)

@@ -109,7 +109,7 @@ def test_images_split_over_rows_and_height_in_micro_batches_train_as_on_one_devi
 
 def test_an_axis_of_the_data_needs_a_rule_and_has_to_divide():
     with pytest.raises(ShardingError, match="no rule for the logical axis 'height'"):
-        trainer_on(digits_experiment(activation_rules=ACTIVATION_RULES), 1)
+        trainer_on(digits_experiment(**{"sharding.activation_rules": ACTIVATION_RULES}), 1)
     with pytest.raises(ShardingError, match=r"batch_size is 63, .* over 2 devices") as error:
         trainer_on(digits_experiment(data=Digits.Config(batch_size=63), mesh={"data": 2}), 2)
     assert error.value.hint == "--set data.batch_size=64, or use another mesh"

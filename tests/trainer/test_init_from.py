@@ -52,12 +52,12 @@ def test_first_state_is_the_published_model(cfg, published, tmp_path):
 def test_a_run_resumes_without_the_weights_that_it_began_with(cfg, published, tmp_path):
     begun = from_published(cfg, tmp_path)
     trainer_on(update_config(begun, {"max_steps": 2}), 2).run(tmp_path / "run", quiet=True)
-    kept = (tmp_path / "run" / "first_weights.txt").read_text()
+    kept = (tmp_path / "run" / "initial_weights.txt").read_text()
     assert "head.weight" in kept
     assert "lm_head.weight (model.safetensors)" in kept
     (tmp_path / "hf").rename(tmp_path / "gone")
     result = trainer_on(update_config(begun, {"max_steps": 3}), 2).run(tmp_path / "run", quiet=True)
-    assert (tmp_path / "run" / "first_weights.txt").read_text() == kept
+    assert (tmp_path / "run" / "initial_weights.txt").read_text() == kept
     assert result.step == 3
 
 

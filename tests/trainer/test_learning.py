@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from axcore.config import evolve, replace_config
+from axcore.config import evolve, replace_config, update_config
 from axcore.errors import TrainingError
 from axcore.layers import Pipeline, ScannedLayers
 from axcore.learner import (
@@ -134,7 +134,9 @@ def test_too_many_spikes_stop_the_run_and_are_named(toy_config, one_device, tmp_
     guard = SpikeGuard.Config(sigmas=1e-3, window=2)
     too_high = WarmupCosine.Config(peak=30.0, warmup_steps=0)
     learner = evolve(toy_config.learner, schedule=too_high, skip_spikes=guard)
-    trainer = one_device(evolve(toy_config, learner=learner, max_skipped_steps=0))
+    trainer = one_device(
+        update_config(toy_config, {"learner": learner, "rollback.max_skipped_steps": 0})
+    )
     with pytest.raises(TrainingError, match="not finite, or a spike of the loss, which is more"):
         trainer.run(tmp_path)
 

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from axcore.config import evolve, replace_config
+from axcore.config import evolve, replace_config, update_config
 from axcore.errors import ConfigError, ShardingError
 from axcore.layers import Pipeline, ScannedLayers
 from axcore.modifiers import Zero2
@@ -79,10 +79,10 @@ def test_zero2_gathers_parameters_once_a_step_and_not_in_every_layer(zero2, eigh
 def test_zero2_is_refused_where_nothing_is_split_over_its_axis(zero2, small_config):
     with pytest.raises(ConfigError, match="no rule splits parameters over 'fsdp'"):
         Zero2().apply(zero2.config, Hardware.parse("cpu-8"))
-    wrong = evolve(small_config, optimizer_rules={"embed": ("fdsp",)})
+    wrong = update_config(small_config, {"sharding.optimizer_rules": {"embed": ("fdsp",)}})
     with pytest.raises(ShardingError, match="names the mesh axis 'fdsp'") as error:
         trainer_on(wrong, 1)
-    assert error.value.where == "optimizer_rules"
+    assert error.value.where == "sharding.optimizer_rules"
 
 
 @pytest.mark.slow

@@ -113,12 +113,14 @@ def test_an_update_that_would_make_parameters_infinite_changes_nothing(
 def test_too_many_skipped_steps_stop_the_run_and_name_the_step(
     toy, toy_config, one_device, tmp_path
 ):
-    late = evolve(toy_config, model=toy.Config(poison="late"), max_skipped_steps=2)
+    late = update_config(
+        toy_config, {"model": toy.Config(poison="late"), "rollback.max_skipped_steps": 2}
+    )
     with pytest.raises(TrainingError) as error:
         one_device(late).run(tmp_path)
     assert str(error.value).startswith(
         "3 of the last 8 steps had a loss, gradient or update that is not finite, "
-        "which is more than max_skipped_steps=2"
+        "which is more than rollback.max_skipped_steps=2"
     )
     assert error.value.where == "step 8"
     assert "lower learner.schedule.peak" in error.value.hint

@@ -86,7 +86,7 @@ def test_two_processes_stop_together_where_one_is_asked_to(stopped):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("signal", marks=pytest.mark.long), "notice"])
 def test_processes_stop_together_long_before_they_log(train, tmp_path, kind):
-    rare = {"max_steps": 10**6, "log_every_steps": 10**5, "checkpoint.every_steps": 10**5}
+    rare = {"max_steps": 10**6, "logging.every_steps": 10**5, "checkpoint.every_steps": 10**5}
     notice = str(tmp_path / "notice")
     own = {str(index): {**rare, "preemption_notice": notice} for index in range(2)}
     asked = {"ask_at": 30, "ask_in": "1", **({"notice": notice} if kind == "notice" else {})}
@@ -185,7 +185,7 @@ def test_processes_of_different_data_are_refused(train, text_folder, tmp_path):
 
 @pytest.mark.long
 def test_many_steps_between_logs_end_with_two_devices_a_process(train, tmp_path):
-    never = {"log_every_steps": 1000, "eval_every_steps": 1000, "checkpoint.every_steps": 1000}
+    never = {"logging.every_steps": 1000, "eval_every_steps": 1000, "checkpoint.every_steps": 1000}
     own = {str(index): {**never, "max_steps": 20} for index in range(2)}
     both = told(train(tmp_path / "run", count=2, devices=2, own=own))
     assert [one["step"] for one in both] == [20, 20]

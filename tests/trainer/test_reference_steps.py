@@ -49,8 +49,8 @@ SIZES = {
     "data.seq_len": 32,
     "data.batch_size": 4,
     "max_steps": 6,
-    "log_every_steps": 1,
-    "max_skipped_steps": 1,
+    "logging.every_steps": 1,
+    "rollback.max_skipped_steps": 1,
 }
 
 
@@ -82,7 +82,7 @@ def test_a_kernel_with_wrong_values_is_named_with_its_op_and_each_module(trainer
     assert first.endswith("that of rms_norm/portable, in 2 of 2 calls")
     assert "called by decoder.norm" in rest
     assert raised.value.where == "decoder.stack.layer.attention_residual.norm"
-    assert "--set \"kernels={'rms_norm': 'portable'}\"" in raised.value.hint
+    assert "--set \"kernels.pins={'rms_norm': 'portable'}\"" in raised.value.hint
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from axcore.config import evolve, update_config
+from axcore.config import apply_overrides, evolve, from_dict, to_dict, update_config
 from axcore.errors import ConfigError, DataError, KernelError, PluginError
 from axcore.plugins import plugin_host
 from axcore.trainer import Trainer
@@ -31,10 +31,10 @@ def test_a_writer_without_its_library_is_named_before_data_is_read(
     toy_config, one_device, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    cfg = evolve(reading(toy_config, tmp_path / "nowhere"), writers=("wandb",))
+    cfg = update_config(reading(toy_config, tmp_path / "nowhere"), {"logging.writers": ("wandb",)})
     match = "the metric writer 'wandb' needs wandb, which is not installed"
     error = refused(one_device(cfg), tmp_path / "run", ConfigError, match)
-    assert (error.where, error.hint) == ("writers", 'pip install "axcore[wandb]"')
+    assert (error.where, error.hint) == ("logging.writers", 'pip install "axcore[wandb]"')
 
 
 def test_an_empty_data_folder(toy_config, one_device, tmp_path):
@@ -52,23 +52,25 @@ def test_a_file_that_is_not_utf_8(toy_config, one_device, tmp_path):
 
 
 def test_a_kernel_pin_is_followed(small_config, one_device):
-    pinned = one_device(evolve(small_config, kernels={"attention": "reference"}))
+    pinned = one_device(update_config(small_config, {"kernels.pins": {"attention": "reference"}}))
     assert "attention: reference (core), pinned, on cpu-1" in str(pinned.kernel_plan())
 
 
 def test_names_of_kernels_that_do_not_exist_are_listed_together(small_config, one_device):
     with pytest.raises(ConfigError) as error:
         one_device(
-            evolve(
+            update_config(
                 small_config,
-                kernels={"atention": "portable", "cross_entropy": "refrence"},
-                allow_kernels=("portabel",),
+                {
+                    "kernels.pins": {"atention": "portable", "cross_entropy": "refrence"},
+                    "kernels.allow": ("portabel",),
+                },
             )
         )
     lines = str(error.value).splitlines()
-    assert lines[0].startswith("kernels names the op 'atention', which does not exist; did you")
-    assert lines[1].startswith("kernels['cross_entropy'] is 'refrence', which is no kernel of it")
-    assert lines[2].startswith("allow_kernels names 'portabel', which is no kernel; did you mean")
+    assert lines[0].startswith("kernels.pins: unknown op 'atention'; did you")
+    assert lines[1].startswith("kernels.pins['cross_entropy']: unknown kernel 'refrence'")
+    assert lines[2].startswith("kernels.allow: unknown kernel 'portabel'; did you mean")
 
 
 def test_a_broken_plugin(toy_trainer, tmp_path, monkeypatch):
@@ -92,9 +94,9 @@ def test_a_vocabulary_smaller_than_the_tokenizers(small_config):
 
 def test_all_counts_below_one_are_named_together(toy_config):
     with pytest.raises(ConfigError) as error:
-        evolve(toy_config, max_steps=0, log_every_steps=-1)
+        evolve(toy_config, max_steps=0, eval_every_steps=-1)
     assert error.value.what == (
-        "max_steps is 0; expected 1 or more\nlog_every_steps is -1; expected 1 or more"
+        "max_steps is 0; expected 1 or more\neval_every_steps is -1; expected 1 or more"
     )
 
 
@@ -131,7 +133,21 @@ def test_a_run_directory_in_use_is_refused(toy_trainer, tmp_path):
 
 
 def test_a_pinned_kernel_that_is_for_other_hardware(small_config, one_device, tmp_path):
-    trainer = one_device(evolve(small_config, kernels={"attention": "splash_attention"}))
+    trainer = one_device(
+        update_config(small_config, {"kernels.pins": {"attention": "splash_attention"}})
+    )
     with pytest.raises(KernelError, match="attention is pinned to splash_attention, which cannot"):
         trainer.run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_field_of_an_earlier_run_is_refused_with_where_it_is_now(small_config):
+    old = to_dict(small_config) | {"log_every_steps": 5, "allow_kernels": ["portable"]}
+    with pytest.raises(ConfigError) as error:
+        from_dict(old)
+    assert error.value.what == (
+        "Trainer.Config has no field 'log_every_steps'; it is now logging.every_steps\n"
+        "Trainer.Config has no field 'allow_kernels'; it is now kernels.allow"
+    )
+    with pytest.raises(ConfigError, match=r"hint:   it is now rollback\.max_rollbacks"):
+        apply_overrides(small_config, ["max_rollbacks=1"])

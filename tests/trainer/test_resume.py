@@ -172,7 +172,9 @@ def train_losses(directory):
 def test_a_line_after_a_resume_has_the_losses_of_the_line_without_it(
     toy_config, one_device, tmp_path
 ):
-    trainer = one_device(evolve(toy_config, log_every_steps=5))  # saved after 4, 8 and 12 steps
+    trainer = one_device(
+        update_config(toy_config, {"logging.every_steps": 5})
+    )  # saved after 4, 8 and 12 steps
     trainer.run(tmp_path)
     whole = train_losses(tmp_path)
     assert list(whole) == [5, 10, 12]
@@ -246,13 +248,13 @@ def test_a_checkpoint_cut_short_falls_back_to_the_one_before(
     started = []
     with (
         pytest.warns(CheckpointWarning, match="going back to step 8"),
-        pytest.warns(CheckpointWarning, match="kept as step_N.aside"),
+        pytest.warns(CheckpointWarning, match="renamed to step_N.quarantined"),
     ):
         resumed = toy_trainer.run(tmp_path / "run", [started.append])
     assert started[0].step == 8
     assert same_bits(resumed.state, whole_run[1].state)
     assert losses_of(tmp_path / "run") == losses_of(whole_run[0])
-    assert (tmp_path / "run/checkpoints/step_00000010.aside").is_dir()
+    assert (tmp_path / "run/checkpoints/step_00000010.quarantined").is_dir()
 
 
 @pytest.mark.slow

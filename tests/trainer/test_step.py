@@ -121,11 +121,11 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("norms")
     plain = ax.update_config(
         small_experiment(folder / "texts"),
-        {"mesh": {"fsdp": 1}, "max_steps": 4, "log_every_steps": 1},
+        {"mesh": {"fsdp": 1}, "max_steps": 4, "logging.every_steps": 1},
     )
     found = {}
     for every in (0, 2):
-        cfg = ax.update_config(plain, {"gradient_norms_every_steps": every})
+        cfg = ax.update_config(plain, {"logging.gradient_norms_every_steps": every})
         result = trainer_on(cfg, 1).run(folder / str(every), quiet=True)
         found[every] = ax.load_run(folder / str(every)).metrics["train"], result.state
     return found
@@ -166,11 +166,13 @@ def test_layers_that_alternate_and_experts():
 def test_norms_at_steps_that_are_not_logged_are_refused(tmp_path):
     cfg = ax.update_config(
         small_experiment(tmp_path / "texts"),
-        {"log_every_steps": 10, "gradient_norms_every_steps": 25},
+        {"logging.every_steps": 10, "logging.gradient_norms_every_steps": 25},
     )
-    with pytest.raises(ConfigError, match="25 is no multiple of log_every_steps, 10") as found:
+    with pytest.raises(
+        ConfigError, match=r"25 is not a multiple of logging\.every_steps, 10"
+    ) as found:
         trainer_on(cfg, 1)
-    assert found.value.hint == "--set gradient_norms_every_steps=30"
+    assert found.value.hint == "--set logging.gradient_norms_every_steps=30"
 
 
 ROUTER = Router.Config(balance_loss=0.5, z_loss=0.1)

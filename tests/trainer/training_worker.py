@@ -19,7 +19,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.data import Data, TextFiles
 from axcore.learner import Learner, WarmupCosine
 from axcore.models import transformer
-from axcore.trainer import Trainer
+from axcore.trainer import LoggingConfig, Trainer
 
 
 def config_of(folder):
@@ -34,7 +34,7 @@ def config_of(folder):
         ),
         learner=Learner.Config(schedule=WarmupCosine.Config(peak=0.01, warmup_steps=3)),
         max_steps=16,
-        log_every_steps=1,
+        logging=LoggingConfig(every_steps=1),
         eval_every_steps=8,
         checkpoint=Checkpointer.Config(every_steps=4),
     )
@@ -44,7 +44,7 @@ def digits_config():
     sys.path.append(str(Path(__file__).parents[1] / "support"))
     from digits import digits_experiment
 
-    every = {"log_every_steps": 1, "eval_every_steps": 8}
+    every = {"logging.every_steps": 1, "eval_every_steps": 8}
     return digits_experiment(max_steps=16, checkpoint=Checkpointer.Config(every_steps=4), **every)
 
 

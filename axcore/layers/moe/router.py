@@ -36,7 +36,7 @@ class Routing(NamedTuple):
 
 @config
 class GroupLimit:
-    """Lets a token choose among the experts of its best groups only, so that it visits few devices.
+    """Let a token choose among the experts of its best groups only, so that it visits few devices.
 
     Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.2.2 (a group is rated by its best
     expert); DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2 (by the sum of its best two).
@@ -91,6 +91,7 @@ def chosen(scores_BTE: Scores, rating_BTE: Scores, top_k: int) -> Routing:
 
     Of equal ratings the expert of lower number is chosen.
     """
+    # Ratings may have a bias, which only chooses: weights and gradients are of the scores.
     _, experts_BTK = jax.lax.top_k(jax.lax.stop_gradient(rating_BTE), top_k)
     return Routing(experts_BTK, jnp.take_along_axis(scores_BTE, experts_BTK, axis=-1))
 
@@ -110,7 +111,7 @@ def counts(
 
 
 class Router(Module):
-    """Scores experts by a linear map of the token, and chooses the best.
+    """Score experts by a linear map of the token, and choose the best.
 
     Three ways keep the load even, apart or together: a loss on the load (`balance_loss`), a bias on
     the ratings that moves against the load (`bias_rate`), and limits to groups (`groups`). Padding
@@ -181,6 +182,7 @@ class Router(Module):
     def forward(self, x: Float[Array, "batch time dim"]) -> Routing:
         """Return each token's experts and their weights."""
         cfg = self.config
+        # In 16 bits different experts may score alike, and the one of lower number would be chosen.
         logits = self.linear(x.astype(self.dtypes.compute)).astype(jnp.float32)
         scores = jax.nn.softmax(logits) if cfg.score == "softmax" else jax.nn.sigmoid(logits)
         rating = scores + as_row(self.bias, 3) if cfg.bias_rate else scores
@@ -209,6 +211,7 @@ class Router(Module):
             squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
             self.add_regularizer("z", jnp.sum(squares * real), jnp.sum(real), scale=cfg.z_loss)
         if cfg.bias_rate and self.training:
+            # A batch of padding alone would otherwise raise every expert's bias.
             step = jnp.where(jnp.any(real), jnp.sign(1.0 / cfg.num_experts - share), 0)
             self.update("bias", (self.bias + cfg.bias_rate * step).astype(self.bias.dtype))
 

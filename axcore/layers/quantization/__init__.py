@@ -1,4 +1,4 @@
-"""Matrix products in INT8 and FP8, and weights that are kept narrow."""
+"""Matrix products in INT8 and FP8, and weights in low precision."""
 
 from axcore.layers.quantization.frozen_linear import (
     FrozenLinear,

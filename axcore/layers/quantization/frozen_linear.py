@@ -88,16 +88,16 @@ class FrozenForm:
             "weight_scale_mean": mean,
         }
 
-    def wide(self, arrays: Mapping[str, Any]) -> Float[Array, "*copies K N"]:
+    def dequantized(self, arrays: Mapping[str, Any]) -> Float[Array, "*copies K N"]:
         """Return the weight that arrays are, in float32; leading dimensions are copies."""
         if arrays["weight_codes"].ndim > 2:
-            many: Array = jax.vmap(self.wide)(dict(arrays))
+            many: Array = jax.vmap(self.dequantized)(dict(arrays))
             return many
         scale = arrays["weight_scale"]
         if self.format == "int8":
             return arrays["weight_codes"].astype(jnp.float32) * scale
         if self.double_quant:
-            scale = nf4.wide_scales(
+            scale = nf4.dequantized_scales(
                 scale, arrays["weight_scale_scale"], arrays["weight_scale_mean"]
             )
         levels = nf4.unpacked_levels(arrays["weight_codes"])
@@ -106,7 +106,7 @@ class FrozenForm:
 
 
 class FrozenLinear(GroupedRows, Module):
-    """`x @ weight (+ bias)`, the weight made wide for the product alone, forward and backward.
+    """`x @ weight (+ bias)`, the weight dequantized for the product alone, forward and backward.
 
     NF4 has a scale for each block of a column, the largest magnitude in it; int8 has one for each
     column. What is trained is around it, as in QLoRA.
@@ -122,13 +122,13 @@ class FrozenLinear(GroupedRows, Module):
             in_dim: Size of the last dimension of the input.
             out_dim: Size of the last dimension of the output.
             axes: Logical axes of the weight, input first.
-            has_bias: Whether a bias is added; it stays wide.
+            has_bias: Whether a bias is added; it keeps full precision.
             dot: Multiplies the input by the weight.
             format: What the weight is kept in.
             block_size: Numbers of a column that share a scale in NF4; where it does not divide
                 `in_dim`, all of a column do.
             double_quant: Whether the scales of NF4 are kept in eight bits.
-            remat: What the backward pass keeps; by default it makes the weight wide again.
+            remat: What the backward pass keeps; by default it dequantizes the weight again.
         """
 
         in_dim: PositiveInt = REQUIRED
@@ -160,6 +160,7 @@ class FrozenLinear(GroupedRows, Module):
             first = deviation / _NF4_DEVIATION
         shape, axes = (blocks, cfg.out_dim), (None, out)
         if cfg.format == "nf4" and cfg.double_quant:
+            # The code of the level 0, so that every scale is the mean at first.
             middle = float(nf4.scale_levels().index(0.0))
             own = -(-blocks * cfg.out_dim // nf4.SCALES_PER_BLOCK)
             self.weight_scale = _kept(shape, axes, "uint8", middle)
@@ -176,7 +177,7 @@ class FrozenLinear(GroupedRows, Module):
         """The weight in the dtype of computation; it can be read where the model is at work."""
         names = [name for name in self._params if name != "bias"]
         arrays = {name: getattr(self, name) for name in names}
-        return self.config.form.wide(arrays).astype(self.dtypes.compute)
+        return self.config.form.dequantized(arrays).astype(self.dtypes.compute)
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
         """Return the projection of the last dimension."""
@@ -192,7 +193,7 @@ class FrozenLinear(GroupedRows, Module):
 
 
 def frozen_state(module: Module, state: Any) -> Any:
-    """Return the state of a module with `FrozenLinear`s, from that of the same with wide ones.
+    """Return the state of a module with `FrozenLinear`s, from the full-precision state of the same.
 
     Args:
         module: The module with them.
@@ -204,10 +205,10 @@ def frozen_state(module: Module, state: Any) -> Any:
 def with_full_precision_weights(cfg: Any) -> Any:
     """Return a config with a `Linear` in the place of every `FrozenLinear`."""
 
-    def wide(frozen: Any) -> Linear.Config:
+    def full_precision(frozen: Any) -> Linear.Config:
         return Linear.Config(has_bias=frozen.has_bias, dot=frozen.dot, dtypes=frozen.dtypes)
 
-    return replace_config(cfg, FrozenLinear, wide, missing_ok=True)
+    return replace_config(cfg, FrozenLinear, full_precision, missing_ok=True)
 
 
 def full_precision_state(cfg: Any, state: Any) -> Any:
@@ -226,6 +227,7 @@ def _frozen_part(specs: Any, state: Any) -> Any:
     if CODES not in specs:
         return {name: _frozen_part(specs[name], below) for name, below in state.items()}
     kept = _form_of(specs).kept
+    # Leading dimensions are layers and experts; blocks and their scales never span two of them.
     for _ in range(state["weight"].ndim - 2):
         kept = jax.vmap(kept)
     rest = {name: leaf for name, leaf in state.items() if name != "weight"}
@@ -239,7 +241,7 @@ def _wide_part(specs: Any, state: Any) -> Any:
         return {name: _wide_part(specs[name], below) for name, below in state.items()}
     arrays = {name: leaf for name, leaf in state.items() if name.startswith("weight_")}
     rest = {name: leaf for name, leaf in state.items() if name not in arrays}
-    wide = jax.jit(_form_of(state).wide)(arrays)
+    wide = jax.jit(_form_of(state).dequantized)(arrays)
     return {**rest, "weight": wide.astype(specs["weight"].dtype)}
 
 

@@ -98,7 +98,7 @@ def quantized_scales(scales: Any) -> tuple[Any, Any, Any]:
     return codes[: flat.shape[0]].reshape(scales.T.shape).T, largest, mean
 
 
-def wide_scales(
+def dequantized_scales(
     codes: UInt8[Array, "G N"], largest: Float[Array, " blocks"], mean: Float[Array, ""]
 ) -> Float[Array, "G N"]:
     """Return scales in float32."""

@@ -29,7 +29,7 @@ class Int8Dynamic(Dot):
     Every product takes its channels along what it sums over, so that scales leave the sum.
 
     Source: Abdolrashidi et al. 2021, arXiv:2105.03536, section 3, from which AQT ("Accurate
-    Quantized Training") came. Differs: the weight's gradient is narrow too, by default.
+    Quantized Training") came. Differs: the weight's gradient is computed in int8 too, by default.
     """
 
     @config
@@ -99,6 +99,7 @@ class Fp8Current(Dot):
         x = self.without_padding(x)
 
         def product(rows: Array) -> Array:
+            # Layers that share an input, as gate and up, share its float8 form.
             narrow = self.made_once("float8", x, lambda: narrow_input(rows, FLOAT8))
             return quantized_dot(rows, weight, FLOAT8, narrow_x=narrow)
 
@@ -177,7 +178,8 @@ class Fp8Delayed(Dot):
         return quantized_grouped_matmul(rows, weights, sizes, FLOAT8, amaxes=amaxes)
 
     def _from_histories(self, of_input: _Amax, of_weight: _Amax) -> Amaxes:
-        """Return what to scale by; in training, takes the magnitudes down."""
+        """Return the magnitudes to scale by; in training, keep those of this step."""
+        # Backward overwrites `gradient_amax` after this forward pass, so it enters one step late.
         gradient_history = _pushed(self.gradient_history, self.gradient_amax)
         if self.training:
             self.update("input_history", _pushed(self.input_history, of_input))

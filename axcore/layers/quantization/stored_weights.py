@@ -1,4 +1,4 @@
-"""`QuantizedLinear`: a linear layer whose weight is kept narrow; it serves, it does not train.
+"""`QuantizedLinear`: a linear layer with a low-precision weight, for serving only.
 
 Letters of shapes: E experts, K input, N output, G groups of K.
 """
@@ -44,7 +44,7 @@ _DTYPES: Mapping[str, str] = {"int8": "int8", "int4": "uint8", "float8_e4m3fn": 
 
 
 class QuantizedLinear(GroupedRows, Module):
-    """`x @ (values * scale) (+ bias)`; the weight is made wide in the product only.
+    """`x @ (values * scale) (+ bias)`; the weight is converted in the product only.
 
     Experts have a weight each; each of them has its own scales.
 
@@ -109,7 +109,7 @@ class QuantizedLinear(GroupedRows, Module):
     def _of_experts(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
         """Return the projection of rows sorted by expert, whose sizes are a shared value.
 
-        Where there are fewer rows than experts, only the weights of theirs are made wide.
+        Where there are fewer rows than experts, only the weights of their experts are converted.
         """
         sizes, rows = self.get_shared(GROUP_SIZES), x.reshape(-1, x.shape[-1])
         values, scale = self.weight_values, self.weight_scale
@@ -124,7 +124,7 @@ class QuantizedLinear(GroupedRows, Module):
         if self._num_groups > 1:
             values = jax.vmap(wide_weight)(values, scale)
         y = grouped_matmul(rows, values.astype(rows.dtype), sizes)
-        if self._num_groups == 1:
+        if self._num_groups == 1:  # one scale a column leaves the sum: it multiplies fewer numbers
             y = y.astype(jnp.float32) * take_by_group(scale[:, 0], sizes, len(rows))
             y = y.astype(x.dtype)
         if bias is not None:
@@ -133,7 +133,7 @@ class QuantizedLinear(GroupedRows, Module):
 
 
 def quantize_weights(specs: Any, state: Any) -> Any:
-    """Return the state of a module with quantized layers, from that of the same with wide ones.
+    """Return the state of a module with quantized layers, from its full-precision state.
 
     Args:
         specs: `param_specs()` of the module with `QuantizedLinear`s, or of a part of it.
@@ -164,6 +164,7 @@ def quantized_weight(
     grouped = weight.reshape(num_groups, -1, weight.shape[1])
     if how == "int4":
         scale = jnp.maximum(amax_of(grouped, (1,)) / _INT4_LARGEST, SMALLEST)
+        # -8 is not used: with a symmetric range one scale serves both signs, and 0 stays 0.
         steps = jnp.round(grouped.astype(jnp.float32) / scale)
         narrow = jnp.clip(steps, -_INT4_LARGEST, _INT4_LARGEST).astype(jnp.int8)
         return QuantizedArray(packed_int4(narrow.reshape(weight.shape)), scale[:, 0])

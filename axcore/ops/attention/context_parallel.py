@@ -112,8 +112,8 @@ def _ulysses(call: _WholeCall) -> Outputs:
         raise ShardingError(
             f"attention with {num_heads} key heads cannot be split by heads over "
             f"{' x '.join(f'{name} {partition.mesh.shape[name]}' for name in names)}",
-            where="context_parallelism",
-            hint="--set context_parallelism=all_gather, or ring",
+            where="sharding.context_parallelism",
+            hint="--set sharding.context_parallelism=all_gather, or ring",
         )
 
     def on_device(part: AttentionInputs) -> Outputs:

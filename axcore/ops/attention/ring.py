@@ -258,8 +258,8 @@ def check_ring(inputs: AttentionInputs, spec: AttentionSpec) -> None:
         if is_so:
             raise ShardingError(
                 f"attention with {reason} cannot be passed round a ring of devices",
-                where="context_parallelism",
-                hint="--set context_parallelism=all_gather",
+                where="sharding.context_parallelism",
+                hint="--set sharding.context_parallelism=all_gather",
             )
 
 

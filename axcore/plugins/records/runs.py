@@ -21,7 +21,7 @@ class RunObserver(Record):
     run continues.
 
     Args:
-        name: As a user asks for it: `--set "observers=('NAME',)"`.
+        name: As a user asks for it: `--set "logging.observers=('NAME',)"`.
         fn: A function of no arguments, or a class, that makes an observer: what is called with
             each `axcore.trainer.Event` of one run.
         summary: One line.
@@ -52,7 +52,7 @@ class MetricWriter(Record):
     are made in one thread of its own.
 
     Args:
-        name: As a user asks for it: `--set "writers=('json_lines', 'NAME')"`.
+        name: As a user asks for it: `--set "logging.writers=('json_lines', 'NAME')"`.
         fn: A function from the run directory, a str, and the step that the run resumes from to a
             writer: `write(step, split, metrics)` and `close()`, as `axcore.trainer.Writer`. What
             an earlier start wrote past that step is dropped; it will be written again.

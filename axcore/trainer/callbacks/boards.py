@@ -21,7 +21,7 @@ TENSORBOARD_FOLDER, WANDB_FOLDER, PROMETHEUS_NAME = "tensorboard", "wandb", "met
 
 
 def tensorboard(directory: str, step: int) -> "TensorBoardWriter":
-    """Opens the writer `tensorboard`: event files in the run directory.
+    """Open the writer `tensorboard`: event files in the run directory.
 
     Raises:
         TrainingError: tensorboardX is not installed.
@@ -30,7 +30,7 @@ def tensorboard(directory: str, step: int) -> "TensorBoardWriter":
 
 
 def wandb(directory: str, step: int) -> "WeightsAndBiasesWriter":
-    """Opens the writer `wandb`: the run under its own id, taken up where it was.
+    """Open the writer `wandb`: the run under its own id, resumed where it was.
 
     Raises:
         TrainingError: wandb is not installed.
@@ -39,7 +39,7 @@ def wandb(directory: str, step: int) -> "WeightsAndBiasesWriter":
 
 
 def prometheus(directory: str, step: int) -> "PrometheusWriter":
-    """Opens the writer `prometheus`: the newest values, as a collector of text files reads them."""
+    """Open the writer `prometheus`: the newest values, as a collector of text files reads them."""
     return PrometheusWriter(Path(directory))
 
 
@@ -61,13 +61,13 @@ class TensorBoardWriter:
         )
 
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Adds a point to each curve, and hands all of them to the operating system."""
+        """Add a point to each curve, and hand all of them to the operating system."""
         for name, value in metrics.items():
             self._writer.add_scalar(f"{split}/{name}", value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._writer.close()
 
 
@@ -92,11 +92,11 @@ class WeightsAndBiasesWriter:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Adds a point to each curve, over `step`."""
+        """Add a point to each curve, over `step`."""
         self._run.log({"step": step, **{f"{split}/{k}": float(v) for k, v in metrics.items()}})
 
     def close(self) -> None:
-        """Uploads what is left, where the run is not offline, and ends it."""
+        """Upload what is left, where the run is not offline, and end it."""
         self._run.finish()
 
 
@@ -113,7 +113,7 @@ class PrometheusWriter:
         self._newest: dict[str, float] = {}
 
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Writes the file again, whole or not at all."""
+        """Write the file again, whole or not at all."""
         values = {f"{split}/step": step, **{f"{split}/{k}": v for k, v in metrics.items()}}
         self._newest |= {_prometheus_name(name): float(value) for name, value in values.items()}
         lines = [
@@ -123,7 +123,7 @@ class PrometheusWriter:
         write_whole(self._path, "".join(lines).encode())
 
     def close(self) -> None:
-        """Leaves the last values there."""
+        """Leave the last values there."""
 
 
 def _prometheus_name(name: str) -> str:
@@ -142,7 +142,7 @@ _USED_BY = "the metric writer 'mlflow'"
 
 
 def mlflow(directory: str, step: int) -> "MLflowWriter":
-    """Opens the writer `mlflow`: the server of MLFLOW_TRACKING_URI, or files in the run directory.
+    """Open the writer `mlflow`: the server of MLFLOW_TRACKING_URI, or files in the run directory.
 
     Raises:
         TrainingError: mlflow-skinny is not installed.
@@ -156,7 +156,7 @@ class MLflowWriter:
     Its params are the lines of the config.
 
     `MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME` and the library's other variables hold. MLflow
-    deletes no point: it keeps those that a resumed run writes again beside the old ones.
+    deletes no point: it keeps those that a resumed run writes again next to the old ones.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -172,20 +172,20 @@ class MLflowWriter:
         self._run_id = self._take_up(directory) or self._create(directory)
 
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Adds a point to each curve."""
+        """Add a point to each curve."""
         now = int(1000 * time.time())
         points = [
-            self._metric(f"{split}/{metric_name(name)}", float(value), now, step)
+            self._metric(f"{split}/{_metric_name(name)}", float(value), now, step)
             for name, value in metrics.items()
         ]
         self._client.log_batch(self._run_id, metrics=points)
 
     def close(self) -> None:
-        """Marks the run as ended."""
+        """Mark the run as ended."""
         self._client.set_terminated(self._run_id)
 
     def _take_up(self, directory: Path) -> str | None:
-        """Returns the id of the run that an earlier start made; None where there is none."""
+        """Return the id of the run that an earlier start made; None where there is none."""
         experiment, identity = self._experiment(), _identity(directory)
         condition = f"tags.`{ID_TAG}` = '{identity}'"
         found = self._client.search_runs([experiment], filter_string=condition)
@@ -202,7 +202,7 @@ class MLflowWriter:
         run_id: str = made.info.run_id
         lines = (directory / "config.txt").read_text("utf-8").splitlines()
         pairs = [line.partition(": ") for line in lines if ": " in line]
-        params = [self._param(metric_name(path), value[:MOST]) for path, _, value in pairs]
+        params = [self._param(_metric_name(path), value[:MOST]) for path, _, value in pairs]
         for start in range(0, len(params), AT_ONCE):
             self._client.log_batch(run_id, params=params[start : start + AT_ONCE])
         return run_id
@@ -214,8 +214,8 @@ class MLflowWriter:
         return identity
 
 
-def metric_name(name: str) -> str:
-    """Returns a metric's name as MLflow allows it: `layer[3]` is `layer.3`."""
+def _metric_name(name: str) -> str:
+    """Return a metric's name as MLflow allows it: `layer[3]` is `layer.3`."""
     return re.sub(r"[^\w.-]+", ".", name).strip(".")
 
 

@@ -20,7 +20,7 @@ METRICS_NAME = "metrics.jsonl"
 
 
 def json_lines(directory: str, step: int) -> "MetricsFile":
-    """Returns the file of a run's metrics, opened at a step: the writer `json_lines`."""
+    """Return the file of a run's metrics, opened at a step: the writer `json_lines`."""
     return MetricsFile(Path(directory) / METRICS_NAME, step=step)
 
 
@@ -50,13 +50,13 @@ class MetricsFile:
         self.close()
 
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Appends one line and hands it to the operating system."""
+        """Append one line and hand it to the operating system."""
         line = {"step": step, "split": split, **{k: _number(v) for k, v in metrics.items()}}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
@@ -69,7 +69,7 @@ def _keep_until(path: Path, step: int) -> None:
 
 
 def _name_damage(path: Path, lines: list[str]) -> None:
-    """Warns of damaged lines; a last one without its end is what a killed process leaves."""
+    """Warn of damaged lines; a last one without its end is what a killed process leaves."""
     whole = lines if not lines or lines[-1].endswith("\n") else lines[:-1]
     damaged = [str(number) for number, line in enumerate(whole, 1) if np.isinf(_step_of(line))]
     if damaged:
@@ -98,14 +98,14 @@ class LossMeter:
         self._losses: dict[str, Any] = {}
 
     def add(self, losses: Mapping[str, Loss]) -> None:
-        """Adds the losses of one batch, fetched from the device."""
+        """Add the losses of one batch, fetched from the device."""
         for name, loss in losses.items():
             before = self._losses.get(name)
             wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), loss)
             self._losses[name] = wide if before is None else jax.tree.map(np.add, before, wide)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the sums as plain data, from which `from_json` makes the same meter."""
+        """Return the sums as plain data, from which `from_json` makes the same meter."""
         return {
             name: {
                 "sum": _array_as_json(loss.sum),
@@ -118,7 +118,7 @@ class LossMeter:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Mapping[str, Any]]) -> Self:
-        """Returns the meter that `as_json` described."""
+        """Return the meter that `as_json` described."""
         meter = cls()
         for name, fields in data.items():
             sums = {key: _array_from_json(fields[key]) for key in ("sum", "weight")}
@@ -126,11 +126,11 @@ class LossMeter:
         return meter
 
     def sums(self) -> list[Loss]:
-        """Returns what was added up, a loss for each name."""
+        """Return what was added up, a loss for each name."""
         return list(self._losses.values())
 
     def metrics(self) -> dict[str, float]:
-        """Returns the sum of losses without regularizers as `loss`, and with them as `total_loss`.
+        """Return the sum of losses without regularizers as `loss`, and with them as `total_loss`.
 
         Each loss and regularizer has its own name where there are several, and so have measures.
         """
@@ -145,7 +145,7 @@ class LossMeter:
 
 
 def _array_as_json(array: Any) -> dict[str, Any]:
-    """Returns an array as plain data that gives the same bits; JSON has no nan and no infinity."""
+    """Return an array as plain data that gives the same bits; JSON has no nan and no infinity."""
     wide = np.asarray(array, np.float64)
     return {"shape": list(wide.shape), "values": [repr(one) for one in wide.ravel().tolist()]}
 
@@ -164,22 +164,22 @@ class LossWindow:
         self._losses, self._groups = LossMeter(), LossMeter()
 
     def add(self, losses: Mapping[str, Loss], group_losses: Loss | None) -> None:
-        """Adds those of one step, fetched from the device."""
+        """Add those of one step, fetched from the device."""
         self._losses.add(losses)
         if group_losses is not None:
             self._groups.add({"groups": group_losses})
 
     def metrics(self, groups: LossGroups | None) -> dict[str, float]:
-        """Returns the loss and its parts, and that of each group of rows."""
+        """Return the loss and its parts, and that of each group of rows."""
         return {**self._losses.metrics(), **group_metrics(groups, self._groups.sums())}
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the sums as plain data, from which `from_json` makes the same window."""
+        """Return the sums as plain data, from which `from_json` makes the same window."""
         return {"losses": self._losses.as_json(), "groups": self._groups.as_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the window that `as_json` described."""
+        """Return the window that `as_json` described."""
         window = cls()
         window._losses = LossMeter.from_json(data["losses"])
         window._groups = LossMeter.from_json(data["groups"])
@@ -187,7 +187,7 @@ class LossWindow:
 
 
 def described(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[str]:
-    """Returns each metric of an evaluation as people read it, the loss first.
+    """Return each metric of an evaluation as people read it, the loss first.
 
     Args:
         metrics: By name.
@@ -205,7 +205,7 @@ def described(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[st
 
 
 def validation_line(metrics: Mapping[str, float], units: Mapping[str, str]) -> str:
-    """Returns an evaluation in one line: its loss and its measures, without parts of the loss."""
+    """Return an evaluation in one line: its loss and its measures, without parts of the loss."""
     shown = [one for one in described(metrics, units) if not one.startswith("loss/")]
     return "validation " + "  ".join(shown)
 
@@ -217,7 +217,7 @@ def _mean(loss: Loss) -> float:
 
 
 def group_metrics(groups: LossGroups | None, losses: Sequence[Loss | None]) -> dict[str, float]:
-    """Returns the loss of each group of rows over several steps; a group without tokens has none.
+    """Return the loss of each group of rows over several steps; a group without tokens has none.
 
     Args:
         groups: Which groups there are, if any.
@@ -236,7 +236,7 @@ def group_metrics(groups: LossGroups | None, losses: Sequence[Loss | None]) -> d
 
 
 def summary_metrics(summaries: Mapping[str, Any]) -> dict[str, float]:
-    """Returns summaries as scalars; those of scanned layers get the layer's index."""
+    """Return summaries as scalars; those of scanned layers get the layer's index."""
     scalars: dict[str, float] = {}
     for name, value in jax.device_get(dict(summaries)).items():
         array = np.asarray(value)
@@ -253,7 +253,7 @@ _NAMES = {"device_memory_gib": "bytes_in_use", "device_memory_peak_gib": "peak_b
 
 
 def memory_metrics(devices: Iterable[Any]) -> dict[str, float]:
-    """Returns GiB that are and were in use: of the fullest device, and of this process.
+    """Return GiB that are and were in use: of the fullest device, and of this process.
 
     Args:
         devices: Those of this process; of devices that report nothing, such as host processors,
@@ -266,5 +266,5 @@ def memory_metrics(devices: Iterable[Any]) -> dict[str, float]:
 
 
 def _most(stats: Iterable[Mapping[str, int]], key: str) -> int | None:
-    """Returns the largest value; -1 is how a device says that it has none."""
+    """Return the largest value; -1 is how a device says that it has none."""
     return max((one[key] for one in stats if one.get(key, -1) >= 0), default=None)

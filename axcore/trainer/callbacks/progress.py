@@ -23,7 +23,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def progress(console: Console | None = None) -> Observer:
-    """Returns the observer that suits a console; stdout where none is given."""
+    """Return the observer that suits a console; stdout where none is given."""
     console = console or Console()
     return LiveProgress(console) if console.is_terminal else PlainProgress(console)
 
@@ -39,7 +39,7 @@ class Clock:
         self._first: tuple[int, float] | None = None
 
     def left(self, done: StepsDone) -> str:
-        """Returns the time left as `1h02m` or `2m05s`."""
+        """Return the time left as `1h02m` or `2m05s`."""
         now, step = time.monotonic(), done.step
         if self._first is None:
             self._first = (step, now)
@@ -57,7 +57,7 @@ def _step_time(done: StepsDone) -> float:
 
 
 def header(event: RunStarted) -> list[str]:
-    """Returns the lines that open a run."""
+    """Return the lines that open a run."""
     begin = f"resuming at step {event.step} of" if event.step else "training for"
     lines = [
         f"{begin} {event.max_steps} steps in {event.directory}",
@@ -66,7 +66,7 @@ def header(event: RunStarted) -> list[str]:
         f"hardware: {event.hardware}, mesh: {event.mesh}",
         *(f"  {line}" for line in event.hardware_changes.splitlines()),
         f"data: {event.data}",
-        *(f"weights: {line}" for line in event.first_weights.splitlines()),
+        *(f"weights: {line}" for line in event.initial_weights.splitlines()),
     ]
     return [*lines, *([f"kernels: {event.kernels}"] if event.kernels else []), _mfu(event)]
 
@@ -84,7 +84,7 @@ def _mfu(event: RunStarted) -> str:
 
 
 def figures(metrics: Mapping[str, float], started: RunStarted) -> str:
-    """Returns the figures of a step that people watch."""
+    """Return the figures of a step that people watch."""
     units_per_s = metrics[f"{started.unit}s_per_s"]
     text = f"loss {metrics['loss']:.4f}  {units_per_s:,.0f} {started.unit}s/s"
     if started.peak_flops and started.flops:
@@ -99,13 +99,13 @@ def _validation(event: Evaluated, started: RunStarted | None) -> str:
 
 
 def rollback(event: RolledBack) -> str:
-    """Returns the line that says why a run went back, and to where."""
+    """Return the line that says why a run went back, and to where."""
     data = "skipping their data" if event.skips_data else "on the same data"
     return f"step {event.from_step}  back to step {event.step}, {data}: {event.reason}"
 
 
 def footer(event: RunFinished) -> str:
-    """Returns the line that closes a run."""
+    """Return the line that closes a run."""
     if event.stop_reason:
         return f"stopped early at step {event.step}: {event.stop_reason}"
     if event.is_complete:
@@ -122,7 +122,7 @@ class PlainProgress:
         self._clock: Clock | None = None
 
     def __call__(self, event: Event) -> None:
-        """Prints a line where there is something to say."""
+        """Print a line where there is something to say."""
         if isinstance(event, RunStarted):
             self._started, self._clock = event, Clock(event)
             self._print("\n".join(header(event)))
@@ -160,7 +160,7 @@ class LiveProgress:
         )
 
     def __call__(self, event: Event) -> None:
-        """Brings the display up to date."""
+        """Bring the display up to date."""
         if isinstance(event, RunStarted):
             self._start(event)
         elif isinstance(event, StepsDone):
@@ -191,13 +191,13 @@ class LiveProgress:
             self._task,
             completed=event.step,
             figures=figures(event.metrics, self._started),
-            course=sparkline(self._losses[-24:]),
+            course=_sparkline(self._losses[-24:]),
             left=f"{self._clock.left(event)} left",
         )
 
 
-def sparkline(values: list[float]) -> str:
-    """Returns values as a row of blocks, the highest the tallest."""
+def _sparkline(values: list[float]) -> str:
+    """Return values as a row of blocks, the highest the tallest."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(_BLOCKS[round((value - low) / span * (len(_BLOCKS) - 1))] for value in values)

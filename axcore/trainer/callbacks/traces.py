@@ -27,7 +27,7 @@ from axcore.trainer.callbacks.events import (
     StepsDone,
 )
 
-SHOWN_PHASES = ("compile", "restore", "evaluation", "save")
+_SHOWN_PHASES = ("compile", "restore", "evaluation", "save")
 _NAME = "axcore"
 
 
@@ -41,7 +41,7 @@ class Traces:
     sees_phases = True
 
     def __init__(self, provider: Any = None) -> None:
-        """Makes the observer.
+        """Make the observer.
 
         Args:
             provider: Makes the spans; by default the one that the program has set, or a new one.
@@ -57,7 +57,7 @@ class Traces:
         self._first_step = 0
 
     def __call__(self, event: Event) -> None:
-        """Begins or ends spans."""
+        """Begin or end spans."""
         match event:
             case RunStarted():
                 self._begin_run(event)
@@ -89,7 +89,7 @@ class Traces:
             self._phase = None
         if self._run is None:
             return
-        if label in SHOWN_PHASES:
+        if label in _SHOWN_PHASES:
             self._phase = self._child(label)
         elif label == "step" and self._steps is None:
             self._steps = self._child("steps")
@@ -109,7 +109,7 @@ class Traces:
         return self._tracer.start_span(name, context=parent, start_time=time.time_ns())
 
     def _finish(self, *, is_complete: bool | None = None) -> None:
-        """Ends all spans, and hands them out; `is_complete` is None where the run did not end."""
+        """End all spans, and hand them out; `is_complete` is None where the run did not end."""
         atexit.unregister(self._finish)
         if self._run is None:
             return
@@ -127,7 +127,7 @@ class Traces:
 
 
 def _otlp_provider() -> Any:
-    """Returns a provider that sends spans as the variables of OpenTelemetry say."""
+    """Return a provider that sends spans as the variables of OpenTelemetry say."""
     otlp = _library("exporter.otlp.proto.http.trace_exporter")
     service = os.environ.get("OTEL_SERVICE_NAME", _NAME)
     resource = _library("sdk.resources").Resource.create({"service.name": service})

@@ -23,14 +23,14 @@ class Writer(Protocol):
     """What a `MetricWriter` record opens."""
 
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Keeps the metrics of a step; `split` is "train" or "validation". Values may be nan."""
+        """Keep the metrics of a step; `split` is "train" or "validation". Values may be nan."""
 
     def close(self) -> None:
-        """Finishes what is not written yet."""
+        """Finish what is not written yet."""
 
 
 def find_writers(names: Iterable[str]) -> tuple[MetricWriter, ...]:
-    """Returns the records of writers by name, with the one that is always on first."""
+    """Return the records of writers by name, with the one that is always on first."""
     known = {record.name: record for record in plugin_host().records(MetricWriter)}
     return tuple(known[name] for name in dict.fromkeys((DEFAULT_WRITER, *names)))
 
@@ -47,11 +47,11 @@ class Writers:
         self._open: list[tuple[MetricWriter, CallThread, Writer]] = []
 
     def __enter__(self) -> Self:
-        """Opens every writer.
+        """Open every writer.
 
         Raises:
             TrainingError: One raised, or did not finish in time; those before it are closed again.
-            PluginError: One is no writer.
+            PluginError: One is not a writer.
         """
         arguments = (str(self._directory), self._step)
         try:
@@ -68,7 +68,7 @@ class Writers:
         return self
 
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Hands metrics to every writer.
+        """Hand metrics to every writer.
 
         Raises:
             TrainingError: One raised, or did not finish in time.
@@ -84,7 +84,7 @@ class Writers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Closes every writer, also where some raise.
+        """Close every writer, also where some raise.
 
         Raises:
             TrainingError: One raised, and nothing else ends the run; else the error that does gets

@@ -1,7 +1,7 @@
-"""The code that a run's config names, beside that of axcore.
+"""The code that a run's config names, besides that of axcore.
 
 A class of the script that trains is kept as the part of the script that defines it; a class of a
-module that is not installed, as a copy of the module and of the modules beside it that it imports;
+module that is not installed, as a copy of the module and of the modules next to it that it imports;
 an installed package or plugin, by its name, version and a digest. `axcore.runs` brings it back.
 """
 
@@ -47,7 +47,7 @@ class RunCode:
 
 
 def find_code(cfg: Any) -> RunCode:
-    """Returns the code that reading a config again needs.
+    """Return the code that reading a config again needs.
 
     Raises:
         ConfigError: Something in the config could not be found again: it is defined within a
@@ -70,7 +70,7 @@ def find_code(cfg: Any) -> RunCode:
 
 @functools.cache
 def package_digest(name: str) -> str:
-    """Returns a package's version, and a digest of its Python sources.
+    """Return a package's version, and a digest of its Python sources.
 
     A package that is installed to be edited keeps its version while its sources change.
     """
@@ -86,11 +86,11 @@ def package_digest(name: str) -> str:
 
 
 def loaded_sources(packages: Iterable[str]) -> dict[str, str]:
-    """Returns a digest of each file of Python that this process has imported, by its module.
+    """Return a digest of each file of Python that this process has imported, by its module.
 
     Args:
         packages: Those that are looked at wherever they are installed. Of others, only what no
-            distribution brought is: a script and the modules beside it, packages that are edited.
+            distribution brought is: a script and the modules next to it, packages that are edited.
     """
     wanted, installed = frozenset(packages), _installation_folders()
     found = {}
@@ -119,7 +119,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 def diff_sources(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Returns how files of code differ, as a unified diff of limited length; empty if equal."""
+    """Return how files of code differ, as a unified diff of limited length; empty if equal."""
     lines = [
         line.rstrip("\n")
         for place in sorted({**before, **now})
@@ -158,18 +158,18 @@ def _gathered(names: dict[str, set[str]]) -> RunCode:
 
 
 def _with_packages(todo: list[str]) -> Iterator[str]:
-    """Yields modules, and the packages that they are in; the list may grow meanwhile."""
+    """Yield modules, and the packages that they are in; the list may grow meanwhile."""
     for module in todo:
         parts = module.split(".")
         yield from (".".join(parts[:i]) for i in range(1, len(parts) + 1))
 
 
 def _local_imports(source: str, package: str) -> list[str]:
-    return sorted(name for name in imported_modules(source, package) if _is_local(name))
+    return sorted(name for name in _imported_modules(source, package) if _is_local(name))
 
 
 def _references(data: Any) -> Iterator[tuple[str, str]]:
-    """Yields every `module:name` of a config as plain data, with the key that it has there."""
+    """Yield every `module:name` of a config as plain data, with the key that it has there."""
     if isinstance(data, list):
         for item in data:
             yield from _references(item)
@@ -203,7 +203,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def _place(module: str) -> str:
-    """Returns where a module's source belongs below a folder that it is imported from."""
+    """Return where a module's source belongs below a folder that it is imported from."""
     is_package = hasattr(sys.modules[module], "__path__")
     return "/".join(module.split(".")) + ("/__init__.py" if is_package else ".py")
 
@@ -229,7 +229,7 @@ def _formatted(paths: Iterable[Any]) -> str:
 
 
 def definitions_of(source: str, names: Iterable[str]) -> str:
-    """Returns the top-level statements of a script that some of its names depend on.
+    """Return the top-level statements of a script that some of its names depend on.
 
     Beginning with the statements that bind `names`, every statement that binds a name which a
     chosen one refers to is chosen too, its imports among them. What only trains, prints or parses
@@ -253,8 +253,8 @@ def definitions_of(source: str, names: Iterable[str]) -> str:
         wanted |= {name for i in more for name in used[i]}
 
 
-def imported_modules(source: str, package: str = "") -> set[str]:
-    """Returns the modules that a source imports, or may import: `a.b` of `from a import b`.
+def _imported_modules(source: str, package: str = "") -> set[str]:
+    """Return the modules that a source imports, or may import: `a.b` of `from a import b`.
 
     Args:
         source: The code.
@@ -272,7 +272,7 @@ def imported_modules(source: str, package: str = "") -> set[str]:
 
 
 def _text(source: str, statement: ast.stmt) -> str:
-    """Returns a statement as it is written, with its decorators."""
+    """Return a statement as it is written, with its decorators."""
     first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
     return "\n".join(source.splitlines()[first - 1 : statement.end_lineno])
 
@@ -282,7 +282,7 @@ def _binds(symbol: symtable.Symbol) -> bool:
 
 
 def _globals_of(table: symtable.SymbolTable) -> set[str]:
-    """Returns the names that a piece of code may look up at the top level of its module."""
+    """Return the names that a piece of code may look up at the top level of its module."""
     is_function = table.get_type() == "function"
     own = {
         symbol.get_name()

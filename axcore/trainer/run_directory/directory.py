@@ -26,9 +26,9 @@ from axcore.trainer.run_directory.identity import RunIdentity, data_digest, writ
 from axcore.trainer.run_directory.origin import write_origin
 from axcore.whole_files import read_regular, write_whole
 
-LOCK_NAME = "axcore.lock"
-JSON_NAME = "config.json"
-TEXT_NAME = "config.txt"
+_LOCK_NAME = "axcore.lock"
+_JSON_NAME = "config.json"
+_TEXT_NAME = "config.txt"
 _SHOWN = 12
 
 
@@ -53,7 +53,7 @@ class RunDirectory:
         config_json: str,
         resumable: Sequence[str] = (),
     ) -> None:
-        """Claims a directory for a config.
+        """Claim a directory for a config.
 
         Args:
             path: The directory; made where it is absent.
@@ -63,7 +63,7 @@ class RunDirectory:
                 them, such as `max_steps`. Where only those differ, both files are rewritten.
 
         Raises:
-            CheckpointError: The directory is another config's, is no run's, is in use by a live
+            CheckpointError: The directory is another config's, is not a run's, is in use by a live
                 process, or cannot be written. Nothing in it was changed.
         """
         self.path = Path(path).absolute()
@@ -84,16 +84,16 @@ class RunDirectory:
     def _take_lock(self, config_text: str, config_json: str, resumable: Sequence[str]) -> None:
         _check_is_free_or_run(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self.path / LOCK_NAME, doing="training here")
-        self.is_new = not (self.path / TEXT_NAME).exists()
+        self._lock = FileLock(self.path / _LOCK_NAME, doing="training here")
+        self.is_new = not (self.path / _TEXT_NAME).exists()
         if self.is_new:
             _check_is_unused(self.path)
         else:
-            before = read_regular(self.path / TEXT_NAME).decode("utf-8", "replace")
-            _check_same_config(self.path / TEXT_NAME, before, config_text, resumable)
+            before = read_regular(self.path / _TEXT_NAME).decode("utf-8", "replace")
+            _check_same_config(self.path / _TEXT_NAME, before, config_text, resumable)
             self.changes = tuple(_changes(before, config_text))
-        _write_if_changed(self.path / JSON_NAME, config_json)
-        _write_if_changed(self.path / TEXT_NAME, config_text)
+        _write_if_changed(self.path / _JSON_NAME, config_json)
+        _write_if_changed(self.path / _TEXT_NAME, config_text)
 
     def __enter__(self) -> Self:
         return self
@@ -107,21 +107,22 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """Lets another process train here; safe to call twice."""
+        """Let another process train here; safe to call twice."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
 
 def check_is_there(path: Path) -> None:
-    """Checks that the run directory was not removed; process 0 of a run looks.
+    """Check that the run directory was not removed; process 0 of a run looks.
 
     Raises:
         CheckpointError: It was.
     """
-    if is_process_zero() and not (path / TEXT_NAME).exists():
+    if is_process_zero() and not (path / _TEXT_NAME).exists():
         raise CheckpointError(
-            f"the run directory was removed or moved while the run trained: no {TEXT_NAME} is left",
+            "the run directory was removed or moved while the run trained: "
+            f"no {_TEXT_NAME} is left",
             where=str(path),
             hint="put it back and start the run again, which resumes from its newest checkpoint",
         )
@@ -131,32 +132,32 @@ def _check_is_free_or_run(path: Path) -> None:
     if not path.exists():
         return
     names = os.listdir(path)
-    if not names or LOCK_NAME in names or {JSON_NAME, TEXT_NAME} <= set(names):
+    if not names or _LOCK_NAME in names or {_JSON_NAME, _TEXT_NAME} <= set(names):
         return
     shown = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
     raise CheckpointError(
-        f"the directory holds {len(names)} files that are no run of axcore: {shown}",
+        f"the directory holds {len(names)} files that are not of a run: {shown}",
         where=str(path),
         hint="use an empty or a new --dir",
     )
 
 
 def _check_is_unused(path: Path) -> None:
-    """Refuses a run that has lost its config; an interrupted first start has nothing to lose."""
+    """Refuse a run that has lost its config; an interrupted first start has nothing to lose."""
     names = {name for name in os.listdir(path) if not name.endswith(".tmp")}
-    lost = names - {LOCK_NAME, JSON_NAME}
+    lost = names - {_LOCK_NAME, _JSON_NAME}
     if lost:
         raise CheckpointError(
-            f"the run has no {TEXT_NAME} that this config could be compared with, "
+            f"the run has no {_TEXT_NAME} that this config could be compared with, "
             f"but it holds {', '.join(sorted(lost)[:4])}",
             where=str(path),
-            hint=f"put {TEXT_NAME} back, or use another --dir",
+            hint=f"put {_TEXT_NAME} back, or use another --dir",
         )
 
 
 def _check_same_config(path: Path, old: str, text: str, resumable: Sequence[str]) -> None:
-    before = compared_lines(old, resumable)
-    now = compared_lines(text, resumable)
+    before = _compared_lines(old, resumable)
+    now = _compared_lines(text, resumable)
     if before == now:
         return
     changes = [line for line in difflib.unified_diff(before, now, n=0) if not _is_header(line)]
@@ -184,8 +185,8 @@ def _values(text: str) -> dict[str, str]:
     return {path: value for path, _, value in parts}
 
 
-def compared_lines(text: str, resumable: Sequence[str]) -> list[str]:
-    """Returns the lines of a config's text that a later start must have, too."""
+def _compared_lines(text: str, resumable: Sequence[str]) -> list[str]:
+    """Return the lines of a config's text that a later start must have, too."""
     return [
         line
         for line in text.splitlines()
@@ -230,7 +231,7 @@ class LockedRun(NamedTuple):
 def locked_run_directory(
     directory: Path | str, cfg: Any, data: Mapping[str, Any]
 ) -> Iterator[LockedRun]:
-    """Claims a run directory for a config while the context lasts.
+    """Claim a run directory for a config while the context lasts.
 
     Args:
         directory: Of the run, the same one in every process.
@@ -252,7 +253,7 @@ def locked_run_directory(
         resumable = resumable_paths(cfg)
         locks.append(RunDirectory(path, **texts, resumable=resumable))
         write_origin(path, cfg, code)
-        lines = compared_lines(texts["config_text"], resumable)
+        lines = _compared_lines(texts["config_text"], resumable)
         identity = write_identity(path, config_lines=lines, data=data_digest(data))
         return _digest(path), locks[0].changes, identity.as_json()
 
@@ -266,7 +267,7 @@ def locked_run_directory(
 
 
 def _check_is_shared(path: Path, digest: str) -> None:
-    """Checks that every process sees what process 0 has just written."""
+    """Check that every process sees what process 0 has just written."""
     if process_count() == 1:
         return
     is_seen = is_process_zero() or _digest(path) == digest
@@ -274,7 +275,7 @@ def _check_is_shared(path: Path, digest: str) -> None:
     blind = [f"process {index} on {host}" for index, host in enumerate(hosts) if host]
     if blind:
         raise CheckpointError(
-            f"{', '.join(blind[:8])} cannot see the {TEXT_NAME} that process 0 wrote",
+            f"{', '.join(blind[:8])} cannot see the {_TEXT_NAME} that process 0 wrote",
             where=str(path),
             hint="use a --dir on a file system that all processes share",
         )
@@ -282,6 +283,6 @@ def _check_is_shared(path: Path, digest: str) -> None:
 
 def _digest(path: Path) -> str:
     try:
-        return hashlib.sha256(read_regular(path / TEXT_NAME)).hexdigest()
+        return hashlib.sha256(read_regular(path / _TEXT_NAME)).hexdigest()
     except OSError:
         return ""

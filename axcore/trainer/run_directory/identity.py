@@ -24,7 +24,7 @@ from axcore.plugins.consistency_check import first_difference, require_consisten
 from axcore.trainer.run_directory.code import loaded_sources
 from axcore.whole_files import read_regular, write_whole
 
-IDENTITY_NAME = "run.json"
+_IDENTITY_NAME = "run.json"
 
 
 @attrs.frozen
@@ -42,11 +42,11 @@ class RunIdentity:
     data: str
 
     def as_json(self) -> dict[str, str]:
-        """Returns the identity as a checkpoint keeps it."""
+        """Return the identity as a checkpoint keeps it."""
         return attrs.asdict(self)
 
     def check(self, saved: Mapping[str, str] | None, *, step: int, directory: Path) -> None:
-        """Checks that a checkpoint is of this run; one that does not say is taken for it.
+        """Check that a checkpoint is of this run; one that does not say is taken for it.
 
         Raises:
             CheckpointError: It is another run's.
@@ -65,12 +65,12 @@ class RunIdentity:
 
 
 def write_identity(directory: Path, *, config_lines: list[str], data: str) -> RunIdentity:
-    """Returns the identity of a run directory's run, made when the run begins.
+    """Return the identity of a run directory's run, made when the run begins.
 
     Raises:
         CheckpointError: The file is damaged.
     """
-    path = directory / IDENTITY_NAME
+    path = directory / _IDENTITY_NAME
     digest = hashlib.sha256("\n".join(config_lines).encode()).hexdigest()[:16]
     identity = RunIdentity(_id_in(path) or secrets.token_hex(8), digest, data)
     text = json.dumps(identity.as_json(), indent=2) + "\n"
@@ -80,7 +80,7 @@ def write_identity(directory: Path, *, config_lines: list[str], data: str) -> Ru
 
 
 def data_digest(identity: Mapping[str, Any]) -> str:
-    """Returns a digest of what training batches depend on."""
+    """Return a digest of what training batches depend on."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -104,7 +104,7 @@ _MAX_FILES = 8
 def check_processes_agree(
     plan: KernelPlan, config_text: str = "", data: Mapping[str, Any] | None = None
 ) -> None:
-    """Compares plugins, versions, code, kernels, flags, configs and data over all processes.
+    """Compare plugins, versions, code, kernels, flags, configs and data over all processes.
 
     Processes that compute with different code may compile different steps, of which each waits in
     the first collective for the other.
@@ -138,7 +138,7 @@ def _sources() -> dict[str, str]:
 
 
 def _other_code(first: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """Names the files that differ among those that both processes have imported.
+    """Name the files that differ among those that both processes have imported.
 
     Process 0 imports more: what writes metrics and shows progress.
     """
@@ -149,7 +149,7 @@ def _other_code(first: Mapping[str, str], own: Mapping[str, str]) -> str:
 
 
 def fingerprint_of_process(plan: KernelPlan) -> tuple[str, ...]:
-    """Returns what this process is made of, a line for each part."""
+    """Return what this process is made of, a line for each part."""
     host = plugin_host()
     variables = {"XLA_FLAGS", *(record.variable for record in host.records(EnvironmentFlags))}
     flags = [f"{name}={os.environ.get(name, '')!r}" for name in sorted(variables)]

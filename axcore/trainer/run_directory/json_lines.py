@@ -13,7 +13,7 @@ from axcore.whole_files import open_regular, read_regular
 
 
 def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Appends a line durably, in one write: a killed process leaves it whole, cut or absent."""
+    """Append a line durably, in one write: a killed process leaves it whole, cut or absent."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, (_line_break(path) + json.dumps(value) + "\n").encode())
@@ -23,7 +23,7 @@ def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the objects in a file, oldest first; none where there is no such file.
+    """Return the objects in a file, oldest first; none where there is no such file.
 
     A line that holds none is named in a warning and passed over.
 
@@ -58,7 +58,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _line_break(path: Path) -> str:
-    """Returns what ends a line that a killed process left without its end."""
+    """Return what ends a line that a killed process left without its end."""
     with open_regular(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))

@@ -1,4 +1,4 @@
-"""What opening a run needs beside its config and checkpoints, so that it can be moved.
+"""What opening a run needs besides its config and checkpoints, so that it can be moved.
 
 origin.json     where the run was started, which files and which code belong to it, with digests
 files/          copies of the files that the config names, a tokenizer's for example
@@ -23,14 +23,14 @@ from axcore.errors import CheckpointError
 from axcore.trainer.run_directory.code import RunCode, diff_sources
 from axcore.whole_files import read_regular, write_whole
 
-ORIGIN_NAME = "origin.json"
+_ORIGIN_NAME = "origin.json"
 FILES = "files"
 CODE = "code"
 EARLIER_CODE = "earlier_code"
 
 
 def write_origin(run: Path, cfg: Any, code: RunCode) -> None:
-    """Writes `origin.json` of a new run, and copies what belongs to it into its directory.
+    """Write `origin.json` of a new run, and copies what belongs to it into its directory.
 
     Code of an earlier start stays until `renew_code`: this one may yet fail to resume.
 
@@ -55,7 +55,7 @@ def write_origin(run: Path, cfg: Any, code: RunCode) -> None:
 
 
 def renew_code(run: Path, code: RunCode) -> str:
-    """Makes the code of this start the run's, and keeps that of the start before where it differs.
+    """Make the code of this start the run's, and keep that of the start before where it differs.
 
     Returns:
         How the code changed, for people; empty where it did not.
@@ -80,12 +80,12 @@ def renew_code(run: Path, code: RunCode) -> str:
 
 
 def code_digest(files: Mapping[str, str]) -> str:
-    """Returns a short digest of files of code; empty where there are none."""
+    """Return a short digest of files of code; empty where there are none."""
     return _digest(json.dumps(dict(files), sort_keys=True).encode())[:16] if files else ""
 
 
 def _copied_code(run: Path, code: RunCode) -> dict[str, Any]:
-    """Copies code into the run, and returns what `origin.json` says of it."""
+    """Copy code into the run, and return what `origin.json` records of it."""
     for place, source in code.files.items():
         _write(run / CODE / place, source.encode())
     digests = {place: _digest(source.encode()) for place, source in code.files.items()}
@@ -102,16 +102,16 @@ def _source(path: Path) -> str:
 
 
 def _write_json(run: Path, origin: Mapping[str, Any]) -> None:
-    write_whole(run / ORIGIN_NAME, (json.dumps(origin, indent=2) + "\n").encode())
+    write_whole(run / _ORIGIN_NAME, (json.dumps(origin, indent=2) + "\n").encode())
 
 
 def read_origin(run: Path) -> dict[str, Any]:
-    """Returns what `origin.json` says; an empty dict where a run has none.
+    """Return what `origin.json` says; an empty dict where a run has none.
 
     Raises:
         CheckpointError: The file is damaged, or a copy is not what it was when the run began.
     """
-    path = run / ORIGIN_NAME
+    path = run / _ORIGIN_NAME
     if not path.exists():
         return {}
     try:
@@ -134,7 +134,7 @@ def is_signed(code: Mapping[str, Any]) -> bool:
 
 
 def opened_config(cfg: Any, run: Path, origin: Mapping[str, Any]) -> Any:
-    """Returns a run's config with its copies of files, and paths from where it was started."""
+    """Return a run's config with its copies of files, and paths from where it was started."""
     changes: dict[str, Any] = {
         path: str((run / FILES / one["name"]).absolute())
         for path, one in origin.get("files", {}).items()
@@ -148,7 +148,7 @@ def opened_config(cfg: Any, run: Path, origin: Mapping[str, Any]) -> Any:
 
 
 def _paths(cfg: Any, fields: str) -> Iterator[tuple[str, str]]:
-    """Yields path and value of the config's fields that its classes list under `fields`.
+    """Yield path and value of the config's fields that its classes list under `fields`.
 
     Of a field that holds several values each has a path.
     """
@@ -165,7 +165,7 @@ def _paths(cfg: Any, fields: str) -> Iterator[tuple[str, str]]:
 
 
 def _copied(run: Path, path: str, file: Path) -> dict[str, str]:
-    """Copies a file into the run, where it is not there yet; says under which name and digest."""
+    """Copy a file into the run, where it is not there yet; says under which name and digest."""
     name = f"{path}/{file.name}"
     copy, data = run / FILES / name, file.read_bytes()
     if copy.exists() and read_regular(copy) != data:
@@ -200,14 +200,14 @@ def _digest(data: bytes) -> str:
 
 
 def _signature(own: Mapping[str, Any]) -> str | None:
-    """Returns a signature by the user's own key; None where no key can be kept."""
+    """Return a signature by the user's own key; None where no key can be kept."""
     key = _key()
     text = json.dumps(own, sort_keys=True).encode()
     return None if key is None else hmac.new(key, text, hashlib.sha256).hexdigest()
 
 
 def _key() -> bytes | None:
-    """Returns the key of this user, made where there is none; None where it cannot be kept."""
+    """Return the key of this user, made where there is none; None where it cannot be kept."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     path = Path(state) / "axcore" / "run_key"
     try:

@@ -47,7 +47,7 @@ def record_run_start(
     data: str = "",
     edits: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Appends a start to the run's, and warns where it differs from the one before.
+    """Append a start to the run's, and warn where it differs from the one before.
 
     Args:
         directory: The run directory.
@@ -59,7 +59,7 @@ def record_run_start(
         code: The code that the config names; that of the start before is kept where it differs.
         units: Of metrics, by name, as the task says them.
         is_step_kept: Whether an attempt before had compiled the step.
-        init_from: The config of the first weights' source, with all edits; empty where there is
+        init_from: The config of the initial weights' source, with all edits; empty where there is
             none.
         data: What there is to train on, a line for people.
         edits: What changed the experiment's own config, in order: who did, and a diff.
@@ -101,12 +101,12 @@ def record_run_start(
 
 
 def read_run_history(path: Path) -> list[dict[str, Any]]:
-    """Returns the starts of a run, oldest first; damaged lines are named in a warning."""
+    """Return the starts of a run, oldest first; damaged lines are named in a warning."""
     return read_json_lines(path)
 
 
 def describe_kernels(plan: KernelPlan) -> str:
-    """Returns a plan as one line: `attention portable, cross_entropy portable`."""
+    """Return a plan as one line: `attention portable, cross_entropy portable`."""
     return ", ".join(f"{op} {names}" for op, names in _kernel_names(plan).items())
 
 
@@ -119,7 +119,7 @@ def _kernel_names(plan: KernelPlan) -> dict[str, str]:
 
 @cache
 def _package_versions() -> dict[str, str]:
-    """Returns the versions of axcore, of what it needs at run time, and of jaxlib and numpy."""
+    """Return the versions of axcore, of what it needs at run time, and of jaxlib and numpy."""
     needed = [line for line in requires("axcore") or () if "extra ==" not in line]
     names = {match[0] for line in needed if (match := re.match(r"[\w.-]+", line))}
     return {name: _version(name) for name in sorted(names | {"axcore", "jaxlib", "numpy"})}
@@ -134,7 +134,7 @@ def _plugin_versions() -> dict[str, str]:
 
 
 def _source_digests() -> dict[str, str]:
-    """Returns versions and digests of the sources of axcore and of each plugin."""
+    """Return versions and digests of the sources of axcore and of each plugin."""
     modules = [one.candidate.module for one in plugin_host().plugins() if one.state == "loaded"]
     return {name: package_digest(name) for name in sorted({one.split(".")[0] for one in modules})}
 
@@ -162,7 +162,7 @@ def _warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _changed_sources(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns which packages have other sources; other versions are said by `_warn_of_changes`."""
+    """Return which packages have other sources; other versions are said by `_warn_of_changes`."""
     if "sources" not in before:
         return []
     differing = _differences("sources", before["sources"], now["sources"])
@@ -190,7 +190,7 @@ _NEEDED = ("tokens", "targets", "positions", "loss_weights")
 
 
 def keep_first_batch(directory: Path, batch: Any) -> None:
-    """Keeps some rows of a batch of packed text; of another batch nothing."""
+    """Keep some rows of a batch of packed text; of another batch nothing."""
     if not isinstance(batch, Mapping) or not set(_NEEDED) <= batch.keys():
         return
     kept = [name for name in (*_NEEDED, "segment_ids", "token_mask") if name in batch]
@@ -200,7 +200,7 @@ def keep_first_batch(directory: Path, batch: Any) -> None:
 
 
 def read_first_batch(directory: Path) -> dict[str, NDArray[Any]] | None:
-    """Returns the rows that were kept; None where none were.
+    """Return the rows that were kept; None where none were.
 
     Raises:
         ValueError: The file is damaged.

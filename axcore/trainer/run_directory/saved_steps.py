@@ -1,4 +1,4 @@
-"""`SavedSteps`: which checkpoints a run has, so that lost ones are no fresh start.
+"""`SavedSteps`: which checkpoints a run has, so that losing them is noticed.
 
 saved_steps.json    the newest step that was saved, and where; how often the run went back; the step
                     that each launch went back to
@@ -22,7 +22,7 @@ SAVED_STEPS_NAME = "saved_steps.json"
 def record_saved_step(
     run: Path, step: int, place: Path, went_back: tuple[int, Mapping[str, int]] = (0, {})
 ) -> None:
-    """Notes the newest checkpoint of a run, and how it went back.
+    """Note the newest checkpoint of a run, and how it went back.
 
     Args:
         run: The run directory.
@@ -37,13 +37,13 @@ def record_saved_step(
 
 
 def recorded_rewinds(run: Path) -> tuple[int, dict[str, int]]:
-    """Returns how often a run went back to an older step, and to which one for each launch."""
+    """Return how often a run went back to an older step, and to which one for each launch."""
     recorded = _recorded(run)
     return int(recorded.get("rewinds", 0)), dict(recorded.get("launches", {}))
 
 
 def check_max_steps(run: Path, max_steps: int, from_step: int | None) -> None:
-    """Checks that a run resumes before its end.
+    """Check that a run resumes before its end.
 
     Raises:
         ConfigError: It has made more steps than it is to make.
@@ -59,7 +59,7 @@ def check_max_steps(run: Path, max_steps: int, from_step: int | None) -> None:
 
 
 def check_saved_steps(run: Path, steps: Sequence[int], place: Path, *, snapshot: str = "") -> bool:
-    """Returns whether the newest checkpoint that the run saved is there; warns where it is not.
+    """Return whether the newest checkpoint that the run saved is there; warns where it is not.
 
     Args:
         run: The run directory.
@@ -90,7 +90,7 @@ def check_saved_steps(run: Path, steps: Sequence[int], place: Path, *, snapshot:
 
 
 def _newest_recorded(run: Path) -> tuple[int, str]:
-    """Returns the newest step that the run is known to have saved, and where; 0 if none."""
+    """Return the newest step that the run is known to have saved, and where; 0 if none."""
     started = [int(one.get("step", 0)) for one in read_json_lines(run / RUN_HISTORY_NAME)]
     try:
         saved = _recorded(run)

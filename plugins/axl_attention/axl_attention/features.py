@@ -10,15 +10,18 @@ from axcore.config import find_config, replace_config
 from axcore.layers import KVCacheConfig, NoCache, ScannedLayers, Stack, StateCache
 from axcore.modifiers import with_variant
 from axcore.module import Module
-from axl_attention.cross_layer_cache import ReceivedCache, SentCache
+from axl_attention.across_layers import (
+    ReceivedCache,
+    SentCache,
+    ValueResidual,
+    with_shared_keys,
+)
+from axl_attention.across_layers import with_value_residual as mixing_values
+from axl_attention.attention_cores import AttentionSinks, SlidingWindowAttention
 from axl_attention.latent_attention import LatentAttention
 from axl_attention.mamba2 import Mamba2
-from axl_attention.query_key_norm import QueryKeyNorm
-from axl_attention.shared_keys import in_place_of as sharing_keys
-from axl_attention.sinks import AttentionSinks
-from axl_attention.sliding_window import SlidingWindowAttention
-from axl_attention.value_residual import ValueResidual, in_place_of
-from axl_attention.yarn import YaRN
+from axl_attention.norms import QueryKeyNorm
+from axl_attention.rope_scaling import YaRN
 
 
 def with_yarn(cfg: Any) -> Any:
@@ -41,12 +44,12 @@ def with_shared_cache(cfg: Any) -> Any:
     return replace_config(
         cfg,
         lambda node: isinstance(node, (ScannedLayers.Config, Stack.Config)),
-        sharing_keys,
+        with_shared_keys,
     )
 
 
 def with_state_cache(cfg: Any) -> Any:
-    """A recurrence in the place of attention, whose state is kept where the model serves."""
+    """A recurrence instead of attention, whose state is kept where the model serves."""
     state = Mamba2.Config(num_heads=2, head_dim=16, state_dim=8)
     return replace_config(cfg, lambda node: hasattr(node, "kv_cache"), state)
 
@@ -68,14 +71,14 @@ def with_query_key_norm(cfg: Any) -> Any:
 
 def with_value_residual(cfg: Any) -> Any:
     """Values of every layer mixed with those of the first."""
-    return replace_config(cfg, lambda node: hasattr(node, "value_linear"), in_place_of)
+    return replace_config(cfg, lambda node: hasattr(node, "value_linear"), mixing_values)
 
 
 def has_latent_cache(trace: Trace) -> str | None:
     """Proof that latent attention serves, and keeps nothing but latents."""
-    room = KVCacheConfig(num_rows=1, capacity=1, max_length=1)
+    cache_size = KVCacheConfig(num_rows=1, capacity=1, max_length=1)
     found = find_config(trace.model.config, LatentAttention)
-    full = [one.path for one in found if not one.node.for_serving(room).keeps_latents]
+    full = [one.path for one in found if not one.node.for_serving(cache_size).keeps_latents]
     return f"{full[0]} keeps keys in full" if full else serves(LatentAttention)(trace)
 
 

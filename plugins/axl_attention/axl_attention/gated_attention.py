@@ -85,7 +85,7 @@ class GatedAttention(Module):
         return mixed
 
 
-def in_place_of(old: Any) -> GatedAttention.Config:
+def with_gates(old: Any) -> GatedAttention.Config:
     """Return the config that takes the place of an attention whose output is not gated."""
     gated = GatedLinear.Config(linear=old.out_linear)
     return GatedAttention.Config(inner=evolve(old, out_linear=gated))

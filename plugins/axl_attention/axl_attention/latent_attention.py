@@ -1,11 +1,23 @@
-"""`LatentAttention`: keys and values of all heads made from one short vector a token."""
+"""`LatentAttention`: keys and values of all heads made from one short vector a token.
+
+Where a model serves, the cache keeps that latent, not the keys made from it. A head's logit is
+`q . (W latent)`, which is `(W^T q) . latent`: the key projection moves to the queries, and in the
+same way the value projection to what is mixed. All heads then have one key in common, the latent
+with the part that has a position behind it, and it is the value, too.
+
+A bias is a row of the matrix for a latent that is always 1, and is kept as such.
+
+Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.2 and appendix C.
+
+Letters of shapes: B rows, T tokens, N heads, H a head's own dimensions, L latent, R shared ones.
+"""
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, PositiveInt, config, evolve
+from axcore.config import REQUIRED, PositiveInt, config, evolve, find_config, map_config
 from axcore.errors import ConfigError
 from axcore.layers import (
     ATTENTION_KEY,
@@ -16,20 +28,14 @@ from axcore.layers import (
     KVCacheConfig,
     Linear,
     NoCache,
+    PlainDot,
+    QuantizedLinear,
     RMSNorm,
     RoPE,
     TokenInfo,
     shard,
 )
 from axcore.module import Module, named
-from axl_attention.latent_cache import (
-    LatentForm,
-    can_move,
-    has_bias,
-    moved_queries,
-    moved_values,
-    with_scale,
-)
 
 Hidden = Float[Array, "batch time dim"]
 
@@ -103,9 +109,9 @@ class LatentAttention(Module):
         kv_cache: Module.Config = NoCache.Config()
         keeps_latents: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "LatentAttention.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "LatentAttention.Config":
             """Return the form that keeps latents."""
-            moved = can_move(self.linear) and can_move(self.value_linear or self.linear)
+            moved = _can_move(self.linear) and _can_move(self.value_linear or self.linear)
             return evolve(self, keeps_latents=moved)
 
     def setup(self, cfg: Config) -> None:
@@ -132,12 +138,13 @@ class LatentAttention(Module):
         )
         self.position = cfg.position.build(head_dim=self.rope_dim)
         has_unit = has_bias(cfg.linear) or has_bias(cfg.value_linear or cfg.linear)
-        self.form = LatentForm(latent_dim, has_unit)
+        self.form = _LatentForm(latent_dim, has_unit)
         self._build_core(cfg, head_dim)
 
     def _build_core(self, cfg: Config, head_dim: int) -> None:
         width, value_dim = head_dim + self.rope_dim, cfg.value_dim or head_dim
-        core = with_scale(cfg.core, width) if cfg.keeps_latents else cfg.core
+        # Moved queries are wider, and a core divides by the root of the width that it sees.
+        core = _with_scale(cfg.core, width) if cfg.keeps_latents else cfg.core
         self.core = core.build(num_heads=cfg.num_heads)
         kept: dict[str, Any] = {
             "num_kv_heads": cfg.num_heads,
@@ -181,11 +188,12 @@ class LatentAttention(Module):
         return mixed.reshape(*mixed.shape[:2], -1)
 
     def _from_latents(self, parts: "Parts", info: TokenInfo) -> Hidden:
-        own_q = moved_queries(parts.own_q, self.k, self.form)
+        own_q = _moved_queries(parts.own_q, self.k, self.form)
         q = jnp.concatenate([own_q, parts.shared_q], axis=-1)
         k = jnp.concatenate([self.form.of(parts.latent)[:, :, None], parts.shared_k], axis=-1)
+        # One head that is key and value: the cache has `value_dim=None`, and keeps it once.
         k, v, info = self.kv_cache(k, k, info)
-        return moved_values(self.core(q, k, v, info), self.v, self.form)
+        return _moved_values(self.core(q, k, v, info), self.v, self.form)
 
     def _queries(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:
         if self.config.query_latent_dim:
@@ -206,7 +214,7 @@ def _head_dim(cfg: LatentAttention.Config) -> int:
     return int(cfg.dim // cfg.num_heads)
 
 
-def in_place_of(old: Any) -> LatentAttention.Config:
+def with_latent_attention(old: Any) -> LatentAttention.Config:
     """Return the config that takes the place of attention with keys and values of its own.
 
     Raises:
@@ -226,3 +234,88 @@ def in_place_of(old: Any) -> LatentAttention.Config:
         position=old.position,
         core=old.core,
     )
+
+
+Heads = Float[Array, "batch time heads size"]
+
+
+class _LatentForm(NamedTuple):
+    """What is kept of a token besides the shared dimensions.
+
+    Args:
+        dim: L, size of the latent.
+        has_unit: Whether a 1 follows it, because a projection has a bias.
+    """
+
+    dim: int
+    has_unit: bool
+
+    @property
+    def size(self) -> int:
+        """How many numbers it is."""
+        return self.dim + self.has_unit
+
+    def of(self, latent: Float[Array, "*batch latent"]) -> Float[Array, "*batch kept"]:
+        """Return latents as the cache keeps them."""
+        unit = jnp.ones((*latent.shape[:-1], int(self.has_unit)), latent.dtype)
+        return jnp.concatenate([latent, unit], axis=-1)
+
+
+def _can_move(linear: Any) -> bool:
+    """Whether a projection is a product with one matrix, and perhaps a bias."""
+    return type(linear) is Linear.Config and isinstance(linear.dot, PlainDot.Config)
+
+
+def has_bias(linear: Any) -> bool:
+    """Whether a projection, or one inside of it, has a bias."""
+    return bool(find_config(linear, lambda node: getattr(node, "has_bias", False)))
+
+
+def _with_scale(core: Any, head_dim: int) -> Any:
+    """Return a core that divides by the root of what a query's width was before it was moved."""
+    return map_config(
+        core,
+        lambda node: (
+            evolve(node, scale=head_dim**-0.5) if getattr(node, "scale", 0) is None else node
+        ),
+    )
+
+
+def _moved_queries(q: Heads, k: Any, form: _LatentForm) -> Heads:
+    """Return queries of latents, `[B, T, N, L]`, from queries `[B, T, N, H]` of keys.
+
+    Args:
+        q: The queries, without those of the shared part.
+        k: The projection from latents to the keys of all heads.
+        form: Of the latents.
+    """
+    return _through("btnh,{}lnh->btnl", q, k, form)
+
+
+def _moved_values(mixed: Heads, v: Any, form: _LatentForm) -> Float[Array, "batch time width"]:
+    """Return the values of all heads, `[B, T, N V]`, from what they mixed, `[B, T, N, L + R]`."""
+    values = _through("btnl,{}lnv->btnv", mixed[..., : form.size], v, form)
+    return values.reshape(*values.shape[:2], -1)
+
+
+def _through(equation: str, x: Heads, linear: Any, form: _LatentForm) -> Heads:
+    """Return a product of heads with the weight of a projection, `{}` for its rows."""
+    weight = _weight(linear, form, x)
+    weight = weight.reshape(*weight.shape[:-1], x.shape[2], -1)
+    return jnp.einsum(equation.format("b" * (weight.ndim - 3)), x, weight)
+
+
+def _weight(linear: Any, form: _LatentForm, x: Heads) -> Float[Array, "*rows latent width"]:
+    """Return the matrix of a projection, `[L, width]`, or of each row, where it has its own.
+
+    Where it is not at hand, it is what the projection makes of unit vectors.
+    """
+    unit = jnp.eye(form.dim, dtype=x.dtype)
+    # Batched adapters correct each row by its own: then each row needs a matrix of its own.
+    if type(linear) not in (Linear, QuantizedLinear):
+        unit = jnp.broadcast_to(unit, (x.shape[0], *unit.shape))
+    if not form.has_unit:
+        return linear.weight if type(linear) is Linear else linear(unit)
+    bias = linear(jnp.zeros_like(unit[..., :1, :]))
+    weight = linear.weight if type(linear) is Linear else linear(unit) - bias
+    return jnp.concatenate([weight, bias], axis=-2)

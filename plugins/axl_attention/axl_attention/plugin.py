@@ -13,44 +13,75 @@ from axcore.plugins import (
 )
 
 _VARIANTS = (
-    ("DotProductAttention", "sliding_window", "Each token sees a fixed number of tokens before it"),
-    ("DotProductAttention", "chunked", "Each token sees its own chunk of the document"),
-    ("DotProductAttention", "sinks", "A learned logit per head that takes probability only"),
-    ("DotProductAttention", "soft_cap", "Logits capped smoothly at 50"),
-    ("DotProductAttention", "alibi", "Logits fall with the distance, by a slope per head"),
-    ("RoPE", "no_position", "Queries and keys as they are"),
-    ("RoPE", "linear_rope", "RoPE squeezed by a factor"),
-    ("RoPE", "ntk_rope", "RoPE of a larger base"),
-    ("RoPE", "yarn", "RoPE stretched by how often a pair turns"),
-    ("RoPE", "llama3_rope", "RoPE stretched by wavelength"),
-    ("RoPE", "partial_rotary", "Positions for a part of each head"),
-    ("Attention", "query_key_norm", "Queries and keys normalised before their positions"),
-    ("Attention", "latent_attention", "Keys and values made from one short vector a token"),
-    ("Attention", "value_residual", "Values mixed with those of the first layer"),
-    ("Embedding", "learned_position", "A learned vector for each position"),
-    ("Embedding", "sinusoidal_position", "Waves of each position"),
-    ("ScannedLayers", "shared_keys", "Every second layer uses the keys of the one before"),
-    ("PreNorm", "sandwich_norm", "A norm before and after each branch"),
+    (
+        "DotProductAttention",
+        "sliding_window",
+        "attention_cores",
+        "Each token sees a fixed number of tokens before it",
+    ),
+    (
+        "DotProductAttention",
+        "chunked",
+        "attention_cores",
+        "Each token sees its own chunk of the document",
+    ),
+    (
+        "DotProductAttention",
+        "sinks",
+        "attention_cores",
+        "A learned logit per head that takes probability only",
+    ),
+    ("DotProductAttention", "soft_cap", "attention_cores", "Logits capped smoothly at 50"),
+    (
+        "DotProductAttention",
+        "alibi",
+        "attention_cores",
+        "Logits fall with the distance, by a slope per head",
+    ),
+    ("RoPE", "partial_rotary", "positions", "Positions for a part of each head"),
+    ("Attention", "query_key_norm", "norms", "Queries and keys normalised before their positions"),
+    (
+        "Attention",
+        "latent_attention",
+        "latent_attention",
+        "Keys and values made from one short vector a token",
+    ),
+    ("Attention", "value_residual", "across_layers", "Values mixed with those of the first layer"),
+    ("Embedding", "learned_position", "positions", "A learned vector for each position"),
+    ("Embedding", "sinusoidal_position", "positions", "Waves of each position"),
+    (
+        "ScannedLayers",
+        "shared_keys",
+        "across_layers",
+        "Every second layer uses the keys of the one before",
+    ),
+    ("PreNorm", "sandwich_norm", "norms", "A norm before and after each branch"),
 )
-"""The layer of the core that is replaced, the variant's name (its file's too), and a summary."""
+"""The layer of the core that is replaced, the variant's name, the module that has its `with_NAME`,
+and a summary."""
 
 _CONFIGS = {
-    "no_position": "axcore.layers:NoPosition.Config",
-    "linear_rope": "axl_attention.linear_rope:LinearRoPE.Config",
-    "ntk_rope": "axl_attention.ntk_rope:NTKRoPE.Config",
-    "yarn": "axl_attention.yarn:YaRN.Config",
-    "llama3_rope": "axl_attention.llama3_rope:Llama3RoPE.Config",
+    "no_position": ("axcore.layers:NoPosition.Config", "Queries and keys as they are"),
+    "linear_rope": ("axl_attention.rope_scaling:LinearRoPE.Config", "RoPE squeezed by a factor"),
+    "ntk_rope": ("axl_attention.rope_scaling:NTKRoPE.Config", "RoPE of a larger base"),
+    "yarn": ("axl_attention.rope_scaling:YaRN.Config", "RoPE stretched by how often a pair turns"),
+    "llama3_rope": ("axl_attention.rope_scaling:Llama3RoPE.Config", "RoPE stretched by wavelength"),
 }
-"""Those that need nothing of what they replace but its fields. The others have `in_place_of`."""
+"""Variants of `RoPE` that need nothing of what they replace but its fields: config and summary."""
 
 
 @hook.layer_variants
 def layer_variants() -> Iterator[LayerVariant]:
     """Variants of attention, of positions, and of what carries both."""
-    for replaced, name, summary in _VARIANTS:
+    targets = [
+        (replaced, name, f"axl_attention.{module}:with_{name}", summary)
+        for replaced, name, module, summary in _VARIANTS
+    ]
+    targets += [("RoPE", name, config, summary) for name, (config, summary) in _CONFIGS.items()]
+    for replaced, name, config, summary in targets:
         yield LayerVariant(
             name=name,
-            config=Ref(_CONFIGS.get(name, f"axl_attention.{name}:in_place_of")),
+            config=Ref(config),
             replaces=Ref(f"axcore.layers:{replaced}"),
             summary=summary,
         )
@@ -99,7 +130,7 @@ def rope_scalings() -> Iterator[RopeScaling]:
     """Scaled rotary positions, as published configs name them."""
     yield RopeScaling(
         name="llama3",
-        config=Ref(_CONFIGS["llama3_rope"]),
+        config=Ref(_CONFIGS["llama3_rope"][0]),
         fields={
             **_LENGTH,
             "low_freq_factor": "low_frequency_factor",
@@ -109,13 +140,13 @@ def rope_scalings() -> Iterator[RopeScaling]:
     )
     yield RopeScaling(
         name="linear",
-        config=Ref(_CONFIGS["linear_rope"]),
+        config=Ref(_CONFIGS["linear_rope"][0]),
         fields={"factor": "factor"},
         summary="Positions divided by a factor",
     )
     yield RopeScaling(
         name="yarn",
-        config=Ref(_CONFIGS["yarn"]),
+        config=Ref(_CONFIGS["yarn"][0]),
         fields=_LENGTH,
         optional={
             **{name: name for name in ("attention_factor", "beta_fast", "beta_slow")},
@@ -125,7 +156,7 @@ def rope_scalings() -> Iterator[RopeScaling]:
     )
     yield RopeScaling(
         name="longrope",
-        config=Ref("axl_attention.longrope:LongRoPE.Config"),
+        config=Ref("axl_attention.rope_scaling:LongRoPE.Config"),
         fields={
             "short_factor": "short_factors",
             "long_factor": "long_factors",
@@ -196,12 +227,21 @@ _FEATURES = {
 }
 """Features whose cost is measured, by name, each with a summary."""
 
-_FILES = {
-    "latent_cache": ("latent_cache", "latent_attention"),
-    "shared_cache": ("cross_layer_cache", "shared_keys"),
-    "state_cache": ("mamba2", "state_space", "gated_delta_net", "delta_rule", "causal_conv"),
+_IMPLEMENTATIONS = {
+    "yarn": tuple(f"rope_scaling:{own}" for own in ("YaRN", "_share_slowed", "_pair_that_turns")),
+    "latent_attention": ("latent_attention",),
+    "latent_cache": ("latent_attention",),
+    "shared_cache": ("across_layers",),
+    "state_cache": ("mamba2", "gated_delta_net", "recurrence"),
+    "sliding_window": (
+        "attention_cores:SlidingWindowAttention",
+        "attention_cores:with_sliding_window",
+    ),
+    "sinks": ("attention_cores:AttentionSinks", "attention_cores:with_sinks"),
+    "query_key_norm": ("norms:QueryKeyNorm", "norms:with_query_key_norm"),
+    "value_residual": ("across_layers:ValueResidual", "across_layers:with_value_residual"),
 }
-"""The files of a feature, where they are not one of its name."""
+"""The modules of each feature, or its classes where a module has others too."""
 
 _VARIANT_OF = {
     **dict.fromkeys(("latent_cache", "shared_cache", "state_cache"), "kv_cache"),
@@ -218,7 +258,7 @@ def features() -> Iterator[Feature]:
             name=name,
             apply=Ref(f"axl_attention.features:with_{name}"),
             evidence=Ref(f"axl_attention.features:has_{name}"),
-            implementation=tuple(f"axl_attention.{file}" for file in _FILES.get(name, (name,))),
+            implementation=tuple(f"axl_attention.{own}" for own in _IMPLEMENTATIONS[name]),
             variant_of=_VARIANT_OF.get(name, ""),
             summary=summary,
         )

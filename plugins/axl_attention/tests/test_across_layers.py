@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axl_attention.across_layers import ReceivedProjection, SentProjection, ValueResidual
 from axl_attention.models import gemma3
-from axl_attention.shared_keys import ReceivedProjection, SentProjection
-from axl_attention.value_residual import ValueResidual
 
 from axcore.config import REQUIRED, config, evolve, find_config, replace_config
 from axcore.errors import ConfigError, ModuleError

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from axl_attention.linear_rope import LinearRoPE
-from axl_attention.llama3_rope import Llama3RoPE
 from axl_attention.models import gemma, gemma2, gemma3, qwen3, qwen3_moe
 from axl_attention.models.gemma import GEMMA2
-from axl_attention.yarn import YaRN
+from axl_attention.rope_scaling import LinearRoPE, Llama3RoPE, YaRN
 from gguf_models import metadata_in, tensors_in, write_model
 
 from axcore.config import replace_config, update_config

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from axl_attention.llama3_rope import Llama3RoPE
 from axl_attention.models import (
     deepseek_v2,
     deepseek_v3,
@@ -24,6 +23,7 @@ from axl_attention.models import (
     qwen3,
     qwen3_moe,
 )
+from axl_attention.rope_scaling import Llama3RoPE
 from numpy_state import numpy_state
 from safetensors.numpy import load_file, save_file
 

@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from axl_attention.input_scaled import InputScaled
+from axl_attention.layers import InputScaled
 from axl_attention.models import llama4
-from axl_attention.temperature_tuning import TemperatureTuning
-from axl_attention.unit_query_key import UnitQueryKey
+from axl_attention.norms import TemperatureTuning, UnitQueryKey
 
 from axcore.config import find_config, update_config
 from axcore.errors import ConfigError

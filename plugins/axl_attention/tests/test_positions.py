@@ -5,15 +5,17 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_attention.learned_position import LearnedPosition
-from axl_attention.linear_rope import LinearRoPE
-from axl_attention.llama3_rope import Llama3RoPE
-from axl_attention.longrope import LongRoPE, document_lengths
-from axl_attention.ntk_rope import NTKRoPE
-from axl_attention.partial_rotary import PartialRotary
-from axl_attention.query_key_norm import QueryKeyNorm
-from axl_attention.sinusoidal_position import SinusoidalPosition
-from axl_attention.yarn import YaRN, yarn_attention_factor
+from axl_attention.norms import QueryKeyNorm
+from axl_attention.positions import LearnedPosition, PartialRotary, SinusoidalPosition
+from axl_attention.rope_scaling import (
+    LinearRoPE,
+    Llama3RoPE,
+    LongRoPE,
+    NTKRoPE,
+    YaRN,
+    document_lengths,
+    yarn_attention_factor,
+)
 from rounding import assert_same_to_rounding
 
 from axcore.config import evolve

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_attention.delta_rule import DeltaInputs, delta_rule
-from axl_attention.gated_attention import in_place_of as with_gates
+from axl_attention.gated_attention import with_gates
 from axl_attention.gated_delta_net import GatedDeltaNet
 from axl_attention.latent_attention import LatentAttention
+from axl_attention.layers import TokenGated
 from axl_attention.models import qwen3_next
-from axl_attention.token_gated import TokenGated
+from axl_attention.recurrence import DeltaInputs, delta_rule
 from numpy_state import numpy_state
 from safetensors.numpy import load_file, save_file
 

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from axl_attention.query_key_norm import QueryKeyNorm
-from axl_attention.sliding_window import SlidingWindowAttention
+from axl_attention.attention_cores import SlidingWindowAttention
+from axl_attention.norms import QueryKeyNorm
 
 from axcore.config import find_config
 

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_attention.causal_conv import CausalConv
+from axl_attention.layers import MixerLayer
 from axl_attention.mamba2 import LogOfUniform, Mamba2, StepBias
-from axl_attention.mixer_layer import MixerLayer
-from axl_attention.state_space import Inputs, state_space
+from axl_attention.recurrence import CausalConv, Inputs, state_space
 
 from axcore.errors import ConfigError
 from axcore.layers import TokenInfo

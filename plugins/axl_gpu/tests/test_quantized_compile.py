@@ -44,7 +44,9 @@ def trainer(folder, devices, name=None):
     """A transformer of two scanned layers, in bfloat16, split over eight devices."""
     cfg = update_config(small_experiment(folder), {"model.decoder.stack.unroll": 1})
     model = evolve(cfg.model, dtypes=DTypes(compute="bfloat16"))
-    cfg = evolve(cfg, model=model, mesh={"fsdp": 8}, kernels={"attention": "portable"})
+    cfg = update_config(
+        cfg, {"model": model, "mesh": {"fsdp": 8}, "kernels.pins": {"attention": "portable"}}
+    )
     plain = trainer_on(cfg, devices)
     if name is None:
         return plain

@@ -97,7 +97,7 @@ def test_a_step_for_a_slice_has_a_time_and_names_its_collectives(tmp_path):
     )
     cfg = update_config(cfg, {"data.seq_len": 512, "data.batch_size": 64})
     cfg = evolve(cfg, model=evolve(cfg.model, dtypes=DTypes(compute="bfloat16")))
-    cfg = evolve(cfg, kernel_choice="fastest")
+    cfg = update_config(cfg, {"kernels.choice": "fastest"})
     report = measure(resolve(cfg, hardware), find_aot_target(hardware), experiment="small")
     assert report.fits
     assert report.time.source == "cycles"
@@ -117,12 +117,14 @@ def test_stages_and_long_rows_send_between_chips_and_keep_the_kernel(tmp_path):
         {"model.dim": 512, "**.num_heads": 4, "**.num_kv_heads": 4, "data.seq_len": 1024},
     )
     cfg = replace_config(cfg, ScannedLayers, Pipeline.Config(num_micro_batches=4))
-    cfg = evolve(
+    cfg = update_config(
         cfg,
-        model=evolve(cfg.model, dtypes=DTypes(compute="bfloat16")),
-        mesh={"pipeline": 2, "seq": 2},
-        context_parallelism="ulysses",
-        kernel_choice="fastest",
+        {
+            "model": evolve(cfg.model, dtypes=DTypes(compute="bfloat16")),
+            "mesh": {"pipeline": 2, "seq": 2},
+            "sharding.context_parallelism": "ulysses",
+            "kernels.choice": "fastest",
+        },
     )
     report = measure(resolve(cfg, hardware), find_aot_target(hardware), experiment="small")
     assert report.pipelines == ("model.decoder.stack: 2 stages, 4 micro-batches: 20.0 % bubble",)

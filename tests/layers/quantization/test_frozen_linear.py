@@ -48,7 +48,7 @@ def drawn(shape, seed=0):
 
 
 def wide(form, kept):
-    return np.asarray(FORMS[form].wide({n: jnp.asarray(one) for n, one in kept.items()}))
+    return np.asarray(FORMS[form].dequantized({n: jnp.asarray(one) for n, one in kept.items()}))
 
 
 def dense():
@@ -111,7 +111,7 @@ def test_numpy_and_jax_keep_the_same_numbers_and_lose_little(form):
 
 def test_scales_in_eight_bits_are_near_those_in_32():
     scales = np.abs(drawn((40, 30))) + 1
-    made = nf4.wide_scales(*map(jnp.asarray, nf4.quantized_scales(scales)))
+    made = nf4.dequantized_scales(*map(jnp.asarray, nf4.quantized_scales(scales)))
     assert 0 < np.abs(np.asarray(made) - scales).max() < 0.03
 
 
@@ -169,7 +169,7 @@ def test_a_new_frozen_layer_has_the_deviation_of_a_new_linear_one():
     for form in FORMS.values():
         fields = {"format": form.format, "double_quant": form.double_quant}
         layer = FrozenLinear.Config(**fields).build(in_dim=64, out_dim=512, axes=(None, None))
-        weight = form.wide(layer.init(0))
+        weight = form.dequantized(layer.init(0))
         assert np.std(weight) == pytest.approx(1 / 8, rel=0.05)
         assert abs(np.mean(weight)) < 0.01
 

@@ -35,7 +35,8 @@ def opened(name, folder, step=0):
 @pytest.mark.slow
 def test_tensorboard_reads_all_points_of_a_run(tmp_path):
     cfg = ax.update_config(
-        small_experiment(tmp_path / "texts"), {"mesh": {"fsdp": 1}, "writers": ("tensorboard",)}
+        small_experiment(tmp_path / "texts"),
+        {"mesh": {"fsdp": 1}, "logging.writers": ("tensorboard",)},
     )
     trainer_on(cfg, 1).run(tmp_path / "run", quiet=True)
     found = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()

@@ -39,7 +39,7 @@ def spans():
 def test_spans_of_a_run_are_its_phases(spans, tmp_path):
     observer, finished = spans
     cfg = ax.update_config(
-        small_experiment(tmp_path / "texts"), {"mesh": {"fsdp": 1}, "log_every_steps": 1}
+        small_experiment(tmp_path / "texts"), {"mesh": {"fsdp": 1}, "logging.every_steps": 1}
     )
     trainer_on(cfg, 1).run(tmp_path / "run", [observer], quiet=True)
     *parts, run = finished()

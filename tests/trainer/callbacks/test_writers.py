@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from axcore.config import evolve
+from axcore.config import update_config
 from axcore.errors import ConfigError, TrainingError
 from axcore.plugins import plugin_host
 from axcore.plugins.time_limit import CALLBACK_TIMEOUT
@@ -93,7 +93,7 @@ def writers(directory, *names):
 
 @pytest.mark.slow
 def test_a_run_writes_to_every_writer_of_its_config(paper, toy_config, one_device, directory):
-    cfg = evolve(toy_config, max_steps=5, writers=("text",))
+    cfg = update_config(toy_config, {"max_steps": 5, "logging.writers": ("text",)})
     one_device(cfg).run(directory)
     expected = [f"{line['step']} {line['split']} {line['loss']!r}" for line in lines(directory)]
     assert [line["step"] for line in lines(directory)] == [1, 2, 3, 4, 4, 5, 5]
@@ -102,7 +102,7 @@ def test_a_run_writes_to_every_writer_of_its_config(paper, toy_config, one_devic
 
 @pytest.mark.long
 def test_writers_may_change_when_a_run_is_taken_up_again(paper, toy_config, one_device, directory):
-    broken = one_device(evolve(toy_config, writers=("json_lines", "broken")))
+    broken = one_device(update_config(toy_config, {"logging.writers": ("json_lines", "broken")}))
     with pytest.raises(TrainingError) as raised:
         broken.run(directory)
     text = str(raised.value)
@@ -171,8 +171,8 @@ def test_json_lines_come_first_and_are_always_on(paper):
 def test_writers_that_are_unknown_or_named_twice_are_refused(toy_config, one_device):
     names = ("json_line", "json_lines", "json_lines")
     with pytest.raises(ConfigError) as raised:
-        one_device(evolve(toy_config, writers=names))
+        one_device(update_config(toy_config, {"logging.writers": names}))
     text = str(raised.value)
-    assert "writers names 'json_line', which is no metric writer; did you mean" in text
+    assert "logging.writers: unknown metric writer 'json_line'; did you mean" in text
     assert "'json_lines'" in text
     assert "writers names 'json_lines' 2 times" in text

@@ -87,9 +87,7 @@ def test_a_foreign_directory_is_refused_and_left_as_it_is(tmp_path):
     (tmp_path / "thesis.tex").write_text("do not touch")
     (tmp_path / "config.json").write_text("{}")
     before = contents(tmp_path)
-    with pytest.raises(
-        CheckpointError, match=r"2 files that are no run of axcore: config\.json, t"
-    ):
+    with pytest.raises(CheckpointError, match=r"2 files that are not of a run: config\.json, t"):
         lock(tmp_path)
     assert contents(tmp_path) == before
 

@@ -41,7 +41,7 @@ from axl_attention.models.shared_maps import (
     FIRST_DENSE,
     Groups,
 )
-from axl_attention.yarn import YaRN, stretched_scale, weight_of_stretched_scale
+from axl_attention.rope_scaling import YaRN, stretched_scale, weight_of_stretched_scale
 
 _HEADS = {"head_dim": 128, "rope_dim": 64, "value_dim": 128, "latent_dim": 512}
 _TOY = {
@@ -54,7 +54,7 @@ _TOY = {
     "num_shared": 2,
 }
 
-DEEPSEEK_V2_SIZES: Sizes = {
+_DEEPSEEK_V2_SIZES: Sizes = {
     "lite": {
         "vocab_size": 102_400,
         "dim": 2048,
@@ -86,7 +86,7 @@ DEEPSEEK_V2_SIZES: Sizes = {
 
 _V3_ROUTER = {"score": "sigmoid", "bias_rate": 0.001, "balance_loss": 0.0001}
 
-DEEPSEEK_V3_SIZES: Sizes = {
+_DEEPSEEK_V3_SIZES: Sizes = {
     "671b": {
         "vocab_size": 129_280,
         "dim": 7168,
@@ -108,7 +108,7 @@ DEEPSEEK_V3_SIZES: Sizes = {
     },
 }
 
-KIMI_K2_SIZES: Sizes = {
+_KIMI_K2_SIZES: Sizes = {
     "1t": {
         "vocab_size": 163_840,
         "dim": 7168,
@@ -121,7 +121,7 @@ KIMI_K2_SIZES: Sizes = {
         "num_shared": 1,
         "experts": {"num_experts": 384, "top_k": 8},
     },
-    "toy": {name: value for name, value in DEEPSEEK_V3_SIZES["toy"].items() if name != "routing"},
+    "toy": {name: value for name, value in _DEEPSEEK_V3_SIZES["toy"].items() if name != "routing"},
 }
 
 
@@ -131,7 +131,7 @@ def deepseek_v2(size: str) -> CausalLM.Config:
     Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2 and appendix B; routing as in the
     published configs.
     """
-    sizes = dict(of_size("deepseek_v2", DEEPSEEK_V2_SIZES, size))
+    sizes = dict(of_size("deepseek_v2", _DEEPSEEK_V2_SIZES, size))
     router = Router.Config(is_normalized=False, balance_loss=0.001, **sizes.pop("routing"))
     return _deepseek(router=router, yarn_weight=0.707, **sizes)
 
@@ -141,7 +141,7 @@ def deepseek_v3(size: str) -> CausalLM.Config:
 
     Source: DeepSeek-AI 2024, arXiv:2412.19437, sections 2.1 and 4.2.
     """
-    sizes = dict(of_size("deepseek_v3", DEEPSEEK_V3_SIZES, size))
+    sizes = dict(of_size("deepseek_v3", _DEEPSEEK_V3_SIZES, size))
     router = Router.Config(scale=2.5, **_V3_ROUTER, **sizes.pop("routing"))
     return _deepseek(router=router, yarn_weight=1.0, **sizes)
 
@@ -151,7 +151,7 @@ def kimi_k2(size: str) -> CausalLM.Config:
 
     Source: Kimi Team 2025, arXiv:2507.20534, table 2; positions as in the published configs.
     """
-    sizes = dict(of_size("kimi_k2", KIMI_K2_SIZES, size))
+    sizes = dict(of_size("kimi_k2", _KIMI_K2_SIZES, size))
     cfg = _deepseek(router=Router.Config(scale=2.827, **_V3_ROUTER), yarn_weight=1.0, **sizes)
     heads = sizes["heads"]
     scale = stretched_scale(32.0, weight=1.0, width=heads["head_dim"] + heads["rope_dim"])
@@ -217,7 +217,7 @@ class _Positions(ConfigEntry):
     """Rotary positions; `mscale_all_dim` of YaRN is in the scale of all logits."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the positions, and with the scale that they ask for.
+        """Return a config with the positions, and with the scale that they ask for.
 
         Raises:
             ConfigError: Positions are to be scaled beside the logits.
@@ -239,7 +239,7 @@ class _Positions(ConfigEntry):
         )
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields."""
+        """Return the fields."""
         values, scale = RopeFields().write(cfg), common_value(cfg, "**.core.scale")
         scaling = values["rope_scaling"]
         if scale is not None and scaling:

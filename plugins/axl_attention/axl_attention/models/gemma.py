@@ -40,11 +40,10 @@ from axcore.interop import (
 )
 from axcore.layers import Attention, PreNorm, RMSNorm, RoPE, Sequence, alternating
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.linear_rope import LinearRoPE
-from axl_attention.query_key_norm import in_place_of as with_query_key_norm
-from axl_attention.sandwich_norm import in_place_of as with_sandwich_norm
+from axl_attention.norms import with_query_key_norm, with_sandwich_norm
+from axl_attention.rope_scaling import LinearRoPE
 
-GEMMA_SIZES: Sizes = {
+_GEMMA_SIZES: Sizes = {
     "2b": {
         "vocab_size": 256_000,
         "dim": 2048,
@@ -71,10 +70,10 @@ def gemma(size: str) -> CausalLM.Config:
 
     Source: Gemma Team 2024, arXiv:2403.08295, table 1; 256,000 tokens as in the published weights.
     """
-    return gemma_like(**of_size("gemma", GEMMA_SIZES, size))
+    return _gemma_like(**of_size("gemma", _GEMMA_SIZES, size))
 
 
-def gemma_like(*, head_dim: int, scale: float | None = None, **sizes: Any) -> CausalLM.Config:
+def _gemma_like(*, head_dim: int, scale: float | None = None, **sizes: Any) -> CausalLM.Config:
     """Return a transformer with scaled embeddings, a tied head, and norms stored less one.
 
     Args:
@@ -103,7 +102,7 @@ def local(layer: Any, window: int) -> Any:
 
 _PUBLISHED = {"vocab_size": 256_000, "window": 4096}
 
-GEMMA2_SIZES: Sizes = {
+_GEMMA2_SIZES: Sizes = {
     "2b": {
         "dim": 2304,
         "num_layers": 26,
@@ -137,13 +136,13 @@ GEMMA2_SIZES: Sizes = {
 
 
 def gemma2(size: str) -> CausalLM.Config:
-    """Returns the config of a Gemma 2: `2b`, `9b`, `27b` or `toy`.
+    """Return the config of a Gemma 2: `2b`, `9b`, `27b` or `toy`.
 
     Source: Gemma Team 2024, arXiv:2408.00118, section 2 and table 1.
     """
-    sizes = dict(of_size("gemma2", GEMMA2_SIZES, size))
+    sizes = dict(of_size("gemma2", _GEMMA2_SIZES, size))
     window = sizes.pop("window")
-    cfg = replace_config(gemma_like(**sizes), PreNorm, with_sandwich_norm)
+    cfg = replace_config(_gemma_like(**sizes), PreNorm, with_sandwich_norm)
     cfg = update_config(cfg, {"**.core.soft_cap": 50.0, "head.soft_cap": 30.0})
     stack = cfg.decoder.stack
     turns = alternating(stack, local(stack.layer, window), stack.layer)
@@ -153,7 +152,7 @@ def gemma2(size: str) -> CausalLM.Config:
 _LOCAL_LAYERS = 5
 """Of each turn; the sixth is global."""
 
-GEMMA3_SIZES: Sizes = {
+_GEMMA3_SIZES: Sizes = {
     "1b": {
         "vocab_size": 262_144,
         "dim": 1152,
@@ -204,14 +203,14 @@ GEMMA3_SIZES: Sizes = {
 
 
 def gemma3(size: str) -> CausalLM.Config:
-    """Returns the config of a Gemma 3: `1b`, `4b`, `12b`, `27b` or `toy`.
+    """Return the config of a Gemma 3: `1b`, `4b`, `12b`, `27b` or `toy`.
 
     Source: Gemma Team 2025, arXiv:2503.19786, section 2; sizes as in the configs published with the
     weights.
     """
-    sizes = dict(of_size("gemma3", GEMMA3_SIZES, size))
+    sizes = dict(of_size("gemma3", _GEMMA3_SIZES, size))
     window, factor = sizes.pop("window"), sizes.pop("rope_factor")
-    cfg = replace_config(gemma_like(**sizes), PreNorm, with_sandwich_norm)
+    cfg = replace_config(_gemma_like(**sizes), PreNorm, with_sandwich_norm)
     cfg = replace_config(cfg, Attention, with_query_key_norm)
     cfg = replace_config(cfg, RMSNorm, lambda norm: evolve(norm, weight_offset=1.0))
     stack = cfg.decoder.stack
@@ -224,7 +223,7 @@ def gemma3(size: str) -> CausalLM.Config:
 
 
 def _in_turns(stack: Any, near: Any, wide: Any) -> Any:
-    """Returns five near layers and a wide one, again and again; those left over are near."""
+    """Return five near layers and a wide one, again and again; those left over are near."""
     num_left = stack.num_layers % (_LOCAL_LAYERS + 1)
     whole = evolve(stack, num_layers=stack.num_layers - num_left)
     turns = alternating(whole, *[near] * _LOCAL_LAYERS, wide)
@@ -246,7 +245,7 @@ _COMMON = (
 
 
 def _gguf(architecture: str, *more: GGUFEntry) -> GGUFMap:
-    """Returns how llama.cpp has a Gemma; its norms hold the whole scale."""
+    """Return how llama.cpp has a Gemma; its norms hold the whole scale."""
     return GGUFMap(
         architecture=architecture,
         entries=(
@@ -280,7 +279,7 @@ def _is_global(layer: Any) -> int:
 
 
 def in_turns(default: Any) -> LayerTypes:
-    """Returns how local layers and global ones follow each other; see `LayerTypes`."""
+    """Return how local layers and global ones follow each other; see `LayerTypes`."""
     return LayerTypes(("sliding_attention", "full_attention"), _is_global, default)
 
 
@@ -315,7 +314,7 @@ class _Scale(GGUFEntry):
     num_layers_of_27b: int
 
     def metadata(self, fields: Fields) -> dict[str, Any]:
-        """Returns nothing."""
+        """Return nothing."""
         values, scalar = fields.values, fields.take("query_pre_attn_scalar")
         wanted = values["head_dim"]
         if values["num_hidden_layers"] == self.num_layers_of_27b:

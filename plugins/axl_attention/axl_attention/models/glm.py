@@ -37,10 +37,8 @@ from axl_attention.models.shared_maps import (
     interleaved_projection,
     tied_by,
 )
-from axl_attention.partial_rotary import in_place_of as with_partial_rotary
-from axl_attention.query_key_norm import QueryKeyNorm
-from axl_attention.query_key_norm import in_place_of as with_query_key_norm
-from axl_attention.sandwich_norm import in_place_of as with_sandwich_norm
+from axl_attention.norms import QueryKeyNorm, with_query_key_norm, with_sandwich_norm
+from axl_attention.positions import with_partial_rotary
 
 _9B = {
     "vocab_size": 151_552,
@@ -50,8 +48,8 @@ _9B = {
     "num_kv_heads": 2,
     "hidden_dim": 13_696,
 }
-GLM_SIZES: Sizes = {"9b": _9B, "toy": TOY}
-GLM4_SIZES: Sizes = {
+_GLM_SIZES: Sizes = {"9b": _9B, "toy": TOY}
+_GLM4_SIZES: Sizes = {
     "9b": _9B,
     "32b": {
         "vocab_size": 151_552,
@@ -71,7 +69,7 @@ def glm(size: str) -> CausalLM.Config:
 
     Source: Team GLM 2024, arXiv:2406.12793, section 2; sizes as in the published configs.
     """
-    return _glm(**of_size("glm", GLM_SIZES, size), epsilon=1.5625e-07)
+    return _glm(**of_size("glm", _GLM_SIZES, size), epsilon=1.5625e-07)
 
 
 def glm4(size: str) -> CausalLM.Config:
@@ -79,7 +77,7 @@ def glm4(size: str) -> CausalLM.Config:
 
     Source: configs that Z.ai published with the weights, 2025.
     """
-    cfg = _glm(**of_size("glm4", GLM4_SIZES, size), epsilon=1e-5)
+    cfg = _glm(**of_size("glm4", _GLM4_SIZES, size), epsilon=1e-5)
     return replace_config(cfg, PreNorm, with_sandwich_norm)
 
 
@@ -93,7 +91,7 @@ def _glm(*, epsilon: float, has_bias: bool = True, **sizes: Any) -> Any:
 _PUBLISHED = {"vocab_size": 151_552, "num_heads": 96, "num_kv_heads": 8, "head_dim": 128}
 _TOY = {**TOY, "num_layers": 3, "head_dim": 32, "expert_dim": 32, "num_dense": 1, "scale": 2.5}
 
-GLM45_SIZES: Sizes = {
+_GLM45_SIZES: Sizes = {
     "355b-a32b": {
         **_PUBLISHED,
         "dim": 5120,
@@ -119,14 +117,14 @@ GLM45_SIZES: Sizes = {
 
 
 def glm45(size: str) -> CausalLM.Config:
-    """Returns the config of a GLM-4.5: `355b-a32b`, `air` or `toy`; it predicts no second token.
+    """Return the config of a GLM-4.5: `355b-a32b`, `air` or `toy`; it predicts no second token.
 
     Air does not normalise queries and keys.
 
     Source: GLM-4.5 Team 2025, arXiv:2508.06471, section 2.1 and table 1; routing as in the
     published configs.
     """
-    sizes = dict(of_size("glm45", GLM45_SIZES, size))
+    sizes = dict(of_size("glm45", _GLM45_SIZES, size))
     names = ("head_dim", "expert_dim", "num_dense", "scale", "experts")
     head_dim, expert_dim, num_dense, scale, experts = map(sizes.pop, names)
     cfg = update_config(
@@ -149,7 +147,7 @@ def glm45(size: str) -> CausalLM.Config:
 
 
 def _experts(width: int, scale: float, experts: Any) -> Any:
-    """Returns a function from a feed-forward to experts, one of which all share."""
+    """Return a function from a feed-forward to experts, one of which all share."""
     router = Router.Config(score="sigmoid", scale=scale, bias_rate=0.001, balance_loss=0.0001)
 
     def mixture(ffn: Any) -> Any:
@@ -216,13 +214,13 @@ class _Positions(ConfigEntry):
     """Positions of a part of each head, behind norms where there is `use_qk_norm`."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with these positions."""
+        """Return a config with these positions."""
         cfg = _ROTARY.read(_with_position(cfg, lambda _: QueryKeyNorm.Config()), fields)
         has_norm = fields.take("use_qk_norm", False)
         return cfg if has_norm else _with_position(cfg, lambda old: old.inner)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields."""
+        """Return the fields."""
         has_norm = isinstance(common_value(cfg, _PATH), QueryKeyNorm.Config)
         if not has_norm:
             cfg = _with_position(cfg, lambda old: QueryKeyNorm.Config(inner=old))

@@ -29,11 +29,11 @@ from axcore.layers import (
     RoPE,
 )
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.learned_position import LearnedPosition
+from axl_attention.positions import LearnedPosition
 
 _VOCABULARY = {"vocab_size": 50_257}
 
-GPT2_SIZES: Sizes = {
+_GPT2_SIZES: Sizes = {
     "small": {"dim": 768, "num_layers": 12, "num_heads": 12, "hidden_dim": 3072, **_VOCABULARY},
     "medium": {"dim": 1024, "num_layers": 24, "num_heads": 16, "hidden_dim": 4096, **_VOCABULARY},
     "large": {"dim": 1280, "num_layers": 36, "num_heads": 20, "hidden_dim": 5120, **_VOCABULARY},
@@ -48,7 +48,7 @@ def gpt2(size: str) -> CausalLM.Config:
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3;
     sizes as in the configs published with the weights.
     """
-    cfg = transformer(**of_size("gpt2", GPT2_SIZES, size))
+    cfg = transformer(**of_size("gpt2", _GPT2_SIZES, size))
     for part, new in (
         (RMSNorm, LayerNorm.Config()),
         (FeedForward, PlainFeedForward.Config(activation="gelu_tanh")),
@@ -64,17 +64,17 @@ class _InnerSize(ConfigEntry):
     """`n_inner`, which is four times the width where it is null or absent."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the size."""
+        """Return a config with the size."""
         size = fields.take("n_inner", None) or 4 * cfg.dim
         return update_config(cfg, {"**.hidden_dim": size})
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         return {"n_inner": common_value(cfg, "**.hidden_dim")}
 
 
 def _both(axcore: str, hf: str) -> WeightMap:
-    """Returns the rules of a weight and a bias that are the same on both sides."""
+    """Return the rules of a weight and a bias that are the same on both sides."""
     return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
 
 

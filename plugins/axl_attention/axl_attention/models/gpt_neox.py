@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention beside the feed-forward, and positions for a quarter of a head."""
+"""GPT-NeoX and Pythia: attention parallel to feed-forwards, positions for a quarter of a head."""
 
 from typing import Any
 
@@ -36,10 +36,9 @@ from axcore.layers import (
     TransformerLayer,
 )
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
+from axl_attention.layers import ParallelLayer, with_parallel_layer
 from axl_attention.models.shared_maps import PartialRopeFields, affine, tied_by
-from axl_attention.parallel_layer import ParallelLayer
-from axl_attention.parallel_layer import in_place_of as with_parallel_layer
-from axl_attention.partial_rotary import PartialRotary
+from axl_attention.positions import PartialRotary
 
 
 def _size(vocab_size: int, dim: int, num_layers: int, num_heads: int) -> dict[str, int]:
@@ -52,7 +51,7 @@ def _size(vocab_size: int, dim: int, num_layers: int, num_heads: int) -> dict[st
     }
 
 
-GPT_NEOX_SIZES: Sizes = {
+_GPT_NEOX_SIZES: Sizes = {
     "pythia-70m": _size(50_304, 512, 6, 8),
     "pythia-160m": _size(50_304, 768, 12, 12),
     "pythia-410m": _size(50_304, 1024, 24, 16),
@@ -72,7 +71,7 @@ def gpt_neox(size: str) -> CausalLM.Config:
     Source: Black et al. 2022, arXiv:2204.06745, section 2; Biderman et al. 2023, arXiv:2304.01373,
     table 1.
     """
-    cfg = transformer(**of_size("gpt_neox", GPT_NEOX_SIZES, size))
+    cfg = transformer(**of_size("gpt_neox", _GPT_NEOX_SIZES, size))
     gelu = "gelu_tanh" if size == "20b" else "gelu"
     for part, new in (
         (RMSNorm, LayerNorm.Config()),
@@ -88,13 +87,13 @@ class _ParallelResidual(ConfigEntry):
     """`use_parallel_residual`: whether both branches of a layer see its input."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with layers of that kind."""
+        """Return a config with layers of that kind."""
         if fields.take("use_parallel_residual", True):
             return cfg
         return replace_config(cfg, ParallelLayer, _in_turn)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         layer = common_value(cfg, "decoder.stack.layer")
         return {"use_parallel_residual": isinstance(layer, ParallelLayer.Config)}
 

@@ -30,11 +30,11 @@ from axcore.interop import (
 )
 from axcore.layers import DotProductAttention, FeedForward, Linear, MoE, RoPE, Router, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
-from axl_attention.clamped_feed_forward import ClampedFeedForward
+from axl_attention.attention_cores import with_sinks
+from axl_attention.layers import ClampedFeedForward
 from axl_attention.models.gemma import LOCAL, in_turns, local
 from axl_attention.models.shared_maps import all_experts
-from axl_attention.sinks import in_place_of as with_sinks
-from axl_attention.yarn import YaRN
+from axl_attention.rope_scaling import YaRN
 
 _PUBLISHED = {
     "vocab_size": 201_088,
@@ -46,7 +46,7 @@ _PUBLISHED = {
     "window": 128,
     "original_length": 4096,
 }
-GPT_OSS_SIZES: Sizes = {
+_GPT_OSS_SIZES: Sizes = {
     "20b": {**_PUBLISHED, "num_layers": 24, "experts": {"num_experts": 32, "top_k": 4}},
     "120b": {**_PUBLISHED, "num_layers": 36, "experts": {"num_experts": 128, "top_k": 4}},
     "toy": {
@@ -66,7 +66,7 @@ def gpt_oss(size: str) -> CausalLM.Config:
     Source: OpenAI 2025, arXiv:2508.10925, section 2 and table 1; epsilons and positions as in the
     published configs.
     """
-    sizes = dict(of_size("gpt_oss", GPT_OSS_SIZES, size))
+    sizes = dict(of_size("gpt_oss", _GPT_OSS_SIZES, size))
     head_dim, window, experts = (sizes.pop(name) for name in ("head_dim", "window", "experts"))
     length = sizes.pop("original_length")
     cfg = replace_config(transformer(**sizes), FeedForward, _experts(experts))

@@ -13,13 +13,12 @@ from axcore.interop import (
 )
 from axcore.layers import PreNorm
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, of_size, transformer
-from axl_attention.divided_logits import DividedLogits
 from axl_attention.models.shared_maps import MLP_BIAS, tied_by
-from axl_attention.scaled_residual import in_place_of as with_scaled_residual
+from axl_attention.norms import DividedLogits, with_scaled_residual
 
 _PUBLISHED = {"vocab_size": 49_155, "num_layers": 40, "num_heads": 32, "num_kv_heads": 8}
 
-GRANITE_SIZES: Sizes = {
+_GRANITE_SIZES: Sizes = {
     "2b": {"dim": 2048, "hidden_dim": 8192, "scale": 1 / 64, "divisor": 8.0, **_PUBLISHED},
     "8b": {"dim": 4096, "hidden_dim": 12_800, "scale": 1 / 128, "divisor": 16.0, **_PUBLISHED},
     "toy": {**TOY, "scale": 1 / 16, "divisor": 2.0},
@@ -32,7 +31,7 @@ def granite(size: str) -> CausalLM.Config:
     Source: IBM 2024, "Granite 3.0 Language Models", table 1; constants as in the configs published
     with the weights.
     """
-    sizes = dict(of_size("granite", GRANITE_SIZES, size))
+    sizes = dict(of_size("granite", _GRANITE_SIZES, size))
     scale, head = sizes.pop("scale"), DividedLogits.Config(divisor=sizes.pop("divisor"))
     cfg = replace_config(transformer(**sizes), PreNorm, with_scaled_residual)
     return update_config(

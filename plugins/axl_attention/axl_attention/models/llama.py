@@ -46,17 +46,15 @@ from axcore.layers import (
     alternating,
 )
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.chunked import ChunkedAttention
-from axl_attention.chunked import in_place_of as chunked
-from axl_attention.input_scaled import InputScaled
-from axl_attention.llama3_rope import Llama3RoPE
+from axl_attention.attention_cores import ChunkedAttention, with_chunked
+from axl_attention.layers import InputScaled
 from axl_attention.models.shared_maps import all_experts, interleaved_projection, tied_by
-from axl_attention.temperature_tuning import TemperatureTuning
-from axl_attention.unit_query_key import UnitQueryKey
+from axl_attention.norms import TemperatureTuning, UnitQueryKey
+from axl_attention.rope_scaling import Llama3RoPE
 
 _SHARED_SIZES = {"vocab_size": 128_256, "num_kv_heads": 8}
 
-LLAMA31_SIZES: Sizes = {
+_LLAMA31_SIZES: Sizes = {
     "8b": {
         "dim": 4096,
         "num_layers": 32,
@@ -80,7 +78,7 @@ LLAMA31_SIZES: Sizes = {
     },
     "toy": TOY,
 }
-LLAMA32_SIZES: Sizes = {
+_LLAMA32_SIZES: Sizes = {
     "1b": {"dim": 2048, "num_layers": 16, "num_heads": 32, "hidden_dim": 8192, **_SHARED_SIZES},
     "3b": {"dim": 3072, "num_layers": 28, "num_heads": 24, "hidden_dim": 8192, **_SHARED_SIZES},
     "toy": TOY,
@@ -88,20 +86,20 @@ LLAMA32_SIZES: Sizes = {
 
 
 def llama31(size: str) -> CausalLM.Config:
-    """Returns the config of a Llama 3.1: `8b`, `70b`, `405b` or `toy`; 3.3 is its `70b`.
+    """Return the config of a Llama 3.1: `8b`, `70b`, `405b` or `toy`; 3.3 is its `70b`.
 
     Source: Grattafiori et al. 2024, arXiv:2407.21783, table 3; positions as in the configs
     published with the weights.
     """
-    return _stretched(of_size("llama31", LLAMA31_SIZES, size), factor=8.0)
+    return _stretched(of_size("llama31", _LLAMA31_SIZES, size), factor=8.0)
 
 
 def llama32(size: str) -> CausalLM.Config:
-    """Returns the config of a Llama 3.2 for text: `1b`, `3b` or `toy`; its embedding is its head.
+    """Return the config of a Llama 3.2 for text: `1b`, `3b` or `toy`; its embedding is its head.
 
     Source: Meta 2024, the model card of Llama 3.2; the configs published with the weights.
     """
-    cfg = _stretched(of_size("llama32", LLAMA32_SIZES, size), factor=32.0)
+    cfg = _stretched(of_size("llama32", _LLAMA32_SIZES, size), factor=32.0)
     return replace_config(cfg, UntiedHead, TiedHead.Config())
 
 
@@ -126,7 +124,7 @@ _PUBLISHED = {
     "chunk": 8192,
     "interval": 8192,
 }
-LLAMA4_SIZES: Sizes = {
+_LLAMA4_SIZES: Sizes = {
     "scout": {**_PUBLISHED, "num_experts": 16, "every": 1, "stretched_from": 8192},
     "maverick": {**_PUBLISHED, "num_experts": 128, "every": 2, "stretched_from": None},
     "toy": {
@@ -145,13 +143,13 @@ LLAMA4_SIZES: Sizes = {
 
 
 def llama4(size: str) -> CausalLM.Config:
-    """Returns the config of a Llama 4, without what sees images: `scout`, `maverick` or `toy`.
+    """Return the config of a Llama 4, without what sees images: `scout`, `maverick` or `toy`.
 
     Only those whose positions are stretched normalise queries and keys.
 
     Source: Meta 2025, "The Llama 4 herd"; the configs published with the weights.
     """
-    sizes = dict(of_size("llama4", LLAMA4_SIZES, size))
+    sizes = dict(of_size("llama4", _LLAMA4_SIZES, size))
     names = ("head_dim", "expert_dim", "chunk", "interval", "num_experts", "every")
     head_dim, expert_dim, chunk, interval, num_experts, every = map(sizes.pop, names)
     length = sizes.pop("stretched_from")
@@ -178,20 +176,20 @@ def llama4(size: str) -> CausalLM.Config:
 
 
 def _local(chunk: int, length: int | None) -> Any:
-    """Returns a function from an attention to one within chunks."""
+    """Return a function from an attention to one within chunks."""
 
     def local(old: Any) -> Any:
         position = old.position
         if length is not None:
             stretched = Llama3RoPE.Config(theta=position.theta, original_length=length)
             position = UnitQueryKey.Config(inner=stretched)
-        return evolve(old, position=position, core=evolve(chunked(old.core), chunk=chunk))
+        return evolve(old, position=position, core=evolve(with_chunked(old.core), chunk=chunk))
 
     return local
 
 
 def _experts(width: int, count: int) -> Any:
-    """Returns a function from a feed-forward to experts, each as wide as the shared one."""
+    """Return a function from a feed-forward to experts, each as wide as the shared one."""
 
     def experts(ffn: Any) -> Any:
         expert = evolve(ffn, hidden_dim=width)
@@ -293,7 +291,7 @@ class _Positions(ConfigEntry):
         tuned = TemperatureTuning.Config(
             interval=fields.take("floor_scale", 8192), strength=fields.take("attn_scale", 0.1)
         )
-        # Published configs say 4 in the place of true.
+        # Published configs say 4 instead of true.
         is_tuned = fields.take("attn_temperature_tuning", True)
         return _with(cfg, _WIDE, lambda _: tuned if is_tuned else NoPosition.Config())
 
@@ -363,8 +361,8 @@ LLAMA4_TEXT = Family(
     template=lambda: llama4("toy"),
     layers=_Kinds(
         (
-            "chunked attention, dense",
-            "chunked attention, with experts",
+            "with_chunked attention, dense",
+            "with_chunked attention, with experts",
             "full attention, dense",
             "full attention, with experts",
         ),

@@ -1,4 +1,4 @@
-"""Mamba-2: state spaces in the place of attention, and no feed-forwards."""
+"""Mamba-2: state spaces instead of attention, and no feed-forwards."""
 
 import math
 from typing import Any
@@ -24,14 +24,14 @@ from axcore.interop import (
 )
 from axcore.layers import TransformerLayer
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
+from axl_attention.layers import MixerLayer
 from axl_attention.mamba2 import Mamba2
-from axl_attention.mixer_layer import MixerLayer
 from axl_attention.models.shared_maps import NoPadding, tied_by
 
 _PILE = {"vocab_size": 50_288}
 """Of GPT-NeoX, filled to a multiple of 16."""
 
-MAMBA2_SIZES: Sizes = {
+_MAMBA2_SIZES: Sizes = {
     "130m": {"dim": 768, "num_layers": 24, "num_heads": 24, **_PILE},
     "370m": {"dim": 1024, "num_layers": 48, "num_heads": 32, **_PILE},
     "780m": {"dim": 1536, "num_layers": 48, "num_heads": 48, **_PILE},
@@ -63,7 +63,7 @@ def mamba2(size: str) -> CausalLM.Config:
     Source: Dao and Gu 2024, arXiv:2405.21060, table 10; Codestral as in the config published with
     its weights.
     """
-    sizes = dict(of_size("mamba2", MAMBA2_SIZES, size))
+    sizes = dict(of_size("mamba2", _MAMBA2_SIZES, size))
     vocab_size, dim, num_layers = (sizes.pop(name) for name in ("vocab_size", "dim", "num_layers"))
     cfg: Any = transformer(
         vocab_size=vocab_size, dim=dim, num_layers=num_layers, num_heads=1, hidden_dim=1

@@ -25,13 +25,12 @@ from axcore.layers import Attention, PreNorm, RoPE, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.models.gemma import local
 from axl_attention.models.shared_maps import tied_by
-from axl_attention.normed_linear import in_place_of as with_normed_linear
-from axl_attention.reordered_norm import in_place_of as with_reordered_norm
-from axl_attention.yarn import YaRN, yarn_attention_factor
+from axl_attention.norms import with_normed_linear, with_reordered_norm
+from axl_attention.rope_scaling import YaRN, yarn_attention_factor
 
 _VOCABULARY = {"vocab_size": 100_352}
 
-OLMO2_SIZES: Sizes = {
+_OLMO2_SIZES: Sizes = {
     "1b": {"dim": 2048, "num_layers": 16, "num_heads": 16, "hidden_dim": 8192, **_VOCABULARY},
     "7b": {"dim": 4096, "num_layers": 32, "num_heads": 32, "hidden_dim": 11_008, **_VOCABULARY},
     "13b": {"dim": 5120, "num_layers": 40, "num_heads": 40, "hidden_dim": 13_824, **_VOCABULARY},
@@ -48,17 +47,17 @@ OLMO2_SIZES: Sizes = {
 
 
 def olmo2(size: str) -> CausalLM.Config:
-    """Returns the config of an OLMo 2: `1b`, `7b`, `13b`, `32b` or `toy`.
+    """Return the config of an OLMo 2: `1b`, `7b`, `13b`, `32b` or `toy`.
 
     Source: OLMo Team 2025, arXiv:2501.00656, sections 2 and 3; sizes as in the configs published
     with the weights.
     """
-    cfg = with_reordered_norms(transformer(**of_size("olmo2", OLMO2_SIZES, size)))
+    cfg = _with_reordered_norms(transformer(**of_size("olmo2", _OLMO2_SIZES, size)))
     return update_config(cfg, {"**.position.theta": 500_000.0})
 
 
-def with_reordered_norms(cfg: Any) -> Any:
-    """Returns a transformer with the norms of OLMo 2 and 3."""
+def _with_reordered_norms(cfg: Any) -> Any:
+    """Return a transformer with the norms of OLMo 2 and 3."""
     cfg = replace_config(cfg, Attention, with_normed_linear)
     return replace_config(cfg, PreNorm, with_reordered_norm)
 
@@ -66,7 +65,7 @@ def with_reordered_norms(cfg: Any) -> Any:
 _THETA = 500_000.0
 _PUBLISHED = {"vocab_size": 100_278, "window": 4096, "interval": 4}
 
-OLMO3_SIZES: Sizes = {
+_OLMO3_SIZES: Sizes = {
     "7b": {"dim": 4096, "num_layers": 32, "num_heads": 32, "hidden_dim": 11_008, **_PUBLISHED},
     "32b": {
         "dim": 5120,
@@ -81,14 +80,14 @@ OLMO3_SIZES: Sizes = {
 
 
 def olmo3(size: str) -> CausalLM.Config:
-    """Returns the config of an OLMo 3: `7b`, `32b` or `toy`.
+    """Return the config of an OLMo 3: `7b`, `32b` or `toy`.
 
     Source: OLMo Team 2025, "Olmo 3", arXiv:2512.13961, section 3.2; sizes as in the configs
     published with the weights.
     """
-    sizes = dict(of_size("olmo3", OLMO3_SIZES, size))
+    sizes = dict(of_size("olmo3", _OLMO3_SIZES, size))
     window, interval = sizes.pop("window"), sizes.pop("interval")
-    cfg = with_reordered_norms(transformer(**sizes))
+    cfg = _with_reordered_norms(transformer(**sizes))
     cfg = update_config(cfg, {"**.position.theta": _THETA})
     stack, factor = cfg.decoder.stack, 8.0
     far = YaRN.Config(

@@ -22,13 +22,13 @@ from axcore.interop import (
 )
 from axcore.layers import RoPE
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.longrope import LongRoPE, longrope_attention_factor
 from axl_attention.models.shared_maps import NoPadding, PartialRopeFields, fused, tied_by
-from axl_attention.partial_rotary import PartialRotary
+from axl_attention.positions import PartialRotary
+from axl_attention.rope_scaling import LongRoPE, longrope_attention_factor
 
 _LARGE = {"dim": 5120, "num_layers": 40, "num_heads": 40, "num_kv_heads": 10, "hidden_dim": 17_920}
 
-PHI3_SIZES: Sizes = {
+_PHI3_SIZES: Sizes = {
     "3-mini": {
         "vocab_size": 32_064,
         "dim": 3072,
@@ -74,7 +74,7 @@ def phi3(size: str) -> CausalLM.Config:
     """
     window = _WINDOWS.get(size)
     cfg = update_config(
-        transformer(**of_size("phi3", PHI3_SIZES, size)),
+        transformer(**of_size("phi3", _PHI3_SIZES, size)),
         {
             "**.norm.epsilon": 1e-5,
             "**.position.theta": 250_000.0 if size == "4" else 10_000.0,
@@ -120,7 +120,7 @@ class _Positions(ConfigEntry):
     """Rotary positions; those for long rows leave out what follows from the lengths of rows."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with these positions.
+        """Return a config with these positions.
 
         Raises:
             ConfigError: The family has no such positions, or two lengths contradict each other.
@@ -138,7 +138,7 @@ class _Positions(ConfigEntry):
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields.
+        """Return the fields.
 
         Raises:
             ConfigError: Positions are scaled in a way that the family does not know.
@@ -153,7 +153,7 @@ class _Positions(ConfigEntry):
 
 
 def _complete(kind: str, values: dict[str, Any], fields: Fields, length: int) -> dict[str, Any]:
-    """Returns the fields of LongRoPE with the length, and the attention factor that follows."""
+    """Return the fields of LongRoPE with the length, and the attention factor that follows."""
     if kind not in _LONG:
         raise ConfigError(
             f"config.json has rotary positions of type {kind!r}; axcore knows longrope for Phi",

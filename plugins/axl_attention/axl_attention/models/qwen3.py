@@ -31,12 +31,12 @@ from axcore.interop import (
 )
 from axcore.layers import Attention, FeedForward, MoE, Router
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.query_key_norm import in_place_of as with_query_key_norm
+from axl_attention.norms import with_query_key_norm
 
 _PUBLISHED = {"vocab_size": 151_936, "head_dim": 128}
 _TOY = {**TOY, "head_dim": 32}
 
-QWEN3_SIZES: Sizes = {
+_QWEN3_SIZES: Sizes = {
     "0.6b": {
         "dim": 1024,
         "num_layers": 28,
@@ -91,7 +91,7 @@ _TIED = ("0.6b", "1.7b", "4b")
 """Sizes whose embedding is their head, too."""
 
 _EXPERTS = {"num_experts": 128, "top_k": 8}
-QWEN3_MOE_SIZES: Sizes = {
+_QWEN3_MOE_SIZES: Sizes = {
     "30b-a3b": {
         "dim": 2048,
         "num_layers": 48,
@@ -121,7 +121,7 @@ def qwen3(size: str) -> CausalLM.Config:
     Source: Yang et al. 2025, arXiv:2505.09388, section 2 and table 1; widths as in the configs
     published with the weights.
     """
-    cfg = _qwen3(**of_size("qwen3", QWEN3_SIZES, size))
+    cfg = _qwen3(**of_size("qwen3", _QWEN3_SIZES, size))
     return replace_config(cfg, UntiedHead, TiedHead.Config()) if size in _TIED else cfg
 
 
@@ -131,7 +131,7 @@ def qwen3_moe(size: str) -> CausalLM.Config:
     Source: Yang et al. 2025, arXiv:2505.09388, section 2 and table 2. The load is balanced over the
     whole batch.
     """
-    sizes = dict(of_size("qwen3_moe", QWEN3_MOE_SIZES, size))
+    sizes = dict(of_size("qwen3_moe", _QWEN3_MOE_SIZES, size))
     experts = {name: sizes.pop(name) for name in ("num_experts", "top_k")}
     coefficient = 0.001  # of one loss over all layers, whose least value is top_k
     if size != "toy":  # here each layer has a loss, and 1 is its least value

@@ -30,14 +30,14 @@ from axcore.interop import (
 )
 from axcore.layers import Attention, FeedForward, MoE, RMSNorm, RoPE, Router, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
-from axl_attention.gated_attention import in_place_of as with_gates
+from axl_attention.gated_attention import with_gates
 from axl_attention.gated_delta_net import GatedDeltaNet
+from axl_attention.layers import TokenGated
 from axl_attention.models.shared_maps import PartialRopeFields, tied_by
-from axl_attention.partial_rotary import PartialRotary
-from axl_attention.query_key_norm import in_place_of as with_query_key_norm
-from axl_attention.token_gated import TokenGated
+from axl_attention.norms import with_query_key_norm
+from axl_attention.positions import PartialRotary
 
-QWEN3_NEXT_SIZES: Sizes = {
+_QWEN3_NEXT_SIZES: Sizes = {
     "80b-a3b": {
         "vocab_size": 151_936,
         "dim": 2048,
@@ -75,7 +75,7 @@ def qwen3_next(size: str) -> CausalLM.Config:
     Source: Qwen Team 2025, "Qwen3-Next: towards ultimate training and inference efficiency"; sizes
     as in the config published with the weights.
     """
-    sizes = dict(of_size("qwen3_next", QWEN3_NEXT_SIZES, size))
+    sizes = dict(of_size("qwen3_next", _QWEN3_NEXT_SIZES, size))
     names = ("head_dim", "turn", "experts", "memory")
     head_dim, turn, experts, memory = map(sizes.pop, names)
     cfg = replace_config(transformer(**sizes), FeedForward, _experts(experts))
@@ -109,7 +109,7 @@ _BIASES = (
 
 
 def _by_head(num_heads: int, *sizes: int) -> Transform:
-    """Returns what puts rows of these sizes in each head beside each other."""
+    """Return what puts rows of these sizes in each head beside each other."""
     return Chain(SplitAxis(num_heads), Concatenate(sizes, axis=1), JoinAxes(num_heads))
 
 
@@ -167,15 +167,15 @@ class _Chunks(ConfigEntry):
     """How many tokens are computed at once, which is free to choose and changes no number."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with chunks of the usual size."""
+        """Return a config with chunks of the usual size."""
         return self.normal(cfg)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns no field."""
+        """Return no field."""
         return {}
 
     def normal(self, cfg: Any) -> Any:
-        """Returns a config with chunks of the usual size."""
+        """Return a config with chunks of the usual size."""
         return replace_config(cfg, GatedDeltaNet, lambda old: evolve(old, chunk=64))
 
 

@@ -30,7 +30,7 @@ from axcore.interop import (
 )
 from axcore.layers import GroupLimit, MoE
 from axcore.models import TiedHead, UntiedHead
-from axl_attention.partial_rotary import PartialRotary
+from axl_attention.positions import PartialRotary
 
 MLP_BIAS = Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False)
 
@@ -39,22 +39,22 @@ class NoPadding(ConfigEntry):
     """`pad_token_id`: no token where none was read; small vocabularies lack the default one."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns the config: what padding is changes no number, so that the field stays unread."""
+        """Return the config: what padding is changes no number, so that the field stays unread."""
         return cfg
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the field."""
+        """Return the field."""
         return {"pad_token_id": None}
 
 
 def tied_by(path: str = "head", *, default: bool = False) -> Choice:
-    """Returns the entry that says whether the head at a path is the embedding."""
+    """Return the entry that says whether the head at a path is the embedding."""
     heads = {False: UntiedHead.Config(), True: TiedHead.Config()}
     return Choice("tie_word_embeddings", path, heads, default)
 
 
 def affine(axcore: str, hf: str) -> WeightMap:
-    """Returns the rules of a weight and a bias that are the same on both sides."""
+    """Return the rules of a weight and a bias that are the same on both sides."""
     return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
 
 
@@ -117,7 +117,7 @@ class PartialRopeFields(ConfigEntry):
     path: str = attrs.field(default="**.attention.position", kw_only=True)
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with these positions."""
+        """Return a config with these positions."""
         fraction = fields.take(self.fraction, self.default)
         given = fields.take("rope_parameters", None) or {}
         parameters = {"partial_rotary_factor": fraction, **given}
@@ -130,7 +130,7 @@ class PartialRopeFields(ConfigEntry):
         return replace_config(cfg, lambda _: True, _partial(fraction), at=self.path)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the fields.
+        """Return the fields.
 
         Raises:
             ConfigError: Heads are rotated as a whole, and never are in the family.
@@ -158,12 +158,12 @@ class _FirstDense(LayerKinds):
     """The first layers have no experts."""
 
     def read(self, fields: Fields, num_layers: int) -> list[int]:
-        """Returns the kind of each layer."""
+        """Return the kind of each layer."""
         num_dense = fields.take("first_k_dense_replace")
         return [int(i >= num_dense) for i in range(num_layers)]
 
     def write(self, kinds: list[int]) -> dict[str, Any]:
-        """Returns how many layers are dense."""
+        """Return how many layers are dense."""
         return {"first_k_dense_replace": kinds.index(1)}
 
 
@@ -176,7 +176,7 @@ class Groups(ConfigEntry):
     rated_by: int
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with the limit, or none where all experts are one group.
+        """Return a config with the limit, or none where all experts are one group.
 
         Raises:
             ConfigError: The fields contradict each other.
@@ -195,7 +195,7 @@ class Groups(ConfigEntry):
         return update_config(cfg, {"**.router.groups": limit})
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns the three fields."""
+        """Return the three fields."""
         limit = common_value(cfg, "**.router.groups")
         counts = (limit.num_groups, limit.num_kept) if limit else (1, 1)
         method = self.limited if limit else self.free
@@ -206,12 +206,12 @@ class _SharedExperts(ConfigEntry):
     """`n_shared_experts`, which are one feed-forward, so many times as wide as an expert."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
-        """Returns a config with a shared expert of that width."""
+        """Return a config with a shared expert of that width."""
         width = fields.take("n_shared_experts") * common_value(cfg, f"{_MIXED}.expert.hidden_dim")
         return update_config(cfg, {f"{_MIXED}.shared.hidden_dim": width})
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Returns how many experts that is."""
+        """Return how many experts that is."""
         widths = (common_value(cfg, f"{_MIXED}.{name}.hidden_dim") for name in ("shared", "expert"))
         return {"n_shared_experts": next(widths) // next(widths)}
 

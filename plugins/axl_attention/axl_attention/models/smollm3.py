@@ -22,7 +22,7 @@ from axcore.layers import NoPosition, RoPE, alternating
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 from axl_attention.models.shared_maps import MLP_BIAS, NoPadding, tied_by
 
-SMOLLM3_SIZES: Sizes = {
+_SMOLLM3_SIZES: Sizes = {
     "3b": {
         "vocab_size": 128_256,
         "dim": 2048,
@@ -43,7 +43,7 @@ def smollm3(size: str) -> CausalLM.Config:
     without positions as in Yang et al. 2025, arXiv:2501.18795; sizes as in the config published
     with the weights.
     """
-    sizes = dict(of_size("smollm3", SMOLLM3_SIZES, size))
+    sizes = dict(of_size("smollm3", _SMOLLM3_SIZES, size))
     interval = sizes.pop("interval")
     cfg = replace_config(transformer(**sizes), UntiedHead, TiedHead.Config())
     cfg = update_config(cfg, {"**.position.theta": 5_000_000.0})
@@ -58,7 +58,7 @@ class _NoRopeLayers(LayerKinds):
     """`no_rope_layers`, which has 0 for a layer without positions and 1 for one with them."""
 
     def read(self, fields: Fields, num_layers: int) -> list[int]:
-        """Returns the kind of each layer.
+        """Return the kind of each layer.
 
         Raises:
             ConfigError: There is not 0 or 1 for each layer.
@@ -75,7 +75,7 @@ class _NoRopeLayers(LayerKinds):
         return [1 - flag for flag in named[:num_layers]]
 
     def write(self, kinds: list[int]) -> dict[str, list[int]]:
-        """Returns `no_rope_layers`."""
+        """Return `no_rope_layers`."""
         return {"no_rope_layers": [1 - kind for kind in kinds]}
 
 

@@ -21,7 +21,7 @@ from axl_attention.models.shared_maps import affine, tied_by
 
 _VOCABULARY = {"vocab_size": 49_152}
 
-STARCODER2_SIZES: Sizes = {
+_STARCODER2_SIZES: Sizes = {
     "3b": {
         "dim": 3072,
         "num_layers": 30,
@@ -59,7 +59,7 @@ def starcoder2(size: str) -> CausalLM.Config:
     Source: Lozhkov et al. 2024, arXiv:2402.19173, table 6; bases of positions as in the configs
     published with the weights.
     """
-    sizes = dict(of_size("starcoder2", STARCODER2_SIZES, size))
+    sizes = dict(of_size("starcoder2", _STARCODER2_SIZES, size))
     theta, window = sizes.pop("theta"), sizes.pop("window", 4096)
     cfg = transformer(**sizes)
     for part, new in (

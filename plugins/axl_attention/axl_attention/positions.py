@@ -1,0 +1,195 @@
+"""Positions: rotary for a part of each head, learned, and sinusoidal."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
+from axcore.errors import ConfigError
+from axcore.layers import Embedding, KVCacheConfig, RoPE, TokenInfo, rope_frequencies, shard
+from axcore.module import Initializer, Module, Normal, Param
+from axl_attention.wrapping import refuse_second
+
+
+class PartialRotary(Module):
+    """Give the first `fraction` of each head's dimensions positions, and the others none.
+
+    Source: Black et al. 2022, arXiv:2204.06745, section 2. Slot protocol: the parent fills
+    `head_dim`.
+    """
+
+    @config
+    class Config(Module.Config["PartialRotary"]):
+        """The config of a `PartialRotary`.
+
+        Args:
+            head_dim: Size of a head.
+            fraction: Share of its dimensions that get positions: an even number of them.
+            inner: The positions that they get.
+        """
+
+        head_dim: PositiveInt = REQUIRED
+        fraction: float = 0.5
+        inner: Module.Config = RoPE.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Build the positions for their part of the head."""
+        refuse_second(PartialRotary, cfg.inner)
+        self.width = int(cfg.head_dim * cfg.fraction)
+        if not 0 < self.width <= cfg.head_dim or self.width % 2:
+            raise ConfigError(
+                f"fraction is {cfg.fraction}, which gives {self.width} of {cfg.head_dim} "
+                "dimensions positions; expected an even number from 2 on",
+                hint=f"set fraction to an even number / {cfg.head_dim}",
+            )
+        self.inner = cfg.inner.build(head_dim=self.width)
+
+    def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
+        """Return queries and keys, rotated in their first dimensions."""
+        width = self.width
+        transposed_q, transposed_k = self.inner(q[..., :width], k[..., :width], positions)
+        q = jnp.concatenate([transposed_q, q[..., width:]], axis=-1)
+        return q, jnp.concatenate([transposed_k, k[..., width:]], axis=-1)
+
+
+def with_partial_rotary(old: Any) -> PartialRotary.Config:
+    """Return the config that takes the place of positions for the whole head."""
+    return PartialRotary.Config(inner=old)
+
+
+class LearnedPosition(Module):
+    """`embedding(token) + table[position]`; replaces the embedding.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
+    Slot protocol: the parent fills `vocab_size` and `dim`. Use it with `NoPosition`.
+    """
+
+    @config
+    class Config(Module.Config["LearnedPosition"]):
+        """The config of a `LearnedPosition`.
+
+        Args:
+            vocab_size: Number of tokens.
+            dim: Size of a vector.
+            max_length: Number of positions that have a vector; rows may not be longer.
+            embedding: The token table.
+            position_init: First value of the positions' table.
+        """
+
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        max_length: PositiveInt = 1024
+        embedding: Module.Config = Embedding.Config()
+        position_init: Initializer = Normal(std=0.02)
+
+        def for_serving(self, cache_size: KVCacheConfig) -> "LearnedPosition.Config":
+            """Return itself, where each place of the longest text has a vector.
+
+            Raises:
+                ConfigError: Texts may be longer than the table.
+            """
+            if cache_size.max_length > self.max_length:
+                raise ConfigError(
+                    f"texts may have {cache_size.max_length} tokens, but only {self.max_length} "
+                    "positions have a vector",
+                    where="max_length",
+                    hint=f"serve texts of at most {self.max_length} tokens",
+                )
+            return self
+
+    def setup(self, cfg: Config) -> None:
+        """Build the embedding and declare the positions' table."""
+        refuse_second(LearnedPosition, cfg.embedding)
+        self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
+        shape = (cfg.max_length, cfg.dim)
+        # A lookup multiplies nothing, so the count of FLOPs leaves the table out.
+        self.inactive_params = cfg.max_length * cfg.dim
+        self.positions = Param(shape, axes=(None, "embed"), init=cfg.position_init)
+
+    @property
+    def weight(self) -> Float[Array, "vocab dim"]:
+        """The token table, for a tied head."""
+        table: Float[Array, "vocab dim"] = self.embedding.weight
+        return table
+
+    def forward(
+        self, tokens: Int[Array, "batch time"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Return the sum of both vectors.
+
+        Raises:
+            ConfigError: The rows are longer than the table.
+        """
+        if info.num_cached is None and tokens.shape[1] > self.config.max_length:
+            raise ConfigError(
+                f"rows have {tokens.shape[1]} tokens, but only {self.config.max_length} positions "
+                "have a vector",
+                hint="set max_length to the rows' length, or make them shorter",
+            )
+        x: Any = self.embedding(tokens, info)
+        return x + jnp.take(shard(self.positions, None, "embed"), _places(info), axis=0)
+
+
+def _places(info: TokenInfo) -> Int[Array, "batch time"]:
+    """Return positions; padding behind the tokens of a cache, perhaps beyond the table, has 0."""
+    if info.num_cached is None or info.segment_ids is None:
+        return info.positions
+    return jnp.where(info.segment_ids > 0, info.positions, 0)
+
+
+def with_learned_position(old: Any) -> LearnedPosition.Config:
+    """Return the config that takes the place of an embedding without positions."""
+    return LearnedPosition.Config(embedding=old)
+
+
+class SinusoidalPosition(Module):
+    """`embedding(token) + waves(position)`; replaces the embedding.
+
+    Dimension `2 i` is `sin(position * theta ** (-2 i / dim))`, and `2 i + 1` its cosine.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5. Slot protocol: the parent fills
+    `vocab_size` and `dim`, which is even. Use it with `NoPosition`.
+    """
+
+    @config
+    class Config(Module.Config["SinusoidalPosition"]):
+        """The config of a `SinusoidalPosition`.
+
+        Args:
+            vocab_size: Number of tokens.
+            dim: Size of a vector; even.
+            theta: Base of the wavelengths.
+            embedding: The token table.
+        """
+
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        theta: PositiveFloat = 10_000.0
+        embedding: Module.Config = Embedding.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Build the embedding and compute the frequencies."""
+        refuse_second(SinusoidalPosition, cfg.embedding)
+        self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
+        self.frequencies = rope_frequencies(cfg.dim, cfg.theta).astype("float32")
+
+    @property
+    def weight(self) -> Float[Array, "vocab dim"]:
+        """The token table, for a tied head."""
+        table: Float[Array, "vocab dim"] = self.embedding.weight
+        return table
+
+    def forward(
+        self, tokens: Int[Array, "batch time"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Return the sum of both vectors; the waves are computed in float32."""
+        x: Any = self.embedding(tokens, info)
+        angles = info.positions.astype(jnp.float32)[..., None] * self.frequencies[None, None, :]
+        waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+        return x + waves.reshape(x.shape).astype(x.dtype)
+
+
+def with_sinusoidal_position(old: Any) -> SinusoidalPosition.Config:
+    """Return the config that takes the place of an embedding without positions."""
+    return SinusoidalPosition.Config(embedding=old)
