@@ -24,7 +24,7 @@ from axcore.trainer.compile import files_of_modules, versions_of
 
 
 def main(request: str, answer: Path) -> None:
-    """Compiles what a request asks for, and writes the answer."""
+    """Compile what a request asks for, and write the answer."""
     asked = parse_json(request)
     hardware = Hardware.parse(asked["target"])
     try:

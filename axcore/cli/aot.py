@@ -10,8 +10,8 @@ import click
 
 from axcore.aot import (
     Attempt,
-    KeptAnswers,
     Report,
+    ReportCache,
     compile_resolved,
     fastest,
     find_aot_target,
@@ -114,7 +114,7 @@ def aot(
     resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
 
     def compiled(cfg: Any) -> Report:
-        kept = KeptAnswers(cache_folder() / "reports") if searches else None
+        kept = ReportCache(cache_folder() / "reports") if searches else None
         return compile_resolved(
             attrs.evolve(resolved, config=cfg), Path(experiment).stem, kept=kept
         )

@@ -24,7 +24,7 @@ from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import kept_steps_folder, use_compile_cache
 from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
 from axcore.resilience.ledger import process_start
-from axcore.resilience.standby_workers import Turns
+from axcore.resilience.standby_workers import StandbyControl
 from axcore.resilience.supervisor import BY_SUPERVISOR, COORDINATION_VARIABLE
 
 _SAMPLE_TOKENS = 200
@@ -126,7 +126,7 @@ def train(
     num_processes = place.process_count if place else 1
     # Before anything below imports jax, which reads these variables once.
     wanted = use_target(target, num_processes=num_processes, keeps_memory=True)
-    turns = Turns(heartbeat)
+    turns = StandbyControl(heartbeat)
     turn = turns.wait(_import_all, on_leave=_end_waits)
     write_programs_whole()
     run = Path(directory or default_run_directory(experiment))
@@ -231,7 +231,7 @@ def _end_waits() -> None:
     end_waits()
 
 
-def _stand_down(turns: Turns) -> float:
+def _stand_down(turns: StandbyControl) -> float:
     """Leave an attempt that lost a process; returns when the next one began."""
     from axcore.distributed import leave_processes
 

@@ -199,6 +199,7 @@ class QuantizedBase:
         changes: dict[str, Any] = {
             found.path: self._frozen(found.node)
             for found in find_config(cfg, Linear)
+            # Factors of adapters are linear layers too, the only ones that are trained.
             if type(found.node) is Linear.Config and not _is_factor(found.path, corrected)
             if not any(matches(glob, parse_pattern(found.path)) for glob in globs)
         }

@@ -78,6 +78,7 @@ def _replaced_linears(
     changes = {
         found.path: new(found.node)
         for found in find_config(cfg, Linear)
+        # Not isinstance: what a class derived from Linear does would be lost.
         if type(found.node) is Linear.Config and isinstance(found.node.dot, PlainDot.Config)
         if not any(matches(glob, parse_pattern(found.path)) for glob in globs)
     }

@@ -71,6 +71,7 @@ class RematModifier:
                 hint=f"name one of {', '.join(REMAT_PRESETS)}, "
                 "or set the field `remat` of a module",
             )
+        # None, for `none`, is a value of the field too: it takes away what a config had.
         remat = REMAT_PRESETS[self.policy]
         return update_config(cfg, {f"{path}.remat": remat for path in self._paths(cfg)})
 

@@ -70,6 +70,7 @@ def replace_by_variant(
         known.update(names)
         return edit(made, {name: value for name, value in values.items() if name in names})
 
+    # In one walk: with one for each class, what replaces the first could be replaced by the second.
     changed = replace_config(cfg, is_replaced, replacement)
     for name in values:
         if name not in known:

@@ -22,7 +22,7 @@ SAMPLES_NAME = "samples.jsonl"
 
 
 class TextSamples(Guard):
-    """Continues prompts at each evaluation, the same random draws each time.
+    """Prompts that are continued at each evaluation, with the same seeds each time.
 
     It reads the state that was evaluated, and changes nothing of training. The first time compiles
     what draws text; its cache stays in memory.
@@ -30,7 +30,7 @@ class TextSamples(Guard):
 
     @config
     class Config(Guard.Config):
-        """Describes `TextSamples`.
+        """The config of `TextSamples`.
 
         Args:
             prompts: What is continued; the prompt of the run's config where empty.
@@ -50,7 +50,7 @@ class TextSamples(Guard):
         self._generator: Generator | None = None
 
     def on_start(self, trainer: Any, directory: Path) -> None:
-        """Checks that text can be drawn.
+        """Check that text can be drawn.
 
         Raises:
             ConfigError: The model or its data is not of text, or the run has several processes.
@@ -67,7 +67,7 @@ class TextSamples(Guard):
         self._trainer, self._path = trainer, directory / SAMPLES_NAME
 
     def on_evaluation(self, step: int, state: TrainState) -> None:
-        """Draws a sample of each prompt, and keeps it with its step."""
+        """Draw a sample of each prompt, and keep it with its step."""
         trainer = self._trainer
         weights = trainer.step.own_part(trainer.step.evaluated_model(state))
         if self._generator is None:
@@ -93,7 +93,7 @@ class TextSamples(Guard):
 
 @config
 class DrawSamples:
-    """Draws text at each evaluation: `--modify 'draw_samples(max_tokens=100)'`.
+    """Text samples at each evaluation: `--modify 'draw_samples(max_tokens=100)'`.
 
     Args:
         prompts: What is continued; the prompt of the run's config where empty.
@@ -104,13 +104,13 @@ class DrawSamples:
     max_tokens: PositiveInt = 200
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config that draws samples."""
+        """Return a trainer's config that draws samples."""
         samples = TextSamples.Config(prompts=self.prompts, max_tokens=self.max_tokens)
         return evolve(cfg, guards=(*cfg.guards, samples))
 
 
 def read_samples(directory: Path) -> list[dict[str, Any]]:
-    """Returns the samples of a run, by step; those that a run which went back left are dropped.
+    """Return the samples of a run, by step; those that a run which went back left are dropped.
 
     A line that is no sample is named in a warning and passed over.
     """

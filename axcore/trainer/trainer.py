@@ -295,8 +295,8 @@ class Trainer(Configurable):
             observers: Get every event, besides those that the config names. In a run of several
                 processes each serves its own, and process 0 those of the config.
             quiet: Whether no progress is shown; otherwise process 0 shows it on stderr.
-            from_step: The checkpoint to resume from, 0 for the start; later ones are set aside. By
-                default the newest.
+            from_step: The checkpoint to resume from, 0 for the start; later ones are
+                quarantined. By default the newest.
             launch: Which launch this start is of. Of all starts of one, only the first goes back to
                 `from_step`; the others resume from the newest checkpoint.
             returns_when_stopped: Whether a request to stop makes this return, with a result that

@@ -62,7 +62,7 @@ def test_a_setting_that_is_none_is_an_error_with_what_is_near():
 def test_what_is_no_model_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such directory"):
         open_model(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="the directory is no run"):
+    with pytest.raises(CheckpointError, match="not a run directory"):
         open_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
     with pytest.raises(AxcoreError, match="unheard-of"):

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_an_error_before_anything_is_compiled(runs):
         open_adapters({"a": runs["other"]}, cfg)
     with pytest.raises(ConfigError, match="trained no adapters but a whole model"):
         open_adapters({"a": runs["base"]}, cfg)
-    with pytest.raises(CheckpointError, match="the directory is no run"):
+    with pytest.raises(CheckpointError, match="not a run directory"):
         open_adapters({"a": runs["folder"]}, cfg)
     with pytest.raises(ConfigError, match="the model has adapters itself"):
         open_adapters({"a": runs["lora"]}, open_model(runs["lora"]).model.config)

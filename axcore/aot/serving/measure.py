@@ -1,4 +1,7 @@
-"""Compiling what an engine runs in this process, and reading it."""
+"""Compile what an engine runs in this process, and read its costs off the compiled programs.
+
+`ServingPrograms` lowers them for devices that need not exist.
+"""
 
 import math
 import time
@@ -47,22 +50,22 @@ from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import AotTarget, Hardware, wanted_compiler_options
 
-NUM_AHEAD = 2
+_NUM_AHEAD = 2
 """Calls that may be under way when a request comes: one runs, and the next one was started."""
 
 
 Key = tuple[Any, ...]
 """Of a program: its name, and the sizes that it is made for; see `program_table`."""
 
-READING = ("read", "score")
-DRAWING = ("draw_many", "advance")
+_READING = ("read", "score")
+_DRAWING = ("draw_many", "advance")
 """Names of programs that run the model: on texts, and on the last token of each row."""
 
 
 def measure_serving(
     cfg: Any, hardware: Hardware, target: AotTarget, load: ServingLoad, *, experiment: str
 ) -> ServingReport:
-    """Returns the report of a trainer's config that serves.
+    """Return the report of a trainer's config that serves.
 
     Args:
         cfg: The trainer's config.
@@ -113,7 +116,7 @@ def measure_serving(
 
 
 @attrs.frozen(kw_only=True)
-class ServingProgram:
+class _ServingProgram:
     """A program that was lowered.
 
     Args:
@@ -188,7 +191,7 @@ class ServingPrograms:
         return dict(wanted_compiler_options(self.hardware, serves=True)) or None
 
     def token_keys(self, rows: int) -> tuple[Key, ...]:
-        """Returns the programs that draw `tokens_per_call` tokens of rows, the likeliest ones."""
+        """Return the programs that draw `tokens_per_call` tokens of rows, the likeliest ones."""
         if self.tokens_per_call > 1:
             return (("draw_many", rows, self.tokens_per_call, self._kind),)
         return ("advance", rows), ("draw", rows, self._kind)
@@ -209,15 +212,15 @@ class ServingPrograms:
         return *read, ("draw", self._shapes.read_rows(1, self.pieces[-1]), self._kind)
 
     def weight_bytes(self) -> int:
-        """Returns the bytes of weights on a device."""
+        """Return the bytes of weights on a device."""
         return bytes_on_a_device(self._served.conversion.abstract)
 
     def drawing_bytes(self) -> int:
-        """Returns the bytes on a device of what slots draw by."""
+        """Return the bytes on a device of what slots draw by."""
         return bytes_on_a_device([self._held[name] for name in ("memory", "sampling", "allowed")])
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Returns the bytes on a device that caches keep of a row, and besides of a page."""
+        """Return the bytes on a device that caches keep of a row, and besides of a page."""
         if self.room.pages is None:
             return self._served.cache_bytes // self.room.num_rows, 0
         size = self.room.pages.page_size
@@ -230,17 +233,17 @@ class ServingPrograms:
         return (2 * one - two) // self.room.num_rows, two - one
 
     def all_cache_bytes(self) -> int:
-        """Returns the bytes of all caches of the engine on a device."""
+        """Return the bytes of all caches of the engine on a device."""
         return self._served.cache_bytes
 
-    def lowered(self, key: Key) -> ServingProgram:
-        """Returns the program of a key."""
+    def lowered(self, key: Key) -> _ServingProgram:
+        """Return the program of a key."""
         name, *sizes = key
         places = {"caches": self._placed_caches, "memory": self._whole}
         with recording_plan() as recording, use_policy(self._policy):
             lowered = self._table[name].lowered(tuple(sizes), self._held, (self._whole, places))
         passes = {"read": 1, "advance": 1, "draw_many": self.tokens_per_call}
-        return ServingProgram(
+        return _ServingProgram(
             lowered=lowered, plan=recording.plan(), num_passes=passes.get(name, 0), rows=sizes[0]
         )
 
@@ -286,7 +289,7 @@ class ServingPrograms:
 
 
 def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
-    """Returns what all programs of an engine take.
+    """Return what all programs of an engine take.
 
     One that runs the model and was not compiled counts as the largest of its kind that was; those
     that do not run it are small, and count as nothing.
@@ -297,7 +300,7 @@ def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
             (cost.program_bytes for key, cost in costs.items() if key[0] in names), default=0
         )
 
-    kinds = {name: largest(names) for names in (READING, DRAWING) for name in names}
+    kinds = {name: largest(names) for names in (_READING, _DRAWING) for name in names}
     return sum(costs[key].program_bytes if key in costs else kinds.get(key[0], 0) for key in keys)
 
 
@@ -311,7 +314,7 @@ class _Measured:
         self.compile_s = 0.0
 
     def token(self, rows: int) -> CallCost:
-        """Returns what a token of each row takes while no text is read."""
+        """Return what a token of each row takes while no text is read."""
         keys = self._programs.token_keys(rows)
         return shared_evenly(
             sum_of_calls([self._cost(key) for key in keys], rows=rows),
@@ -319,14 +322,14 @@ class _Measured:
         )
 
     def first_token(self, beside: int, decode: Mapping[int, CallCost]) -> FirstToken:
-        """Returns what the first token after a prompt takes beside rows that draw."""
+        """Return what the first token after a prompt takes beside rows that draw."""
         pieces = self._programs.pieces
         costs = [self._cost(key) for key in self._programs.reading_keys]
         waits_s: float | None = 0.0
         if beside:
             token = decode[min(size for size in decode if size >= beside)]
             costs += [token] * (len(pieces) - 1)
-            count = NUM_AHEAD * self._programs.tokens_per_call
+            count = _NUM_AHEAD * self._programs.tokens_per_call
             waits_s = None if token.seconds is None else count * token.seconds
         total = sum_of_calls(costs, rows=1, tokens=self._programs.load.prompt)
         return FirstToken(beside=beside, pieces=pieces, waits_s=waits_s, cost=total)
@@ -342,7 +345,7 @@ class _Measured:
             self.costs[key] = self._read(lowered, compiled)
         return self.costs[key]
 
-    def _read(self, one: ServingProgram, compiled: Any) -> CallCost:
+    def _read(self, one: _ServingProgram, compiled: Any) -> CallCost:
         programs, hardware = self._programs, self._programs.hardware
         stats, program = compiled.memory_analysis(), parse_program(compiled.as_text())
         analysis = analyse(program, hardware, one.plan.choices)

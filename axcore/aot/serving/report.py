@@ -1,4 +1,8 @@
-"""`CallCost`: what calls of a serving model's programs take."""
+"""`ServingReport`: what a model takes that serves, as values and as JSON.
+
+Bytes are those of one device. `ServingLoad` is what is asked of the model, `CallCost` what calls
+of its programs take.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -81,7 +85,7 @@ _LARGEST = ("temporaries_bytes", "program_bytes", "copied_bytes", "unknown_loops
 
 
 def sum_of_calls(costs: Sequence[CallCost], *, rows: int, tokens: int | None = None) -> CallCost:
-    """Returns what calls take, one after the other.
+    """Return what calls take, one after the other.
 
     Args:
         costs: Of each call.
@@ -103,7 +107,7 @@ def sum_of_calls(costs: Sequence[CallCost], *, rows: int, tokens: int | None = N
 
 
 def shared_evenly(cost: CallCost, count: int) -> CallCost:
-    """Returns an even part of what calls take: of those that draw so many tokens, of one token."""
+    """Return an even part of what calls take: of those that draw so many tokens, of one token."""
     times = {name: getattr(cost, name) for name in _TIMES}
     fields: dict[str, Any] = {
         **{name: None if time is None else time / count for name, time in times.items()},
@@ -212,7 +216,7 @@ class ServingReport:
         return max(0, self.num_pages + self.spare_bytes // self.page_bytes)
 
     def to_json(self) -> str:
-        """Returns the report as JSON, with all that follows from its fields."""
+        """Return the report as JSON, with all that follows from its fields."""
         fields = attrs.asdict(self)
         for name in _OF_REPORT:
             fields[name] = getattr(self, name)
@@ -228,7 +232,7 @@ _OF_COST = ("tokens_per_s", "over_floor", "bound_by")
 
 
 def serving_report_from_json(text: str) -> ServingReport:
-    """Returns the report that `to_json` wrote."""
+    """Return the report that `to_json` wrote."""
     fields: dict[str, Any] = parse_json(text)
     for name in _OF_REPORT:
         del fields[name]
@@ -262,7 +266,7 @@ class ServingLoad:
     prompt: int = 512
 
     def __attrs_post_init__(self) -> None:
-        """Checks that times can be reported.
+        """Check that times can be reported.
 
         Raises:
             ConfigError: The prompt does not fit, or the engine guesses tokens.

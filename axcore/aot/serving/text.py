@@ -12,7 +12,7 @@ DECODE = ("ROWS", "TIME", "TOKENS/S", *_PARTS)
 
 
 def serving_text(report: ServingReport) -> str:
-    """Returns the report as lines of text."""
+    """Return the report as lines of text."""
     parts = (_head(report), _memory(report), _times(report), _remarks(report), _kernels(report))
     return "\n".join(line.rstrip() for part in parts for line in part)
 
@@ -89,7 +89,7 @@ def _first_row(one: FirstToken) -> tuple[str, ...]:
 
 
 def _pieces(one: FirstToken) -> str:
-    """Returns how often a prompt is read in each length, as `2 x 256`."""
+    """Return how often a prompt is read in each length, as `2 x 256`."""
     counts = {size: one.pieces.count(size) for size in one.pieces}
     return " + ".join(f"{count} x {size}" for size, count in counts.items())
 

@@ -94,6 +94,7 @@ class ContiguousCache(Module):
         size = math.gcd(self.config.capacity, PAGE_SIZE)
         count = self.config.capacity // size
         table = rows[:, None] * count + jnp.arange(count, dtype=jnp.int32)[None, :]
+        # Row r is pages r * count and on of the same memory, so this copies nothing.
         keys, values, scales = jax.tree.map(
             lambda x: x.reshape(-1, size, *x.shape[2:]), (keys, values, info.scales)
         )
@@ -348,7 +349,9 @@ class GappedCache(Module):
         _check_counts(k, info)
         call = info.of_call()
         marks = self._is_there(info, call)[:, :, None, None].astype(k.dtype)
+        # A mark for all tokens of the call: 0 for a skipped one, over what was there before.
         marks, _, _ = self.marks(marks, marks, call)
+        # To the cache the layer's tokens are all that the call has; it would refuse a part of them.
         keys, values, read = self.cache(k, v, info._replace(call=info.tokens))
         return keys, values, read._replace(call=info.call, key_mask=marks[..., 0, 0] > 0)
 

@@ -265,6 +265,7 @@ def _with_grouped_linears(cfg: Module.Config) -> Module.Config:
     """Return the config of a feed-forward with every `Linear` in it replaced by a grouped one."""
 
     def is_linear(node: Any) -> bool:
+        # Not isinstance: a class derived from Linear may do what a grouped product does not.
         return type(node) is Linear.Config
 
     def grouped(linear: Any) -> GroupedLinear.Config:
@@ -343,13 +344,15 @@ class MoE(Module):
             dim=cfg.dim, num_experts=cfg.num_experts, expert=cfg.expert
         )
         share = 1.0 - cfg.top_k / cfg.num_experts
+        # The count of FLOPs per token leaves out the experts that a token does not go to.
         self.inactive_params = share * count_params(self.experts.param_specs())
         self.shared = None if cfg.shared is None else cfg.shared.build(dim=cfg.dim)
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
         """Return the mixture for each token."""
         routing = self.router(x)
-        with self.with_shared(TOKEN_MASK, None):  # experts get rows in another order
+        # Experts get rows in another order, to which the mask of tokens does not apply.
+        with self.with_shared(TOKEN_MASK, None):
             y = self.experts(x, routing)
         return y if self.shared is None else y + self.shared(x)
 

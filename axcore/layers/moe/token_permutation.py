@@ -52,6 +52,7 @@ def inverse(place_R: Int[Array, " rows"], num_places: int) -> Int[Array, " place
     """Return the row at each place, R where there is none; places past the end do not exist."""
     num_rows = len(place_R)
     rows = jnp.arange(num_rows, dtype=jnp.int32)
+    # The one scatter there is: of a number for each row, not of the row, and without a gradient.
     return jnp.full((num_places,), num_rows, jnp.int32).at[place_R].set(rows, mode="drop")
 
 
@@ -99,6 +100,7 @@ def spread(
 
 
 def _spread_forward(x_ND: Array, row_S: Array, place_R: Array, is_total: bool) -> Any:
+    # Backward needs the number of tokens, a shape: residuals must be arrays, so one without memory.
     return spread(x_ND, row_S, place_R, is_total), (place_R, jnp.empty((len(x_ND), 0), x_ND.dtype))
 
 
@@ -196,6 +198,7 @@ def expert_all_to_all(
     x_SD = _swapped(spread(x_ND, row_S, place_R, False), axes)
     arrived_PL = _swapped(sent_PL, axes)
     arrived = TokenPermutation.of(_experts(arrived_PL, block), sent_PL.shape[1])
+    # Most places of the blocks may be empty, which counts in the choice and the cost of kernels.
     with occupancy_scope(min(1.0, num_rows / num_places)):
         y_SD = run(permute(x_SD, arrived.order, arrived.place), arrived.sizes)
     y_SD = _swapped(permute(y_SD, arrived.place, arrived.order), axes)

@@ -145,7 +145,7 @@ def with_normed_linear(old: Any) -> Any:
     return evolve(
         old,
         linear=NormedLinear.Config(linear=old.linear),
-        value_linear=old.value_linear or old.linear,
+        value_linear=old.value_linear or old.linear,  # values are not normalised
     )
 
 

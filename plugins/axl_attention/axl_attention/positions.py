@@ -103,6 +103,7 @@ class LearnedPosition(Module):
         refuse_second(LearnedPosition, cfg.embedding)
         self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         shape = (cfg.max_length, cfg.dim)
+        # A lookup multiplies nothing, so the count of FLOPs leaves the table out.
         self.inactive_params = cfg.max_length * cfg.dim
         self.positions = Param(shape, axes=(None, "embed"), init=cfg.position_init)
 
@@ -168,7 +169,7 @@ class SinusoidalPosition(Module):
         embedding: Module.Config = Embedding.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Build the embedding and computes the frequencies."""
+        """Build the embedding and compute the frequencies."""
         refuse_second(SinusoidalPosition, cfg.embedding)
         self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         self.frequencies = rope_frequencies(cfg.dim, cfg.theta).astype("float32")
