@@ -221,7 +221,7 @@ def _report_serving(
     from axcore.config import evolve
 
     if wanted["rows"] is not None:
-        engine = evolve(engine, decode_sizes=wanted["rows"], max_rows=max(wanted["rows"]))
+        engine = evolve(engine, batch_size_buckets=wanted["rows"], max_num_seqs=max(wanted["rows"]))
     context = wanted["context"] or engine.max_length or _training_length(cfg)
     given = {} if wanted["prompt"] is None else {"prompt": wanted["prompt"]}
     load = ServingLoad(engine=evolve(engine, max_length=context), **given)

@@ -87,7 +87,7 @@ def serve(
 ) -> None:
     """Serve MODEL, a run directory or the folder of a published model.
 
-    --set changes how, as engine.max_rows=32 or limits.max_requests=100, --modify the model, as
+    --set changes how, as engine.max_num_seqs=32 or limits.max_requests=100, --modify the model, as
     'kv_cache(dtype=int8)'; see docs/serving.md.
     """
     _check_installed()

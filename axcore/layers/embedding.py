@@ -10,7 +10,7 @@ from axcore.parallel import shard
 
 
 class Embedding(Module):
-    """Looks tokens up in a table `[vocab_size, dim]`.
+    """Look tokens up in a table `[vocab_size, dim]`.
 
     Slot protocol: the parent fills `vocab_size` and `dim`, calls it with the tokens and their info,
     and reads `weight`, the table, which a tied head projects by.

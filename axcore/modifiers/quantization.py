@@ -65,7 +65,7 @@ def _excluded(glob: str, paths: list[str]) -> list[str]:
 def _replaced_linears(
     cfg: Any, new: Callable[[Any], Any], *, exclude: tuple[str, ...]
 ) -> tuple[Any, int]:
-    """Return `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
+    """Return `cfg` with `new(linear)` instead of each plain `Linear`, and how many there are.
 
     Those stay that a layer needs as they are, which its config names in `plain_parts`.
 
@@ -93,7 +93,7 @@ def _needed_as_they_are(cfg: Any) -> Iterator[str]:
 
 @config
 class Int8Training:
-    """Computes the products of linear layers in int8.
+    """Compute the products of linear layers in int8.
 
     Args:
         dot: The product that takes the place of plain ones.
@@ -114,7 +114,7 @@ class Int8Training:
 
 @config
 class Fp8Training:
-    """Computes the products of linear layers in float8.
+    """Compute the products of linear layers in float8.
 
     Args:
         dot: The product that takes the place of plain ones; `Fp8Delayed.Config()` scales by what
@@ -136,7 +136,7 @@ class Fp8Training:
 
 @config
 class QuantizedWeights:
-    """Puts a `QuantizedLinear` in the place of every plain `Linear`, but for those excluded.
+    """Put a `QuantizedLinear` in the place of every plain `Linear`, but for those excluded.
 
     Those of experts are among them.
 
@@ -202,7 +202,7 @@ def _in_panels(linear: Any) -> PackedLinear.Config:
 
 @config
 class LowPrecisionOptimizer:
-    """Puts a `LowPrecisionState` around every optimizer, those of groups included.
+    """Put a `LowPrecisionState` around every optimizer, those of groups included.
 
     Args:
         format: How state is stored: `bfloat16`, or `int8_rows`, which is a quarter of float32.

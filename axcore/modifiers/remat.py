@@ -46,7 +46,7 @@ memory what their namesakes keep in the device's.
 
 @config
 class RematModifier:
-    """Trades memory of activations for computing them again, or for the host's memory.
+    """Trade memory of activations for computing them again, or for the host's memory.
 
     Args:
         policy: A preset of `REMAT_PRESETS`, from `full`, which keeps nothing within

@@ -219,7 +219,7 @@ def describe_sharding(specs: Any, shardings: Any) -> list[ShardedArray]:
 
 
 def bytes_per_device(tree: Any, shardings: Any) -> int:
-    """Return what one device holds of a tree of arrays, which may be abstract."""
+    """Return the bytes of a tree of arrays, which may be abstract, that one device holds."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
     return sum(_held(leaf.shape, leaf.dtype, sharding) for leaf, sharding in pairs)
 

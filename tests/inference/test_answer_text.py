@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer
 from axcore.errors import ConfigError
-from axcore.inference.answer_text import AnswerText
-from axcore.inference.stop_strings import StopStrings
-from axcore.inference.text_stream import MAX_PENDING, TextStream
+from axcore.inference.detokenizer import (
+    MAX_PENDING,
+    IncrementalDetokenizer,
+    StopStrings,
+    TextStream,
+)
 
 BYTES = ByteTokenizer.Config().build()
 TEXT = "It's  the text: naïve café, 日本語 🙂🙂 e\u0301.\n\n  And 1234 words \u200d more, DONÉE."
@@ -131,7 +134,7 @@ def test_stop_strings_end_a_text_as_a_plain_search_does(text, stops, data):
 
 def test_a_stop_string_across_tokens_ends_the_answer_at_its_last_token():
     tokens = list(b"The end.\n\nUser: more")
-    answer = AnswerText(BYTES, stops=["\n\nUser:"])
+    answer = IncrementalDetokenizer(BYTES, stops=["\n\nUser:"])
     first, second = answer.push(tokens[:12]), answer.push(tokens[12:])
     assert (first.text, first.num_tokens, first.is_stopped) == ("The end.", 12, False)
     assert (second.text, second.num_tokens, second.is_stopped) == ("", 3, True)
@@ -139,7 +142,7 @@ def test_a_stop_string_across_tokens_ends_the_answer_at_its_last_token():
 
 
 def test_what_looked_like_a_stop_string_comes_in_the_end():
-    answer = AnswerText(BYTES, stops=["END"])
+    answer = IncrementalDetokenizer(BYTES, stops=["END"])
     assert answer.push(list(b"The EN")).text == "The "
     assert answer.flush() == ("EN", 0, False)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from schedule_simulation import Simulation
 
+from axcore.inference.schedule import SchedulerConfig, SequenceState
 from axcore.inference.scheduler import Scheduler
-from axcore.inference.step_plan import Job, Limits
 
 
 def simulate(seeds):
@@ -18,35 +18,37 @@ def simulate(seeds):
             raise
 
 
-def scheduler_of_pages(num_pages, *, page_size=1, shares_prefixes=False):
+def scheduler_of_pages(num_pages, *, page_size=1, enable_prefix_caching=False):
     """Returns a scheduler of three slots."""
-    limits = Limits(
+    limits = SchedulerConfig(
         num_slots=3,
         max_length=num_pages * page_size,
         page_size=page_size,
         num_pages=num_pages,
-        tokens_per_call=1,
+        num_decode_steps=1,
         chunk_lengths=(16,),
-        read_sizes=((1, 3),),
+        prefill_buckets=((1, 3),),
         alone_length=16,
         tokens_of_call=100,
-        shares_prefixes=shares_prefixes,
+        enable_prefix_caching=enable_prefix_caching,
     )
     return Scheduler(limits)
 
 
 def added(scheduler, number, priority, size, limit):
     text = np.arange(size, dtype=np.int32)
-    job = Job(number=number, priority=priority, text=text, num_prompt=size, limit=limit)
-    scheduler.add(job)
-    return job
+    sequence = SequenceState(
+        number=number, priority=priority, text=text, num_prompt=size, limit=limit
+    )
+    scheduler.add(sequence)
+    return sequence
 
 
 def step(scheduler):
-    plan = scheduler.plan()
-    for call in (plan.read, plan.draw):
+    plan = scheduler.schedule()
+    for call in (plan.prefill, plan.decode):
         if call is not None:
-            scheduler.record(call, np.zeros((len(call.slots), 1), np.int32))
+            scheduler.update_from_output(call, np.zeros((len(call.slots), 1), np.int32))
     return plan
 
 
@@ -64,7 +66,7 @@ def test_a_waiting_text_takes_pages_only_where_they_are_enough(size, is_taken):
 
 def test_a_page_that_two_share_is_left_to_the_first_where_none_is_free():
     """The last row loses its pages, and what the first is to write on need not be copied."""
-    scheduler = scheduler_of_pages(3, page_size=2, shares_prefixes=True)
+    scheduler = scheduler_of_pages(3, page_size=2, enable_prefix_caching=True)
     last = added(scheduler, 0, 1, 4, 6)
     step(scheduler)
     shared = list(last.pages)

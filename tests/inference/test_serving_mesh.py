@@ -2,14 +2,14 @@
 
 from axcore.config import evolve
 from axcore.inference import EngineConfig, serving_mesh
-from axcore.inference.serving_mesh import weight_bytes
+from axcore.inference.kv_cache import weight_bytes
 from axcore.models import transformer
 from axcore.module import DTypes
 from axcore.plugins import Hardware
 
 CFG = transformer(vocab_size=264, dim=64, num_layers=2, num_heads=4, hidden_dim=96)
 MODEL = evolve(CFG, dtypes=DTypes(param="float32", compute="bfloat16")).build()
-SIZES = EngineConfig(max_rows=1, max_length=32, compute="bfloat16")
+SIZES = EngineConfig(max_num_seqs=1, max_length=32, compute="bfloat16")
 
 
 def split(memory_bytes, num_devices=8, cfg=SIZES, **figures):

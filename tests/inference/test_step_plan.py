@@ -5,21 +5,23 @@ import pytest
 
 from axcore.config import evolve
 from axcore.inference import EngineConfig
-from axcore.inference.call_shapes import call_shapes
-from axcore.inference.step_plan import Limits
+from axcore.inference.config import batch_buckets
+from axcore.inference.schedule import SchedulerConfig
 from axcore.plugins import Hardware
 
 HOST, CHIP = "cpu-1", "tpu-v5p-8"
 
 
 def limits_on(hardware, **changes):
-    shapes = call_shapes(evolve(EngineConfig(max_length=4096), **changes), Hardware.parse(hardware))
-    return Limits(
+    shapes = batch_buckets(
+        evolve(EngineConfig(max_length=4096), **changes), Hardware.parse(hardware)
+    )
+    return SchedulerConfig(
         num_slots=16,
         max_length=4096,
         page_size=16,
         num_pages=4096,
-        tokens_per_call=8,
+        num_decode_steps=8,
         **shapes.limits,
     )
 
@@ -50,15 +52,15 @@ def test_a_text_is_padded_or_cut_by_what_a_call_costs(hardware, missing, wanted)
 
 @pytest.mark.parametrize("hardware", [HOST, CHIP])
 def test_no_other_pieces_take_less_time(hardware):
-    limits = limits_on(hardware, step_tokens=128)
-    least = {0: 0}
+    limits = limits_on(hardware, max_num_batched_tokens=128)
+    min_kind = {0: 0}
     for missing in range(1, 200):
-        least[missing] = min(
-            length + limits.tokens_of_call + least[max(0, missing - length)]
+        min_kind[missing] = min(
+            length + limits.tokens_of_call + min_kind[max(0, missing - length)]
             for length in limits.chunk_lengths
         )
         found = pieces(limits, missing)
-        assert sum(found) + limits.tokens_of_call * len(found) == least[missing], missing
+        assert sum(found) + limits.tokens_of_call * len(found) == min_kind[missing], missing
 
 
 def test_texts_are_read_together_where_that_reads_more_in_a_time():

@@ -14,7 +14,7 @@ from axcore.data import ByteTokenizer
 from axcore.errors import EngineError
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.inference.cached_model import CachedModel, _split
-from axcore.inference.weight_conversion import WeightConversion
+from axcore.inference.weights import WeightConversion
 from axcore.layers import KVCacheConfig
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, AdapterSlots, changes_compute_dtype, for_serving
@@ -23,13 +23,15 @@ from axcore.ops import KernelPolicy, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware
 
-ROOM = KVCacheConfig(num_rows=2, capacity=16, max_length=13)
+CACHE_CONFIG = KVCacheConfig(num_rows=2, capacity=16, max_length=13)
 HALF = DTypes(param="float32", compute="bfloat16")
 TOKENS = jnp.asarray([[5, 6, 7], [9, 8, 7]], jnp.int32)
 MATRICES = KernelPolicy(hardware=Hardware.parse("cpu-1"), pins={"decode_matmul": "portable"})
 """Of portable code, which has no use for panels."""
 TEXTS = transformer(vocab_size=264, dim=64, num_layers=6, num_heads=2, hidden_dim=256)
-SIZES = EngineConfig(max_rows=1, max_length=32, step_tokens=17, draw_kinds=("greedy",))
+SIZES = EngineConfig(
+    max_num_seqs=1, max_length=32, max_num_batched_tokens=17, sampler_kinds=("greedy",)
+)
 REQUEST = Request(prompt=(65, 66), max_tokens=6, sampling=Sampling(temperature=0), ignores_end=True)
 
 
@@ -43,8 +45,8 @@ def test_weights_are_cast_once_to_what_layers_compute_in(family):
     model = half(family)
     state = model.init(0)
     with use_policy(MATRICES):
-        cached = CachedModel(model, state, ROOM, compute="bfloat16")
-    specs = for_serving(model.config, ROOM).build().param_specs()
+        cached = CachedModel(model, state, CACHE_CONFIG, compute="bfloat16")
+    specs = for_serving(model.config, CACHE_CONFIG).build().param_specs()
     whole = restacked(state, model.param_specs(), _split(specs, lambda one: not one.is_buffer)[0])
     kept = jax.tree.leaves(cached.weights)
     assert sum(one.nbytes for one in kept) < 0.55 * sum(
@@ -62,7 +64,7 @@ def test_weights_are_cast_once_to_what_layers_compute_in(family):
 
 
 def test_what_a_layer_reads_wide_stays_wide():
-    cached = CachedModel(half("mixtral"), half("mixtral").init(0), ROOM, compute="bfloat16")
+    cached = CachedModel(half("mixtral"), half("mixtral").init(0), CACHE_CONFIG, compute="bfloat16")
     found = jax.tree_util.tree_flatten_with_path(cached.weights)[0]
     wide = {jax.tree_util.keystr(path) for path, leaf in found if leaf.dtype == jnp.float32}
     named = {jax.tree_util.keystr(path) for path, _ in found}
@@ -81,7 +83,7 @@ def test_it_is_known_which_models_a_cpu_widens():
 def test_a_cpu_computes_in_float32_what_was_trained_in_16_bits():
     model = half("mistral")
     state = model.init(0)
-    cached = CachedModel(model, state, ROOM)
+    cached = CachedModel(model, state, CACHE_CONFIG)
     assert {leaf.dtype for leaf in jax.tree.leaves(cached.weights)} == {jnp.dtype("float32")}
     assert {leaf.dtype for leaf in jax.tree.leaves(cached.empty_caches())} == {jnp.dtype("float32")}
     zero, size = jnp.zeros(2, jnp.int32), jnp.full(2, 3, jnp.int32)
@@ -96,7 +98,7 @@ def test_room_for_adapters_leaves_weights_where_they_are(weights):
     model = TEXTS.build()
     plain, roomy = (
         CachedModel(
-            model, None, ROOM, quantization=weights and NAMED_WEIGHTS[weights], adapters=one
+            model, None, CACHE_CONFIG, quantization=weights and NAMED_WEIGHTS[weights], adapters=one
         )
         for one in (None, AdapterSlots(num_adapters=2, rank=4))
     )
@@ -121,7 +123,7 @@ def test_programs_are_lowered_for_what_is_made(weights, mesh):
         "quantization": weights and NAMED_WEIGHTS[weights],
         "adapters": AdapterSlots(num_adapters=2, rank=4),
     }
-    cached = CachedModel(model, None, ROOM, **options)
+    cached = CachedModel(model, None, CACHE_CONFIG, **options)
     made = cached.weights_of(jax.device_get(model.init(0)))
     jax.tree.map(
         lambda one, other: (
@@ -155,7 +157,7 @@ def test_new_weights_take_the_place_of_old_ones_array_by_array(weights, monkeypa
 
         monkeypatch.setattr(WeightConversion, "arrays", watched)
         engine.replace_weights(state)
-        assert max(most) - before <= parts.room_bytes + 1024 < kept / 3
+        assert max(most) - before <= parts.replacement_bytes + 1024 < kept / 3
         gc.collect()
         assert live_bytes() == before
         found = engine.submit(REQUEST).result(60).tokens

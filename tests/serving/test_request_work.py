@@ -14,9 +14,9 @@ from axcore.errors import DataError, RequestError
 from axcore.inference.grammar import lark, plain_words
 from axcore.serving import Limits
 from axcore.serving.api_error import ApiError
-from axcore.serving.body import Bodies
-from axcore.serving.parsing import parse_body
-from axcore.serving.work import CLIENT, LONG_BODY, RequestWork, Turns
+from axcore.serving.request_body import Bodies
+from axcore.serving.request_parser import parse_body
+from axcore.serving.worker_pool import CLIENT, LONG_BODY, FairThreadPool, RequestWork
 
 ASKED = [{"role": "user", "content": "hi"}]
 
@@ -98,13 +98,13 @@ def test_work_for_a_client_that_leaves_is_killed_or_never_begun(work):
     async def leave():
         grammars = [lark(lark_words(40_000, seed)) for seed in range(8)]
         asking = [asyncio.create_task(work.check_grammar(grammar)) for grammar in grammars]
-        while not work.grammars.turns.num_running:
+        while not work.grammars.pool.num_running:
             await asyncio.sleep(0.01)
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-        assert work.grammars.turns.num_waiting == 0
-        while work.grammars.turns.num_running:
+        assert work.grammars.pool.num_waiting == 0
+        while work.grammars.pool.num_running:
             await asyncio.sleep(0.01)
         await work.check_grammar(lark('start: "b"'))
 
@@ -113,21 +113,19 @@ def test_work_for_a_client_that_leaves_is_killed_or_never_begun(work):
 
 def test_a_client_leaves_a_thread_to_others():
     async def order():
-        turns, go, ran = Turns(2), threading.Event(), []
+        pool, go, ran = FairThreadPool(2), threading.Event(), []
 
         async def ask(client, number):
             CLIENT.set(client)
-            await turns.run(
-                lambda: (client == "slow" and go.wait(30), ran.append((client, number)))
-            )
+            await pool.run(lambda: (client == "slow" and go.wait(30), ran.append((client, number))))
 
         slow = [asyncio.create_task(ask("slow", number)) for number in range(9)]
         await asyncio.sleep(0)
         await asyncio.wait_for(asyncio.create_task(ask("other", 0)), 30)
-        assert (turns.num_running, turns.num_waiting, ran) == (1, 8, [("other", 0)])
+        assert (pool.num_running, pool.num_waiting, ran) == (1, 8, [("other", 0)])
         go.set()
         await asyncio.gather(*slow)
-        turns.close()
+        pool.close()
         return ran
 
     assert asyncio.run(order()) == [("other", 0), *(("slow", number) for number in range(9))]

@@ -3,10 +3,10 @@
 import pytest
 
 from axcore.serving.api_error import ApiError
-from axcore.serving.chat_request import read_chat
-from axcore.serving.completion_request import read_completion
-from axcore.serving.fields import say_ignored
-from axcore.serving.limits import Limits
+from axcore.serving.chat_api import read_chat
+from axcore.serving.completions_api import read_completion
+from axcore.serving.config import Limits
+from axcore.serving.request_parser import say_ignored
 
 LIMITS = Limits()
 

@@ -1,13 +1,12 @@
 """Seeds of answers: the request's, or what follows from the server's."""
 
-from axcore.serving.fields import Fields
-from axcore.serving.limits import Limits
-from axcore.serving.seeds import Seeds
-from axcore.serving.settings import read_settings
+from axcore.serving.config import Limits
+from axcore.serving.request_parser import RequestParser
+from axcore.serving.request_settings import Seeds, read_settings
 
 
 def settings(**body):
-    return read_settings(Fields(body), Limits())
+    return read_settings(RequestParser(body), Limits())
 
 
 def test_requests_without_a_seed_draw_differently_and_alike_after_each_start():

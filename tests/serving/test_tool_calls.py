@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axcore.serving.tool_calls import MarkedCalls, PlainText, ToolCall, WholeCall, tool_call_reader
+from axcore.serving.tools import MarkedCalls, PlainText, ToolCall, WholeCall, tool_call_reader
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 LLAMA = '{"name": "add", "parameters": {"a": 1}}'

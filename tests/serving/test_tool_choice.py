@@ -14,9 +14,14 @@ from model_server import SameSeed, byte_tokenizer, chat_tokenizer, serving_model
 from axcore.data import tokenizer_in
 from axcore.inference.grammar import GrammarCompiler, mask_words
 from axcore.serving import ServedModel
-from axcore.serving.forced_calls import call_reader, call_stops, forced_calls, special_marks
-from axcore.serving.tool_calls import ToolCall
-from axcore.serving.tool_choice import ToolChoice
+from axcore.serving.tools import (
+    ToolCall,
+    ToolChoice,
+    call_reader,
+    call_stops,
+    forced_calls,
+    special_marks,
+)
 
 FAMILIES = {
     "marked": TEMPLATE + "{# <tool_call> #}",

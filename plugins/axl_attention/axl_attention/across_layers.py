@@ -76,7 +76,7 @@ class ReceivedProjection(Module):
         channel: str = REQUIRED
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> _Projected:
-        """Return what was sent last.
+        """Return the projection that was sent last.
 
         Raises:
             ModuleError: Nothing was, or something of another size.
@@ -195,7 +195,7 @@ class SentCache(Module):
         cache: Module.Config = NoCache.Config()
         is_serving: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "SentCache.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "SentCache.Config":
             """Return the config that sends; its cache is that of a serving model already."""
             return evolve(self, is_serving=True)
 
@@ -206,7 +206,7 @@ class SentCache(Module):
         )
 
     def forward(self, k: Any, v: Any, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Return what the cache returns, and send it where the model serves."""
+        """Return the keys and values of the cache, and send them where the model serves."""
         k, v, info = self.cache(k, v, info)
         if self.config.is_serving:
             self.set_shared(self.config.channel, (k, v, info))
@@ -229,12 +229,12 @@ class ReceivedCache(Module):
         channel: str = REQUIRED
         is_serving: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "ReceivedCache.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "ReceivedCache.Config":
             """Return the config that receives."""
             return evolve(self, is_serving=True)
 
     def forward(self, k: Any, v: Any, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Return what was sent last; where the model trains, what it is given, which is the same.
+        """Return the cache that was sent last; in training its arguments, which are the same.
 
         Raises:
             ModuleError: Nothing was sent, or it was sent by a layer with other tokens.

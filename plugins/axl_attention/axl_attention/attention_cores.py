@@ -134,7 +134,7 @@ def with_chunked(old: Any) -> ChunkedAttention.Config:
 
 
 class AttentionSinks(Module):
-    """Lets each head attend to nothing, by as much as it learns.
+    """Let each head attend to nothing, by as much as it learns.
 
     A weight of minus infinity is no sink. Learned in float32, zero at first.
 
@@ -189,7 +189,7 @@ def with_soft_cap(old: Any) -> Any:
 
 
 class ALiBi(Module):
-    """Adds `-slope * distance` to the logits of each head, in place of other positions.
+    """Add `-slope * distance` to the logits of each head, in place of other positions.
 
     Softmax does not see what is added to a whole row of logits, so under causality the bias
     `slope * key position` does the same. It has one value per key, not per pair, and costs no

@@ -82,7 +82,7 @@ class GatedDeltaNet(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Return what each token makes of itself and those before it."""
+        """Return the output of each token, from it and those before it."""
         cfg = self.config
         before = self.state_cache.before(info, jnp.float32)
         mixed, after = delta_rule(self._inputs(x, info), before, chunk=cfg.chunk)

@@ -109,7 +109,7 @@ class LatentAttention(Module):
         kv_cache: Module.Config = NoCache.Config()
         keeps_latents: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "LatentAttention.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "LatentAttention.Config":
             """Return the form that keeps latents."""
             moved = _can_move(self.linear) and _can_move(self.value_linear or self.linear)
             return evolve(self, keeps_latents=moved)
@@ -256,7 +256,7 @@ class _LatentForm(NamedTuple):
         return self.dim + self.has_unit
 
     def of(self, latent: Float[Array, "*batch latent"]) -> Float[Array, "*batch kept"]:
-        """Return what is kept of latents."""
+        """Return latents as the cache keeps them."""
         unit = jnp.ones((*latent.shape[:-1], int(self.has_unit)), latent.dtype)
         return jnp.concatenate([latent, unit], axis=-1)
 

@@ -104,7 +104,7 @@ class Mamba2(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Return what each token makes of itself and those before it."""
+        """Return the output of each token, from it and those before it."""
         gate = jax.nn.silu(shard(self.z(x), "batch", "time", "heads"))
         mixed = self._mixed(self._inputs(x, info), info).reshape(gate.shape).astype(x.dtype)
         return self.out(self.norm(mixed * gate))

@@ -93,7 +93,7 @@ def _chunk(
 
 
 def _weights(one: Inputs, total_BCGR: Array) -> Float[Array, "B C S G R"]:
-    """Return what each token of a chunk takes of each before it, and of itself."""
+    """Return the weight of each token of a chunk in the output of those from it on."""
     size = one.segments.shape[1]
     is_same = one.segments[:, :, None] == one.segments[:, None, :]
     is_seen = (is_same & jnp.tril(jnp.ones((size, size), bool))[None])[..., None, None]
@@ -173,7 +173,7 @@ def _delta_chunk(
 
 
 def _decay(total_BCHR: Array, segments_BC: Array) -> Float[Array, "B C S H R"]:
-    """Return what each token finds left of what each before it, and itself, has added."""
+    """Return the share of each token's addition that is left at those from it on."""
     size = segments_BC.shape[1]
     is_same = segments_BC[:, :, None] == segments_BC[:, None, :]
     is_seen = (is_same & jnp.tril(jnp.ones((size, size), bool))[None])[..., None, None]
@@ -246,7 +246,7 @@ class CausalConv(Module):
 def _earlier(
     known: Float[Array, "batch known dim"], info: TokenInfo, distance: int
 ) -> Float[Array, "batch time dim"]:
-    """Return what is so many tokens before each, in float32, or 0 outside of its document.
+    """Return the vector so many tokens before each, in float32, or 0 outside of its document.
 
     Args:
         known: The tokens, behind those that came before them.

@@ -12,18 +12,18 @@ from scipy.stats import chisquare
 
 from axcore.errors import ConfigError
 from axcore.inference import Sampling
-from axcore.inference.drawing import (
+from axcore.inference.request import kind_for
+from axcore.inference.sampler import (
     TokenHistory,
-    draw,
     empty_history,
-    kind_for,
     log_probabilities,
     packed_mask,
+    processed_logits,
     row_keys,
+    sample,
     sampling_rows,
     scaled_logits,
 )
-from axcore.inference.drawing.draw import changed_logits
 
 VOCAB = 37
 
@@ -84,7 +84,7 @@ def history_of(texts, vocab=VOCAB):
 
 @jax.jit
 def distribution(logits, rows, history, allowed):
-    changed = changed_logits(logits, rows, allowed=allowed, history=history)
+    changed = processed_logits(logits, rows, allowed=allowed, history=history)
     return jax.nn.softmax(scaled_logits(changed, rows), axis=1)
 
 
@@ -109,7 +109,7 @@ def drawn_counts(logits, sampling, count=20_000, **inputs):
     keys = row_keys(rows.seed, jnp.arange(count))
     many = jnp.broadcast_to(jnp.asarray(logits), (count, len(logits)))
     kind = kind_for([sampling])
-    tokens = jax.jit(draw, static_argnames="kind")(many, rows, keys, kind=kind, **inputs)
+    tokens = jax.jit(sample, static_argnames="kind")(many, rows, keys, kind=kind, **inputs)
     return np.bincount(np.asarray(tokens), minlength=len(logits))
 
 
@@ -161,7 +161,7 @@ def draws_of(order, logits, steps=15):
     return dict(zip(order, np.stack(tokens, 1).tolist(), strict=True))
 
 
-DRAW = jax.jit(draw)
+DRAW = jax.jit(sample)
 
 
 @pytest.mark.slow
@@ -195,11 +195,13 @@ def test_kinds_of_programs_draw_alike_where_both_can():
     logits = np.random.default_rng(1).normal(0, 2, (64, VOCAB)).astype(np.float32)
     hot = sampling_rows([Sampling(temperature=1.2)] * 64, list(range(64)))
     keys = row_keys(hot.seed, jnp.zeros(64, jnp.int32))
-    np.testing.assert_array_equal(draw(logits, hot, keys), draw(logits, hot, keys, kind="plain"))
+    np.testing.assert_array_equal(
+        sample(logits, hot, keys), sample(logits, hot, keys, kind="plain")
+    )
     cold = sampling_rows([Sampling(temperature=0)] * 64)
-    likeliest = logits.argmax(axis=1)
+    top_tokens = logits.argmax(axis=1)
     for kind in ("greedy", "plain", "full"):
-        np.testing.assert_array_equal(draw(logits, cold, keys, kind=kind), likeliest)
+        np.testing.assert_array_equal(sample(logits, cold, keys, kind=kind), top_tokens)
 
 
 def test_the_cheapest_kind_that_serves_all_rows_is_chosen():
@@ -220,24 +222,24 @@ def test_histories_follow_each_slot():
     lengths = jnp.asarray([[2, 3], [1, 1]])
     tokens = jnp.asarray([[1, 2, 1], [5, 0, 0]])
     history = history.started(jnp.asarray([2, 9]), tokens, lengths=lengths)
-    history = history.drawn(jnp.asarray([2, 0, 9]), jnp.asarray([1, 4, 4]))
+    history = history.sampled(jnp.asarray([2, 0, 9]), jnp.asarray([1, 4, 4]))
     assert history.is_prompted.astype(int).tolist() == [[0] * 6, [0] * 6, [0, 1, 1, 0, 0, 0]]
     expected = [[0, 0, 0, 0, 1, 0], [0] * 6, [0, 2, 0, 0, 0, 0]]
-    assert history.num_drawn.tolist() == expected
+    assert history.num_sampled.tolist() == expected
     again = history.started(jnp.asarray([2]), tokens[1:], lengths=lengths[1:])
     assert again.is_prompted[2].astype(int).tolist() == [0, 0, 0, 0, 0, 1]
-    assert again.num_drawn[2].tolist() == [0] * 6
+    assert again.num_sampled[2].tolist() == [0] * 6
     assert isinstance(again.take(jnp.asarray([2])), TokenHistory)
 
 
 def test_log_probabilities_are_those_of_the_model_alone():
     logits = np.random.default_rng(2).normal(0, 2, (3, VOCAB)).astype(np.float32)
-    drawn = np.array([4, 0, 36], np.int32)
-    found = log_probabilities(jnp.asarray(logits), jnp.asarray(drawn), 3)
+    sampled = np.array([4, 0, 36], np.int32)
+    found = log_probabilities(jnp.asarray(logits), jnp.asarray(sampled), 3)
     whole = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    np.testing.assert_allclose(found.drawn, whole[np.arange(3), drawn], atol=1e-5)
-    np.testing.assert_array_equal(found.likeliest, np.argsort(-whole, axis=1)[:, :3])
-    np.testing.assert_allclose(found.of_likeliest, -np.sort(-whole, axis=1)[:, :3], atol=1e-5)
+    np.testing.assert_allclose(found.sampled, whole[np.arange(3), sampled], atol=1e-5)
+    np.testing.assert_array_equal(found.top_tokens, np.argsort(-whole, axis=1)[:, :3])
+    np.testing.assert_allclose(found.top_logprobs, -np.sort(-whole, axis=1)[:, :3], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -273,8 +275,8 @@ def test_the_first_of_equally_likely_tokens_is_drawn_as_argmax_has_it(special):
     logits[0, [7, 9]] = logits[1, 3] = logits[2, -1] = special
     logits[3] = special
     rows = sampling_rows([Sampling(temperature=0.0)] * 4)
-    drawn = draw(jnp.asarray(logits), rows, row_keys(rows.seed, jnp.zeros(4, jnp.int32)))
-    assert drawn.tolist() == np.argmax(logits, axis=1).tolist()
+    sampled = sample(jnp.asarray(logits), rows, row_keys(rows.seed, jnp.zeros(4, jnp.int32)))
+    assert sampled.tolist() == np.argmax(logits, axis=1).tolist()
 
 
 def test_a_top_k_of_more_tokens_than_numbers_hold_draws_from_all():

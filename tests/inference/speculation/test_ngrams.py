@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axcore.errors import ConfigError
-from axcore.inference.speculation import NGramIndex, NGramLookup
+from axcore.inference.speculation import NGramDrafter, NGramLookup
 
 
 def naive(text, cfg):
@@ -26,9 +26,9 @@ def naive(text, cfg):
 def test_a_guess_is_what_followed_the_last_tokens_before(text, data):
     cfg = NGramLookup(num_tokens=5, longest=data.draw(st.integers(2, 4)), shortest=2)
     cut = data.draw(st.integers(0, len(text)))
-    index = NGramIndex(cfg, text[:cut])
+    index = NGramDrafter(cfg, text[:cut])
     index.push(text[cut:])
-    assert index.guess() == naive(text, cfg)
+    assert index.propose() == naive(text, cfg)
 
 
 def test_lengths_that_exclude_each_other_are_refused():

@@ -7,15 +7,15 @@ import pytest
 from scipy.stats import chisquare
 
 from axcore.inference import Sampling
-from axcore.inference.drawing import (
-    draw,
+from axcore.inference.sampler import (
     empty_history,
     packed_mask,
     row_keys,
+    sample,
     sampling_rows,
     scaled_logits,
 )
-from axcore.inference.speculation import verify
+from axcore.inference.speculation import verify_draft_tokens
 
 VOCAB, ROWS, GUESSES = 6, 30_000, 3
 RANDOM = np.random.default_rng(0)
@@ -40,19 +40,21 @@ def rows_of(sampling, count=ROWS):
 @jax.jit
 def chain(table, rows):
     """Returns the tokens that are drawn one after the other, `[B, GUESSES + 1]`."""
-    last, drawn = jnp.full(len(rows.seed), START), []
+    last, sampled = jnp.full(len(rows.seed), START), []
     for index in range(GUESSES + 1):
-        last = draw(table[last], rows, row_keys(rows.seed, jnp.full(len(last), index)))
-        drawn.append(last)
-    return jnp.stack(drawn, axis=1)
+        last = sample(table[last], rows, row_keys(rows.seed, jnp.full(len(last), index)))
+        sampled.append(last)
+    return jnp.stack(sampled, axis=1)
 
 
 @jax.jit
-def verified(guesses, rows):
-    known = jnp.concatenate([jnp.full((len(guesses), 1), START), guesses], axis=1)
-    zeros = jnp.zeros(len(guesses), jnp.int32)
-    count = jnp.full(len(guesses), GUESSES)
-    return verify(TABLE[known], guesses, rows, first=zeros, num_guesses=count)
+def verified(draft_tokens, rows):
+    known = jnp.concatenate([jnp.full((len(draft_tokens), 1), START), draft_tokens], axis=1)
+    zeros = jnp.zeros(len(draft_tokens), jnp.int32)
+    count = jnp.full(len(draft_tokens), GUESSES)
+    return verify_draft_tokens(
+        TABLE[known], draft_tokens, rows, first=zeros, num_draft_tokens=count
+    )
 
 
 def random_guesses(rows):
@@ -65,22 +67,22 @@ def drafted_guesses(rows):
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(temperature=0)], ids=str)
-@pytest.mark.parametrize("guess", [random_guesses, drafted_guesses])
-def test_tokens_are_those_of_plain_decoding(sampling, guess):
+@pytest.mark.parametrize("propose", [random_guesses, drafted_guesses])
+def test_tokens_are_those_of_plain_decoding(sampling, propose):
     rows = rows_of(sampling, 500)
-    found, plain = verified(guess(rows), rows), np.asarray(chain(TABLE, rows))
+    found, plain = verified(propose(rows), rows), np.asarray(chain(TABLE, rows))
     taken = np.arange(GUESSES + 1) < np.asarray(found.counts)[:, None]
     np.testing.assert_array_equal(np.where(taken, found.tokens, -1), np.where(taken, plain, -1))
     assert len(set(np.asarray(found.counts).tolist())) > 1 or sampling.temperature == 0
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("guess", [random_guesses, drafted_guesses])
+@pytest.mark.parametrize("propose", [random_guesses, drafted_guesses])
 @pytest.mark.quick_one_in(6)
-def test_pairs_of_tokens_pass_a_chi_square_test(sampling, guess):
+def test_pairs_of_tokens_pass_a_chi_square_test(sampling, propose):
     rows = rows_of(sampling)
-    guesses = guess(rows)
-    found = verified(guesses, rows)
+    draft_tokens = propose(rows)
+    found = verified(draft_tokens, rows)
     first, second = np.asarray(found.tokens[:, 0]), np.asarray(found.tokens[:, 1])
     whole = jax.nn.softmax(scaled_logits(TABLE, rows_of(sampling, VOCAB)), axis=1)
     expected = np.asarray(whole[START])[:, None] * np.asarray(whole)
@@ -105,13 +107,13 @@ def _assert_drawn_from(counts, probabilities):
 @pytest.mark.quick_one_in(3)
 def test_a_drafting_model_is_right_as_often_as_the_bound_says(sampling):
     rows = rows_of(sampling)
-    guesses = drafted_guesses(rows)
+    draft_tokens = drafted_guesses(rows)
     p, q = (
         np.asarray(jax.nn.softmax(scaled_logits(table, rows_of(sampling, VOCAB)), axis=1))[START]
         for table in (TABLE, DRAFT)
     )
     distance = 0.5 * np.abs(p - q).sum()
-    share = float((np.asarray(verified(guesses, rows).counts) > 1).mean())
+    share = float((np.asarray(verified(draft_tokens, rows).counts) > 1).mean())
     assert share > (1 - distance) / (1 + distance) - 0.01
     assert share < 1 - distance + 0.01
     same = verified(chain(TABLE, rows)[:, :GUESSES], rows)
@@ -123,12 +125,12 @@ def test_only_guesses_that_there_are_count():
     rows = rows_of(Sampling(temperature=0), 3)
     plain = chain(TABLE, rows)
     known = jnp.concatenate([jnp.full((3, 1), START), plain[:, :GUESSES]], axis=1)
-    found = verify(
+    found = verify_draft_tokens(
         TABLE[known],
         plain[:, :GUESSES],
         rows,
         first=jnp.zeros(3, jnp.int32),
-        num_guesses=jnp.asarray([0, 1, 3]),
+        num_draft_tokens=jnp.asarray([0, 1, 3]),
     )
     assert found.counts.tolist() == [1, 2, 4]
 
@@ -139,12 +141,12 @@ def test_penalties_count_the_guesses_before_and_masks_hold_at_each_place():
     logits = jnp.asarray([[0.0, 3.0, 2.0, 2.5]] * 4)[None]
     history = empty_history(1, 4)
     mask = packed_mask(np.array([[True, True, True, False]]))
-    found = verify(
+    found = verify_draft_tokens(
         logits,
         jnp.asarray([[1, 2, 1]]),
         rows,
         first=jnp.zeros(1, jnp.int32),
-        num_guesses=jnp.asarray([3]),
+        num_draft_tokens=jnp.asarray([3]),
         allowed=mask,
         history=history,
     )
