@@ -37,8 +37,8 @@ class EngineConfig:
             does for its rows.
         max_queue: Requests that wait at most.
         enable_prefix_caching: Whether prompts that begin alike are computed once.
-        speculation: How tokens are guessed ahead, to be checked by one call: from the text, or by
-            a draft model. It takes the place of `num_decode_steps`. None guesses none.
+        speculation: Speculative decoding with draft tokens from the text, or of a draft model. It
+            takes the place of `num_decode_steps`. None turns it off.
         num_adapters: Adapters that requests may choose from at once.
         adapter_rank: The largest rank of one.
         weights: What linear layers keep their weights in; None keeps what they compute with.

@@ -1,4 +1,4 @@
-"""`IncrementalDetokenizer`: from the tokens of an answer to the text that its reader gets."""
+"""`IncrementalDetokenizer`: from tokens of a completion to its text, up to a stop string."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

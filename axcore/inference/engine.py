@@ -102,7 +102,7 @@ class Engine:
         tokenizer: The tokenizer that it was trained with.
         cfg: How much is served at once.
         mesh: Where weights and caches lie; by default where the state does.
-        draft: Guesses tokens, where `cfg.speculation` is a `DraftModel`.
+        draft: The draft model, where `cfg.speculation` is a `DraftModel`.
         on_failure: See `OnFailure`; by default all requests end with the error.
         grammars: Compiles the grammars of requests; by default one of its own does.
 

@@ -156,7 +156,7 @@ def check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) ->
 def check_speculation(
     cfg: EngineConfig, *, keeps_pages_only: bool, draft: Draft | None = None
 ) -> None:
-    """Refuse guesses where a wrong one could not be taken back.
+    """Refuse speculative decoding where a rejected token cannot be removed from a cache.
 
     Raises:
         ConfigError: Saying why.

@@ -1,4 +1,7 @@
-"""How much room an engine has: rows, pages, and what bounds its schedule."""
+"""The size of an engine's KV cache: how many pages memory holds, and on how many devices.
+
+Its dtype and layout are those of the model's config; see the modifier `kv_cache`.
+"""
 
 import math
 from typing import Any

@@ -1,6 +1,7 @@
-"""What the programs of an engine compute besides the model: pure functions, and their values.
+"""The functions that an engine compiles: prefill, decode, sample, verify; pure, without an engine.
 
-Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S slots, W words.
+Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S slots, W words of a
+mask.
 """
 
 from typing import Any, NamedTuple
@@ -116,9 +117,9 @@ class ModelFunctions:
         *,
         kind: SamplerKind,
     ) -> tuple[SamplerOutput, Int[Array, " B"], Any, SamplerState]:
-        """Read the last token of each row and guesses of those after it; samples at each place.
+        """Read the last token of each row and its draft tokens; sample at each place.
 
-        The guesses are those of the call's tokens, or those of the draft model, if there is one.
+        The draft tokens are those of the call, or those of the draft model, if there is one.
         """
         rows = self._rows(call)
         if isinstance(self._model, DraftedModel):

@@ -1,6 +1,12 @@
-"""`sample`: a token a row, each row by its own settings and its own key.
+"""The sampler: a token for each row, by the row's own settings and its own random key.
 
-Letters of shapes: B rows, V vocabulary, W words of 32 tokens, n likeliest tokens.
+In this order: penalties, logit bias, masks of allowed tokens, temperature, top-k, top-p, min-p. A
+filter keeps the tokens whose logit is at least a row's threshold, which is found bit by bit, from
+counts and sums over the row: no sort, and tokens that are equally likely are kept or dropped
+together. Masks are packed bits: token t is bit `t % 32` of word `t // 32`.
+
+Letters of shapes: B rows, V vocabulary, W words of 32 tokens, n likeliest tokens, S slots, T
+tokens.
 """
 
 from collections.abc import Callable

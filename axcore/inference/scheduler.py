@@ -99,7 +99,7 @@ class Scheduler:
         """Write down the tokens that a call sampled, `[rows, sampled at most]`.
 
         Returns:
-            Which rows they count for, `[rows]`: those whose jobs still have their slot.
+            Which rows they count for, `[rows]`: those whose sequences still have their slot.
         """
         rows, slots = self.rows, call.slots
         current: np.ndarray = rows.generation[slots] == call.generations

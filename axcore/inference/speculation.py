@@ -1,4 +1,15 @@
-"""Guesses from the text itself: what followed the last tokens when they were there before."""
+"""Speculative decoding: draft tokens are proposed, and one call of the model verifies all of them.
+
+Draft tokens come from the text itself (`NGramLookup`) or from a smaller model (`DraftModel`). Which
+of them are accepted is `verify_draft_tokens`.
+
+The draft model of a `DraftedModel` has as many pages in its KV cache as the model, and a page of
+both holds the same tokens. So what shares, copies or frees a page does so for both, and neither the
+scheduler nor a program that reads knows of the draft.
+
+Letters of shapes: B rows, T tokens of a row in a call, P pages of a row, N places, K draft tokens,
+V vocabulary, W words of 32 tokens.
+"""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -20,14 +31,14 @@ from axcore.module import Module
 
 @config
 class NGramLookup:
-    """Guesses tokens that followed the same ones earlier in prompt and answer.
+    """Proposes tokens that followed the same ones earlier in prompt and completion.
 
     It needs no model, and helps where answers repeat their prompt: summaries, edits, code.
 
     Source: Saxena 2023, "Prompt lookup decoding".
 
     Args:
-        num_tokens: Tokens that are guessed at most.
+        num_tokens: Draft tokens proposed at most.
         longest: Tokens at the end of the text that are looked for first.
         shortest: Fewest that are looked for, where more were not found.
     """
@@ -46,7 +57,7 @@ class NGramLookup:
             )
 
     def drafter(self, text: Iterable[int]) -> "NGramDrafter":
-        """Return what guesses for one text."""
+        """Return the drafter of one text."""
         return NGramDrafter(self, text)
 
 
@@ -74,9 +85,9 @@ class NGramDrafter:
             text.append(int(token))
 
     def propose(self) -> list[int]:
-        """Return tokens that may come next: as many as are guessed, or none.
+        """Return tokens that may come next: `num_tokens` of them, or none.
 
-        A guess that reaches the end of the text continues with itself.
+        Draft tokens that reach the end of the text continue with themselves.
         """
         for length in range(self._cfg.longest, self._cfg.shortest - 1, -1):
             start = self._follows.get(tuple(self._text[-length:]))
@@ -101,12 +112,12 @@ _PROBE = (
 
 @config
 class DraftModel:
-    """Guesses tokens that a draft model samples, which the engine is given beside this.
+    """Proposes tokens that a draft model samples; the engine gets the model as `draft`.
 
-    It samples with the noise of the model that it guesses for, so both agree as often as they can.
+    It samples with the same noise as the model, so both agree as often as they can.
 
     Args:
-        num_tokens: Tokens that are guessed at most.
+        num_tokens: Draft tokens proposed at most.
     """
 
     num_tokens: PositiveInt = 4
@@ -115,14 +126,14 @@ class DraftModel:
         """Every value makes sense."""
 
     def drafter(self, text: Iterable[int]) -> "DeviceDrafter":
-        """Return what guesses for one text: places alone, which the draft model fills."""
+        """Return the drafter of one text: places alone, which the draft model fills."""
         del text
         return DeviceDrafter(self.num_tokens)
 
 
 @attrs.frozen
 class DeviceDrafter:
-    """Places for guesses that are sampled on the device.
+    """Places for draft tokens that are sampled on the device.
 
     Args:
         num_tokens: Number of them.
@@ -175,11 +186,11 @@ class Draft:
 
 
 class Verified(NamedTuple):
-    """What a call with guesses drew.
+    """The tokens of a call with draft tokens.
 
     Args:
         tokens: Sampled tokens; the first `counts` of each row belong to its answer.
-        counts: One more than the guesses that were right.
+        counts: One more than the draft tokens that were accepted.
     """
 
     tokens: Int[Array, "B K+1"]
@@ -199,24 +210,25 @@ def verify_draft_tokens(
 ) -> Verified:
     """Return the tokens that plain decoding samples, one after the other.
 
-    Each place is sampled as without guesses, with the same key; a guess is right where it is what
-    was sampled. So an answer is the same with guesses and without, whatever they are, and its
-    distribution is the model's. A drafting model that samples its guesses with the same keys, and
-    so with the same noise, guesses right with a probability of at least `(1 - d) / (1 + d)`, where
-    `d` is the total variation between both distributions.
+    Each place is sampled as without draft tokens, with the same key; one is accepted where it is
+    what was sampled. So a completion is the same with and without draft tokens, whatever they are,
+    and its distribution is the model's. A draft model that samples with the same keys, and so with
+    the same noise, is accepted with a probability of at least `(1 - d) / (1 + d)`, where `d` is the
+    total variation between both distributions.
 
     Source: Daliri, Musco and Suresh 2024, arXiv:2408.07978, section 3. Differs: from Leviathan et
     al. 2023, arXiv:2211.17192, and Chen et al. 2023, arXiv:2302.01318, whose rejection keeps the
-    distribution, but not the tokens; a guess that does not depend on the model is right as often
-    there, that of a drafting model up to `2d / (1 + d)` of the time more.
+    distribution, but not the tokens; a draft token that does not depend on the model is accepted as
+    often there, that of a drafting model up to `2d / (1 + d)` of the time more.
 
     Args:
-        logits: After the last known token and after each guess.
+        logits: After the last known token and after each draft token.
         draft_tokens: They may be any tokens where there are none.
         rows: How each row samples.
         first: Number of tokens of each row's answer before.
-        num_draft_tokens: How many of the guesses are some, of each row.
-        allowed: As of `sample`; the same at each place, so a row with a grammar has no guesses.
+        num_draft_tokens: How many of the draft tokens of each row are real ones.
+        allowed: As of `sample`; the same at each place, so a row with a grammar has no draft
+            tokens.
         history: As of `sample`, of the text before.
         kind: As of `sample`.
     """
@@ -244,11 +256,12 @@ DRAFT = "(draft)"
 
 
 class DraftedModel:
-    """A model with caches that is called as a `CachedModel`, and can guess.
+    """A model with a KV cache that is called as a `CachedModel`, and a smaller one that drafts for
+    it.
 
     Args:
         model: The model.
-        draft: What guesses for it, with as much room.
+        draft: The smaller model, with a KV cache of the same size.
     """
 
     def __init__(self, model: CachedModel, draft: CachedModel) -> None:
@@ -380,4 +393,4 @@ def _of_width(logits: Float[Array, "B V"], width: int) -> Float[Array, "B width"
 
 
 Drafter = NGramDrafter | DeviceDrafter
-"""What guesses the next tokens of one text."""
+"""What proposes the next tokens of one text."""

@@ -48,7 +48,7 @@ def start_engine(
         cfg: How it is served.
         name: What requests call it; by default, what its directory is called.
         adapters: What requests may choose besides, by name.
-        draft: A smaller model that guesses tokens, where `cfg.engine.speculation` says so.
+        draft: A smaller model that proposes tokens, where `cfg.engine.speculation` says so.
         chat_template: A file, or the name of a template that comes with axcore, in the place of the
             tokenizer's own.
         progress: Is called with the programs compiled, all of them, and what the newest is.
@@ -89,7 +89,7 @@ def start_engine(
             tokenizer,
             engine_cfg,
             mesh=placement.mesh,
-            draft=_guessing(draft),
+            draft=_draft(draft),
         )
     add_adapters(engine, adapters)
     when_placed()
@@ -107,7 +107,7 @@ def start_engine(
     )
 
 
-def _guessing(opened: OpenedModel | None) -> Draft | None:
+def _draft(opened: OpenedModel | None) -> Draft | None:
     if opened is None:
         return None
     return Draft(model=opened.model, state=opened.state, tokenizer=opened.tokenizer)

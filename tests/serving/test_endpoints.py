@@ -435,9 +435,9 @@ def test_metrics_count_what_was_asked(server):
         lines = server.send("metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"axcore_{name}"))
 
-    before = figure("answer_tokens_total"), figure("time_to_first_token_seconds_count")
+    before = figure("completion_tokens_total"), figure("time_to_first_token_seconds_count")
     server.complete("ab", max_tokens=6, ignore_eos=True)
-    after = figure("answer_tokens_total"), figure("time_to_first_token_seconds_count")
+    after = figure("completion_tokens_total"), figure("time_to_first_token_seconds_count")
     assert (after[0] - before[0], after[1] - before[1]) == (6, 1)
     assert figure("cache_pages ") == server.served.engine.stats().pages_total
     assert figure("compilations_total") == 0
