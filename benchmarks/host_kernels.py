@@ -81,7 +81,9 @@ def token(
     """Returns what reads a token of each row, and the next one the time after."""
     policy = attrs.evolve(current_policy(), pins=pins)
     pages = PagedKVCacheConfig(num_pages=rows * PAGES, page_size=PAGE)
-    cache_config = KVCacheConfig(num_rows=rows, capacity=PAGES * PAGE, max_length=PAGES * PAGE, pages=pages)
+    cache_config = KVCacheConfig(
+        num_rows=rows, capacity=PAGES * PAGE, max_length=PAGES * PAGE, pages=pages
+    )
     with use_policy(policy):
         served = CachedModel(
             model, state, cache_config, compute=form.compute, quantization=form.quantization
