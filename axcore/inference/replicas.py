@@ -77,7 +77,7 @@ class Replicas:
                 on_failure=partial(self._fail, index),
                 grammars=self._grammars,
             )
-            for index, own in enumerate(replica_meshes(mesh))
+            for index, own in enumerate(_replica_meshes(mesh))
         )
         self._adapters: dict[str, EngineAdapter] = {}
         self._num_moved = self._num_lost = 0
@@ -391,16 +391,16 @@ def by_preference(stats: Sequence[EngineStats], held: Sequence[int]) -> list[int
     return sorted(range(len(stats)), key=key)
 
 
-REPLICAS = "data"
+_REPLICAS = "data"
 """The mesh axis along which there are replicas."""
 
 
-def replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
+def _replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
     """Return the mesh of each replica, whose data axis has one place."""
-    axis = mesh.axis_names.index(REPLICAS)
+    axis = mesh.axis_names.index(_REPLICAS)
     return tuple(
         Mesh(np.take(mesh.devices, [place], axis), mesh.axis_names, axis_types=mesh.axis_types)
-        for place in range(mesh.shape[REPLICAS])
+        for place in range(mesh.shape[_REPLICAS])
     )
 
 
@@ -431,6 +431,6 @@ def open_engine(
         ShardingError: The model does not divide over the mesh.
     """
     found = mesh_of(state) if mesh is None else mesh
-    if found is not None and found.shape.get(REPLICAS, 1) > 1:
+    if found is not None and found.shape.get(_REPLICAS, 1) > 1:
         return Replicas(model, state, tokenizer, cfg, mesh=found, draft=draft)
     return Engine(model, state, tokenizer, cfg, mesh=found, draft=draft)

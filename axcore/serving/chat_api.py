@@ -35,7 +35,7 @@ from axcore.serving.tools import (
     special_marks,
 )
 
-MAX_MESSAGES = 4096
+_MAX_MESSAGES = 4096
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _UNSUPPORTED = {
     "functions": "Use tools.",
@@ -164,7 +164,7 @@ def read_messages(fields: RequestParser) -> tuple[dict[str, Any], ...]:
     Raises:
         ApiError: There is none, or one is not as it should be.
     """
-    found = fields.items("messages", most=MAX_MESSAGES)
+    found = fields.items("messages", most=_MAX_MESSAGES)
     if not found:
         message = "messages is missing or empty; expected a list of turns"
         raise invalid(message, "messages", code="missing_field")

@@ -15,10 +15,10 @@ from axcore.serving.api_error import invalid
 from axcore.serving.config import Limits
 from axcore.serving.request_parser import RequestParser, checked_text, finite_number
 
-MAX_STOPS = 16
+_MAX_STOPS = 16
 """Texts that may end an answer."""
 
-MAX_STOP_LETTERS = 1000
+_MAX_STOP_LETTERS = 1000
 """Letters of one of them; each is prepared for each answer while others wait."""
 
 MAX_LOGPROBS = 20
@@ -113,12 +113,12 @@ def _logit_bias(fields: RequestParser) -> tuple[tuple[int, float], ...]:
 
 def _stop(fields: RequestParser) -> tuple[str, ...]:
     found, path = fields.raw("stop"), fields.path("stop")
-    texts = [found] if isinstance(found, str) else fields.items("stop", most=MAX_STOPS) or []
+    texts = [found] if isinstance(found, str) else fields.items("stop", most=_MAX_STOPS) or []
     for text in texts:
         if not isinstance(text, str) or not text:
             raise invalid(f"{path} has {text!r:.40}; expected texts of one letter or more", path)
-        if len(text) > MAX_STOP_LETTERS:
-            most = f"at most {MAX_STOP_LETTERS} are accepted"
+        if len(text) > _MAX_STOP_LETTERS:
+            most = f"at most {_MAX_STOP_LETTERS} are accepted"
             raise invalid(f"{path} has a text of {len(text)} letters; {most}", path)
     return tuple(checked_text(text, path) for text in texts)
 
