@@ -52,7 +52,7 @@ def name_arrays(state: Any) -> dict[str, jax.Array]:
     """Return the leaves of a state by name; numbers and numpy arrays become jax arrays.
 
     Raises:
-        CheckpointError: A leaf is no array, or jax would change its dtype.
+        CheckpointError: A leaf is not an array, or jax would change its dtype.
     """
     return {name: _as_array(name, leaf) for name, leaf in name_leaves(state).items()}
 

@@ -138,7 +138,7 @@ class ObjectStore:
             with ThreadPoolExecutor(_NUM_READERS) as pool:
                 sums = tuple(pool.map(crc32, starts)) or record.crc32
         if (num_bytes, sums) != (record.num_bytes, record.crc32):
-            raise StoreError(f"{self.url}/{name} reads back otherwise than it was written")
+            raise StoreError(f"{self.url}/{name} differs when it is read back")
 
     def delete(self, name: str) -> None:
         """Delete an object or a folder; do nothing where there is none."""

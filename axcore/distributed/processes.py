@@ -61,7 +61,7 @@ def join_processes(
             process is an error in the others then, which `leave_processes` lets join again.
 
     Raises:
-        ConfigError: `coordinator` is no address.
+        ConfigError: `coordinator` is not an address.
         ProcessError: Not all came in time, or two have the same number.
     """
     global _limits

@@ -31,7 +31,7 @@ def rendezvous(coordinator: str, *, process_count: int, process_index: int, limi
         limit_s: How long process 0 waits for the others, and they for it.
 
     Raises:
-        ConfigError: `coordinator` is no address.
+        ConfigError: `coordinator` is not an address.
         ProcessError: Some did not come within the limit, or two say what cannot both be.
     """
     host, port = split_address(coordinator)
@@ -56,7 +56,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Return host and port of `host:port`.
 
     Raises:
-        ConfigError: It is no such text.
+        ConfigError: It is not `host:port`.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:

@@ -90,6 +90,7 @@ class EngineModel:
         )
 
     def _scores(self, tokens: Sequence[int]) -> CompletionStream:
+        # An engine samples at least one token; which one does not matter here.
         request = Request(prompt=tuple(tokens), max_tokens=1, sampling=GREEDY, prompt_logprobs=True)
         return self.engine.submit(request)
 

@@ -125,6 +125,7 @@ def _write_header(
     """Write all of a file that is before its tensors."""
     import gguf
 
+    # The header alone: the library would hold all tensors in memory before it writes one.
     writer = gguf.GGUFWriter(path, architecture)
     try:
         for key, value in metadata.items():

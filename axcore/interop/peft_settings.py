@@ -1,4 +1,6 @@
-"""`adapter_config.json` of PEFT: each field is used, changes no number, or must be off.
+"""What PEFT's adapters say: `adapter_config.json`, and the tensors of the base that they replace.
+
+Each field of the config is used, changes no number, or must be off.
 
 Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
@@ -155,6 +157,7 @@ def read_settings(folder: Path) -> AdapterSettings:
         ConfigError: A field says what adapters here do not do, or is not known; all are named.
     """
     values = read_json(folder / CONFIG, CONFIG, error=CheckpointError)
+    # A field that is not known may change numbers, so it is an error, as in config maps.
     known = USED | IRRELEVANT | MUST_BE.keys() | OFF
     problems = [f"{name} is {values[name]!r}, which is not known" for name in values.keys() - known]
     problems += [
@@ -326,7 +329,7 @@ def replaced(
     _check_tensors(folder, whole, added, bound)
     if added:
         warnings.warn(
-            f"no adapter layer here corrects {', '.join(sorted(added))}: these adapters are added "
+            f"no adapter layer here adapts {', '.join(sorted(added))}: these adapters are added "
             "to the weights, and are not trained as adapters any more",
             stacklevel=2,
         )

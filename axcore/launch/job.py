@@ -143,7 +143,7 @@ def launcher_class(record: JobLauncher) -> type[Launcher]:
     """Return the config class of a record.
 
     Raises:
-        PluginError: It is no subclass of `Launcher`.
+        PluginError: It is not a subclass of `Launcher`.
     """
     made = record.config.resolve()
     if not (isinstance(made, type) and issubclass(made, Launcher)):

@@ -66,7 +66,7 @@ def find_process_info(
         environment: Variables; those of the process where left out.
 
     Raises:
-        ConfigError: Some of the three are missing, a variable is no number, or two engines claim
+        ConfigError: Some of the three are missing, a variable is not a number, or two engines claim
             the process.
     """
     environment = os.environ if environment is None else environment
@@ -90,7 +90,7 @@ def engine_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
     """Return the place that an engine gave a process, or None.
 
     Raises:
-        ConfigError: Two engines say different things, or a variable is no number.
+        ConfigError: Two engines say different things, or a variable is not a number.
     """
     found: dict[str, ProcessInfo] = {}
     for record in plugin_host().records(JobLauncher):

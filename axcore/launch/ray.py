@@ -52,7 +52,7 @@ class Ray(Launcher):
         """Look for a run directory that actors, each in a directory of its own, would not share.
 
         Raises:
-            ConfigError: It is no absolute path.
+            ConfigError: It is not an absolute path.
         """
         if not job.run_directory.is_absolute():
             raise ConfigError(
@@ -106,6 +106,8 @@ class Ray(Launcher):
         """Reserve what all processes need, at once, and end them and their actors at last."""
         own, named = _divided(self.resources)
         bundle = {**{_bundle_name(name): amount for name, amount in own.items()}, **named}
+        # One placement group: where actors are placed one by one, two jobs could each get half of
+        # what they need, and both would wait forever.
         bundles = [bundle] * job.processes
         group = ray.util.placement_group(bundles, strategy="SPREAD", name=job.name)
         ray.get(group.ready())
@@ -124,6 +126,8 @@ class Ray(Launcher):
         try:
             yield actors
         finally:
+            # An actor that is killed leaves its process behind, so it is asked to end it first,
+            # within a limit, since its node may be gone.
             ended = [actor.end.remote() for actor in actors]
             ray.wait(ended, num_returns=len(ended), timeout=60)
             ray.util.remove_placement_group(group)

@@ -133,11 +133,13 @@ def _directive(name: str, value: str) -> str:
 def slurm_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
     """Return the place of a task of `srun`; None outside of a step of several tasks.
 
-    A batch script itself is no step, so what it runs without `srun` is a run of one process.
+    A batch script itself is not a step, so what it runs without `srun` is a run of one process.
     """
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return None
     job, step = (integer(environment, f"SLURM_{name}_ID") for name in ("JOB", "STEP"))
+    # The port is a function of the step, so that all tasks agree without talking, and two steps on
+    # one node seldom collide.
     host = first_host(environment.get("SLURM_STEP_NODELIST", ""))
     return ProcessInfo(
         coordinator=f"{host}:{_FIRST_PORT + (job + step) % _NUM_PORTS}",

@@ -70,10 +70,11 @@ class StepProfiler:
 
     def record_on_signal(self) -> None:
         """Record some steps whenever the process gets SIGUSR1; call it in the main thread."""
+        # Only a flag: a handler runs between any two bytecodes, also in the middle of a step.
         signal.signal(_PROFILE_SIGNAL, lambda *_: self._is_asked.set())
 
     def __call__(self, event: Event) -> None:
-        """Begin or ends a recording where a step begins, and end it with the run."""
+        """Begin or end a recording where a step begins, and end it with the run."""
         match event:
             case RunStarted():
                 self._directory, self._step = Path(event.directory), event.step
@@ -104,11 +105,12 @@ class StepProfiler:
             self._begin(range(step, self._steps[-1] + 1))
 
     def _begin(self, steps: range) -> None:
+        # Steps are dispatched ahead: without waiting, the trace would begin with older ones.
         _wait_for_devices()
         self._steps = steps
         self._folder = _new_folder(self._directory / PROFILES, f"{steps[0]}-{steps[-1]}")
         options: Any = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0
+        options.python_tracer_level = 0  # tracing Python slows the steps that are measured
         jax.profiler.start_trace(str(self._folder), profiler_options=options)
 
     def _finish(self) -> None:

@@ -211,6 +211,7 @@ class _Clock:
         whole = idle = exposed = 0.0
         for device in self._devices:
             here = [one for one in operations if one.device == device]
+            # A loop lasts as long as what runs in it and would hide that the device is idle there.
             ran = [one for one in here if not named.is_control(one.name)] or here
             span = max(one.end for one in ran) - min(one.start for one in ran)
             busy = length_of_union((one.start, one.end) for one in ran)
@@ -294,6 +295,7 @@ def _spans(plane: str, line: Any, module: str) -> list[tuple[float, float, str, 
                 continue
             name = str(stats["hlo_op"])
             device = plane if plane.startswith("/device:") else str(stats.get("device_ordinal", 0))
+        # The end is negated: of two that start together the longer one, the outer, comes first.
         found.append((event.start_ns, -(event.start_ns + event.duration_ns), name, device))
     return [(start, -end, name, device) for start, end, name, device in sorted(found)]
 

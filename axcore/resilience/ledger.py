@@ -141,7 +141,7 @@ class Ledger:
         """Return the ledger that `as_dict` made the data of.
 
         Raises:
-            ValueError: The data are no ledger.
+            ValueError: The data are not a ledger.
         """
         try:
             return cls(
@@ -189,7 +189,7 @@ def _label(text: str) -> Label:
 
 def _seconds(value: Any) -> float:
     if not 0 <= float(value) < float("inf"):
-        raise ValueError(f"{value!r} are no seconds")
+        raise ValueError(f"expected seconds, got {value!r}")
     return float(value)
 
 

@@ -257,7 +257,7 @@ class StandbyWorkers:
 
 
 class StandbyControl:
-    """When a trainer may begin an attempt: at once, and once, where it is no standby worker."""
+    """When a trainer may begin an attempt: at once, and once, for any other process."""
 
     def __init__(
         self,

@@ -156,7 +156,7 @@ def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
     named = base or form.base(folder)
     if not named or not Path(named).expanduser().is_dir():
         raise CheckpointError(
-            f"the adapters are of {named or 'a model that they do not name'}, which is no folder",
+            f"the adapters are of {named or 'a model that they do not name'}, not a folder",
             where=str(folder),
             hint="name the folder of the model that they correct: --base FOLDER",
         )

@@ -196,7 +196,7 @@ def merge_models_and_runs(
         settings: Of `merge_models`.
 
     Raises:
-        CheckpointError: What is named is no model, or models differ.
+        CheckpointError: What is named is not a model, or models differ.
         ConfigError: No family of pretrained checkpoints has a run's model, or settings do not fit.
     """
     beside = Path(target).expanduser().absolute().parent

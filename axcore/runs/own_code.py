@@ -78,6 +78,8 @@ def warn_of_earlier_code(run: Path, step: int) -> None:
 
 def _loaded(run: Path, code: Mapping[str, Any], *, trust_code: bool) -> dict[str, str]:
     """Import a run's own code; return the new names of modules."""
+    # A run directory may come from anybody, and importing is running. The signature is made with a
+    # key of this user, so only what this user trained opens without a question.
     if not (trust_code or is_signed(code)):
         listed = ", ".join(f"{CODE}/{place}" for place in code["files"]) or ", ".join(
             code["modules"]
@@ -89,6 +91,7 @@ def _loaded(run: Path, code: Mapping[str, Any], *, trust_code: bool) -> dict[str
             "code of your own runs is recognised where you trained them",
         )
     folder = str((run / CODE).absolute())
+    # First, so that the run's module wins over another of its name, and only while importing.
     sys.path.insert(0, folder)
     try:
         for module in code["modules"]:
@@ -117,6 +120,7 @@ def _script_module(file: Path, code: Mapping[str, Any]) -> str:
     if name not in sys.modules:
         module = types.ModuleType(name)
         module.__file__ = str(file.absolute())
+        # Before it runs: dataclasses and pickles look up the module of a class while it is made.
         sys.modules[name] = module
         try:
             exec(compile(source, str(file), "exec"), module.__dict__)

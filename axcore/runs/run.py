@@ -203,7 +203,7 @@ class Run:
 
     @cached_property
     def _generator(self) -> Generator:
-        """What draws text; it keeps the programs that it compiled."""
+        """The generator of text; it keeps the programs that it compiled."""
         return _text_generator(self.trainer, self.state)
 
     @cached_property
@@ -233,7 +233,7 @@ def no_text_reason(trainer: Trainer) -> str | None:
 
 
 def _text_generator(trainer: Any, model_state: Any) -> Generator:
-    """Return what draws text from a trainer's model.
+    """Return the generator of text from a trainer's model.
 
     Raises:
         ConfigError: The trainer's model or data is not of text.
@@ -294,7 +294,7 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
         return {**values, "step": int(values["step"]), "split": str(values["split"])}
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"the line is no metrics: {type(error).__name__}: {error}",
+            f"the line does not hold metrics: {type(error).__name__}: {error}",
             where=where,
             hint="take the line out; a run that resumes drops what follows its checkpoint",
         ) from error

@@ -68,8 +68,8 @@ class RunFacts:
         rollbacks: Each return to an older checkpoint, and why.
         story: What a supervisor saw, a line an event.
         kernels: Which kernel serves each call, and why.
-        sample: Text drawn at the end.
-        samples: Text drawn at evaluations, by step.
+        sample: Text generated at the end.
+        samples: Text generated at evaluations, by step.
         problems: What could not be read, and why.
         arrays: Of each parameter: path, shape, split of each dimension, bytes per device.
         mesh: Number of devices along each axis with more than one.
@@ -335,7 +335,7 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     """Return the results of each task and step, the oldest step first.
 
     Raises:
-        ValueError: A file is no result.
+        ValueError: A file is not a result.
     """
     files = (folder / _EVALUATION_FOLDER).glob("*/*.json")
     steps = [file for file in files if file.parent.name.isdecimal() and file.name != "model.json"]
@@ -358,5 +358,5 @@ def _result(file: Path) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{file} is no result of an evaluation: {type(error).__name__}: {error}"
+            f"{file} is not a result of an evaluation: {type(error).__name__}: {error}"
         ) from error

@@ -222,7 +222,7 @@ def test_steps_of_a_history_that_ended_are_quarantined_not_deleted(tmp_path):
             first.save(step, small_state(step))
     with open_checkpoints(tmp_path) as second:
         second.restore(describe(small_state()), step=1)
-        with pytest.warns(CheckpointWarning, match="step 2 is saved by .* as step 2, 3 is kept as"):
+        with pytest.warns(CheckpointWarning, match="step 2 is saved by .* as step 2, 3 is renamed"):
             second.save(2, small_state(20))
         second.wait()
         assert second.steps() == (1, 2)

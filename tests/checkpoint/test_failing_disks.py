@@ -130,14 +130,14 @@ def test_a_disk_that_is_too_small_is_known_before_it_is_filled(small_disk):
                 CheckpointWarning, match="there is too little free space .about 3.0 MB needed"
             ),
             pytest.raises(
-                CheckpointError, match=r"too little room .about 3\.0 MB needed, 1\.\d MB"
+                CheckpointError, match=r"too little free space .about 3\.0 MB needed, 1\.\d MB"
             ),
         ):
             save(checkpoints, 2, megabytes=3)
     assert_newest(path, 1, megabytes=3)
 
 
-def test_a_disk_that_fills_up_meanwhile_is_tried_again_when_there_is_room(small_disk):
+def test_a_disk_that_fills_up_meanwhile_is_tried_again_when_there_is_space(small_disk):
     path = small_disk(8)
     hog = path / "hog"
     with open_checkpoints(path) as checkpoints:
@@ -242,6 +242,6 @@ def test_what_reads_back_otherwise_is_no_step_and_is_written_again(tmp_path):
     with open_checkpoints(tmp_path, keep=1, retry_after_s=0.01) as checkpoints:
         save(checkpoints, 1)
         spoil_once(tmp_path / "step_00000002.incomplete")
-        with pytest.warns(CheckpointWarning, match="step 2 failed: what was written reads back"):
+        with pytest.warns(CheckpointWarning, match="step 2 failed: files differ when they are"):
             save(checkpoints, 2)
     assert_newest(tmp_path, 2)

@@ -99,7 +99,7 @@ def test_a_damaged_step_is_not_one_of_those_kept(tmp_path):
     with open_checkpoints(tmp_path, keep=2) as again:
         with pytest.warns(CheckpointWarning, match="going back to step 2"):
             again.restore(STATE)
-        with pytest.warns(CheckpointWarning, match=r"step 3 is damaged, and is kept as step_N\.as"):
+        with pytest.warns(CheckpointWarning, match=r"step 3 is damaged, and is renamed to step_N"):
             save(again, 5)
         assert again.steps() == (2, 5)
         for step in again.steps():

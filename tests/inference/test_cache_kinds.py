@@ -86,7 +86,7 @@ def test_a_call_of_more_tokens_than_a_ring_has_room_for_is_refused():
     model = rings(MODELS["mistral"]()).build()
     cached = CachedModel(model, model.init(0), CACHE_CONFIG)
     none = np.zeros(3, np.int32)
-    with pytest.raises(ModuleError, match="8 tokens of a row; there is room for 6"):
+    with pytest.raises(ModuleError, match="8 tokens of a row; the cache takes 6"):
         cached.extend(cached.weights, cached.empty_caches(), np.ones((3, 8), np.int32), none, none)
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from axcore.config import config, evolve
+from axcore.config import config, evolve, update_config
 from axcore.errors import CheckpointError, TrainingError
 from axcore.trainer import Guard, RolledBack, RunStarted, SpikeRollback, StepsDone
 

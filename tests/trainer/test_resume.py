@@ -9,7 +9,7 @@ import pytest
 from quick_flags import quick_environment
 
 from axcore.checkpoint import CheckpointWarning, DamagedCheckpointError
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.errors import CheckpointError, ConfigError, DataError
 from axcore.trainer import (
     Evaluated,

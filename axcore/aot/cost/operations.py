@@ -356,7 +356,7 @@ def _stated_flops(one: Execution) -> float | None:
 
 
 def _attention_product(given: Sequence[Shape], choices: Sequence[ChosenKernel]) -> float:
-    """Return the FLOPs of one product of queries and keys; 0 where it is no attention."""
+    """Return the FLOPs of one product of queries and keys; 0 where it is not attention."""
     calls = [choice.call for choice in choices if choice.call.op == "attention"]
     arrays = _heads(given)
     if not calls or len(arrays) < 3:
@@ -368,7 +368,7 @@ def _attention_product(given: Sequence[Shape], choices: Sequence[ChosenKernel]) 
 
 
 def _grouped_product(arrays: Sequence[Shape], choices: Sequence[ChosenKernel]) -> float:
-    """Return the FLOPs of rows times a matrix of their group; 0 where it is no such product.
+    """Return the FLOPs of rows times a matrix of their group; 0 where it is not such a product.
 
     Rows are a matrix, and matrices of groups a stack; in the gradient of those the stack is what
     comes out.

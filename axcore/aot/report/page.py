@@ -233,17 +233,17 @@ def stacked(parts: Sequence[_Bar], *, limit: float | None, show: Callable[[float
 
     Args:
         parts: From left to right.
-        limit: Where a line is drawn, such as a memory's capacity.
+        limit: Where a line is elements, such as a memory's capacity.
         show: A size as text.
     """
     shown = [part for part in parts if part.size > 0]
     total = sum(part.size for part in shown)
     whole = max(total, limit or 0.0) or 1.0
-    drawn, x = [], 0.0
+    elements, x = [], 0.0
     for place, part in enumerate(shown):
         width = WIDTH * part.size / whole
         title = escape(f"{part.name}: {show(part.size)}")
-        drawn.append(
+        elements.append(
             f'<rect x="{x:.1f}" y="20" width="{width:.1f}" height="{_BAR_HEIGHT}" '
             f'fill="{_COLOURS[place % len(_COLOURS)]}"><title>{title}</title></rect>'
         )
@@ -251,27 +251,27 @@ def stacked(parts: Sequence[_Bar], *, limit: float | None, show: Callable[[float
     if limit:
         edge = WIDTH * limit / whole
         anchor = "end" if edge > WIDTH / 2 else "start"
-        drawn.append(
+        elements.append(
             f'<line x1="{edge:.1f}" x2="{edge:.1f}" y1="14" y2="{24 + _BAR_HEIGHT}" '
             'stroke="#b42318" stroke-width="3"/>'
             f'<text x="{edge:.1f}" y="11" font-size="12" text-anchor="{anchor}" fill="#b42318">'
             f"{escape(show(limit))} can be had</text>"
         )
     top = _BAR_HEIGHT + 44
-    drawn += [_legend(place, part, show(part.size), top) for place, part in enumerate(shown)]
+    elements += [_legend(place, part, show(part.size), top) for place, part in enumerate(shown)]
     height = top + _ROW_HEIGHT * ((len(shown) + 2) // 3)
-    return _svg(drawn, height)
+    return _svg(elements, height)
 
 
 def _bars(parts: Sequence[_Bar], *, show: Callable[[float], str]) -> str:
     """Return one bar a part, below one another, each with its name and size."""
     most = max((part.size for part in parts), default=0.0) or 1.0
-    room = WIDTH - _LABEL_WIDTH - 90
-    drawn = []
+    full_width = WIDTH - _LABEL_WIDTH - 90
+    elements = []
     for row, part in enumerate(parts):
         y = row * _ROW_HEIGHT
-        width = room * part.size / most
-        drawn.append(
+        width = full_width * part.size / most
+        elements.append(
             f'<text x="{_LABEL_WIDTH - 8}" y="{y + 16}" font-size="12" text-anchor="end">'
             f"{escape(_shortened(part.name))}</text>"
             f'<rect x="{_LABEL_WIDTH}" y="{y + 4}" width="{width:.1f}" height="{_ROW_HEIGHT - 8}" '
@@ -279,7 +279,7 @@ def _bars(parts: Sequence[_Bar], *, show: Callable[[float], str]) -> str:
             f'<text x="{_LABEL_WIDTH + width + 6:.1f}" y="{y + 16}" font-size="12">'
             f"{escape(show(part.size))}</text>"
         )
-    return _svg(drawn, _ROW_HEIGHT * len(parts))
+    return _svg(elements, _ROW_HEIGHT * len(parts))
 
 
 def _legend(place: int, part: _Bar, size: str, top: int) -> str:
@@ -295,8 +295,8 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LETTERS else f"...{name[3 - LETTERS :]}"
 
 
-def _svg(drawn: Sequence[str], height: float) -> str:
+def _svg(elements: Sequence[str], height: float) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" xmlns="http://www.w3.org/2000/svg" '
-        f'font-family="system-ui, sans-serif" role="img">{"".join(drawn)}</svg>'
+        f'font-family="system-ui, sans-serif" role="img">{"".join(elements)}</svg>'
     )

@@ -141,8 +141,8 @@ class ServingPrograms:
         mesh: What the model is split over.
         cache_config: Of the engine: as many pages as it takes there.
         keys: Of all programs that it compiles.
-        decode_buckets: Numbers of rows that programs draw for.
-        num_decode_steps: Tokens of a row that a call draws.
+        decode_buckets: Numbers of rows that programs sample for.
+        num_decode_steps: Tokens that a call samples for a row.
         pages_of_row: Pages of the longest text.
 
     Raises:

@@ -146,10 +146,10 @@ class ServingReport:
         versions: Of jax and jaxlib.
         mesh: Sizes of the mesh's axes above 1.
         prompt: Tokens of a prompt.
-        context: Tokens of every row in caches while it draws.
+        context: Tokens of every row in caches while it decodes.
         max_num_seqs: Rows of the engine.
         max_num_batched_tokens: Tokens of prompts that a step reads at most.
-        num_decode_steps: Tokens of each row that a call draws while none is read.
+        num_decode_steps: Tokens that a call samples for each row while no prompt is read.
         page_size: Tokens of a page; None where caches have no pages.
         num_pages: Pages that the engine takes there.
         num_programs: Programs that the engine compiles.
@@ -258,7 +258,7 @@ class ServingLoad:
     """An engine, and the texts that times are reported for.
 
     Args:
-        engine: Its config, with `max_length`: each row has so many tokens in caches while it draws.
+        engine: Its config, with `max_length`: so many tokens of each row are in caches.
         prompt: Tokens of a prompt.
     """
 
@@ -269,25 +269,25 @@ class ServingLoad:
         """Check that times can be reported.
 
         Raises:
-            ConfigError: The prompt does not fit, or the engine guesses tokens.
+            ConfigError: The prompt does not fit, or the engine uses speculative decoding.
         """
         context = self.engine.max_length
         if context is None or not 1 <= self.prompt < context:
             raise ConfigError(
-                f"a prompt of {self.prompt} tokens and one drawn token do not fit a context of "
+                f"a prompt of {self.prompt} tokens and one sampled token do not fit a context of "
                 f"{context}",
                 where="prompt",
                 hint="--prompt or --context changes them",
             )
         if self.engine.speculation is not None:
             raise ConfigError(
-                "how often guesses are right is not known before a model answers",
+                "how many draft tokens are accepted is not known before a model runs",
                 where="engine.speculation",
-                hint="leave it out, and measure guesses where the model runs",
+                hint="leave it out, and measure speculation where the model runs",
             )
 
     @property
     def context(self) -> int:
-        """Tokens of every row in caches while it draws."""
+        """Tokens of every row in caches while it decodes."""
         assert self.engine.max_length is not None
         return self.engine.max_length

@@ -61,9 +61,9 @@ class ContiguousCache(Module):
         num_rows: PositiveInt = REQUIRED
         capacity: PositiveInt = REQUIRED
 
-        def with_size(self, room: KVCacheConfig) -> "ContiguousCache.Config":
+        def with_size(self, cache_size: KVCacheConfig) -> "ContiguousCache.Config":
             """Return the config of a cache for so much."""
-            return evolve(self, num_rows=room.num_rows, capacity=room.capacity)
+            return evolve(self, num_rows=cache_size.num_rows, capacity=cache_size.capacity)
 
     def setup(self, cfg: Config) -> None:
         """Build the store."""
@@ -133,10 +133,12 @@ class PagedCache(Module):
         page_size: PositiveInt = REQUIRED
         row_axis: str | None = None
 
-        def with_size(self, room: KVCacheConfig) -> "PagedCache.Config":
+        def with_size(self, cache_size: KVCacheConfig) -> "PagedCache.Config":
             """Return the config of a cache of so many pages."""
-            assert room.pages is not None
-            return evolve(self, num_pages=room.pages.num_pages, page_size=room.pages.page_size)
+            assert cache_size.pages is not None
+            return evolve(
+                self, num_pages=cache_size.pages.num_pages, page_size=cache_size.pages.page_size
+            )
 
     def setup(self, cfg: Config) -> None:
         """Build the store."""
@@ -188,13 +190,13 @@ class NoCache(Module):
         layout: Module.Config | None = None
         store: Module.Config = KVStore.Config()
 
-        def for_serving(self, room: KVCacheConfig) -> Module.Config:
+        def for_serving(self, cache_size: KVCacheConfig) -> Module.Config:
             """Return the cache of a model that serves."""
             layout: Any = self.layout
             if layout is None:
-                layout = (ContiguousCache if room.pages is None else PagedCache).Config()
+                layout = (ContiguousCache if cache_size.pages is None else PagedCache).Config()
             return evolve(
-                layout.with_size(room),
+                layout.with_size(cache_size),
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
@@ -211,7 +213,7 @@ class NoCache(Module):
         if info.num_cached is not None:
             raise ModuleError(
                 "the tokens of this call follow others, and this layer keeps no keys and values",
-                hint="build the model from for_serving(cfg, room)",
+                hint="build the model from for_serving(cfg, cache_size)",
             )
         return k, v, info
 
@@ -250,13 +252,13 @@ class SlidingCache(Module):
         capacity: PositiveInt = REQUIRED
         call_tokens: PositiveInt = REQUIRED
 
-        def with_size(self, room: KVCacheConfig) -> "SlidingCache.Config":
+        def with_size(self, cache_size: KVCacheConfig) -> "SlidingCache.Config":
             """Return the config of a cache for so many rows."""
             return evolve(
                 self,
-                num_rows=room.num_rows,
-                capacity=room.capacity,
-                call_tokens=min(room.call_tokens, room.capacity),
+                num_rows=cache_size.num_rows,
+                capacity=cache_size.capacity,
+                call_tokens=min(cache_size.call_tokens, cache_size.capacity),
             )
 
     def setup(self, cfg: Config) -> None:
@@ -325,10 +327,10 @@ class GappedCache(Module):
         store: Module.Config = KVStore.Config()
         cache: Module.Config = REQUIRED
 
-        def with_size(self, room: KVCacheConfig) -> "GappedCache.Config":
+        def with_size(self, cache_size: KVCacheConfig) -> "GappedCache.Config":
             """Return the config of a cache for so much."""
-            cache: Any = (ContiguousCache if room.pages is None else PagedCache).Config()
-            return evolve(self, cache=cache.with_size(room))
+            cache: Any = (ContiguousCache if cache_size.pages is None else PagedCache).Config()
+            return evolve(self, cache=cache.with_size(cache_size))
 
     def setup(self, cfg: Config) -> None:
         """Build the cache, and another of one number for each token."""

@@ -113,13 +113,13 @@ class Dropless(Experts):
         x_ND = x.reshape(-1, x.shape[-1])
         permutation = TokenPermutation.of(experts.reshape(-1), self.config.num_experts)
         axes = expert_mesh_axes()
-        room = self.config.exchange_room
+        capacity_factor = self.config.exchange_room
         y_KND, dropped = (
-            expert_all_to_all(self._run, x_ND, permutation, axes, room)
+            expert_all_to_all(self._run, x_ND, permutation, axes, capacity_factor)
             if axes
             else (self._at_home(x_ND, permutation), jnp.zeros(()))
         )
-        if room is not None:
+        if capacity_factor is not None:
             self.add_summary("dropped", dropped)
         y_KBTD = y_KND.reshape(-1, *x.shape)
         return jnp.einsum("kbtd,btk->btd", y_KBTD, weights.astype(y_KBTD.dtype))
@@ -158,7 +158,7 @@ class CapacityLimited(Experts):
 
         factor: float = 1.25
 
-        def for_serving(self, room: KVCacheConfig) -> Dropless.Config:
+        def for_serving(self, cache_size: KVCacheConfig) -> Dropless.Config:
             """Return experts that drop nothing: how many tokens come at once is by chance there."""
             return Dropless.Config(
                 dim=self.dim,

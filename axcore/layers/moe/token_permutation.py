@@ -173,7 +173,7 @@ def expert_all_to_all(
     x_ND: Rows,
     permutation: TokenPermutation,
     axes: tuple[str, ...],
-    room: float | None = None,
+    capacity_factor: float | None = None,
 ) -> tuple[Float[Array, "choices tokens dim"], Float[Array, ""]]:
     """Return the experts' output for each choice of a token, and the share of rows that stay.
 
@@ -186,11 +186,11 @@ def expert_all_to_all(
         x_ND: Tokens of this device.
         permutation: The order of its rows by expert, of all devices.
         axes: Mesh axes that experts are split over, in order.
-        room: Size of a block, as a multiple of R / P; R where None.
+        capacity_factor: Size of a block, as a multiple of R / P; R where None.
     """
     num_rows = len(permutation.order)
     wanted_PL = permutation.sizes.reshape(jax.lax.axis_size(axes), -1)
-    block = _block_size(num_rows, wanted_PL.shape[0], room)
+    block = _block_size(num_rows, wanted_PL.shape[0], capacity_factor)
     sent_PL = _with_room(wanted_PL, block)
     place_R = _places(wanted_PL, num_rows, block)[permutation.place]
     num_places = wanted_PL.shape[0] * block
@@ -207,8 +207,12 @@ def expert_all_to_all(
     return collect(y_SD, row_S, place_R, len(x_ND), False), left_behind
 
 
-def _block_size(num_rows: int, num_devices: int, room: float | None) -> int:
-    return num_rows if room is None else min(num_rows, math.ceil(room * num_rows / num_devices))
+def _block_size(num_rows: int, num_devices: int, capacity_factor: float | None) -> int:
+    return (
+        num_rows
+        if capacity_factor is None
+        else min(num_rows, math.ceil(capacity_factor * num_rows / num_devices))
+    )
 
 
 def _with_room(wanted_PL: Int[Array, "devices experts"], block: int) -> Int[Array, "d e"]:

@@ -195,7 +195,7 @@ class SentCache(Module):
         cache: Module.Config = NoCache.Config()
         is_serving: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "SentCache.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "SentCache.Config":
             """Return the config that sends; its cache is that of a serving model already."""
             return evolve(self, is_serving=True)
 
@@ -229,7 +229,7 @@ class ReceivedCache(Module):
         channel: str = REQUIRED
         is_serving: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "ReceivedCache.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "ReceivedCache.Config":
             """Return the config that receives."""
             return evolve(self, is_serving=True)
 

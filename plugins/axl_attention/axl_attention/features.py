@@ -76,9 +76,9 @@ def with_value_residual(cfg: Any) -> Any:
 
 def has_latent_cache(trace: Trace) -> str | None:
     """Proof that latent attention serves, and keeps nothing but latents."""
-    room = KVCacheConfig(num_rows=1, capacity=1, max_length=1)
+    cache_size = KVCacheConfig(num_rows=1, capacity=1, max_length=1)
     found = find_config(trace.model.config, LatentAttention)
-    full = [one.path for one in found if not one.node.for_serving(room).keeps_latents]
+    full = [one.path for one in found if not one.node.for_serving(cache_size).keeps_latents]
     return f"{full[0]} keeps keys in full" if full else serves(LatentAttention)(trace)
 
 

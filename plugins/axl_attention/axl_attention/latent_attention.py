@@ -109,7 +109,7 @@ class LatentAttention(Module):
         kv_cache: Module.Config = NoCache.Config()
         keeps_latents: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "LatentAttention.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "LatentAttention.Config":
             """Return the form that keeps latents."""
             moved = _can_move(self.linear) and _can_move(self.value_linear or self.linear)
             return evolve(self, keeps_latents=moved)

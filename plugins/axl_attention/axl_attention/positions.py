@@ -83,15 +83,15 @@ class LearnedPosition(Module):
         embedding: Module.Config = Embedding.Config()
         position_init: Initializer = Normal(std=0.02)
 
-        def for_serving(self, room: KVCacheConfig) -> "LearnedPosition.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "LearnedPosition.Config":
             """Return itself, where each place of the longest text has a vector.
 
             Raises:
                 ConfigError: Texts may be longer than the table.
             """
-            if room.max_length > self.max_length:
+            if cache_size.max_length > self.max_length:
                 raise ConfigError(
-                    f"texts may have {room.max_length} tokens, but only {self.max_length} "
+                    f"texts may have {cache_size.max_length} tokens, but only {self.max_length} "
                     "positions have a vector",
                     where="max_length",
                     hint=f"serve texts of at most {self.max_length} tokens",

@@ -276,9 +276,9 @@ class LongRoPE(Module):
         attention_factor: PositiveFloat = 1.0
         served_length: PositiveInt | None = None
 
-        def for_serving(self, room: KVCacheConfig) -> "LongRoPE.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "LongRoPE.Config":
             """Return the same for texts up to a length."""
-            return evolve(self, served_length=room.max_length)
+            return evolve(self, served_length=cache_size.max_length)
 
     def setup(self, cfg: Config) -> None:
         """Compute both sets of frequencies."""

@@ -148,7 +148,7 @@ ENGINE = EngineConfig(max_length=64)
         ({"engine": ENGINE, "prompt": 64}, "prompt of 64 tokens .* do not fit a context of 64"),
         ({"engine": ENGINE, "prompt": 0}, "prompt of 0 tokens"),
         ({"engine": EngineConfig()}, "context of None"),
-        ({"engine": evolve(ENGINE, speculation=NGramLookup()), "prompt": 8}, "guesses are right"),
+        ({"engine": evolve(ENGINE, speculation=NGramLookup()), "prompt": 8}, "tokens are accepted"),
     ],
 )
 def test_loads_without_sense_are_refused(load, text):
