@@ -84,7 +84,9 @@ class Replicas:
         self.max_length = self._engines[0].max_length
         self.config = self._engines[0].config
         self._sent = tuple(
-            SentPrompts(page_size=one.config.page_size or one.max_length, most=stats.pages_total)
+            SentPrompts(
+                page_size=one.config.page_size or one.max_length, max_pages=stats.pages_total
+            )
             for one in self._engines
             for stats in (one.stats(),)
         )
@@ -337,11 +339,11 @@ class SentPrompts:
 
     Args:
         page_size: Tokens of a page.
-        most: Pages that are remembered, as many as the replica has.
+        max_pages: Pages that are remembered, as many as the replica has.
     """
 
-    def __init__(self, *, page_size: int, most: int) -> None:
-        self._page_size, self._most = page_size, most
+    def __init__(self, *, page_size: int, max_pages: int) -> None:
+        self._page_size, self._max_pages = page_size, max_pages
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
@@ -361,7 +363,7 @@ class SentPrompts:
         for digest in reversed(digests):
             self._known[digest] = None
             self._known.move_to_end(digest)
-        while len(self._known) > self._most:
+        while len(self._known) > self._max_pages:
             self._known.popitem(last=False)
 
     def forget(self) -> None:

@@ -122,11 +122,11 @@ class WholeCall:
     """Reads an answer that is one call, or several with semicolons between them.
 
     Args:
-        most: Calls that are kept, the first ones; None keeps all.
+        max_calls: Calls that are kept, the first ones; None keeps all.
     """
 
-    def __init__(self, *, most: int | None = None) -> None:
-        self._held, self._is_text, self._most = "", False, most
+    def __init__(self, *, max_calls: int | None = None) -> None:
+        self._held, self._is_text, self._max_calls = "", False, max_calls
 
     def read(self, text: str) -> list[str | ToolCall]:
         """Return text as soon as it begins with what no call does."""
@@ -153,7 +153,7 @@ class WholeCall:
             calls.append(_call(rest[:end], "", ""))
             rest = rest[end:].lstrip("; \n")
         are_calls = all(isinstance(call, ToolCall) for call in calls)
-        return calls[: self._most] if are_calls else [self._held]
+        return calls[: self._max_calls] if are_calls else [self._held]
 
 
 def _call(text: str, opened: str, closed: str) -> str | ToolCall:
@@ -218,7 +218,7 @@ def read_tool_choice(fields: RequestParser) -> ToolChoice:
 
 
 def _tools(fields: RequestParser) -> list[Any]:
-    found = fields.items("tools", most=_MAX_TOOLS) or []
+    found = fields.items("tools", max_items=_MAX_TOOLS) or []
     for number, one in enumerate(found):
         path = f"tools[{number}]"
         tool = RequestParser(one, path)
@@ -305,7 +305,7 @@ def call_reader(
     if choice.forced and not isinstance(reader, MarkedCalls):
         return WholeCall()
     if choice.is_single and isinstance(reader, WholeCall):
-        return WholeCall(most=1)
+        return WholeCall(max_calls=1)
     return reader
 
 
