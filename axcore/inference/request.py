@@ -239,7 +239,7 @@ class RequestLimits:
         self._check_size(request)
         if abs(request.priority) > _MAX_PRIORITY:
             raise RequestError(
-                f"priority is {request.priority}; expected {-MAX_PRIORITY} to {_MAX_PRIORITY}",
+                f"priority is {request.priority}; expected {-_MAX_PRIORITY} to {_MAX_PRIORITY}",
                 where="priority",
             )
         number = request.num_logprobs
