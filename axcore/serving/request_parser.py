@@ -141,7 +141,7 @@ class RequestParser:
         for name, value in self._content.items():
             if name not in self._known and value is not None:
                 path = self.path(str(name)[:64])
-                hint = suggest_names(str(name)[:64], self._known, most=40)
+                hint = suggest_names(str(name)[:64], self._known, max_names=40)
                 message = f"There is no field {path!r}; {hint}"
                 raise invalid(message, path, code="unknown_field")
 

@@ -127,7 +127,7 @@ class Trainer(Configurable):
 
     @config
     class Config(Configurable.Config["Trainer"]):
-        """Describes a training run, whole.
+        """Describes a complete training run.
 
         What is `Resumable` may change when the run is resumed: how long it is, how often it
         reports, and what it runs on.
@@ -149,7 +149,7 @@ class Trainer(Configurable):
             sharding: How parameters, gradients, activations and keys are split over the mesh.
             logging: When metrics are logged, and where they go.
             eval_every_steps: Steps between evaluations; the last step is always evaluated.
-            prefetch_batches: How many batches a thread prepares ahead of the step at most; with 0
+            prefetch_batches: The most batches that a thread prepares ahead of the step; with 0
                 each is prepared when the step wants it.
             rollback: How many steps may be skipped, and how often the run may go back.
             preemption_notice: A file that appears when this machine is to be taken away; the run
@@ -157,7 +157,7 @@ class Trainer(Configurable):
             guards: What may change a batch or the state between steps, roll back or stop the run.
             checkpoint: When and how checkpoints are saved.
             snapshots: When states are kept in host memory, for restarts without storage.
-            prompt: What the sample at the end of the run resumes from.
+            prompt: The text that the sample at the end of the run continues.
             kernels: Which kernels serve.
         """
 
