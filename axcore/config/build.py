@@ -43,7 +43,7 @@ class _Frame:
         return (*self.parent.path, *self.parent._path_of(self)) if self.parent else ()
 
     def _path_of(self, child: "_Frame") -> Path:
-        """Returns the path of a child's config among this config's values.
+        """Return the path of a child's config among this config's values.
 
         It is found by identity. One that is in several places is taken for the first that was
         not built before; one that the parent edited before it built it, for the only one of its
@@ -72,7 +72,7 @@ class Buildable(Generic[Built_co]):
     """Base of configs that describe a thing: `build` makes it."""
 
     def build(self, **filled: Any) -> Built_co:
-        """Makes what this config describes.
+        """Make what this config describes.
 
         Args:
             **filled: Values for fields, as the parent's wiring. A field that already holds another
@@ -158,7 +158,7 @@ def _missing_error(cfg: Any, missing: list[str]) -> ConfigError:
 
 
 def _note(error: Exception, frame: _Frame) -> None:
-    """Notes once, at the innermost level, where in the tree an exception came from."""
+    """Note once, at the innermost level, where in the tree an exception came from."""
     if not getattr(error, "__config_path__", None):
         where = format_path(frame.path)
         error.__config_path__ = where or "the root"  # type: ignore[attr-defined]
@@ -205,7 +205,7 @@ def _own_config(cls: type[Configurable]) -> Any:
 
 
 def owner_of(cls: type) -> Any:
-    """Returns the class that a config class describes, which is the one that it is nested in."""
+    """Return the class that a config class describes, which is the one that it is nested in."""
     owner = cls.__dict__.get("__config_owner__")
     if owner is None:
         raise ConfigError(

@@ -26,7 +26,7 @@ class CallConfig(Buildable):
 
 
 def config_for(fn: Callable[..., Any], /, **values: Any) -> Any:
-    """Returns a config of the call `fn(**values)`.
+    """Return a config of the call `fn(**values)`.
 
     Parameters without a default are REQUIRED. Values are not checked against the function's
     annotations, which belong to another library.
@@ -38,25 +38,25 @@ def config_for(fn: Callable[..., Any], /, **values: Any) -> Any:
 
 
 def call_arguments(cfg: CallConfig) -> dict[str, Any]:
-    """Returns the arguments that a call passes, nested configs built."""
+    """Return the arguments that a call passes, nested configs built."""
     return {name: _built(value) for name, value in set_fields(cfg).items()}
 
 
 def set_fields(cfg: CallConfig) -> dict[str, Any]:
-    """Returns the fields that differ from the function's own defaults."""
+    """Return the fields that differ from the function's own defaults."""
     defaults = field_defaults(type(cfg))
     values = {name: getattr(cfg, name) for name in field_names(cfg)}
     return {n: v for n, v in values.items() if n not in defaults or v is not defaults[n]}
 
 
 def call_target(cls: type) -> Callable[..., Any]:
-    """Returns the function that a `config_for` class calls."""
+    """Return the function that a `config_for` class calls."""
     fn: Callable[..., Any] = cls.__dict__["__config_call__"][0]
     return fn
 
 
 def function_reference(fn: Any) -> str:
-    """Returns `module:name` of a function or class, by the outermost package that exports it.
+    """Return `module:name` of a function or class, by the outermost package that exports it.
 
     Raises:
         ConfigError: It is a lambda or a local, which no name reaches.

@@ -17,13 +17,13 @@ _LONG = 160
 
 
 def config_html(cfg: Any) -> str:
-    """Returns a config as HTML: what differs from its defaults is in color, the rest is folded."""
+    """Return a config as HTML: what differs from its defaults is in color, the rest is folded."""
     note = joined(["config; ", element("span", "colored", class_="accent"), ": not the default"])
     return card(config_name(cfg), note, _fields(cfg, 0))
 
 
 def _fields(cfg: Any, level: int) -> Html:
-    """Returns the fields of a config: those that differ, then the others in a fold."""
+    """Return the fields of a config: those that differ, then the others in a fold."""
     cls: type = type(cfg)
     docs = field_docs(cls)
     shown: list[Html] = []

@@ -22,7 +22,7 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def from_dict(data: Any, *, set_in: str = "a dict") -> Any:
-    """Returns the config that `to_dict` made the data from.
+    """Return the config that `to_dict` made the data from.
 
     Args:
         data: Plain dicts, lists and scalars.
@@ -50,7 +50,7 @@ def from_dict(data: Any, *, set_in: str = "a dict") -> Any:
 
 
 def decode_value(data: Any, set_in: str) -> Any:
-    """Returns the value of plain data: a config where it has a type, containers and scalars."""
+    """Return the value of plain data: a config where it has a type, containers and scalars."""
     _check_shape(data, set_in)
     with setting_from(Origin(set_in)):
         return _decode(data, (), set_in)
@@ -125,7 +125,7 @@ def _make(cls: Any, fields: Any, path: Path, set_in: str) -> Any:
 
 
 def _check_shape(data: Any, set_in: str) -> None:
-    """Refuses data that nests too deep, holds itself, or grows too large with aliases followed."""
+    """Refuse data that nests too deep, holds itself, or grows too large with aliases followed."""
     count = 0
     entered: list[int] = []  # ids of the containers around the one that is looked at
     stack: list[tuple[int, Any]] = [(0, data)] if isinstance(data, _CONTAINERS) else []
@@ -151,7 +151,7 @@ def _check_shape(data: Any, set_in: str) -> None:
 
 
 def empty_text(set_in: str) -> ConfigError:
-    """Returns the error of a file that says nothing."""
+    """Return the error of a file that says nothing."""
     return ConfigError(
         "there is no config: nothing is written there",
         set_in=set_in,
@@ -165,7 +165,7 @@ def _is_yaml(set_in: str) -> bool:
 
 
 def check_length(text: str | bytes, set_in: str) -> None:
-    """Refuses a text longer than any config is."""
+    """Refuse a text longer than any config is."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(
             f"the text is longer than {MAX_CHARACTERS >> 10} KiB",
@@ -175,7 +175,7 @@ def check_length(text: str | bytes, set_in: str) -> None:
 
 
 def too_deep(set_in: str) -> ConfigError:
-    """Returns the error of data that nests deeper than any config does."""
+    """Return the error of data that nests deeper than any config does."""
     return ConfigError(
         f"nested deeper than {MAX_DEPTH} levels",
         set_in=set_in,

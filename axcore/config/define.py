@@ -21,7 +21,7 @@ _RESERVED = ("build",)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(attrs.field,))
 def config(cls: type[T]) -> type[T]:
-    """Makes a class of configs: frozen, keyword-only, hashable, comparable and picklable.
+    """Make a class of configs: frozen, keyword-only, hashable, comparable and picklable.
 
     Every value is checked against its annotation when an instance is made. Lists become tuples
     and dicts become immutable mappings. A field that defaults to `REQUIRED` is somebody else's
@@ -60,7 +60,7 @@ def _refuse_setting(self: Any, name: str, value: Any) -> NoReturn:
 
 
 def _freeze_defaults(cls: type) -> None:
-    """Makes values of mutable defaults, so that nobody who holds one can change later configs."""
+    """Make values of mutable defaults, so that nobody who holds one can change later configs."""
     for name in inspect.get_annotations(cls):
         default = cls.__dict__.get(name)
         if isinstance(default, (list, tuple, typing.Mapping)):
@@ -69,22 +69,22 @@ def _freeze_defaults(cls: type) -> None:
 
 
 def class_tag(cls: type) -> str:
-    """Returns the name a class is saved under: `module:Outer.Config`."""
+    """Return the name a class is saved under: `module:Outer.Config`."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def registered_class(tag: str) -> type | None:
-    """Returns the `@config` class of that tag, or None; imports nothing."""
+    """Return the `@config` class of that tag, or None; imports nothing."""
     return _REGISTRY.get(tag)
 
 
 def registered_tags() -> tuple[str, ...]:
-    """Returns the tags of all `@config` classes made so far."""
+    """Return the tags of all `@config` classes made so far."""
     return tuple(_REGISTRY)
 
 
 def field_names(cfg: Any) -> tuple[str, ...]:
-    """Returns the field names of a config or a config class, in order."""
+    """Return the field names of a config or a config class, in order."""
     names: tuple[str, ...] = getattr(cfg, CONFIG_MARK)
     return names
 
@@ -107,7 +107,7 @@ def unknown_field(cls: type, name: str) -> str:
 
 
 def field_defaults(cls: type) -> dict[str, Any]:
-    """Returns each field's default; a field without one is absent."""
+    """Return each field's default; a field without one is absent."""
     cached: dict[str, Any] | None = cls.__dict__.get("__config_defaults__")
     if cached is None:
         cached = {
@@ -120,7 +120,7 @@ def field_defaults(cls: type) -> dict[str, Any]:
 
 
 def field_annotations(cls: type) -> dict[str, Any]:
-    """Returns each field's annotation, resolved to real objects.
+    """Return each field's annotation, resolved to real objects.
 
     Raises:
         ConfigError: An annotation names something that cannot be found or held in a config.

@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def diff_config(before: Any, after: Any) -> tuple[Change, ...]:
-    """Returns the differences between two configs, in the order of the tree.
+    """Return the differences between two configs, in the order of the tree.
 
     Two nodes of different classes are one change; inside of nodes of the same class each field,
     item and key is compared on its own.
@@ -42,7 +42,7 @@ def diff_config(before: Any, after: Any) -> tuple[Change, ...]:
 
 
 def format_diff(changes: tuple[Change, ...]) -> str:
-    """Returns changes as text, `- path: before` and `+ path: after`."""
+    """Return changes as text, `- path: before` and `+ path: after`."""
     return "".join(f"{change}\n" for change in changes)
 
 

@@ -22,7 +22,7 @@ _TAGS = frozenset(("type", "call", "function", "required", "mapping", "fields"))
 
 
 def to_dict(cfg: Any) -> dict[str, Any]:
-    """Returns a config as plain dicts, lists and scalars.
+    """Return a config as plain dicts, lists and scalars.
 
     Raises:
         ConfigError: It holds a lambda or local function, which has no name to save, or nests too

@@ -37,7 +37,7 @@ class Field:
 
 
 def fields_of(node: Any, path: str = "") -> Iterator[Field]:
-    """Yields the fields of a config and of all below it, those of a field right after it."""
+    """Yield the fields of a config and of all below it, those of a field right after it."""
     if isinstance(node, tuple):
         for index, item in enumerate(node):
             yield from fields_of(item, f"{path}[{index}]")
@@ -62,7 +62,7 @@ def fields_of(node: Any, path: str = "") -> Iterator[Field]:
 
 
 def cls_name(value: Any) -> str:
-    """Returns the name of what a config describes."""
+    """Return the name of what a config describes."""
     return type(value).__qualname__.removesuffix(".Config")
 
 

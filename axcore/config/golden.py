@@ -9,7 +9,7 @@ from axcore.errors import ConfigError
 
 
 def check_golden(cfg: Any, file: str | pathlib.Path, *, update: bool = False) -> None:
-    """Checks that a config still renders to the text in a golden file.
+    """Check that a config still renders to the text in a golden file.
 
     Args:
         cfg: The config.

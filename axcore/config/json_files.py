@@ -41,7 +41,7 @@ class JsonDepthError(ValueError):
 
 
 def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[str, Any]:
-    """Returns a file's JSON object.
+    """Return a file's JSON object.
 
     Args:
         path: The file.
@@ -102,7 +102,7 @@ def parse_json(text: str | bytes, *, allow_nan: bool = True) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    """Checks level by level: it needs no stack, and looks at each value once."""
+    """Check level by level: it needs no stack, and look at each value once."""
     level = [value] if type(value) in (dict, list) else []
     for _ in range(MAX_JSON_DEPTH):
         if not level:
@@ -181,7 +181,7 @@ def first_double(keys: Iterable[Any]) -> Any:
 
 
 def check_is_fetched(file: Path, *, error: type[AxcoreError]) -> None:
-    """Checks that a file is itself, and no pointer of Git LFS to it.
+    """Check that a file is itself, and no pointer of Git LFS to it.
 
     Args:
         file: The file.

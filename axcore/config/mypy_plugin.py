@@ -22,17 +22,17 @@ class ConfigPlugin(Plugin):
     def get_function_signature_hook(
         self, fullname: str
     ) -> Callable[[FunctionSigContext], FunctionLike] | None:
-        """Gives `evolve` the signature that mypy gives `dataclasses.replace`."""
+        """Give `evolve` the signature that mypy gives `dataclasses.replace`."""
         if fullname == "axcore.config.edit.evolve":
             return replace_function_sig_callback
         return None
 
     def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
-        """Gives `build` of a nested `Config` the class around it as its result."""
+        """Give `build` of a nested `Config` the class around it as its result."""
         return _built if fullname.endswith(".Config.build") else None
 
     def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
-        """Gives `self.config` the nested `Config` of the object's class as its type."""
+        """Give `self.config` the nested `Config` of the object's class as its type."""
         return _config_of if fullname == "axcore.config.build.Configurable.config" else None
 
 
@@ -56,7 +56,7 @@ def _config_of(context: AttributeContext) -> Type:
 
 
 def _around(info: TypeInfo, checker: TypeChecker) -> TypeInfo | None:
-    """Returns the class that a class is nested in, or None where it is in none."""
+    """Return the class that a class is nested in, or None where it is in none."""
     names = info.fullname.removeprefix(f"{info.module_name}.").split(".")[:-1]
     found: TypeInfo | None = None
     table = checker.modules[info.module_name].names
@@ -69,5 +69,5 @@ def _around(info: TypeInfo, checker: TypeChecker) -> TypeInfo | None:
 
 
 def plugin(version: str) -> type[Plugin]:
-    """Returns the plugin; mypy calls this."""
+    """Return the plugin; mypy calls this."""
     return ConfigPlugin

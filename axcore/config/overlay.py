@@ -17,7 +17,7 @@ _TAGS = frozenset(("type", "call", "function", "required", "mapping"))
 
 
 def overlay(cfg: C, data: Mapping[str, Any], *, set_in: str) -> C:
-    """Returns `cfg` with the values of plain data.
+    """Return `cfg` with the values of plain data.
 
     Args:
         cfg: The root.

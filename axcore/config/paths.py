@@ -48,7 +48,7 @@ class _Wildcard(str):
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Parses a path or glob.
+    """Parse a path or glob.
 
     Raises:
         ConfigError: The text is not a path.
@@ -102,7 +102,7 @@ def _not_a_path(text: str, at: int) -> ConfigError:
 
 
 def format_path(path: Sequence[Step]) -> str:
-    """Returns a path as text; the root is the empty string."""
+    """Return a path as text; the root is the empty string."""
     text = ""
     for step in path:
         if isinstance(step, int):

@@ -25,7 +25,7 @@ class Origin(NamedTuple):
 
 
 def _short(file: str) -> str:
-    """Returns a source file's name from the folder that it is imported from."""
+    """Return a source file's name from the folder that it is imported from."""
     roots = [root for root in sys.path if root and file.startswith(root.rstrip("/") + "/")]
     return file[len(max(roots, key=len).rstrip("/")) + 1 :] if roots else file
 
@@ -35,7 +35,7 @@ _given: ContextVar[Origin | None] = ContextVar("axcore_origin", default=None)
 
 @contextlib.contextmanager
 def setting_from(origin: Origin) -> Iterator[None]:
-    """Makes `origin` that of every value that is set while code runs."""
+    """Make `origin` that of every value that is set while code runs."""
     token = _given.set(origin)
     try:
         yield
@@ -44,7 +44,7 @@ def setting_from(origin: Origin) -> Iterator[None]:
 
 
 def calling_origin() -> Origin:
-    """Returns the nearest caller outside of `axcore.config` and attrs' generated code."""
+    """Return the nearest caller outside of `axcore.config` and attrs' generated code."""
     given = _given.get()
     if given is not None:
         return given
@@ -65,13 +65,13 @@ def set_origins(cfg: Any, origins: dict[str, Origin]) -> None:
 
 
 def origins_of(cfg: Any) -> dict[str, Origin]:
-    """Returns the origin of every field of `cfg` itself that differs from its default."""
+    """Return the origin of every field of `cfg` itself that differs from its default."""
     found: dict[str, Origin] = getattr(cfg, _ORIGINS, {})
     return found
 
 
 def carry_origins(new: Any, old: Any, changed: dict[str, Origin]) -> None:
-    """Gives `new` the origins of `old`, but for the fields in `changed`."""
+    """Give `new` the origins of `old`, but for the fields in `changed`."""
     mine = origins_of(new)
     kept = {name: origin for name, origin in origins_of(old).items() if name in mine}
     mine.update(kept)

@@ -12,7 +12,7 @@ from axcore.config.values import is_config
 
 
 def render_config(cfg: Any, *, fold_defaults: bool = True, origins: bool = False) -> str:
-    """Returns the golden form of a config.
+    """Return the golden form of a config.
 
     A config node is a line `path: Class`, followed by its fields. Scalars and tuples of scalars
     are on one line.
@@ -33,7 +33,7 @@ def render_config(cfg: Any, *, fold_defaults: bool = True, origins: bool = False
 
 
 def format_value(value: Any) -> str:
-    """Returns one line of text for any config value."""
+    """Return one line of text for any config value."""
     if is_config(value):
         inner = ", ".join(
             f"{name}={format_value(getattr(value, name))}" for name in _shown_fields(value, True)
@@ -52,7 +52,7 @@ def format_value(value: Any) -> str:
 
 
 def config_name(cfg: Any) -> str:
-    """Returns the short name of a config's class: `FeedForward` for `FeedForward.Config`."""
+    """Return the short name of a config's class: `FeedForward` for `FeedForward.Config`."""
     name = type(cfg).__qualname__.split("<locals>.")[-1]
     return name.removesuffix(".Config")
 
@@ -79,7 +79,7 @@ def _shown_fields(cfg: Any, fold: bool) -> Iterator[str]:
 
 
 def is_at_default(cfg: Any, name: str) -> bool:
-    """Returns whether a field holds its default."""
+    """Return whether a field holds its default."""
     defaults, value = field_defaults(type(cfg)), getattr(cfg, name)
     if name not in defaults:
         return False

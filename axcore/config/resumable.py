@@ -19,12 +19,12 @@ Resumable = Annotated[T, _MARK]
 
 
 def resumable_paths(cfg: Any) -> tuple[str, ...]:
-    """Returns the paths of a config's resumable fields; all that is below them may change, too."""
+    """Return the paths of a config's resumable fields; all that is below them may change, too."""
     return tuple(map(format_path, _paths(cfg, ())))
 
 
 def describe_resumable(paths: Iterable[str]) -> str:
-    """Returns paths for people: those of the root by name, then others as `**.name`, once each."""
+    """Return paths for people: those of the root by name, then others as `**.name`, once each."""
     shown = {path if "." not in path else f"**.{path.rpartition('.')[2]}": None for path in paths}
     return ", ".join(sorted(shown, key=lambda name: name.startswith("**")))
 

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def to_json(cfg: Any) -> str:
-    """Returns a config as indented JSON."""
+    """Return a config as indented JSON."""
     plain = {"unstructure_as": object}  # to_dict left nothing to take apart
     return _converter().dumps(to_dict(cfg), **plain, indent=2, ensure_ascii=False) + "\n"
 
 
 def from_json(text: str, *, set_in: str = "JSON") -> Any:
-    """Returns the config in a JSON text; raises ConfigError as `from_dict` does."""
+    """Return the config in a JSON text; raises ConfigError as `from_dict` does."""
     return from_dict(load_json(text, set_in), set_in=set_in)
 
 
 def load_json(text: str, set_in: str) -> Any:
-    """Returns the plain data in a JSON text.
+    """Return the plain data in a JSON text.
 
     Raises:
         ConfigError: It is not JSON, is empty, or holds a key twice.
@@ -50,20 +50,20 @@ def _converter() -> "JsonConverter":
 
 
 def to_yaml(cfg: Any) -> str:
-    """Returns a config as YAML."""
+    """Return a config as YAML."""
     from axcore.config.yaml_text import dump_yaml
 
     return dump_yaml(to_dict(cfg))
 
 
 def from_yaml(text: str, *, set_in: str = "YAML") -> Any:
-    """Returns the config in a YAML text; raises ConfigError as `from_dict` does."""
+    """Return the config in a YAML text; raises ConfigError as `from_dict` does."""
     from axcore.config.yaml_text import load_yaml
 
     return from_dict(load_yaml(text, set_in), set_in=set_in)
 
 
 def digest(cfg: Any) -> str:
-    """Returns a short stable fingerprint of a config's value."""
+    """Return a short stable fingerprint of a config's value."""
     canonical = json.dumps(to_dict(cfg), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]

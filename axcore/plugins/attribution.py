@@ -10,7 +10,7 @@ from axcore.registration.returns import CORE, note_owner, wrong_return
 
 
 def plugin_of(cls: type) -> str:
-    """Returns the name of the plugin whose package a class is in; empty where it is none's."""
+    """Return the name of the plugin whose package a class is in; empty where it is none's."""
     package = cls.__module__.partition(".")[0]
     owners = [
         plugin.name
@@ -22,7 +22,7 @@ def plugin_of(cls: type) -> str:
 
 @contextmanager
 def attributed(owner: object, method: str) -> Iterator[None]:
-    """Lets exceptions of an object's method through, with a note of the plugin of its class.
+    """Let exceptions of an object's method through, with a note of the plugin of its class.
 
     Raises:
         PluginError: The method wants to end the process.
@@ -39,13 +39,13 @@ def attributed(owner: object, method: str) -> Iterator[None]:
 def wrong_method_return(
     owner: object, method: str, value: Any, expected: str, *, verb: str = "returned"
 ) -> PluginError:
-    """Returns the error for what a method of an object returned, with the plugin of its class."""
+    """Return the error for what a method of an object returned, with the plugin of its class."""
     plugin = plugin_of(type(owner))
     return wrong_return(_named(owner, method), value, expected, plugin=plugin, verb=verb)
 
 
 def of_plugin(owner: object) -> str:
-    """Returns " of plugin 'NAME'" for an object whose class a plugin brings, else nothing."""
+    """Return " of plugin 'NAME'" for an object whose class a plugin brings, else nothing."""
     plugin = plugin_of(type(owner))
     return "" if plugin in ("", CORE) else f" of plugin {plugin!r}"
 

@@ -16,7 +16,7 @@ def wanted_compiler_options(
     *,
     serves: bool = False,
 ) -> Mapping[str, Option]:
-    """Returns the options for `hardware`, by name.
+    """Return the options for `hardware`, by name.
 
     Args:
         hardware: What is compiled for.

@@ -12,7 +12,7 @@ from axcore.registration.returns import CORE
 
 
 def refuse_conflicts(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
-    """Returns the plugins with those that conflict failed: never the core, else all involved."""
+    """Return the plugins with those that conflict failed: never the core, else all involved."""
     return _refuse_unknown_ops(_refuse_duplicates(plugins))
 
 

@@ -9,7 +9,7 @@ _MOST = 8
 
 
 def first_difference(first: Sequence[str], own: Sequence[str]) -> str:
-    """Returns what a process lacks and has beside the first, empty where they are the same.
+    """Return what a process lacks and has beside the first, empty where they are the same.
 
     Args:
         first: What process 0 is made of, as `PluginHost.fingerprint_lines` says.
@@ -22,7 +22,7 @@ def first_difference(first: Sequence[str], own: Sequence[str]) -> str:
 
 
 def require_consistency(differences: Sequence[str]) -> None:
-    """Lets a run continue only where all processes say the same of themselves.
+    """Let a run continue only where all processes say the same of themselves.
 
     Args:
         differences: What `first_difference` says of each process, in their order.

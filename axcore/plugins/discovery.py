@@ -45,7 +45,7 @@ class PluginCandidate:
 
 
 def discover() -> tuple[PluginCandidate, ...]:
-    """Returns every plugin installed, sorted by name, importing none of them.
+    """Return every plugin installed, sorted by name, importing none of them.
 
     Where two versions of a distribution are on `sys.path`, the first one counts, as for imports.
     """
@@ -54,7 +54,7 @@ def discover() -> tuple[PluginCandidate, ...]:
 
 
 def _with_plugins() -> Iterator[Distribution]:
-    """Yields the distributions whose entry points name a group of ours."""
+    """Yield the distributions whose entry points name a group of ours."""
     seen: set[str] = set()
     for entry in sys.path:
         for info in _infos(entry or "."):
@@ -101,7 +101,7 @@ def _names_our_group(path: str) -> bool:
 
 
 def _found_otherwise() -> Iterator[Distribution]:
-    """Yields what is not in a folder: in archives on `sys.path`, or by finders of others."""
+    """Yield what is not in a folder: in archives on `sys.path`, or by finders of others."""
     archives = [entry for entry in sys.path if os.path.isfile(entry)]
     if archives:
         yield from Distribution.discover(path=archives)
@@ -112,7 +112,7 @@ def _found_otherwise() -> Iterator[Distribution]:
 
 
 def _candidates(dist: Distribution) -> Iterator[PluginCandidate]:
-    """Yields the plugins of a distribution, or one that says why its metadata cannot be read."""
+    """Yield the plugins of a distribution, or one that says why its metadata cannot be read."""
     name, version, problem = _identity(dist)
     found: list[tuple[EntryPoint, int]] = []
     try:
@@ -138,7 +138,7 @@ def _candidates(dist: Distribution) -> Iterator[PluginCandidate]:
 
 
 def _identity(dist: Distribution) -> tuple[str, str, str]:
-    """Returns the name and version of a distribution, and what is wrong with its METADATA."""
+    """Return the name and version of a distribution, and what is wrong with its METADATA."""
     folder = str(getattr(dist, "_path", "")).rstrip("/").rpartition("/")[2]
     name, _, version = folder.rpartition(".")[0].partition("-")
     name, version = _normalised(name) or "unknown", version or "unknown"
@@ -153,7 +153,7 @@ def _identity(dist: Distribution) -> tuple[str, str, str]:
 
 
 def _unmet(requirements: Iterable[str]) -> str:
-    """Returns what a distribution requires of axcore that this one does not meet, or nothing."""
+    """Return what a distribution requires of axcore that this one does not meet, or nothing."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     for text in requirements:

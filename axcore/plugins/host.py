@@ -52,11 +52,11 @@ class PluginHost:
     problem: PluginError | None = attrs.field(default=None, eq=False)
 
     def plugins(self) -> tuple[Plugin, ...]:
-        """Returns every plugin, whatever its state; the core first, then by name."""
+        """Return every plugin, whatever its state; the core first, then by name."""
         return self.installed
 
     def plugin(self, name: str) -> Plugin:
-        """Returns the plugin of that name.
+        """Return the plugin of that name.
 
         Raises:
             PluginError: None is installed.
@@ -68,7 +68,7 @@ class PluginHost:
         raise PluginError(f"no plugin {name!r} is installed; {suggest_names(name, known)}")
 
     def records(self, kind: type[R]) -> tuple[R, ...]:
-        """Returns all records of a kind that loaded plugins brought, sorted by key."""
+        """Return all records of a kind that loaded plugins brought, sorted by key."""
         found = [
             record
             for plugin in self.installed
@@ -78,7 +78,7 @@ class PluginHost:
         return tuple(sorted(found, key=lambda record: record.key))
 
     def require_healthy(self) -> None:
-        """Lets a run continue only where nothing that is installed and not blocked is broken.
+        """Let a run continue only where nothing that is installed and not blocked is broken.
 
         Raises:
             PluginError: Naming all that is broken, and the `AXCORE_BLOCK=...` that would start.
@@ -103,11 +103,11 @@ class PluginHost:
             ) from broken[0].error
 
     def fingerprint(self) -> str:
-        """Returns a digest of versions and of what is loaded; equal in all processes of a run."""
+        """Return a digest of versions and of what is loaded; equal in all processes of a run."""
         return hashlib.sha256("\n".join(self.fingerprint_lines()).encode()).hexdigest()[:16]
 
     def fingerprint_lines(self) -> tuple[str, ...]:
-        """Returns what the fingerprint is made of, to show where two processes differ."""
+        """Return what the fingerprint is made of, to show where two processes differ."""
         packages = [f"package {name} {_version(name)}" for name in ("jax", "jaxlib")]
         loaded = [
             f"plugin {plugin.name} {plugin.candidate.distribution} {plugin.candidate.version}"
@@ -126,7 +126,7 @@ def load_host(
     environment: Mapping[str, str] | None = None,
     candidates: Sequence[PluginCandidate] | None = None,
 ) -> PluginHost:
-    """Returns a new host, with everything that may load loaded.
+    """Return a new host, with everything that may load loaded.
 
     Args:
         environment: Where `AXCORE_PLUGINS`, `AXCORE_BLOCK` and `AXCORE_PLUGIN_TIMEOUT_S` are read;
@@ -156,7 +156,7 @@ def load_host(
 
 @functools.cache
 def plugin_host() -> PluginHost:
-    """Returns the host of this process, loaded once. `plugin_host.cache_clear()` forgets it."""
+    """Return the host of this process, loaded once. `plugin_host.cache_clear()` forgets it."""
     return load_host()
 
 

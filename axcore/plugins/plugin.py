@@ -58,14 +58,14 @@ class Plugin:
         return f"{type(self.error).__name__}: {self.error}"
 
     def failed(self, error: BaseException) -> "Plugin":
-        """Returns the plugin as failed; what it brought is dropped."""
+        """Return the plugin as failed; what it brought is dropped."""
         return attrs.evolve(self, state="failed", error=error, records=())
 
 
 def survey(
     candidates: Iterable[PluginCandidate], plugin_filter: PluginFilter
 ) -> tuple[Plugin, ...]:
-    """Returns one plugin per name, in order of names, none of them imported yet."""
+    """Return one plugin per name, in order of names, none of them imported yet."""
     by_name: dict[str, list[PluginCandidate]] = defaultdict(list)
     for candidate in candidates:
         by_name[candidate.name].append(candidate)

@@ -26,12 +26,12 @@ class PluginFilter:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "PluginFilter":
-        """Reads `AXCORE_PLUGINS` and `AXCORE_BLOCK`: names, with commas between them."""
+        """Read `AXCORE_PLUGINS` and `AXCORE_BLOCK`: names, with commas between them."""
         allow = _names(environment.get(ALLOW, ""))
         return cls(allow=allow or None, block=_names(environment.get(BLOCK, "")))
 
     def exclusion_reason(self, name: str) -> str | None:
-        """Returns None where the plugin may load, else which variable keeps it out."""
+        """Return None where the plugin may load, else which variable keeps it out."""
         if name in self.block:
             return f"{BLOCK} names it"
         if self.allow is not None and name not in self.allow:
@@ -39,7 +39,7 @@ class PluginFilter:
         return None
 
     def problem(self, installed: Iterable[str]) -> PluginError | None:
-        """Returns the error of names that are not installed, or of blocking the core, or None."""
+        """Return the error of names that are not installed, or of blocking the core, or None."""
         installed = sorted(set(installed))
         if CORE in self.block:
             return PluginError(

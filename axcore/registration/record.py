@@ -33,7 +33,7 @@ class Record:
         return "/".join(str(getattr(self, name)) for name in self.key_fields)
 
     def stamped(self, plugin: str) -> Self:
-        """Returns the record, and every Ref in it, marked as brought by `plugin`."""
+        """Return the record, and every Ref in it, marked as brought by `plugin`."""
         changes: dict[str, Any] = {"plugin": plugin}
         for field in attrs.fields(type(self)):
             value = getattr(self, field.name)
@@ -42,7 +42,7 @@ class Record:
         return attrs.evolve(self, **changes)
 
     def call(self, field: str, *args: Any, returns: Returns, expected: str = "") -> Any:
-        """Returns what the function in a field returns, which must be of the type that is declared.
+        """Return what the function in a field returns, which must be of the type that is declared.
 
         Args:
             field: Name of a field that holds a `Ref`.
@@ -73,18 +73,18 @@ class Record:
         return result
 
     def note(self, error: BaseException, field: str) -> None:
-        """Notes on an exception from a plugin's code whose it is."""
+        """Note on an exception from a plugin's code whose it is."""
         note_owner(error, self._at(field), self.plugin)
 
     def wrong_return(
         self, field: str, value: Any, expected: str, *, shown: str = ""
     ) -> PluginError:
-        """Returns the error for what the function in a field returned, `shown` as text if given."""
+        """Return the error for what the function in a field returned, `shown` as text if given."""
         at = f"{self._at(field)},"
         return wrong_return(at, value, expected, plugin=self.plugin, shown=shown)
 
     def wrong_field(self, field: str, value: Any, expected: str) -> PluginError:
-        """Returns the error for what the `Ref` in a field leads to."""
+        """Return the error for what the `Ref` in a field leads to."""
         return wrong_return(f"{self._at(field)},", value, expected, plugin=self.plugin, verb="is")
 
     def _at(self, field: str) -> str:
@@ -95,7 +95,7 @@ class Record:
 
 
 def record(*, hook: str) -> Callable[[C], C]:
-    """Declares the hook by which plugins bring records of a class.
+    """Declare the hook by which plugins bring records of a class.
 
     The rest is made from it: the hook's pluggy spec, the typed decorator `hook.NAME`, and its
     section of `docs/plugins/hooks.md`, from the class's docstring. After adding a class, run

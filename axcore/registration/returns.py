@@ -16,7 +16,7 @@ Returns = type | UnionType
 def wrong_return(
     who: str, value: Any, expected: str, *, plugin: str, verb: str = "returned", shown: str = ""
 ) -> PluginError:
-    """Returns the error of a wrong value.
+    """Return the error of a wrong value.
 
     Args:
         who: What returned it, with its plugin.
@@ -37,7 +37,7 @@ def wrong_return(
 
 
 def note_owner(error: BaseException, where: str, plugin: str) -> None:
-    """Notes on an exception that it is from a plugin's code, and how to run without that.
+    """Note on an exception that it is from a plugin's code, and how to run without that.
 
     Args:
         error: Keeps its type.
@@ -50,6 +50,6 @@ def note_owner(error: BaseException, where: str, plugin: str) -> None:
 
 
 def names_of(returns: Returns) -> str:
-    """Returns how an error names the types that were expected."""
+    """Return how an error names the types that were expected."""
     kinds: Iterable[Any] = get_args(returns) or (returns,)
     return " or ".join("None" if kind is type(None) else kind.__qualname__ for kind in kinds)
