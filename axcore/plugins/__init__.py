@@ -7,10 +7,10 @@ from axcore.hardware.hardware import Hardware as Hardware
 from axcore.hardware.mesh_rules import check_mesh_rules as check_mesh_rules
 from axcore.hardware.mesh_rules import find_mesh_rule as find_mesh_rule
 from axcore.hardware.predicates import requires as requires
-from axcore.plugins.compiler_options import wanted_compiler_options as wanted_compiler_options
 from axcore.plugins.discovery import Plugin as Plugin
-from axcore.plugins.environment_flags import set_environment_flags as set_environment_flags
-from axcore.plugins.environment_flags import wanted_flags as wanted_flags
+from axcore.plugins.flags import set_environment_flags as set_environment_flags
+from axcore.plugins.flags import wanted_compiler_options as wanted_compiler_options
+from axcore.plugins.flags import wanted_flags as wanted_flags
 from axcore.plugins.host import PluginHost as PluginHost
 from axcore.plugins.host import attributed as attributed
 from axcore.plugins.host import load_host as load_host

@@ -5,15 +5,15 @@ import subprocess
 import sys
 
 import pytest
-from axcore.plugins.environment_flags import (
-    expected_hardware,
-    merge_flags,
-    wanted_flags,
-)
 
 from axcore._jax_compat import devices_have_started
 from axcore.errors import PluginError
 from axcore.plugins import EnvironmentFlags, Hardware, Ref, set_environment_flags
+from axcore.plugins.flags import (
+    expected_hardware,
+    merge_flags,
+    wanted_flags,
+)
 
 CPU = Hardware.parse("cpu-8")
 FLAGS = """

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from axcore.plugins.environment_flags import present_family
 from click.testing import CliRunner
 
 from axcore.aot.targets import compile_devices, compile_environment
@@ -27,6 +26,7 @@ from axcore.plugins import (
     set_environment_flags,
     wanted_compiler_options,
 )
+from axcore.plugins.flags import present_family
 from axcore.trainer.callbacks.events import Observers, RunFinished
 from axcore.trainer.callbacks.observers import named_observers
 from axcore.trainer.callbacks.writers import Writers, find_writers

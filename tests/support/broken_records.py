@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from axcore.plugins.environment_flags import present_family
 from broken_plugins import HANG, BrokenPlugin, brings
 from click.testing import CliRunner
 
@@ -36,6 +35,7 @@ from axcore.plugins import (
     set_environment_flags,
     wanted_compiler_options,
 )
+from axcore.plugins.flags import present_family
 from axcore.testing.tiny import small_experiment
 from axcore.testing.trainers import trainer_on
 from axcore.trainer import RunFinished
