@@ -21,7 +21,7 @@ from axcore.ops import (
     decode_attention,
     use_policy,
 )
-from axcore.ops.attention.op import attention_call, run_attention
+from axcore.ops.attention.op import ATTENTION_OP
 from axcore.ops.dispatch import op_kernels
 from axcore.plugins import Hardware
 
@@ -120,7 +120,7 @@ def _contests(name: str, rows: Rows) -> Iterator[Contest]:
 def _takes(name: str, inputs: AttentionInputs, spec: AttentionSpec) -> bool:
     (kernel,) = [one for one in op_kernels("attention") if one.name == name]
     calls = []
-    jax.eval_shape(lambda given: calls.append(attention_call(given, spec, with_lse=False)), inputs)
+    jax.eval_shape(lambda given: calls.append(ATTENTION_OP.call(given, spec, lse=False)), inputs)
     reason = kernel.unsupported_reason
     return reason is None or reason.resolve()(calls[0]) is None
 
@@ -135,7 +135,7 @@ def policy(**pins: str) -> KernelPolicy:
 def _forward(name: str, spec: AttentionSpec, inputs: AttentionInputs) -> Array:
     own = inputs._replace(k_segments_BS=inputs.q_segments_BT)  # one array, as layers give it
     with use_policy(policy(attention=name)):
-        return run_attention(own, spec, with_lse=False)[0]
+        return ATTENTION_OP.run(own, spec, lse=False)[0]
 
 
 def _gradients(name: str, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Array, ...]:

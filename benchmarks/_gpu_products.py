@@ -58,10 +58,10 @@ def grouped(is_quick: bool) -> Iterator[Contest]:
     """The products of experts, of which each has about as many rows."""
     from axl_gpu.kernels.grouped_matmul import api, mosaic
 
-    from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_custom_vjp
+    from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP, GroupedMatmulInputs
 
     def by(forward: Any, backward: Any) -> Callable[..., Array]:
-        return lambda *arguments: grouped_matmul_custom_vjp(
+        return lambda *arguments: GROUPED_MATMUL_OP.custom_vjp(
             GroupedMatmulInputs(*arguments), None, forward=forward, backward=backward
         )
 
@@ -128,9 +128,9 @@ def norm(is_quick: bool) -> Iterator[Contest]:
 
     from axcore.ops import RmsNormInputs, RmsNormSpec
     from axcore.ops.rms_norm.kernels import rms_norm_portable
-    from axcore.ops.rms_norm.op import rms_norm_custom_vjp
+    from axcore.ops.rms_norm.op import RMS_NORM_OP
 
-    ours = partial(rms_norm_custom_vjp, forward=gpu_rms_norm, backward=gpu_rms_norm_backward)
+    ours = partial(RMS_NORM_OP.custom_vjp, forward=gpu_rms_norm, backward=gpu_rms_norm_backward)
     spec = RmsNormSpec(epsilon=1e-5)
     rivals = {
         name: partial(lambda kernel, *arguments: kernel(RmsNormInputs(*arguments), spec), kernel)

@@ -37,7 +37,7 @@ import axcore as ax
 from axcore.cli.main import collect_seldom
 from axcore.config import config
 from axcore.data import Tokenizer
-from axcore.inference import Answer, Engine, EngineConfig, Request, Sampling
+from axcore.inference import CompletionStream, Engine, EngineConfig, Request, Sampling
 from axcore.models import transformer
 from axcore.modifiers import KVCache
 from axcore.ops import current_policy
@@ -45,7 +45,7 @@ from axcore.parallel import make_mesh
 
 LIKELIEST = Sampling(temperature=0.0)
 SETTINGS = EngineConfig(
-    max_rows=NUM_REQUESTS, max_length=CONTEXT, decode_sizes=(1, 4, 8, 16, NUM_REQUESTS)
+    max_num_seqs=NUM_REQUESTS, max_length=CONTEXT, batch_size_buckets=(1, 4, 8, 16, NUM_REQUESTS)
 )
 SLOTS = 64
 HOST_PASSES = 6
@@ -81,7 +81,7 @@ class AnyTokens(Tokenizer):
 class Read:
     """Reads an answer in a thread of its own, and remembers when its tokens came."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: CompletionStream) -> None:
         self.at: list[float] = []
         self.tokens: list[int] = []
         self._answer = answer
@@ -111,7 +111,7 @@ def request(prompt: list[int], num_tokens: int) -> Request:
 def decode(engine: Engine, vocab_size: int, batch: int, count: int, seed: int) -> dict[str, Any]:
     """Takes the time of each token after all rows have their first ones."""
     rows = prompts(batch, PROMPT, vocab_size, seed=seed)
-    num_tokens = count + 2 * SETTINGS.tokens_per_call
+    num_tokens = count + 2 * SETTINGS.num_decode_steps
     read = [Read(engine.submit(request(row, num_tokens))) for row in rows]
     while not all(one.at for one in read):
         time.sleep(1e-4)
@@ -168,7 +168,7 @@ def host(count: int) -> dict[str, Any]:
     cfg = transformer(vocab_size=64, dim=8, num_layers=1, num_heads=1, hidden_dim=8)
     model = cfg.build()
     settings = EngineConfig(
-        max_rows=SLOTS, max_length=512, decode_sizes=(SLOTS,), tokens_per_call=1
+        max_num_seqs=SLOTS, max_length=512, batch_size_buckets=(SLOTS,), num_decode_steps=1
     )
     tokenizer = AnyTokens.Config(vocab_size=cfg.vocab_size).build()
     passes = []

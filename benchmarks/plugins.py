@@ -50,12 +50,12 @@ CHOICE = """
 import statistics, time
 import jax.numpy as jnp
 from axcore.ops import AttentionInputs, AttentionSpec, KernelPolicy, choose, use_policy
-from axcore.ops.attention.op import attention_call
+from axcore.ops.attention.op import ATTENTION_OP
 from axcore.ops.plan import choose_and_record
 from axcore.plugins import Hardware
 
 q = jnp.zeros((2, 256, 4, 64), jnp.bfloat16)
-call = attention_call(AttentionInputs(q, q, q), AttentionSpec(scale=1.0, right=0), with_lse=False)
+call = ATTENTION_OP.call(AttentionInputs(q, q, q), AttentionSpec(scale=1.0, right=0), lse=False)
 policy = KernelPolicy(hardware=Hardware.parse("cpu-8"))
 times = []
 with use_policy(policy):

@@ -179,7 +179,7 @@ def main() -> None:
     if given.dry_run:
         import _serving_axcore
 
-        print(f"{_serving_axcore.SETTINGS.max_rows} rows can be served")
+        print(f"{_serving_axcore.SETTINGS.max_num_seqs} rows can be served")
         return
     figures: Figures = {"rivals": {}, "models": {}, "load": {}}
     if given.device != "cpu":

@@ -29,9 +29,9 @@ CONTEXT = 1280
 
 REPORTED = (
     "context",
-    "max_rows",
-    "step_tokens",
-    "tokens_per_call",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_decode_steps",
     "page_size",
     "num_pages",
     "pages_that_fit",

@@ -119,7 +119,7 @@ class Judge:
         self._asked = [one for one in asked if not one.is_open]
         self._pairs = pairs
         self._tokenizer = run.trainer.data.tokenizer
-        cfg = EngineConfig(max_rows=16, max_length=96, step_tokens=256)
+        cfg = EngineConfig(max_num_seqs=16, max_length=96, max_num_batched_tokens=256)
         self._engine = Engine(run.model, run.state, self._tokenizer, cfg)
 
     def __enter__(self) -> "Judge":

@@ -174,10 +174,10 @@ def our_steps(case: Case, hardware: Hardware) -> dict[str, Steps]:
     """Returns the steps of our kernels; of branches, masked and whole visits are in the middle."""
     from axl_tpu.kernels.attention.block_sizes import BACKWARD_BLOCK_SIZES, BLOCK_SIZES
 
-    from axcore.ops.attention.op import attention_call
+    from axcore.ops.attention.op import ATTENTION_OP
 
     inputs, spec = call_of(case)
-    call = attention_call(inputs, spec, with_lse=False)
+    call = ATTENTION_OP.call(inputs, spec, lse=False)
     fwd, back = (
         table.entry(call, hardware).block_sizes for table in (BLOCK_SIZES, BACKWARD_BLOCK_SIZES)
     )

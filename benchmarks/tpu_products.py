@@ -98,14 +98,14 @@ def grouped(folder: Path, hardware: Hardware, device: Any) -> dict[str, Any]:
     from axl_tpu.kernels.grouped_matmul.api import tpu_grouped_matmul, tpu_grouped_matmul_backward
     from axl_tpu.kernels.grouped_matmul.megablox import megablox, megablox_backward
 
-    from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_custom_vjp
+    from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP, GroupedMatmulInputs
 
     figures = {}
     for name, forward, backward, steps in (
         ("megablox", megablox, megablox_backward, megablox_steps()),
         ("ours", tpu_grouped_matmul, tpu_grouped_matmul_backward, our_steps(hardware)),
     ):
-        multiply = partial(grouped_matmul_custom_vjp, forward=forward, backward=backward)
+        multiply = partial(GROUPED_MATMUL_OP.custom_vjp, forward=forward, backward=backward)
 
         def run(x: Any, w: Any, sizes: Any, dy: Any, multiply: Any = multiply) -> Any:
             of_arrays = lambda x, w: multiply(GroupedMatmulInputs(x, w, sizes), None)  # noqa: E731

@@ -1,6 +1,6 @@
-"""Compiling for hardware that is not here: does it fit, where does memory go, how long it takes."""
+"""Compile for hardware you do not have: does it fit, where does memory go, how long it takes."""
 
-from axcore.aot.compile import KeptAnswers, compile_for, compile_resolved, compile_serving
+from axcore.aot.compile import ReportCache, compile_for, compile_resolved, compile_serving
 from axcore.aot.report.page import report_page
 from axcore.aot.report.report import Report, report_from_json
 from axcore.aot.report.text import report_text, search_text, verdict
@@ -11,8 +11,8 @@ from axcore.aot.targets import compile_devices, find_aot_target
 
 __all__ = [
     "Attempt",
-    "KeptAnswers",
     "Report",
+    "ReportCache",
     "ServingLoad",
     "ServingReport",
     "compile_devices",

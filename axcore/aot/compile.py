@@ -1,4 +1,7 @@
-"""`compile_for`: the report of a config on a target, compiled in a separate process."""
+"""`compile_for`: the report of a config on a target, compiled in a separate process.
+
+`ReportCache` keeps reports in a folder, so that a search does not compile twice.
+"""
 
 import hashlib
 import json
@@ -33,13 +36,13 @@ FLAGS = re.compile(r"JAX_.*|.*_(FLAGS|ARGS)")
 
 
 @attrs.frozen
-class KeptAnswers:
+class ReportCache:
     """A folder of answers, each of which holds until a file of Python that it came from changes."""
 
     folder: Path
 
     def find(self, request: str, environment: Mapping[str, str]) -> dict[str, Any] | None:
-        """Returns the answer to a request, if it still holds; warns where it cannot be read."""
+        """Return the answer to a request, if it still holds; warn where it cannot be read."""
         from axcore.trainer.compile import versions_of
 
         path = self._path(request, environment)
@@ -54,7 +57,7 @@ class KeptAnswers:
         return answered if files == versions_of(files) else None
 
     def keep(self, request: str, environment: Mapping[str, str], answered: Any) -> None:
-        """Leaves an answer."""
+        """Leave an answer."""
         from axcore.whole_files import write_whole
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +70,7 @@ class KeptAnswers:
 
 
 def compile_for(cfg: Any, target: str, *, experiment: str = "experiment") -> Report:
-    """Returns the report of a trainer's step, really compiled for `target`.
+    """Return the report of a trainer's step, really compiled for `target`.
 
     Args:
         cfg: The trainer's config; it is resolved for the target.
@@ -84,9 +87,9 @@ def compile_for(cfg: Any, target: str, *, experiment: str = "experiment") -> Rep
 
 
 def compile_resolved(
-    resolved: "ResolvedConfig", experiment: str, *, kept: KeptAnswers | None = None
+    resolved: "ResolvedConfig", experiment: str, *, kept: ReportCache | None = None
 ) -> Report:
-    """Returns the report of a resolved config's step, as `compile_for` does.
+    """Return the report of a resolved config's step, as `compile_for` does.
 
     Args:
         resolved: The config and its target.
@@ -109,7 +112,7 @@ def compile_resolved(
 def compile_serving(
     cfg: Any, hardware: Hardware, load: ServingLoad, *, experiment: str = "experiment"
 ) -> ServingReport:
-    """Returns the report of a trainer's config that serves, compiled for hardware as `compile_for`.
+    """Return the report of a trainer's config that serves, compiled for hardware as `compile_for`.
 
     Args:
         cfg: The trainer's config. No mesh rule is applied: those are of training. A mesh that the
@@ -134,7 +137,7 @@ def compile_serving(
 
 
 def _compiled(request: str, environment: Mapping[str, str], hardware: Hardware) -> dict[str, Any]:
-    """Returns what a process of its own answers."""
+    """Return what a process of its own answers."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         done = subprocess.run(

@@ -1,4 +1,7 @@
-"""Running out of memory, explained: what the step needs, where, and which settings need less."""
+"""Explain running out of memory: what the step needs, where, and which settings need less.
+
+RUN/memory.json   of the newest start: the parts, and the largest buffers with what makes them
+"""
 
 import json
 import re
@@ -27,7 +30,7 @@ _LEAST_SHARE = 0.01
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that a device or the host has no memory left."""
+    """Return whether an error says that a device or the host has no memory left."""
     if isinstance(error, MemoryError):
         return True
     text = str(error)
@@ -36,7 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explained(error: BaseException, trainer: Any = None) -> TrainingError:
-    """Returns an error that says what did not fit, and what would.
+    """Return an error that says what did not fit, and what would.
 
     Args:
         error: For which `is_out_of_memory` holds.
@@ -57,7 +60,7 @@ def explained(error: BaseException, trainer: Any = None) -> TrainingError:
 
 
 def check_host_holds_state(trainer: Any) -> None:
-    """Checks, where devices are host processors, that the host can hold what they keep.
+    """Check, where devices are host processors, that the host can hold what they keep.
 
     It is asked before the first array is made: a kernel that runs out of memory ends processes
     without a word.
@@ -95,7 +98,7 @@ def _by_parts(opening: str, memory: Memory, trainer: Any) -> TrainingError:
 
 
 def explained_outside_training(error: BaseException) -> AxcoreError:
-    """Returns an error that says what did not fit while a command did something else than train.
+    """Return an error that says what did not fit while a command did something else than train.
 
     Args:
         error: For which `is_out_of_memory` holds.
@@ -115,7 +118,7 @@ def _host_is_full(error: BaseException) -> str:
 
 
 def _device_is_full(error: BaseException) -> str:
-    """Names the host's memory too: that of host processors is the host's."""
+    """Name the host's memory too: that of host processors is the host's."""
     full = f"a device's memory is full{_amount(error)}; the host has {show_bytes(host_bytes())}"
     return f"{full}\n{str(error).splitlines()[0]}"
 
@@ -131,7 +134,7 @@ def _amount(error: BaseException) -> str:
 
 
 def step_memory(trainer: Any) -> Memory:
-    """Returns what a step needs: of the compiled program, or of its state where none was made."""
+    """Return what a step needs: of the compiled program, or of its state where none was made."""
     compiler = trainer.compiler
     state = compiler.abstract_state()
     if "compiled_step" in vars(compiler):
@@ -168,7 +171,7 @@ def _device(trainer: Any, capacity: int | None) -> str:
 
 
 def _settings(memory: Memory, trainer: Any) -> list[str]:
-    """Returns what needs less, what saves most first. Sizes are estimates of this step's parts."""
+    """Return what needs less, what saves most first. Sizes are estimates of this step's parts."""
     kept, state = memory.activations_bytes, memory.parameters_bytes + memory.optimizer_bytes
     is_host = trainer.mesh.local_devices[0].platform == "cpu"  # whose devices share one memory
     holders = "hosts" if is_host else "devices"
@@ -205,7 +208,7 @@ class StepMemoryRecorder:
         self._directory: Path | None = None
 
     def __call__(self, event: Event) -> None:
-        """Writes the file where the first steps are done."""
+        """Write the file where the first steps are done."""
         match event:
             case RunStarted():
                 self._directory = Path(event.directory)

@@ -21,10 +21,10 @@ from axcore.plugins import Hardware
 REMATS = ("none", "minimal", "save_gate", "save_heads", "save_attention", "full")
 """From most memory to most computation."""
 
-WAYS = (2, 4, 8, 16)
+_WAYS = (2, 4, 8, 16)
 """How many times as many devices an axis of the mesh may take."""
 
-MAX_COMPILES = 20
+_MAX_COMPILES = 20
 
 
 @attrs.frozen
@@ -71,12 +71,12 @@ class Axis:
 
 
 def axes(cfg: Any, hardware: Hardware) -> tuple[Axis, ...]:
-    """Returns what a search may change of a trainer's config, in the order of its walk."""
+    """Return what a search may change of a trainer's config, in the order of its walk."""
     return (_remats(cfg, hardware), _rows(cfg, hardware), _meshes(cfg, hardware))
 
 
 def _remats(cfg: Any, hardware: Hardware) -> Axis:
-    """Returns the presets, of which the config's own is the config as it is.
+    """Return the presets, of which the config's own is the config as it is.
 
     Settings of its own, which are no preset, have presets of more and of less memory beside them.
     """
@@ -88,7 +88,7 @@ def _remats(cfg: Any, hardware: Hardware) -> Axis:
 
 
 def _rows(cfg: Any, hardware: Hardware) -> Axis:
-    """Returns rows of a device at a time, halved and doubled from what they are."""
+    """Return rows of a device at a time, halved and doubled from what they are."""
     sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
     by_axis = dict(zip(MESH_AXES, sizes, strict=True))
     rows = cfg.data.batch_size // math.prod(
@@ -102,7 +102,7 @@ def _rows(cfg: Any, hardware: Hardware) -> Axis:
 
 
 def _meshes(cfg: Any, hardware: Hardware) -> Axis:
-    """Returns meshes that hold parameters more often, and such that split layers' width more."""
+    """Return meshes that hold parameters more often, and such that split layers' width more."""
     if -1 not in cfg.mesh.values():
         return Axis(("",))
     return Axis(
@@ -116,13 +116,13 @@ def _meshes(cfg: Any, hardware: Hardware) -> Axis:
 
 def _wider(mesh: Mapping[str, int], hardware: Hardware, axis: str) -> Iterator[str]:
     own = mesh.get(axis, 1)
-    for ways in (own * factor for factor in WAYS):
+    for ways in (own * factor for factor in _WAYS):
         if own != -1 and hardware.num_devices % ways == 0 and ways < hardware.num_devices:
             yield f"mesh_shape(mesh={ {**mesh, axis: ways} })"
 
 
 def _changes(cfg: Any, change: str, hardware: Hardware) -> bool:
-    """Returns whether a change would change a config."""
+    """Return whether a change would change a config."""
     try:
         return bool(with_changes(cfg, (change,), hardware) != cfg)
     except AxcoreError:
@@ -135,9 +135,9 @@ def search(
     compile_one: Callable[[Any], Report],
     *,
     announce: Callable[[str], None] = lambda changes: None,
-    max_compiles: int = MAX_COMPILES,
+    max_compiles: int = _MAX_COMPILES,
 ) -> tuple[Attempt, ...]:
-    """Returns what was tried, in order.
+    """Return what was tried, in order.
 
     Args:
         cfg: A trainer's config with the hardware's mesh rule applied.
@@ -176,14 +176,14 @@ class _Walk:
         self._best = self._at(self._place)
 
     def climb(self, number: int) -> bool:
-        """Moves along an axis while that helps; returns whether it did."""
+        """Move along an axis while that helps; return whether it did."""
         if self._best.fits and self._best.step_s == float("inf"):
             return False  # there is no time to compare
         first = -1 if self._best.fits else 1
         return self._walk(number, first) or self._walk(number, -first)
 
     def _walk(self, number: int, way: int) -> bool:
-        """Takes steps one way, as long as they help; where nothing fits, until something does."""
+        """Take steps one way, as long as they help; where nothing fits, until something does."""
         has_moved, at = False, self._place[number] + way
         while 0 <= at < len(self.axes[number].settings) and len(self.tried) < self._max_compiles:
             place = (*self._place[:number], at, *self._place[number + 1 :])
@@ -205,7 +205,7 @@ class _Walk:
 
 
 def _rank(attempt: Attempt) -> tuple[bool, float]:
-    """Returns what is less the better an attempt is."""
+    """Return what is less the better an attempt is."""
     if attempt.fits:
         return False, attempt.step_s
     memory = attempt.report.memory if attempt.report else None
@@ -213,13 +213,13 @@ def _rank(attempt: Attempt) -> tuple[bool, float]:
 
 
 def fastest(attempts: Sequence[Attempt]) -> Attempt | None:
-    """Returns what fits with the shortest predicted step, the first of equals; None if nothing."""
+    """Return what fits with the shortest predicted step, the first of equals; None if nothing."""
     fitting = [attempt for attempt in attempts if attempt.fits]
     return min(fitting, key=lambda attempt: attempt.step_s) if fitting else None
 
 
 def search_fields(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Returns what a search chose and all that it tried, in order, as values that JSON holds."""
+    """Return what a search chose and all that it tried, in order, as values that JSON holds."""
     best = fastest(attempts)
     return {
         "chosen": None if best is None else list(best.changes),

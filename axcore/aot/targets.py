@@ -1,4 +1,4 @@
-"""Who compiles for some hardware, and whether that compiler is here. Imports no jax."""
+"""Find the compiler for a target, the environment of its process, and devices to compile for."""
 
 import importlib.util
 import os
@@ -6,14 +6,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from axcore.errors import PluginError
 from axcore.plugins import AotTarget, Hardware, plugin_host, set_environment_flags
 
 
 def find_aot_target(hardware: Hardware, records: Sequence[AotTarget] | None = None) -> AotTarget:
-    """Returns how to compile for `hardware`.
+    """Return how to compile for `hardware`.
 
     Args:
         hardware: What to compile for.
@@ -62,20 +60,18 @@ def _is_there(module: str) -> bool:
 
 
 def compile_devices(target: AotTarget, hardware: Hardware) -> Sequence[Any]:
-    """Returns the devices to compile for; the host's where the target brings none. Starts jax."""
+    """Return the devices to compile for; the host's where the target brings none. Starts jax."""
     if target.devices is not None:
         devices: Sequence[Any] = target.call("devices", hardware, returns=Sequence)
         return devices
-    from axcore.aot.targets import host_devices
-
     return host_devices(hardware)
 
 
 def compile_environment(target: AotTarget, hardware: Hardware) -> Mapping[str, str]:
-    """Returns the environment of a process that compiles: this one's, with what is needed in it.
+    """Return the environment of a process that compiles: this one's, with what is needed in it.
 
     What plugins want set before JAX starts, as on the hardware itself, is among it. Programs for
-    hardware that is not here stay out of jax's compilation cache.
+    hardware you do not have stay out of jax's compilation cache.
     """
     environment = dict(os.environ)
     expected = "a mapping from variable to its value, as str"
@@ -92,7 +88,7 @@ def compile_environment(target: AotTarget, hardware: Hardware) -> Mapping[str, s
 
 
 def _with_flags(own: str, wanted: str) -> str:
-    """Returns a variable's new value; where it is made of flags, the user's others stay."""
+    """Return a variable's new value; where it is made of flags, the user's others stay."""
     if not wanted.startswith("--"):
         return wanted
     named = {flag.partition("=")[0] for flag in wanted.split()}
@@ -100,23 +96,28 @@ def _with_flags(own: str, wanted: str) -> str:
     return " ".join((*kept, wanted))
 
 
-DEVICES_OF_A_PROCESS = 2048
+_MAX_DEVICES = 2048
 """XLA takes any further device of a host for that of another process."""
 
 
 def host_devices(hardware: Hardware) -> Sequence[Any]:
-    """Returns as many of the host's devices as the hardware has, to compile for.
+    """Return as many of the host's devices as the hardware has, to compile for.
 
-    XLA compiles programs for more than `DEVICES_OF_A_PROCESS` where processes can reach one another
+    XLA compiles programs for more than `_MAX_DEVICES` where processes can reach one another
     only, and so this one becomes the only one of a group: call it before anything asks JAX for
     devices. Such a program does not run.
     """
-    if hardware.num_devices > DEVICES_OF_A_PROCESS and not jax.distributed.is_initialized():
+    import jax  # not above: the caller may still set variables that jax reads when it is imported
+
+    if hardware.num_devices > _MAX_DEVICES and not jax.distributed.is_initialized():
         _start_group_of_one()
     return jax.devices("cpu")[: hardware.num_devices]
 
 
 def _start_group_of_one() -> None:
+    import jax
+
+    # Another process may take the port before jax binds it. That is an error, never a wrong group.
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"

@@ -24,7 +24,9 @@ from axcore.trainer.compile import files_of_modules, versions_of
 
 
 def main(request: str, answer: Path) -> None:
-    """Compiles what a request asks for, and writes the answer."""
+    """Compile what a request asks for, and write the answer."""
+    # Errors go into the file as values, not into stderr: the compiler writes there as it likes, and
+    # may abort the process, after which there is no file.
     asked = parse_json(request)
     hardware = Hardware.parse(asked["target"])
     try:

@@ -24,7 +24,7 @@ FORMAT = 1
 
 
 def save_adapters(folder: Path | str, cfg: Any, state: Any) -> None:
-    """Writes the adapters of a model into a folder, which is made where it is absent.
+    """Write the adapters of a model into a folder, which is made where it is absent.
 
     Args:
         folder: Where to write; adapters in it are replaced.
@@ -48,7 +48,7 @@ def save_adapters(folder: Path | str, cfg: Any, state: Any) -> None:
 
 
 def load_adapters(folder: Path | str, cfg: Any, state: Any) -> tuple[Any, Any]:
-    """Returns a model's config and state with the adapters of a folder.
+    """Return a model's config and state with the adapters of a folder.
 
     Args:
         folder: What `save_adapters` wrote.

@@ -1,4 +1,4 @@
-"""`Checkpointer`: saves the states of a run step by step, and restores the newest that is whole.
+"""`Checkpointer`: saves the states of a run, and restores the newest that is undamaged.
 
 The parts: a storage (`storage.py`) commits and deletes steps, `writer.py` fills one, `reader.py`
 checks and restores one, `store.py` moves arrays through Orbax, `manifest.py`
@@ -13,15 +13,15 @@ from typing import Any, Literal, Self
 import jax
 
 from axcore.checkpoint.manifest import Manifest
-from axcore.checkpoint.reader import CheckpointReader, Restored, StepFacts
-from axcore.checkpoint.save import Patience
+from axcore.checkpoint.reader import CheckpointReader, Restored, StepStatus
+from axcore.checkpoint.save import RetryPolicy
 from axcore.checkpoint.storage import open_storage
 from axcore.checkpoint.writer import CheckpointWriter
 from axcore.config import REQUIRED, Configurable, PositiveFloat, PositiveInt, config
 
 
 class Checkpointer(Configurable):
-    """Saves and restores the states of one run.
+    """The saves and restores of one run.
 
     One run writes into a directory at a time; any number may read from it. Nothing is written
     before the first `save`. In a run of several processes each calls the same methods in the same
@@ -61,14 +61,18 @@ class Checkpointer(Configurable):
         self._every_steps = cfg.every_steps
         self._saves_in_background = cfg.saves_in_background
         self._steps = open_storage(cfg.directory)
-        facts = StepFacts()
-        patience = Patience(tries=cfg.tries, wait_s=cfg.retry_after_s)
-        self._writer = CheckpointWriter(self._steps, facts, keep=cfg.keep, patience=patience)
-        self._reader = CheckpointReader(self._steps, facts, falls_back=cfg.on_damage == "fall_back")
+        status = StepStatus()
+        retry_policy = RetryPolicy(tries=cfg.tries, wait_s=cfg.retry_after_s)
+        self._writer = CheckpointWriter(
+            self._steps, status, keep=cfg.keep, retry_policy=retry_policy
+        )
+        self._reader = CheckpointReader(
+            self._steps, status, falls_back=cfg.on_damage == "fall_back"
+        )
 
     @classmethod
     def for_run(cls, cfg: Config, run: Path) -> "Checkpointer":
-        """Returns the checkpointer of a run: in the run's directory, unless it names another."""
+        """Return the checkpointer of a run: in the run's directory, unless it names another."""
         is_named = cfg.directory is not REQUIRED
         return cfg.build() if is_named else cfg.build(directory=str(run / "checkpoints"))
 
@@ -89,27 +93,27 @@ class Checkpointer(Configurable):
         return self._steps.root
 
     def steps(self) -> tuple[int, ...]:
-        """Returns the committed steps, oldest first; `verify` checks that one is still whole."""
+        """Return the committed steps, oldest first; `verify` checks that one is still whole."""
         return self._reader.committed()
 
     def latest(self) -> int | None:
-        """Returns the newest committed step, or None where there is none."""
+        """Return the newest committed step, or None where there is none."""
         return max(self.steps(), default=None)
 
     def known_good(self) -> tuple[int, ...]:
-        """Returns the steps that `mark_good` has marked, by any process, oldest first."""
+        """Return the steps that `mark_good` has marked, by any process, oldest first."""
         return self._reader.known_good()
 
     def is_due(self, step: int) -> bool:
-        """Returns whether the config wants this step saved."""
+        """Return whether the config wants this step saved."""
         return step > 0 and step % self._every_steps == 0
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
-        """Saves a state; returns once `state` may be donated, before it is on the disk.
+        """Save a state; return once `state` may be donated, before it is on the disk.
 
         Waits first for the save before it.
         Committed steps at or after `step`, which a run leaves behind when it resumes from an older
-        step, are renamed to `step_N.aside` with a warning.
+        step, are renamed to `step_N.quarantined` with a warning.
 
         Args:
             step: The step that the state belongs to; later than the last one this object saved.
@@ -123,18 +127,18 @@ class Checkpointer(Configurable):
         if not self._saves_in_background:
             self.wait()
 
-    def rewind(self, step: int) -> None:
-        """Makes `step` the newest: committed steps after it are renamed to `step_N.aside`.
+    def reset_to(self, step: int) -> None:
+        """Make `step` the newest: committed steps after it are renamed to `step_N.quarantined`.
 
         Saving continues after `step`. Waits first for the save in flight.
 
         Raises:
             CheckpointError: The previous save failed, or the directory cannot be written.
         """
-        self._writer.rewind(step)
+        self._writer.reset_to(step)
 
     def mark_good(self, step: int) -> None:
-        """Marks a step that this object saved, verified or restored as known to be good.
+        """Mark a step that this object saved, verified or restored as known to be good.
 
         The newest such step is never deleted, whatever `keep` is. The mark is written in the
         background, after the save in flight, and is there when the run is started again.
@@ -142,11 +146,11 @@ class Checkpointer(Configurable):
         self._writer.mark_good(step)
 
     def newly_committed(self) -> tuple[int, ...]:
-        """Returns the steps whose saves ended well since this was last asked, oldest first."""
+        """Return the steps whose saves ended well since this was last asked, oldest first."""
         return self._writer.newly_committed()
 
     def wait(self) -> None:
-        """Waits until the save in flight is committed.
+        """Wait until the save in flight is committed.
 
         Raises:
             CheckpointError: It failed. Each failure is raised once; earlier steps are unharmed.
@@ -161,7 +165,7 @@ class Checkpointer(Configurable):
         at_or_before: int | None = None,
         partial: bool = False,
     ) -> Restored:
-        """Restores a state, verified against what was saved.
+        """Restore a state, verified against what was saved.
 
         Args:
             template: A pytree of `jax.ShapeDtypeStruct` or arrays. Each leaf is restored into the
@@ -181,7 +185,7 @@ class Checkpointer(Configurable):
         return self._reader.restore(step, template, partial=partial)
 
     def verify_or_replace(self, step: int) -> None:
-        """Verifies a step; a damaged one is replaced by its copy where the storage has one.
+        """Verify a step; a damaged one is replaced by its copy where the storage has one.
 
         Raises:
             DamagedCheckpointError: It is damaged, and there is no copy.
@@ -190,7 +194,7 @@ class Checkpointer(Configurable):
         self._reader.verify_or_replace(step)
 
     def load(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-        """Returns some arrays of a step that was verified before, leaf by leaf if need be.
+        """Return some arrays of a step that was verified before, leaf by leaf if need be.
 
         Args:
             step: The step.
@@ -200,7 +204,7 @@ class Checkpointer(Configurable):
         return self._reader.load(step, wanted)
 
     def manifest(self, step: int) -> Manifest:
-        """Returns what a step is made of, `extra` included, without reading its arrays.
+        """Return what a step is made of, `extra` included, without reading its arrays.
 
         Raises:
             CheckpointError: There is no such step, or its manifest is damaged.
@@ -208,7 +212,7 @@ class Checkpointer(Configurable):
         return self._reader.manifest(step)
 
     def verify(self, step: int) -> None:
-        """Reads every file of a step and compares it with what was saved.
+        """Read every file of a step and compare it with what was saved.
 
         Raises:
             DamagedCheckpointError: Naming each file that is missing or changed.
@@ -217,7 +221,7 @@ class Checkpointer(Configurable):
         self._reader.verify(step)
 
     def close(self) -> None:
-        """Waits for the save in flight and lets other processes write here; safe to call twice.
+        """Wait for the save in flight and let other processes write here; safe to call twice.
 
         Raises:
             CheckpointError: The save in flight failed.

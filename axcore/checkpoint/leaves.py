@@ -26,7 +26,7 @@ class LeafSpec:
 
 
 def name_leaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Returns the leaves of a pytree by name, such as `opt.0.mu.decoder.weight`, in tree order.
+    """Return the leaves of a pytree by name, such as `opt.0.mu.decoder.weight`, in tree order.
 
     Args:
         tree: The pytree.
@@ -49,21 +49,21 @@ def name_leaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> d
 
 
 def name_arrays(state: Any) -> dict[str, jax.Array]:
-    """Returns the leaves of a state by name; numbers and numpy arrays become jax arrays.
+    """Return the leaves of a state by name; numbers and numpy arrays become jax arrays.
 
     Raises:
-        CheckpointError: A leaf is no array, or jax would change its dtype.
+        CheckpointError: A leaf is not an array, or jax would change its dtype.
     """
     return {name: _as_array(name, leaf) for name, leaf in name_leaves(state).items()}
 
 
 def leaf_spec(leaf: Any) -> LeafSpec:
-    """Returns the shape and dtype of an array or of a description of one."""
+    """Return the shape and dtype of an array or of a description of one."""
     return LeafSpec(tuple(leaf.shape), str(leaf.dtype))
 
 
 def describe(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Returns the description of a template's leaf; without a sharding, on the first device."""
+    """Return the description of a template's leaf; without a sharding, on the first device."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -73,7 +73,7 @@ def describe(leaf: Any) -> jax.ShapeDtypeStruct:
 def mismatches(
     saved: Mapping[str, LeafSpec], wanted: Mapping[str, LeafSpec], *, partial: bool = False
 ) -> list[str]:
-    """Returns one sentence for each leaf that keeps a checkpoint from filling a template.
+    """Return one sentence for each leaf that keeps a checkpoint from filling a template.
 
     Args:
         saved: The leaves of the checkpoint.

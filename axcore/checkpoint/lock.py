@@ -49,7 +49,7 @@ class Holder:
         return self.boot == _boot_id()
 
     @property
-    def is_gone(self) -> bool:
+    def is_dead(self) -> bool:
         """Whether it is known to have ended: its host was booted again, or its process is none."""
         if self.is_of_this_boot:
             return _start_time(self.pid) != self.started
@@ -60,7 +60,7 @@ class FileLock:
     """A lock on a file, held by this process until `release` or until the process dies."""
 
     def __init__(self, path: Path, *, doing: str) -> None:
-        """Takes the lock; waits up to `STALE_S` for a holder on another host to show life.
+        """Take the lock; wait up to `STALE_S` for a holder on another host to show life.
 
         Args:
             path: The lock file; made where it is absent, never deleted.
@@ -86,19 +86,22 @@ class FileLock:
         end = time.monotonic() + _NAMED_WITHIN_S
         while not _is_locked(self._descriptor):
             holder = _read(self._path)
-            if (holder is not None and not holder.is_gone) or time.monotonic() > end:
+            if (holder is not None and not holder.is_dead) or time.monotonic() > end:
                 raise held_error(str(self._path.parent), doing, holder)
             time.sleep(_POLL_S)  # it has not said who it is, or only looks whether anybody holds it
+        # The kernel gave the lock, but a holder on another host may not see it: some shared file
+        # systems keep `flock` to one host. Such a holder touches the file.
         before = _read(self._path)
-        if before is not None and not (before.is_of_this_boot or before.is_gone):
+        if before is not None and not (before.is_of_this_boot or before.is_dead):
             _wait_until_stale(self._path, doing, before)
         own = this_process()
+        # Written in place: a rename would make another file, with another lock.
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{json.dumps(attrs.asdict(own))}\n".encode(), 0)
         return own
 
     def check_is_held(self) -> None:
-        """Checks that the lock is still this process's.
+        """Check that the lock is still this process's.
 
         Raises:
             OSError: The directory was moved, deleted or unmounted since, or another host took it.
@@ -113,8 +116,9 @@ class FileLock:
             raise OSError(errno.ESTALE, f"the lock was taken by {holder or 'somebody'} meanwhile")
 
     def release(self) -> None:
-        """Gives the lock up; doing so twice is harmless."""
+        """Give the lock up; doing so twice is harmless."""
         if self._descriptor is not None:
+            # Emptied only where it is still ours: another host may have taken it meanwhile.
             if _read(self._path) == self._own:
                 os.ftruncate(self._descriptor, 0)
             self._close()
@@ -131,7 +135,7 @@ class FileLock:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Locks a file if nobody else does; returns whether it could."""
+    """Lock a file if nobody else does; return whether it could."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -139,7 +143,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _beat(path: Path, own: Holder, released: threading.Event) -> None:
-    """Touches the lock file while it is this process's."""
+    """Touch the lock file while it is this process's."""
     while not released.wait(BEAT_S):
         try:
             if _read(path) == own:
@@ -149,7 +153,8 @@ def _beat(path: Path, own: Holder, released: threading.Event) -> None:
 
 
 def _wait_until_stale(path: Path, doing: str, holder: Holder) -> None:
-    """Returns when a holder on another host showed no life for so long that it must be dead."""
+    """Return when a holder on another host showed no life for so long that it must be dead."""
+    # Changes are compared, not times: clocks of two hosts may differ by more than `STALE_S`.
     seen = _touched(path)
     end = time.monotonic() + STALE_S
     while time.monotonic() < end:
@@ -159,7 +164,7 @@ def _wait_until_stale(path: Path, doing: str, holder: Holder) -> None:
 
 
 def _touched(path: Path) -> tuple[int, str]:
-    """Returns when a file was changed, and what it says; opened again, so that NFS asks again."""
+    """Return when a file was changed, and what it says; opened again, so that NFS asks again."""
     with open_regular(path) as file:
         return os.fstat(file.fileno()).st_mtime_ns, file.read(4096).decode("utf-8", "replace")
 
@@ -172,7 +177,7 @@ def _read(path: Path) -> Holder | None:
 
 
 def this_process() -> Holder:
-    """Returns this process as the holder of one more lock."""
+    """Return this process as the holder of one more lock."""
     pid = os.getpid()
     return Holder(pid, socket.gethostname(), _boot_id(), _start_time(pid), uuid.uuid4().hex)
 
@@ -185,7 +190,7 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Returns when a process started, in ticks since boot; empty where there is none or no /proc.
+    """Return when a process started, in ticks since boot; empty where there is none or no /proc.
 
     A number of a process is given out again; number and time are not.
     """
@@ -197,7 +202,7 @@ def _start_time(pid: int) -> str:
 
 
 def held_error(where: str, doing: str, holder: Holder | None) -> CheckpointError:
-    """Returns the error of a process that wants what another one holds."""
+    """Return the error of a process that wants what another one holds."""
     own = holder is not None and holder.is_of_this_boot and holder.pid == os.getpid()
     return CheckpointError(
         f"{'this' if own else 'another live'} process ({holder or 'unknown'}) is already {doing}",

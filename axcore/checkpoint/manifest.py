@@ -59,12 +59,12 @@ class Manifest:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Writes a manifest atomically and durably."""
+    """Write a manifest atomically and durably."""
     write_whole(directory / MANIFEST_NAME, _render(to_json(manifest)))
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Reads a manifest.
+    """Read a manifest.
 
     Raises:
         DamagedCheckpointError: It is missing, unreadable, or not what was written.
@@ -89,7 +89,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """Checks that values come back from JSON exactly as they are.
+    """Check that values come back from JSON exactly as they are.
 
     Raises:
         CheckpointError: Naming the first value that would not.
@@ -127,10 +127,11 @@ def _render(body: Mapping[str, Any]) -> bytes:
 
 
 def _verified(text: bytes, path: Path) -> dict[str, Any]:
-    """Returns the manifest's values without the checksum, if rendering them gives `text` back."""
+    """Return the manifest's values without the checksum, if rendering them gives `text` back."""
     try:
         body = parse_json(text)
         del body["checksum"]
+        # Byte for byte: JSON that means the same but reads otherwise was changed by somebody.
         intact = body["format"] == FORMAT and _render(body) == text
     except (ValueError, KeyError, TypeError):
         intact = False
@@ -143,7 +144,7 @@ def _verified(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
-    """Returns a manifest as values that JSON gives back."""
+    """Return a manifest as values that JSON gives back."""
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -156,7 +157,7 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def from_json(body: Mapping[str, Any]) -> Manifest:
-    """Returns the manifest that `to_json` made the values of."""
+    """Return the manifest that `to_json` made the values of."""
     return Manifest(
         step=body["step"],
         leaves={name: LeafSpec(tuple(s), dtype) for name, (dtype, s) in body["leaves"].items()},
@@ -166,8 +167,15 @@ def from_json(body: Mapping[str, Any]) -> Manifest:
     )
 
 
+# -- Checksums of files ----------------------------------------------------------------------------
+#
+# A checksum is a CRC-32 of every 64 MiB piece. It finds every flipped bit and every burst of up to
+# 32 bits for certain, any other change with a chance of 1 - 2**-32. Pieces are read in parallel,
+# and by all processes of a run: each reads a part of the files.
+
+
 def list_files(root: Path) -> dict[str, int]:
-    """Returns the size of every file under `root`, by its path relative to `root`."""
+    """Return the size of every file under `root`, by its path relative to `root`."""
     return {
         path.relative_to(root).as_posix(): path.stat().st_size
         for path in sorted(root.rglob("*"))
@@ -176,12 +184,12 @@ def list_files(root: Path) -> dict[str, int]:
 
 
 def record_files(root: Path, sizes: Mapping[str, int]) -> dict[str, FileRecord]:
-    """Returns the records of files of `root` with those sizes."""
+    """Return the records of files of `root` with those sizes."""
     return _records(root, sizes)
 
 
 def find_damage(root: Path, records: Mapping[str, FileRecord]) -> list[str]:
-    """Returns one sentence for each recorded file that is missing or changed; empty if all is well.
+    """Return one sentence for each recorded file that is missing or changed; empty if all is well.
 
     Raises:
         OSError: A file is there and cannot be read.
@@ -237,7 +245,7 @@ def _piece_crc32(path: Path, start: int) -> str:
 
 
 def record_together(root: Path) -> dict[str, FileRecord]:
-    """Returns the records of the files under `root`."""
+    """Return the records of the files under `root`."""
 
     def listed() -> dict[str, int]:
         with as_storage_errors(OSError):
@@ -255,7 +263,7 @@ def record_together(root: Path) -> dict[str, FileRecord]:
 
 
 def find_damage_together(name: str, root: Path, records: Mapping[str, FileRecord]) -> list[str]:
-    """Returns one sentence for each recorded file that is missing, changed or unreadable.
+    """Return one sentence for each recorded file that is missing, changed or unreadable.
 
     Args:
         name: What this is for, not used by two threads at once.

@@ -1,7 +1,7 @@
 """`MemorySnapshots`: states in host memory, which outlive their processes.
 
 <directory>/axcore-<run>/process_0/step_00000010    the part of process 0 at step 10, on its host
-                                                    and on the host of its neighbour
+                                                    and on the host of its peer
 
 A process writes its part and sends a copy to a process on the next host, in the background. Once
 all have done so the step before goes: at every instant one step is whole, and the loss of one host
@@ -22,8 +22,8 @@ from axcore.checkpoint.leaves import describe, leaf_spec, name_arrays, name_leav
 from axcore.checkpoint.lock import this_process
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest, check_extra, read_manifest
 from axcore.checkpoint.peer_replicas import (
-    Exchange,
     HostShards,
+    PeerExchange,
     host_shards,
     load_part,
     part_damage,
@@ -42,7 +42,7 @@ Source = tuple[int, int]
 
 
 class MemorySnapshots:
-    """Keeps and restores the snapshots of one run; every process calls the same in the same order.
+    """The snapshots of one run; every process calls the same methods in the same order.
 
     What cannot be kept costs a warning and no run.
     """
@@ -61,7 +61,7 @@ class MemorySnapshots:
         directory: str = "/dev/shm"
 
     def __init__(self, cfg: Config, run: Mapping[str, str]) -> None:
-        """Touches nothing yet.
+        """Touch nothing yet.
 
         Args:
             cfg: How often, and where.
@@ -71,7 +71,7 @@ class MemorySnapshots:
         place = Path(cfg.directory.format(process=process_index())).absolute()
         self.directory = place / f"axcore-{run['id']}"
         self._tag: dict[str, Any] = {"run": dict(run), "processes": process_count()}
-        self._exchange: Exchange | None = None
+        self._exchange: PeerExchange | None = None
         self._kept: dict[int, StepDirectories] = {}
         self._locks: list[Any] = []
         self._worker: ThreadPoolExecutor | None = None
@@ -83,13 +83,13 @@ class MemorySnapshots:
         return self._every_steps > 0
 
     def is_due(self, step: int) -> bool:
-        """Returns whether the config wants a snapshot of this step."""
+        """Return whether the config wants a snapshot of this step."""
         return self.is_on and step % self._every_steps == 0
 
     # -- Keeping ---------------------------------------------------------------------------------
 
     def take(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
-        """Keeps a state; returns once it is copied from the devices and may be donated.
+        """Keep a state; return once it is copied from the devices and may be donated.
 
         Waits first for the snapshot before it.
         """
@@ -97,12 +97,12 @@ class MemorySnapshots:
         check_extra(dict(extra))
         arrays = name_arrays(state)
         leaves = {name: leaf_spec(array) for name, array in arrays.items()}
-        keep = partial(self._keep, step, host_shards(arrays), leaves, dict(extra))
+        keep = partial(self._store, step, host_shards(arrays), leaves, dict(extra))
         assert self._worker is not None, "open was called"
         self._pending = self._worker.submit(keep)
 
     def wait(self) -> None:
-        """Waits for the snapshot under way.
+        """Wait for the snapshot under way.
 
         Raises:
             ProcessError: Another process was lost meanwhile.
@@ -111,39 +111,42 @@ class MemorySnapshots:
         if pending is not None:
             pending.result()
 
-    def _keep(
+    def _store(
         self, step: int, shards: HostShards, leaves: Mapping[str, Any], extra: dict[str, Any]
     ) -> None:
-        write = lambda draft: write_part(  # noqa: E731
-            draft, step, shards, leaves, {"tag": self._tag, "extra": extra}
+        write = lambda staging: write_part(  # noqa: E731
+            staging, step, shards, leaves, {"tag": self._tag, "extra": extra}
         )
-        problems = all_gather_object("keeping a snapshot", lambda: self._try_to_keep(step, write))
+        problems = all_gather_object("keeping a snapshot", lambda: self._try_to_store(step, write))
         if any(problems):
             self._warn(f"no snapshot of step {step} is kept: {'; '.join(filter(None, problems))}")
+        # Only now, when every process has said that its part is complete: until then the snapshot
+        # before this one is the one that a restore can use.
         for folder in self._kept.values():
             for other in folder.committed():
                 if (other == step) if any(problems) else (other < step):
                     folder.delete(other)
 
-    def _try_to_keep(self, step: int, write: Callable[[Path], None]) -> str:
+    def _try_to_store(self, step: int, write: Callable[[Path], None]) -> str:
         own = process_index()
         assert self._exchange is not None, "open was called"
         try:
             self._commit(own, step, write)
-            neighbour = self._exchange.hosts.neighbour_of(own)
-            if neighbour is not None:
-                self._exchange.send(neighbour, own, step, self._kept[own].path(step))
+            peer = self._exchange.hosts.peer_of(own)
+            if peer is not None:
+                self._exchange.send(peer, own, step, self._kept[own].path(step))
         except OSError as error:
             return f"process {own}: {error}"
         return ""
 
     def _commit(self, process: int, step: int, write: Callable[[Path], None]) -> None:
-        """Makes a part whole in this host's memory, or leaves none of it."""
+        """Make a part whole in this host's memory, or leave none of it."""
         folder = self._kept[process]
         folder.begin(step)
         try:
-            write(folder.draft(step))
-            if problems := part_damage(folder.draft(step)):
+            write(folder.staging_directory(step))
+            # Read back: a copy crossed the network, and host memory may flip bits as devices do.
+            if problems := part_damage(folder.staging_directory(step)):
                 raise OSError("; ".join(problems))
             folder.commit(step)
         except BaseException:
@@ -153,7 +156,7 @@ class MemorySnapshots:
     # -- Restoring -------------------------------------------------------------------------------
 
     def open(self, rewinds: int) -> None:
-        """Takes the right to write, and meets the other processes.
+        """Take the right to write, and meet the other processes.
 
         Args:
             rewinds: How often the run went back; snapshots from before it last did are of a
@@ -163,10 +166,11 @@ class MemorySnapshots:
             CheckpointError: The directory cannot be used, or a live process has it.
         """
         self._tag["rewinds"] = rewinds
-        all_gather_object("making room for snapshots", self._make_directory)
-        self._exchange = Exchange(f"{this_process().boot} {self.directory}", self._commit)
+        all_gather_object("making a directory for snapshots", self._make_directory)
+        self._exchange = PeerExchange(f"{this_process().boot} {self.directory}", self._commit)
         hosts, own = self._exchange.hosts, process_index()
-        senders = [one for one in range(process_count()) if hosts.neighbour_of(one) == own]
+        # Only one process has the lock of a folder: who receives a part writes it.
+        senders = [one for one in range(process_count()) if hosts.peer_of(one) == own]
         for process in (own, *senders):
             folder = StepDirectories(self.directory / f"process_{process}")
             self._locks.append(folder.lock())
@@ -175,6 +179,7 @@ class MemorySnapshots:
 
     def _make_directory(self) -> None:
         try:
+            # 0700: /dev/shm is open to every user of the host.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(
@@ -184,7 +189,7 @@ class MemorySnapshots:
             ) from error
 
     def restore(self, template: Any, *, newer_than: int) -> Restored | None:
-        """Restores the newest step of which every process's part is whole somewhere.
+        """Restore the newest step of which every process's part is whole somewhere.
 
         Args:
             template: As `Checkpointer.restore` takes it.
@@ -204,12 +209,12 @@ class MemorySnapshots:
                 for process, at in parts
                 if at == step
             }
-            if self._bring_home(step, holders):
+            if self._gather_parts(step, holders):
                 return self._load(step, template, wanted)
         return None
 
     def _parts(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[Source, Manifest]:
-        """Returns the parts of this run in this host's memory that fit, by process and step."""
+        """Return the parts of this run in this host's memory that fit, by process and step."""
         found: dict[Source, Manifest] = {}
         for process in range(process_count()):
             folder = StepDirectories(self.directory / f"process_{process}")
@@ -230,14 +235,14 @@ class MemorySnapshots:
             warnings.warn(f"a snapshot is of no use: {error}", CheckpointWarning, stacklevel=2)
             return None
 
-    def _bring_home(self, step: int, holders: set[Source]) -> bool:
-        """Sees to it that each process's host holds its part of a step, whole; False if one can't.
+    def _gather_parts(self, step: int, holders: set[Source]) -> bool:
+        """See to it that each process's host holds its part of a step, whole; False if one can't.
 
         A damaged part is replaced by its copy.
         """
         while (sources := _sources(holders)) is not None:
-            hand_out = partial(self._hand_out, step, sources)
-            problems = all_gather_object("bringing a snapshot home", hand_out)
+            hand_out = partial(self._send_parts, step, sources)
+            problems = all_gather_object("gathering a snapshot", hand_out)
             if not any(problems):
                 return True
             for holder, lost in enumerate(problems):
@@ -248,8 +253,8 @@ class MemorySnapshots:
                     )
         return False
 
-    def _hand_out(self, step: int, sources: list[Source]) -> list[tuple[int, str]]:
-        """Checks the parts that are taken from this process, and sends them to their owners."""
+    def _send_parts(self, step: int, sources: list[Source]) -> list[tuple[int, str]]:
+        """Check the parts that are taken from this process, and send them to their owners."""
         assert self._exchange is not None, "open was called"
         own, lost = process_index(), []
         for holder, process in sources:
@@ -276,14 +281,14 @@ class MemorySnapshots:
 
     # -- Forgetting ------------------------------------------------------------------------------
 
-    def forget(self, rewinds: int) -> None:
-        """Lets all snapshots go, where the run went back behind them."""
+    def delete_all(self, rewinds: int) -> None:
+        """Let all snapshots go, where the run went back behind them."""
         self.wait()
         self._tag["rewinds"] = rewinds
         self._delete_steps(after=-1)
 
-    def forget_after(self, step: int) -> None:
-        """Lets go of the snapshots that are newer than the step that the run resumes from."""
+    def delete_after(self, step: int) -> None:
+        """Let go of the snapshots that are newer than the step that the run resumes from."""
         self._delete_steps(after=step)
 
     def _delete_steps(self, *, after: int) -> None:
@@ -298,7 +303,7 @@ class MemorySnapshots:
         all_gather_object("deleting snapshots", delete)
 
     def delete(self) -> None:
-        """Gives the memory back, once the run has ended well."""
+        """Give the memory back, once the run has ended well."""
         if self._exchange is None:
             return
         self.wait()
@@ -309,7 +314,7 @@ class MemorySnapshots:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Stops keeping snapshots; those that are there stay. Safe to call twice."""
+        """Stop keeping snapshots; those that are there stay. Safe to call twice."""
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
@@ -328,7 +333,7 @@ class MemorySnapshots:
 
 
 def _sources(holders: set[Source]) -> list[Source] | None:
-    """Returns for each process who hands its part out: its own host if it can; None if none can."""
+    """Return for each process who hands its part out: its own host if it can; None if none can."""
     chosen: list[Source] = []
     for process in range(process_count()):
         able = sorted(holder for holder, held in holders if held == process)

@@ -1,7 +1,15 @@
-"""`ObjectStore`: the calls that steps need of an object store, through fsspec's drivers.
+"""`ObjectSteps`: steps in an object store, which cannot rename; an index makes a step one.
 
-Drivers ask again by themselves after what passes: answers such as 503, timeouts, cut connections.
-What they give up on is a `StoreError`, whichever driver it came from.
+step_00000100-5f0c.../...           the objects of a step, uploaded once and never changed
+step_00000100-5f0c....json          its index, written last: without it there is no step
+step_00000100-5f0c....good          marks the step as known good
+step_00000100-5f0c....quarantined   makes it a step no more; it is kept for a human to look at
+lock/00000003                       who writes here
+
+An object appears complete or not at all, and lists show what was written: the stores promise both.
+`ObjectStore` has the calls that this needs, through fsspec's drivers. They ask again by themselves
+after what passes: answers such as 503, timeouts, cut connections. What they give up on is a
+`StoreError`, whichever driver it came from.
 """
 
 import contextlib
@@ -31,7 +39,7 @@ from axcore.checkpoint.manifest import (
     list_files,
     record_files,
 )
-from axcore.checkpoint.replicated_storage import Mirror
+from axcore.checkpoint.replicated_storage import ReplicatedStorage
 from axcore.checkpoint.steps import StepDirectories
 from axcore.checkpoint.storage import CheckpointWarning, StorageError, StorageLock
 from axcore.config.json_files import parse_json
@@ -45,8 +53,8 @@ _POLL_S = 1.0
 _FOLDER = "lock"
 
 
-_NAME = re.compile(r"(step_(\d{8,})-[0-9a-f]{32})(\.json|\.good|\.aside)?")
-_INDEX, _GOOD, _ASIDE = ".json", ".good", ".aside"
+_NAME = re.compile(r"(step_(\d{8,})-[0-9a-f]{32})(\.json|\.good|\.quarantined)?")
+_INDEX, _GOOD, _QUARANTINED = ".json", ".good", ".quarantined"
 _STAGING = "?staging="
 
 
@@ -58,7 +66,7 @@ class ObjectStore:
     """The objects whose names begin with a URL; names here are relative to it."""
 
     def __init__(self, url: str) -> None:
-        """Makes no connection yet.
+        """Make no connection yet.
 
         Raises:
             CheckpointError: The driver is not installed.
@@ -67,9 +75,9 @@ class ObjectStore:
         self._files, self._root = _open_files(url)
 
     def names(self, folder: str = "") -> set[str]:
-        """Returns the names in a folder, folders included."""
+        """Return the names in a folder, folders included."""
         with self._asking(f"list {folder or 'it'}"):
-            self._files.invalidate_cache()
+            self._files.invalidate_cache()  # others write here; some drivers list from a cache
             try:
                 paths = self._files.ls(self._path(folder), detail=False)
             except FileNotFoundError:
@@ -77,7 +85,7 @@ class ObjectStore:
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
     def read(self, name: str) -> bytes:
-        """Returns the content of an object.
+        """Return the content of an object.
 
         Raises:
             FileNotFoundError: There is none.
@@ -86,12 +94,12 @@ class ObjectStore:
             return bytes(self._files.cat_file(self._path(name)))
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes an object, whole or not at all; replaces one of that name."""
+        """Write an object, whole or not at all; replace one of that name."""
         with self._asking(f"write {name}"):
             self._files.pipe_file(self._path(name), data)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Writes an object; False where there is one of that name."""
+        """Write an object; False where there is one of that name."""
         with self._asking(f"create {name}"):
             try:
                 self._files.pipe_file(self._path(name), data, mode="create")
@@ -100,12 +108,12 @@ class ObjectStore:
         return True
 
     def upload(self, file: Path, name: str) -> None:
-        """Writes a file's content as an object of a new name, whole or not at all."""
+        """Write a file's content as an object of a new name, whole or not at all."""
         with self._asking(f"write {name}"):
             self._files.put_file(str(file), self._path(name))
 
     def download(self, name: str, file: Path) -> None:
-        """Writes an object's content into a file.
+        """Write an object's content into a file.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -114,7 +122,7 @@ class ObjectStore:
             self._files.get_file(self._path(name), str(file))
 
     def check(self, name: str, record: FileRecord) -> None:
-        """Reads an object back and compares it with what was written.
+        """Read an object back and compare it with what was written.
 
         Raises:
             StoreError: It differs.
@@ -130,10 +138,10 @@ class ObjectStore:
             with ThreadPoolExecutor(_NUM_READERS) as pool:
                 sums = tuple(pool.map(crc32, starts)) or record.crc32
         if (num_bytes, sums) != (record.num_bytes, record.crc32):
-            raise StoreError(f"{self.url}/{name} reads back otherwise than it was written")
+            raise StoreError(f"{self.url}/{name} differs when it is read back")
 
     def delete(self, name: str) -> None:
-        """Deletes an object or a folder; does nothing where there is none."""
+        """Delete an object or a folder; do nothing where there is none."""
         with self._asking(f"delete {name}"):
             self._files.invalidate_cache()
             try:
@@ -146,7 +154,7 @@ class ObjectStore:
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        """Makes what a driver raises one kind of error: each has its own, and shares no base."""
+        """Make what a driver raises one kind of error: each has its own, and shares no base."""
         try:
             yield
         except (FileNotFoundError, CheckpointError):
@@ -169,11 +177,20 @@ def _open_files(url: str) -> tuple[Any, str]:
     return files, root.rstrip("/")
 
 
+# -- The lock --------------------------------------------------------------------------------------
+#
+# One process at a time, by objects that are created or not, never replaced. The lock is the object
+# in `lock/` with the highest number; it says who holds it, and is empty where it was released. Who
+# takes it creates the next number, which the store lets one process do. A holder writes its object
+# again every few seconds; one that did not for a minute is taken for dead. If it was merely
+# stopped, it finds the higher number when it wakes, and writes no step.
+
+
 class ObjectLock(StorageLock):
     """A lock in an object store, held by this process until `release` or until it dies."""
 
     def __init__(self, store: ObjectStore, *, doing: str) -> None:
-        """Takes the lock; waits up to `STALE_S` for a holder on another host to show life.
+        """Take the lock; wait up to `STALE_S` for a holder on another host to show life.
 
         Raises:
             CheckpointError: A live process holds the lock.
@@ -187,18 +204,20 @@ class ObjectLock(StorageLock):
         self._beat.start()
 
     def check_is_held(self) -> None:
-        """Checks that the lock is still this process's.
+        """Check that the lock is still this process's.
 
         Raises:
             OSError: Another process took it, or the store cannot be read.
         """
+        # A higher number means that another process took this one for dead. The object of this
+        # number may be deleted by then, so it is not looked at.
         number, text = self._newest()
         if number != self._number:
             holder = _holder(text) or "somebody"
             raise OSError(errno.ESTALE, f"the lock was taken by {holder} meanwhile")
 
     def release(self) -> None:
-        """Gives the lock up; doing so twice is harmless."""
+        """Give the lock up; doing so twice is harmless."""
         if self._released.is_set():
             return
         self._released.set()
@@ -221,6 +240,9 @@ class ObjectLock(StorageLock):
                 return number
             if holder is not None:
                 self._wait_until_dead(holder, (number, text), doing)
+            # Of several that come at once the store lets one create it; the others start again and
+            # find a live holder. Old numbers are deleted after that, never before: a number that
+            # was free again could be created twice.
             if self._store.create(_name(number + 1), self._text(0)):
                 for old in range(number, 0, -1):
                     self._store.delete(_name(old))
@@ -228,7 +250,7 @@ class ObjectLock(StorageLock):
 
     def _wait_until_dead(self, holder: Holder, seen: tuple[int, bytes], doing: str) -> None:
         if holder.is_of_this_boot and holder.host == socket.gethostname():
-            if not holder.is_gone:
+            if not holder.is_dead:
                 raise held_error(self._store.url, doing, holder)
             return
         end = time.monotonic() + STALE_S
@@ -238,7 +260,7 @@ class ObjectLock(StorageLock):
             time.sleep(_POLL_S)
 
     def _newest(self) -> tuple[int, bytes]:
-        """Returns the highest number and what it says; 0 where there is none."""
+        """Return the highest number and what it says; 0 where there is none."""
         while True:
             numbers = [int(name) for name in self._store.names(_FOLDER) if name.isdigit()]
             if not numbers:
@@ -274,8 +296,8 @@ def _holder(text: bytes) -> Holder | None:
         return None
 
 
-def _open(scheme: str, place: str) -> Mirror:
-    """Returns the storage of `BUCKET/RUN?staging=DIRECTORY`.
+def _open(scheme: str, place: str) -> ReplicatedStorage:
+    """Return the storage of `BUCKET/RUN?staging=DIRECTORY`.
 
     Raises:
         CheckpointError: One of the two is missing, or the driver is.
@@ -288,14 +310,14 @@ def _open(scheme: str, place: str) -> Mirror:
             hint=f"--set checkpoint.directory='{scheme}://bucket/run?staging=/local/run'",
         )
     store = ObjectStore(f"{scheme}://{path.strip('/')}")
-    return Mirror(StepDirectories(Path(staging).absolute()), ObjectSteps(store))
+    return ReplicatedStorage(StepDirectories(Path(staging).absolute()), ObjectSteps(store))
 
 
 open_s3, open_gs, open_az = (partial(_open, scheme) for scheme in ("s3", "gs", "az"))
 
 
 class ObjectSteps:
-    """The steps of an object store; a `StepCopies`."""
+    """The steps of an object store; a `ReplicaLocation`."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -303,7 +325,7 @@ class ObjectSteps:
         self._uploaded: dict[int, tuple[str, Mapping[str, FileRecord]]] = {}
 
     def lock(self) -> ObjectLock:
-        """Takes the right to write, and clears what killed processes left."""
+        """Take the right to write, and clear what killed processes left."""
         lock = ObjectLock(self._store, doing="saving checkpoints here")
         try:
             self._clear_leftovers()
@@ -314,16 +336,17 @@ class ObjectSteps:
         return lock
 
     def committed(self) -> tuple[int, ...]:
-        """Returns the committed steps, oldest first."""
+        """Return the committed steps, oldest first."""
         return tuple(sorted(self._prefixes()))
 
     def known_good(self) -> tuple[int, ...]:
-        """Returns the committed steps that have the mark, oldest first."""
+        """Return the committed steps that have the mark, oldest first."""
         return tuple(sorted(self._prefixes(marked=_GOOD)))
 
     def upload(self, step: int, source: Path) -> None:
-        """Uploads the files of a directory, and reads them back; `publish` makes them a step."""
+        """Upload the files of a directory, and read them back; `publish` makes them a step."""
         self.abandon(step)
+        # A new name for each try: a write that was given up on may still arrive.
         prefix = f"step_{step:08d}-{uuid.uuid4().hex}"
         records = record_files(source, list_files(source))
         self._uploaded[step] = prefix, records
@@ -332,7 +355,7 @@ class ObjectSteps:
             self._store.check(f"{prefix}/{name}", record)
 
     def download(self, step: int, target: Path) -> None:
-        """Downloads the files of a step; one that is lost stays away, and the manifest misses it.
+        """Download the files of a step; one that is lost stays away, and the manifest misses it.
 
         Raises:
             DamagedCheckpointError: The index of the step cannot be read.
@@ -344,15 +367,17 @@ class ObjectSteps:
                 self._store.download(f"{prefix}/{name}", target / name)
 
     def commit(self, step: int) -> None:
-        """Makes what was uploaded the newest step; steps at or after it are set aside."""
+        """Make what was uploaded the newest step; steps at or after it are quarantined."""
         self._check_lock()
+        # There is no rename, so for a moment neither the old history nor the new step is there; a
+        # process killed then leaves older steps, and the fast disk has this one.
         for later in self.committed():
             if later >= step:
-                self.set_aside(later)
+                self.quarantine(later)
         self.publish(step)
 
     def publish(self, step: int) -> None:
-        """Makes what was uploaded a step; others stay."""
+        """Make what was uploaded a step; others stay."""
         self._check_lock()
         prefix, records = self._uploaded[step]
         files = {name: [one.num_bytes, *one.crc32] for name, one in records.items()}
@@ -360,35 +385,35 @@ class ObjectSteps:
         del self._uploaded[step]
 
     def abandon(self, step: int) -> None:
-        """Removes what was uploaded of a step; what cannot be removed is left for the next lock."""
+        """Remove what was uploaded of a step; what cannot be removed is left for the next lock."""
         if step in self._uploaded:
             prefix, _ = self._uploaded.pop(step)
             with contextlib.suppress(StoreError):
                 self._remove(prefix)
 
-    def set_aside(self, step: int) -> None:
-        """Marks a step as one no more."""
-        self._store.write(self._prefixes()[step] + _ASIDE, b"")
+    def quarantine(self, step: int) -> None:
+        """Mark a step as one no more."""
+        self._store.write(self._prefixes()[step] + _QUARANTINED, b"")
 
     def mark_good(self, step: int) -> None:
-        """Marks a step as known good."""
+        """Mark a step as known good."""
         self._store.write(self._prefixes()[step] + _GOOD, b"")
 
     def delete(self, step: int) -> None:
-        """Deletes a step, its index first: half of it is never a step."""
+        """Delete a step, its index first: half of it is never a step."""
         self._remove(self._prefixes()[step])
 
     def free_bytes(self) -> None:
-        """Returns None: an object store has no end."""
+        """Return None: an object store has no end."""
 
     def _prefixes(self, marked: str = "") -> dict[int, str]:
-        """Returns the prefix of each step, or of each that has a mark."""
+        """Return the prefix of each step, or of each that has a mark."""
         names = self._store.names()
         found = (match for name in names if (match := _NAME.fullmatch(name)) and match[3] == _INDEX)
         return {
             int(match[2]): match[1]
             for match in found
-            if match[1] + _ASIDE not in names and (not marked or match[1] + marked in names)
+            if match[1] + _QUARANTINED not in names and (not marked or match[1] + marked in names)
         }
 
     def _files_of(self, prefix: str) -> list[str]:
@@ -399,7 +424,7 @@ class ObjectSteps:
             raise DamagedCheckpointError(f"an index is damaged: {error!r}", where=where) from error
 
     def _remove(self, prefix: str) -> None:
-        for kind in (_INDEX, _GOOD, _ASIDE, ""):
+        for kind in (_INDEX, _GOOD, _QUARANTINED, ""):
             self._store.delete(prefix + kind)
 
     def _check_lock(self) -> None:

@@ -1,7 +1,7 @@
-"""The hosts of a run, and copies of directories from one's memory to another's, over the network.
+"""Peer replicas: a process's part of a state, copied to the memory of another host of the run.
 
 Each process listens on a port of its own. A copy is one line of JSON, the files' bytes, and one
-line back once they are whole there; a line that does not know the process's secret is hung up on.
+line back once they are complete there. A line without the process's secret is hung up on.
 """
 
 import hmac
@@ -37,8 +37,8 @@ _PIECE_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
 
 
-SHARDS_NAME = "shards.bin"
-PART_FILES = (SHARDS_NAME, MANIFEST_NAME)
+_SHARDS_NAME = "shards.bin"
+PART_FILES = (_SHARDS_NAME, MANIFEST_NAME)
 """The files of a part, in the order in which they are written and copied."""
 
 _ALIGNED_BYTES = 64
@@ -57,8 +57,8 @@ class Hosts:
 
     keys: Sequence[str]
 
-    def neighbour_of(self, process: int) -> int | None:
-        """Returns who keeps a process's copies: one on the next host; None where there is none."""
+    def peer_of(self, process: int) -> int | None:
+        """Return who keeps a process's copies: one on the next host; None where there is none."""
         names = list(dict.fromkeys(self.keys))
         if len(names) == 1:
             return None
@@ -74,11 +74,11 @@ class Hosts:
         return [process for process, one in enumerate(self.keys) if one == key]
 
 
-class Exchange:
-    """Sends parts to other processes, and takes theirs in on a thread of its own."""
+class PeerExchange:
+    """Connections to the other processes: parts are sent, and received on a thread of its own."""
 
     def __init__(self, key: str, receive: Receive) -> None:
-        """Listens, and waits for all processes to do so.
+        """Listen, and wait for all processes to do so.
 
         Args:
             key: Of this process's host.
@@ -98,7 +98,7 @@ class Exchange:
         threading.Thread(target=self._serve, name="snapshots", daemon=True).start()
 
     def send(self, to: int, process: int, step: int, directory: Path) -> None:
-        """Copies the part of a process at a step into the memory of another one's host.
+        """Copy the part of a process at a step into the memory of another one's host.
 
         Raises:
             OSError: It did not arrive whole.
@@ -120,7 +120,8 @@ class Exchange:
             raise OSError(f"process {to} did not take the copy: {answer or 'it hung up'}")
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stop listening."""
+        # `close` alone does not wake the thread that is in `accept`.
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
@@ -137,6 +138,7 @@ class Exchange:
     def _take(self, stream: Any) -> None:
         try:
             head = parse_json(stream.readline(_LINE_BYTES))
+            # The port is open to whoever reaches the host, and a part is written to its memory.
             if not hmac.compare_digest(str(head["secret"]), self._secret):
                 return
             write = lambda directory: _write_files(stream, head["sizes"], directory)  # noqa: E731
@@ -166,14 +168,22 @@ def _answer(stream: Any, text: str) -> None:
         return  # the sender has left; it has its own error
 
 
+# -- The part of one process -----------------------------------------------------------------------
+#
+# The shards of a process's devices are in one file, one after the other, so that a part is written
+# and read at the speed of memory. The manifest comes last; without it there is no part.
+
+
 HostShards = dict[str, dict[str, np.ndarray]]
 """By leaf and place; the place of a shard is its range in each dimension, as "0:4,8:16"."""
 
 
 def host_shards(arrays: Mapping[str, jax.Array]) -> HostShards:
-    """Returns copies in host memory of what this process's devices hold, replicas once."""
+    """Return copies in host memory of what this process's devices hold, replicas once."""
     found = {
-        name: {place_of(shard.index, array.shape): shard.data for shard in array.addressable_shards}
+        name: {
+            _shard_range(shard.index, array.shape): shard.data for shard in array.addressable_shards
+        }
         for name, array in arrays.items()
     }
     for by_place in found.values():
@@ -185,8 +195,8 @@ def host_shards(arrays: Mapping[str, jax.Array]) -> HostShards:
     }
 
 
-def place_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
-    """Returns the place of a shard that has an index into an array."""
+def _shard_range(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+    """Return the place of a shard that has an index into an array."""
     ends = (one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
     return ",".join(f"{begin}:{end}" for begin, end in ends)
 
@@ -198,11 +208,12 @@ def write_part(
     leaves: Mapping[str, LeafSpec],
     extra: Mapping[str, Any],
 ) -> None:
-    """Writes a part into an empty directory."""
+    """Write a part into an empty directory."""
     offsets: dict[str, dict[str, int]] = {name: {} for name in shards}
-    with (directory / SHARDS_NAME).open("wb") as file:
+    with (directory / _SHARDS_NAME).open("wb") as file:
         for name, by_place in shards.items():
             for place, data in by_place.items():
+                # Aligned, so that a shard is a view of the file's bytes, without a copy.
                 file.write(bytes(-file.tell() % _ALIGNED_BYTES))
                 offsets[name][place] = file.tell()
                 file.write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
@@ -212,7 +223,7 @@ def write_part(
 
 
 def part_damage(directory: Path) -> list[str]:
-    """Returns what is wrong with a part, one sentence each; empty where it is whole."""
+    """Return what is wrong with a part, one sentence each; empty where it is whole."""
     try:
         return find_damage(directory, read_manifest(directory).files)
     except (DamagedCheckpointError, OSError) as error:
@@ -231,8 +242,8 @@ def part_fits(manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct], pr
 def load_part(
     directory: Path, manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.Array]:
-    """Returns arrays of which this process's devices hold what a part does."""
-    content = np.fromfile(directory / SHARDS_NAME, np.uint8)
+    """Return arrays of which this process's devices hold what a part does."""
+    content = np.fromfile(directory / _SHARDS_NAME, np.uint8)
     offsets = manifest.extra["offsets"]
     return {name: _load_leaf(content, offsets[name], leaf) for name, leaf in wanted.items()}
 
@@ -245,7 +256,7 @@ def _load_leaf(
     num_bytes = math.prod(shape) * leaf.dtype.itemsize
 
     def put(device: Any, index: Any) -> jax.Array:
-        begin = offsets[place_of(index, leaf.shape)]
+        begin = offsets[_shard_range(index, leaf.shape)]
         data = content[begin : begin + num_bytes].view(leaf.dtype).reshape(shape)
         array: jax.Array = jax.device_put(data, device)
         return array
@@ -258,7 +269,7 @@ def _load_leaf(
 def _places(leaf: jax.ShapeDtypeStruct, process: int) -> set[str]:
     indices = leaf.sharding.devices_indices_map(leaf.shape)
     return {
-        place_of(index, leaf.shape)
+        _shard_range(index, leaf.shape)
         for device, index in indices.items()
         if device.process_index == process
     }

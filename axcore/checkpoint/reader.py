@@ -1,4 +1,4 @@
-"""Reads steps: compares them with their manifests and with the template, and restores them."""
+"""Read steps: compare them with their manifests and with the template, and restore them."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -36,47 +36,47 @@ class Restored(NamedTuple):
 
 
 @attrs.define
-class StepFacts:
+class StepStatus:
     """What this process has learnt about steps; its reader and its writer share it.
 
     Attributes:
-        whole: Steps whose files were compared with their manifest.
+        intact: Steps whose files were compared with their manifest.
         damaged: Steps that differ from what was saved.
     """
 
-    whole: set[int] = attrs.field(factory=set)
+    intact: set[int] = attrs.field(factory=set)
     damaged: set[int] = attrs.field(factory=set)
 
-    def found_whole(self, step: int) -> None:
-        """Notes that a step is as it was saved."""
-        self.whole.add(step)
+    def set_intact(self, step: int) -> None:
+        """Note that a step is as it was saved."""
+        self.intact.add(step)
         self.damaged.discard(step)
 
-    def found_damaged(self, step: int) -> None:
-        """Notes that a step is not as it was saved."""
+    def set_damaged(self, step: int) -> None:
+        """Note that a step is not as it was saved."""
         self.damaged.add(step)
-        self.whole.discard(step)
+        self.intact.discard(step)
 
 
 class CheckpointReader:
-    """Reads what a storage holds; writes nothing."""
+    """The reader of one storage; it writes nothing."""
 
-    def __init__(self, steps: StepStorage, facts: StepFacts, *, falls_back: bool) -> None:
+    def __init__(self, steps: StepStorage, status: StepStatus, *, falls_back: bool) -> None:
         self._steps = steps
-        self._facts = facts
+        self._status = status
         self._falls_back = falls_back
 
     def committed(self) -> tuple[int, ...]:
-        """Returns the committed steps, oldest first."""
+        """Return the committed steps, oldest first."""
         return tuple(broadcast_object("listing checkpoints", lambda: list(self._steps.committed())))
 
     def known_good(self) -> tuple[int, ...]:
-        """Returns the steps that are marked as good, oldest first."""
+        """Return the steps that are marked as good, oldest first."""
         listed = lambda: list(self._steps.known_good())  # noqa: E731
         return tuple(broadcast_object("listing known good checkpoints", listed))
 
     def restore_newest(self, template: Any, *, at_or_before: int | None, partial: bool) -> Restored:
-        """Restores the newest whole step; see `Checkpointer.restore`."""
+        """Restore the newest whole step; see `Checkpointer.restore`."""
         newest_first = [
             step
             for step in reversed(self.committed())
@@ -98,15 +98,15 @@ class CheckpointReader:
         raise self._nothing_whole(damaged) from damaged[0]
 
     def restore(self, step: int, template: Any, *, partial: bool) -> Restored:
-        """Restores one step, and no other; from another copy where the storage has one."""
+        """Restore one step, and no other; from another copy where the storage has one."""
         return self._from_whole(step, lambda: self._restore(step, template, partial=partial))
 
     def verify_or_replace(self, step: int) -> None:
-        """Verifies a step; puts another copy in its place where it is damaged and there is one."""
+        """Verify a step; put another copy in its place where it is damaged and there is one."""
         self._from_whole(step, lambda: self.verify(step))
 
     def load(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-        """Returns some arrays of a step that was verified."""
+        """Return some arrays of a step that was verified."""
         return store.load(self._steps.path(step) / ARRAYS_NAME, wanted)
 
     def _from_whole(self, step: int, read: Callable[[], _Result]) -> _Result:
@@ -117,7 +117,7 @@ class CheckpointReader:
             if not broadcast_object("replacing a damaged checkpoint", replace):
                 raise
             self._warn(
-                f"{error.what}. It is set aside in {self._steps.root}, and its copy restored."
+                f"{error.what}. It is quarantined in {self._steps.root}, and its copy restored."
             )
         return read()
 
@@ -135,6 +135,8 @@ class CheckpointReader:
             )
         size = sum(record.num_bytes for record in manifest.files.values())
         with working(f"restoring step {step}", size):
+            # The whole step is verified before any of it is used: TensorStore restores a flipped
+            # bit without a word.
             self.verify(step)
             try:
                 arrays = store.load(directory / ARRAYS_NAME, wanted)
@@ -145,7 +147,7 @@ class CheckpointReader:
         return Restored(step, state, dict(manifest.extra))
 
     def manifest(self, step: int) -> Manifest:
-        """Returns the manifest of a step."""
+        """Return the manifest of a step."""
         known = self.committed()
         if step not in known:
             raise CheckpointError(
@@ -166,13 +168,13 @@ class CheckpointReader:
         return manifest
 
     def verify(self, step: int) -> None:
-        """Compares every file of a step with its record; each process reads a part of them."""
+        """Compare every file of a step with its record; each process reads a part of them."""
         files = self.manifest(step).files
         root = self._steps.path(step)
         problems = find_damage_together("verifying a checkpoint", root, files)
         if problems:
             raise self._damage(step, problems)
-        self._facts.found_whole(step)
+        self._status.set_intact(step)
 
     def _damage(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         return DamagedCheckpointError(
@@ -189,18 +191,18 @@ class CheckpointReader:
         )
 
     def _pass_over(self, step: int, older: int | None, error: DamagedCheckpointError) -> None:
-        """Warns that a damaged step is skipped, or raises if it may not be."""
-        self._facts.found_damaged(step)
+        """Warn that a damaged step is skipped, or raise if it may not be."""
+        self._status.set_damaged(step)
         if not self._falls_back:
             error.hint = "set on_damage to 'fall_back', or restore an older step by its number"
             raise error
         if older is not None:
             self._warn(
                 f"{error.what}. It is left as it is in {self._steps.path(step)} until this run "
-                f"saves, which sets it aside; going back to step {older}."
+                f"saves, which quarantines it; going back to step {older}."
             )
 
     def _warn(self, text: str) -> None:
-        """Warns once, however many processes there are."""
+        """Warn once, however many processes there are."""
         if is_process_zero():
             warnings.warn(text, CheckpointWarning, stacklevel=5)

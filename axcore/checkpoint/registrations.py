@@ -15,7 +15,7 @@ def checkpoint_storages() -> Iterator[CheckpointStorage]:
     )
     yield CheckpointStorage(
         name="mirror",
-        fn=Ref("axcore.checkpoint.replicated_storage:open_mirror"),
+        fn=Ref("axcore.checkpoint.replicated_storage:open_replicated"),
         summary="A directory on a fast disk, and a copy on a durable one",
     )
     for scheme, target, store in (

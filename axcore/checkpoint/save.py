@@ -1,8 +1,8 @@
-"""`StepSave`: one step on its way to the storage, written again while the storage fails.
+"""`StepSave`: the save of one step, and its retry while the storage fails.
 
-A step is written into `step_N.incomplete`; its files are measured and made durable, the manifest is
-written, all of it is read back from the disk, and the directory is renamed to `step_N`. A process
-killed at any moment leaves the committed steps as they were.
+A step is written into a staging directory, `step_N.incomplete`; its files are measured and made
+durable, the manifest is written, all of it is read back from the disk, and the directory is renamed
+to `step_N`. A process killed at any moment leaves the committed steps as they were.
 
 Of several processes each writes the shards that it owns and reads a part of the files; process 0
 alone makes and names directories. What process 0 sees go wrong is raised in all, so all try again
@@ -38,7 +38,7 @@ from axcore.checkpoint.storage import (
     StepStorage,
     StorageError,
     as_storage_errors,
-    describe_room,
+    describe_free_space,
     free_bytes,
 )
 from axcore.distributed import all_gather_object, broadcast_object, is_process_zero
@@ -48,24 +48,25 @@ LONGEST_WAIT_S = 60.0
 
 
 @attrs.frozen
-class Patience:
-    """How often a failing storage is asked, and how long after the first failure; then twice that.
+class RetryPolicy:
+    """How often the save of a step is tried, with exponential backoff.
 
     Args:
         tries: How often in all.
-        wait_s: How long before the second try.
+        wait_s: Seconds before the second try; each wait after it is twice as long, up to
+            `LONGEST_WAIT_S`.
     """
 
     tries: int
     wait_s: float
 
     def waits(self) -> list[float]:
-        """Returns how long to wait after each try but the last."""
+        """Return how many seconds to wait after each try but the last."""
         return [min(self.wait_s * 2**i, LONGEST_WAIT_S) for i in range(self.tries - 1)]
 
 
 class StepSave:
-    """Saves one state; made where the state is still there, and finished on another thread."""
+    """The save of one state: started while the state is there, finished on another thread."""
 
     def __init__(
         self,
@@ -73,33 +74,34 @@ class StepSave:
         step: int,
         arrays: Mapping[str, jax.Array],
         extra: Mapping[str, Any],
-        patience: Patience,
+        retry_policy: RetryPolicy,
     ) -> None:
-        """Starts the first try, and returns once `arrays` may be donated."""
+        """Start the first try, and return once `arrays` may be donated."""
         self.step = step
         self.num_bytes = sum(array.nbytes for array in arrays.values())
         self._steps = steps
         self._extra = extra
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._leaves = {name: leaf_spec(array) for name, array in arrays.items()}
         self._finish_arrays = self._start_arrays(arrays)
-        self._snapshot = Snapshot(arrays) if patience.tries > 1 else None
+        # After the first try was started: it copies the shards to the host, and `np.asarray` in
+        # `Snapshot` then finds these copies with the shards instead of making second ones.
+        self._snapshot = Snapshot(arrays) if retry_policy.tries > 1 else None
 
     def finish(self) -> None:
-        """Commits the step.
+        """Commit the step.
 
         Raises:
             CheckpointError: The storage still failed at the last try.
         """
-        self._keep_trying(self._commit_whole, self._start_again)
+        self._retry(self._verify_and_commit, self._start_next_try)
+        # The step is committed by now: where copying it fails, only the copy is made again.
         replicate = partial(self._on_storage, self._steps.replicate)
-        self._keep_trying(partial(broadcast_object, "copying a checkpoint", replicate))
+        self._retry(partial(broadcast_object, "copying a checkpoint", replicate))
 
-    def _keep_trying(
-        self, act: Callable[[], None], prepare: Callable[[], None] = lambda: None
-    ) -> None:
-        """Acts until the storage does as asked; prepares again after each failure."""
-        for failed, wait_s in enumerate(self._patience.waits(), start=1):
+    def _retry(self, act: Callable[[], None], prepare: Callable[[], None] = lambda: None) -> None:
+        """Act until the storage does as asked; call `prepare` after each failure."""
+        for failed, wait_s in enumerate(self._retry_policy.waits(), start=1):
             try:
                 return act()
             except StorageError as error:
@@ -107,22 +109,25 @@ class StepSave:
                 self._warn(f"{self._what(error)}; try {failed + 1} follows in {wait_s:g} s")
             time.sleep(wait_s)
             prepare()
+        # The last try is outside of the loop: its failure is an error, not a warning.
         try:
             return act()
         except StorageError as error:
             self._abandon()
-            raise self._give_up(error) from error
+            raise self._final_error(error) from error
 
-    def _start_again(self) -> None:
+    def _start_next_try(self) -> None:
         assert self._snapshot is not None, "there is more than one try"
         self._finish_arrays = self._start_arrays(self._snapshot.arrays())
 
     def _start_arrays(self, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
-        """Starts to write arrays; what goes wrong is raised by the function that it returns."""
+        """Start to write arrays; what goes wrong is raised by the function that it returns."""
+        # The error is kept until `finish`: this runs on the thread that trains, which must not wait
+        # for a disk that is full for a second. The retry is on the other thread.
         try:
             broadcast_object("beginning a checkpoint", self._begin)
-            with as_storage_errors(Exception):
-                return store.start_saving(self._draft / ARRAYS_NAME, arrays)
+            with as_storage_errors(Exception):  # TensorStore raises ValueError, Orbax its own
+                return store.start_saving(self._staging_directory / ARRAYS_NAME, arrays)
         except StorageError as error:
             return partial(_raise, error)
 
@@ -130,13 +135,15 @@ class StepSave:
         with as_storage_errors(OSError):
             free = self._steps.free_bytes()
             if free is not None and free < self.num_bytes:
-                raise StorageError("there is too little room")
+                raise StorageError("there is too little free space")
             self._steps.begin(self.step)
 
-    def _commit_whole(self) -> None:
-        """Waits for the arrays, and commits what can be read back."""
+    def _verify_and_commit(self) -> None:
+        """Wait for the arrays, and commit what can be read back."""
+        # Each of these calls is a barrier, too: files are measured when every process has written,
+        # the manifest is written when all are measured, and the rename comes last.
         all_gather_object("writing a checkpoint", self._finish_writing)
-        files = record_together(self._draft)
+        files = record_together(self._staging_directory)
         manifest = Manifest(step=self.step, leaves=self._leaves, files=files, extra=self._extra)
         broadcast_object("writing a manifest", partial(self._write_manifest, manifest))
         self._read_back(manifest)
@@ -149,38 +156,44 @@ class StepSave:
 
     def _write_manifest(self, manifest: Manifest) -> None:
         with as_storage_errors(OSError, DamagedCheckpointError):
-            sync_tree(self._draft)
-            write_manifest(self._draft, manifest)
-            drop_cached_tree(self._draft)
-            read_manifest(self._draft)
+            # Files before the manifest: after a power cut a manifest never names a file that is
+            # not durable.
+            sync_tree(self._staging_directory)
+            write_manifest(self._staging_directory, manifest)
+            # Or reading back would compare the page cache with itself.
+            drop_cached_tree(self._staging_directory)
+            read_manifest(self._staging_directory)
 
     def _read_back(self, manifest: Manifest) -> None:
-        problems = find_damage_together("reading a checkpoint back", self._draft, manifest.files)
+        problems = find_damage_together(
+            "reading a checkpoint back", self._staging_directory, manifest.files
+        )
         if problems:
-            raise StorageError(f"what was written reads back otherwise: {'; '.join(problems)}")
+            raise StorageError(f"files differ when they are read back: {'; '.join(problems)}")
 
     def _on_storage(self, act: Callable[[int], None]) -> None:
         with as_storage_errors(OSError):
             act(self.step)
 
     def _abandon(self) -> None:
+        # Process 0 alone: the others may still be on their way out of the failed try.
         if is_process_zero():
             self._steps.abandon(self.step)
 
     @property
-    def _draft(self) -> Path:
-        return self._steps.draft(self.step)
+    def _staging_directory(self) -> Path:
+        return self._steps.staging_directory(self.step)
 
-    def _give_up(self, error: StorageError) -> CheckpointError:
+    def _final_error(self, error: StorageError) -> CheckpointError:
         return CheckpointError(
-            f"{self._what(error)}; it was tried {self._patience.tries} times",
+            f"{self._what(error)}; it was tried {self._retry_policy.tries} times",
             where=str(self._steps.root),
-            hint="make room or repair the disk, then run again; earlier steps are unharmed",
+            hint="free space or repair the disk, then run again; earlier steps are unharmed",
         )
 
     def _what(self, error: StorageError) -> str:
-        room = describe_room(free_bytes(self._steps), self.num_bytes)
-        return f"saving step {self.step} failed: {error.what} ({room})"
+        space = describe_free_space(free_bytes(self._steps), self.num_bytes)
+        return f"saving step {self.step} failed: {error.what} ({space})"
 
     def _warn(self, text: str) -> None:
         if is_process_zero():
@@ -192,17 +205,17 @@ def _raise(error: Exception) -> None:
 
 
 class Snapshot:
-    """This process's shards of a state.
+    """A state in host memory, to write again after training has moved on.
 
-    `np.asarray` keeps its result with the shard, so these are mostly the very host copies that a
-    save makes anyway. Arrays are rebuilt in host memory: the devices may have no room.
+    It holds this process's shards. `np.asarray` keeps its result with the shard, so these are
+    mostly the very host copies that a save makes anyway.
     """
 
     def __init__(self, arrays: Mapping[str, jax.Array]) -> None:
         self._leaves = {name: _Leaf.of(array) for name, array in arrays.items()}
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Returns the state's leaves by name, sharded as they were."""
+        """Return the state's leaves by name, sharded as they were."""
         return {name: leaf.rebuild() for name, leaf in self._leaves.items()}
 
 
@@ -222,6 +235,7 @@ class _Leaf:
 
     def rebuild(self) -> jax.Array:
         sharding = self.sharding
+        # Back on the devices the state would be there twice, beside the one that trains.
         if any(device.platform != "cpu" for device, _ in self.shards):
             sharding = sharding.with_memory_kind("pinned_host")
         kind = sharding.memory_kind
@@ -234,8 +248,9 @@ class _Leaf:
 
 
 def _host_shards(array: jax.Array) -> list[tuple[Any, np.ndarray]]:
-    """Returns each device with its data; replicas share one copy, the one that is written."""
+    """Return each device with its data; replicas share one copy, the one that is written."""
     shards = sorted(array.addressable_shards, key=lambda shard: shard.replica_id)
+    # The lowest replica_id wins, as in Orbax: that shard has a host copy already.
     written = {str(shard.index): shard.data for shard in reversed(shards)}
     for data in written.values():
         data.copy_to_host_async()

@@ -1,7 +1,7 @@
 """Where steps are kept: the storage that a checkpoint directory's scheme names.
 
 `runs/tiny/checkpoints` is kept by `file`, `mirror:///fast/run?copy=/durable/run` by `mirror`. A
-storage decides what steps there are, and how one appears whole or not at all; files are
+storage decides what steps there are, and how one appears at once or not at all; files are
 written and read below the paths that it gives.
 """
 
@@ -15,22 +15,22 @@ from axcore.errors import AxcoreError, CheckpointError
 from axcore.plugins import CheckpointStorage, attributed, plugin_host
 from axcore.registration import CORE
 
-SEPARATOR = "://"
-DEFAULT = "file"
+_SEPARATOR = "://"
+_DEFAULT = "file"
 
 
 class StorageLock(Protocol):
     """The right to write into a storage, until it is released or the process dies."""
 
     def release(self) -> None:
-        """Gives the right up; doing so twice is harmless."""
+        """Give the right up; doing so twice is harmless."""
 
 
-class StepPlace(Protocol):
-    """Steps in one place, each there whole or not at all."""
+class StepLocation(Protocol):
+    """Steps in one location, each complete or absent."""
 
     def lock(self) -> StorageLock:
-        """Takes the right to write, and clears what killed processes left.
+        """Take the right to write, and clear what killed processes left.
 
         Raises:
             CheckpointError: A live process has it.
@@ -38,39 +38,39 @@ class StepPlace(Protocol):
         """
 
     def committed(self) -> tuple[int, ...]:
-        """Returns the complete steps, oldest first."""
+        """Return the complete steps, oldest first."""
 
     def commit(self, step: int) -> None:
-        """Turns a finished draft into the newest step, at once and durably.
+        """Turn a complete staging directory into the newest step, at once and durably.
 
-        Steps at or after it belong to a history that ended; they are set aside.
+        Steps at or after it belong to a history that ended; they are quarantined.
         """
 
     def free_bytes(self) -> int | None:
-        """Returns how much can be written; None where that is not known."""
+        """Return how much can be written; None where that is not known."""
 
     def abandon(self, step: int) -> None:
-        """Removes what was written of a step that was not committed."""
+        """Remove what was written of a step that was not committed."""
 
-    def set_aside(self, step: int) -> None:
-        """Makes a committed step none any more, and keeps it for a human to look at."""
+    def quarantine(self, step: int) -> None:
+        """Make a committed step none any more, and keep it for a human to look at."""
 
     def mark_good(self, step: int) -> None:
-        """Notes durably that a committed step is known good; doing so twice is harmless."""
+        """Note durably that a committed step is known good; doing so twice is harmless."""
 
     def known_good(self) -> tuple[int, ...]:
-        """Returns the committed steps that were marked, oldest first."""
+        """Return the committed steps that were marked, oldest first."""
 
     def delete(self, step: int) -> None:
-        """Deletes a step; half of it is never left as a step."""
+        """Delete a step; half of it is never left as a step."""
 
 
 @runtime_checkable
-class StepStorage(StepPlace, Protocol):
+class StepStorage(StepLocation, Protocol):
     """What a `CheckpointStorage` record opens.
 
-    Of several processes the first alone calls what changes anything; all ask for `draft` and
-    `path`, so these are paths that all of them share.
+    Of several processes the first alone calls what changes anything; all ask for
+    `staging_directory` and `path`, so these are paths that all of them share.
     """
 
     @property
@@ -78,35 +78,35 @@ class StepStorage(StepPlace, Protocol):
         """What errors and warnings name as the place of the steps."""
 
     def begin(self, step: int) -> None:
-        """Makes `draft(step)` an empty directory."""
+        """Make `staging_directory(step)` an empty directory."""
 
-    def draft(self, step: int) -> Path:
-        """Returns the directory that a step is written into."""
+    def staging_directory(self, step: int) -> Path:
+        """Return the directory that a step is written into."""
 
     def replicate(self, step: int) -> None:
-        """Copies a committed step to where else the storage keeps it; may be done again."""
+        """Copy a committed step to where else the storage keeps it; may be done again."""
 
     def at_or_after(self, step: int) -> tuple[int, ...]:
-        """Returns the steps that `commit(step)` sets aside."""
+        """Return the steps that `commit(step)` quarantines."""
 
     def prepare(self, step: int) -> None:
-        """Sees to it that `path(step)` can be read; nothing to do where it always can."""
+        """See to it that `path(step)` can be read; nothing to do where it always can."""
 
     def replace_damaged(self, step: int) -> bool:
-        """Puts another copy of a step at `path(step)`; False where there is no other."""
+        """Put another copy of a step at `path(step)`; False where there is no other."""
 
     def path(self, step: int) -> Path:
-        """Returns the directory of a committed step."""
+        """Return the directory of a committed step."""
 
 
 def open_storage(directory: str) -> StepStorage:
-    """Returns the storage of a checkpoint directory, `SCHEME://REST` or a path.
+    """Return the storage of a checkpoint directory, `SCHEME://REST` or a path.
 
     Raises:
         CheckpointError: No plugin brings the scheme, or it cannot make sense of the rest.
     """
-    scheme, separator, rest = directory.partition(SEPARATOR)
-    name, place = (scheme, rest) if separator else (DEFAULT, directory)
+    scheme, separator, rest = directory.partition(_SEPARATOR)
+    name, place = (scheme, rest) if separator else (_DEFAULT, directory)
     known = {record.name: record for record in plugin_host().records(CheckpointStorage)}
     if name not in known:
         raise CheckpointError(
@@ -137,17 +137,17 @@ class _OfPlugin:
 
 
 def free_bytes(steps: StepStorage) -> int | None:
-    """Returns how much can be written; None where that is not known."""
+    """Return how much can be written; None where that is not known."""
     try:
         return steps.free_bytes()
     except OSError:
         return None
 
 
-def describe_room(free: int | None, num_bytes: int) -> str:
-    """Returns what a step needs and what there is."""
-    room = "an unknown number" if free is None else _megabytes(free)
-    return f"about {_megabytes(num_bytes)} needed, {room} free"
+def describe_free_space(free: int | None, num_bytes: int) -> str:
+    """Return what a step needs and what there is."""
+    space = "an unknown number" if free is None else _megabytes(free)
+    return f"about {_megabytes(num_bytes)} needed, {space} free"
 
 
 def _megabytes(num_bytes: int) -> str:
@@ -155,7 +155,7 @@ def _megabytes(num_bytes: int) -> str:
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was skipped or set aside, or a disk did not do as asked; nothing was lost."""
+    """A checkpoint was skipped or quarantined, or a disk did not do as asked; nothing was lost."""
 
 
 class StorageError(CheckpointError):
@@ -164,7 +164,7 @@ class StorageError(CheckpointError):
 
 @contextmanager
 def as_storage_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Raises errors of these kinds as a `StorageError`, which every process of a run knows."""
+    """Raise errors of these kinds as a `StorageError`, which every process of a run knows."""
     try:
         yield
     except StorageError:

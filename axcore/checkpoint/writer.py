@@ -1,6 +1,8 @@
-"""Writes steps: in the background, one at a time, committed whole or not at all.
+"""Write steps in the background, one at a time, and delete old ones.
 
-`save.py` writes a step and reads it back; older steps are deleted after that, by process 0.
+`save.py` writes a step and reads it back; after that process 0 marks good steps, quarantines
+damaged ones and deletes old ones. None of that is worth ending a run: what fails is a warning, and
+is tried again after the next save.
 """
 
 import collections
@@ -18,9 +20,14 @@ import jax
 
 from axcore.checkpoint.leaves import name_arrays
 from axcore.checkpoint.manifest import check_extra
-from axcore.checkpoint.reader import StepFacts
-from axcore.checkpoint.save import Patience, StepSave
-from axcore.checkpoint.storage import CheckpointWarning, StepStorage, StorageLock, describe_room
+from axcore.checkpoint.reader import StepStatus
+from axcore.checkpoint.save import RetryPolicy, StepSave
+from axcore.checkpoint.storage import (
+    CheckpointWarning,
+    StepStorage,
+    StorageLock,
+    describe_free_space,
+)
 from axcore.distributed import broadcast_object, process_count, process_index
 from axcore.errors import CheckpointError
 
@@ -32,15 +39,15 @@ Python 3.12.0 to 3.12.2 forbid that (https://github.com/python/cpython/issues/11
 
 
 class CheckpointWriter:
-    """Writes steps into a storage, and keeps the newest `keep` and the newest good one."""
+    """The writer of one storage, which keeps the newest `keep` steps and the newest good one."""
 
     def __init__(
-        self, steps: StepStorage, facts: StepFacts, *, keep: int | None, patience: Patience
+        self, steps: StepStorage, status: StepStatus, *, keep: int | None, retry_policy: RetryPolicy
     ) -> None:
         self._steps = steps
-        self._facts = facts
-        self._patience = patience
-        self._housekeeping = Housekeeping(steps, facts, keep=keep)
+        self._status = status
+        self._retry_policy = retry_policy
+        self._retention = _Retention(steps, status, keep=keep)
         self._lock: StorageLock | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
@@ -48,7 +55,9 @@ class CheckpointWriter:
         self._committed: collections.deque[int] = collections.deque()
 
     def start(self, step: int, state: Any, extra: dict[str, Any]) -> None:
-        """Starts to save a state, after the one before is committed; see `Checkpointer.save`."""
+        """Start to save a state, after the one before is committed; see `Checkpointer.save`."""
+        # One save at a time: two would hold the state in host memory twice, and Orbax's barriers
+        # of two saves could meet in different orders on different processes.
         self.wait()
         arrays = name_arrays(state)
         check_extra(extra)
@@ -56,7 +65,7 @@ class CheckpointWriter:
         _check_are_shared(arrays)
         worker = self._lock_for_writing()
         broadcast_object("looking for later checkpoints", lambda: self._warn_of_later_steps(step))
-        save = StepSave(self._steps, step, arrays, extra, self._patience)
+        save = StepSave(self._steps, step, arrays, extra, self._retry_policy)
         self._last_started = step
         self._pending.append(worker.submit(self._finish, save))
         if not THREADS_START_AT_EXIT:
@@ -64,44 +73,47 @@ class CheckpointWriter:
             wait_for(self._pending)
 
     def mark_good(self, step: int) -> None:
-        """Starts to mark a step as good; see `Checkpointer.mark_good`."""
-        mark = functools.partial(self._housekeeping.mark_good, step)
+        """Start to mark a step as good; see `Checkpointer.mark_good`."""
+        # On the worker thread, so after the save in flight: `step` may be that one.
+        mark = functools.partial(self._retention.mark_good, step)
         worker = self._lock_for_writing()
         self._pending.append(worker.submit(broadcast_object, "marking a good checkpoint", mark))
 
-    def rewind(self, step: int) -> None:
-        """Sets aside the committed steps after `step`; see `Checkpointer.rewind`."""
+    def reset_to(self, step: int) -> None:
+        """Quarantine the committed steps after `step`; see `Checkpointer.reset_to`."""
         self.wait()
         self._lock_for_writing()
-        broadcast_object("going back to a checkpoint", lambda: self._set_aside_after(step))
+        broadcast_object("going back to a checkpoint", lambda: self._quarantine_after(step))
         self._last_started = step
 
     def wait(self) -> None:
-        """Waits until the save in flight is committed, and raises its failure once."""
+        """Wait until the save in flight is committed, and raise its failure once."""
         pending, self._pending = self._pending, []
         wait_for(pending)
         for one in pending:
             one.result()
 
     def newly_committed(self) -> tuple[int, ...]:
-        """Returns the steps that were committed since this was last asked, oldest first."""
+        """Return the steps that were committed since this was last asked, oldest first."""
         return tuple(self._committed.popleft() for _ in range(len(self._committed)))
 
     def close(self) -> None:
-        """Waits, then gives up the right to write."""
+        """Wait, then give up the right to write."""
         try:
             self.wait()
         finally:
             worker, self._worker = self._worker, None
             lock, self._lock = self._lock, None
+            # The lock last: a mark may still be written on the worker thread.
             if worker is not None:
                 worker.shutdown()
             if lock is not None:
                 lock.release()
 
-    def _set_aside_after(self, step: int) -> None:
+    def _quarantine_after(self, step: int) -> None:
+        # The newest first: a process killed on the way leaves a history without holes.
         for later in reversed(self._steps.at_or_after(step + 1)):
-            self._steps.set_aside(later)
+            self._steps.quarantine(later)
 
     def _check_order(self, step: int) -> None:
         if step < 0:
@@ -115,7 +127,7 @@ class CheckpointWriter:
         )
 
     def _lock_for_writing(self) -> ThreadPoolExecutor:
-        """Returns the worker thread; makes the directory and locks it the first time."""
+        """Return the worker thread; make the directory and lock it the first time."""
         if self._worker is None:
             broadcast_object("locking the checkpoints", self._take_lock)
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -125,7 +137,7 @@ class CheckpointWriter:
     def _take_lock(self) -> None:
         try:
             self._lock = self._steps.lock()
-            self._housekeeping.set_damaged_aside()
+            self._retention.quarantine_damaged()
         except OSError as error:
             raise CheckpointError(
                 f"checkpoints cannot be written: {error}", where=str(self._steps.root)
@@ -134,26 +146,27 @@ class CheckpointWriter:
     def _warn_of_later_steps(self, step: int) -> None:
         try:
             later = self._steps.at_or_after(step)
-        except OSError as error:  # the save tries again, and sets them aside
+        except OSError as error:  # the save tries again, and quarantines them
             what = f"what is there after step {step} is not known: {error}"
             warnings.warn(what, CheckpointWarning, stacklevel=4)
             return
         if later:
             warnings.warn(
                 f"step {step} is saved by a run that resumed an older step; what was there "
-                f"as step {', '.join(map(str, later))} is kept as step_N.aside "
+                f"as step {', '.join(map(str, later))} is renamed to step_N.quarantined "
                 f"in {self._steps.root}",
                 CheckpointWarning,
                 stacklevel=4,
             )
 
     def _finish(self, save: StepSave) -> None:
-        """Commits a step whose arrays are being written; runs on the worker thread."""
+        """Commit a step whose arrays are being written; run on the worker thread."""
         save.finish()
-        self._facts.found_whole(save.step)
+        # It was read back from the disk before the commit.
+        self._status.set_intact(save.step)
         self._committed.append(save.step)
-        tidy = functools.partial(self._housekeeping.tidy, save.step, num_bytes=save.num_bytes)
-        broadcast_object("tidying checkpoints up", tidy)
+        apply = functools.partial(self._retention.apply, save.step, num_bytes=save.num_bytes)
+        broadcast_object("deleting old checkpoints", apply)
 
 
 @functools.cache
@@ -179,7 +192,7 @@ def _check_are_shared(arrays: Mapping[str, jax.Array]) -> None:
 
 @functools.cache
 def _close_at_exit() -> "weakref.WeakSet[CheckpointWriter]":
-    """Returns the set of writers that are closed when the interpreter ends.
+    """Return the set of writers that are closed when the interpreter ends.
 
     `atexit` would come too late: by then the thread pools that Orbax needs take no more work. What
     `concurrent.futures` uses for itself runs first; without it, only `close` finishes a save.
@@ -196,55 +209,55 @@ def _close_all(writers: "weakref.WeakSet[CheckpointWriter]") -> None:
         writer.close()
 
 
-class Housekeeping:
-    """Keeps a storage in order; process 0 of a run calls it, while it has the lock."""
+class _Retention:
+    """Retention: marks, quarantine and deletion. Process 0 calls it, while it has the lock."""
 
-    def __init__(self, steps: StepStorage, facts: StepFacts, *, keep: int | None) -> None:
+    def __init__(self, steps: StepStorage, status: StepStatus, *, keep: int | None) -> None:
         self._steps = steps
-        self._facts = facts
+        self._status = status
         self._keep = keep
         self._to_mark: set[int] = set()
 
     def mark_good(self, step: int) -> None:
-        """Marks a step that this process found whole."""
-        if step in self._facts.whole:
+        """Mark a step that this process found whole."""
+        if step in self._status.intact:
             self._to_mark.add(step)
             self._try("no step could be marked as good", self._mark)
         else:
             self._warn(f"step {step} is not marked as good: this run did not find it whole")
 
-    def tidy(self, step: int, *, num_bytes: int) -> None:
-        """Does what is due after a step of so many bytes was saved; the next one needs them again.
+    def apply(self, step: int, *, num_bytes: int) -> None:
+        """Do what is due after a step of so many bytes was saved; the next one needs them again.
 
         A mark that failed before was for a step of that number in a history that ended.
         """
         self._to_mark.discard(step)
         self._try("no step could be marked as good", self._mark)
-        self._try("no step could be set aside", self.set_damaged_aside)
+        self._try("no step could be quarantined", self.quarantine_damaged)
         self._try("no step could be deleted", self._delete_expired)
-        self._try("the room left is not known", self._warn_of_little_room, num_bytes)
+        self._try("the free space is not known", self._warn_of_little_space, num_bytes)
 
     def _mark(self) -> None:
         for step in self._to_mark & set(self._steps.committed()):
             if self._try(f"step {step} could not be marked as good", self._steps.mark_good, step):
                 self._to_mark.discard(step)
 
-    def set_damaged_aside(self) -> None:
-        """Sets aside the steps that this process found damaged, so that none counts as kept."""
-        for step in sorted(self._facts.damaged & set(self._steps.committed())):
-            if self._try(f"step {step} could not be set aside", self._steps.set_aside, step):
-                self._facts.damaged.discard(step)
-                self._warn(f"step {step} is damaged, and is kept as step_N.aside")
+    def quarantine_damaged(self) -> None:
+        """Quarantine the steps that this process found damaged, so that none counts for `keep`."""
+        for step in sorted(self._status.damaged & set(self._steps.committed())):
+            if self._try(f"step {step} could not be quarantined", self._steps.quarantine, step):
+                self._status.damaged.discard(step)
+                self._warn(f"step {step} is damaged, and is renamed to step_N.quarantined")
 
     def _delete_expired(self) -> None:
         good = self._steps.known_good()
         for step in expired_steps(self._steps.committed(), keep=self._keep, good=good):
             self._try(f"step {step} could not be deleted", self._steps.delete, step)
 
-    def _warn_of_little_room(self, num_bytes: int) -> None:
+    def _warn_of_little_space(self, num_bytes: int) -> None:
         free = self._steps.free_bytes()
         if free is not None and free < num_bytes:
-            self._warn(f"the next step will not fit: {describe_room(free, num_bytes)}")
+            self._warn(f"the next step will not fit: {describe_free_space(free, num_bytes)}")
 
     def _try(self, what: str, act: Callable[..., None], *numbers: int) -> bool:
         try:
@@ -259,7 +272,7 @@ class Housekeeping:
 
 
 def expired_steps(steps: Sequence[int], *, keep: int | None, good: Iterable[int]) -> list[int]:
-    """Returns the steps to delete, oldest first.
+    """Return the steps to delete, oldest first.
 
     Args:
         steps: The committed steps, oldest first.

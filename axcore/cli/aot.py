@@ -10,8 +10,8 @@ import click
 
 from axcore.aot import (
     Attempt,
-    KeptAnswers,
     Report,
+    ReportCache,
     compile_resolved,
     fastest,
     find_aot_target,
@@ -62,7 +62,7 @@ OPTIONS: tuple[Decorator, ...] = (
 )
 
 
-def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command with the options of `--serve`."""
     for option in reversed(OPTIONS):
         command = option(command)
@@ -83,7 +83,7 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Also write the report as a page.",
 )
 @click.option("--search", "searches", is_flag=True, help="Find the fastest change that fits.")
-@serving_options
+@_serving_options
 def aot(
     experiment: str,
     target: str,
@@ -103,18 +103,18 @@ def aot(
     plugin_host().require_healthy()
     hardware = Hardware.parse(target)
     find_aot_target(hardware)
-    if serves_as_asked(serves, wanted, {"--search": searches, "--html": page is not None}):
-        cfg, engine = load_serving(experiment, overrides, changes=changes, hardware=hardware)
+    if _serves_as_asked(serves, wanted, {"--search": searches, "--html": page is not None}):
+        cfg, engine = _load_serving(experiment, overrides, changes=changes, hardware=hardware)
         click.echo(f"compiling {experiment} to serve on {hardware.name}", err=True)
         name = Path(experiment).stem
-        report_serving(cfg, engine, hardware, wanted, experiment=name, as_json=as_json)
+        _report_serving(cfg, engine, hardware, wanted, experiment=name, as_json=as_json)
         return
     from axcore.experiments.named import load_resolved
 
     resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
 
     def compiled(cfg: Any) -> Report:
-        kept = KeptAnswers(cache_folder() / "reports") if searches else None
+        kept = ReportCache(cache_folder() / "reports") if searches else None
         return compile_resolved(
             attrs.evolve(resolved, config=cfg), Path(experiment).stem, kept=kept
         )
@@ -155,7 +155,7 @@ def _hint(attempts: Sequence[Attempt]) -> str:
     return " ".join(f'--modify "{change}"' for change in best.changes)
 
 
-def serves_as_asked(
+def _serves_as_asked(
     serves: bool,
     wanted: Mapping[str, Any],
     others: Mapping[str, bool],
@@ -181,7 +181,7 @@ def serves_as_asked(
     return False
 
 
-def load_serving(
+def _load_serving(
     name: str, overrides: Sequence[str], *, changes: Sequence[str], hardware: Hardware
 ) -> tuple[Any, Any]:
     """Return a named experiment or a config file, changed as asked, and an engine's config.
@@ -203,7 +203,7 @@ def load_serving(
     return cfg, apply_overrides(EngineConfig(), own, set_in=f"--set {ENGINE}")
 
 
-def report_serving(
+def _report_serving(
     cfg: Any,
     engine: Any,
     hardware: Hardware,
@@ -221,7 +221,7 @@ def report_serving(
     from axcore.config import evolve
 
     if wanted["rows"] is not None:
-        engine = evolve(engine, decode_sizes=wanted["rows"], max_rows=max(wanted["rows"]))
+        engine = evolve(engine, batch_size_buckets=wanted["rows"], max_num_seqs=max(wanted["rows"]))
     context = wanted["context"] or engine.max_length or _training_length(cfg)
     given = {} if wanted["prompt"] is None else {"prompt": wanted["prompt"]}
     load = ServingLoad(engine=evolve(engine, max_length=context), **given)

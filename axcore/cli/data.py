@@ -10,7 +10,7 @@ from axcore.cli import options
 from axcore.config.json_files import parse_json
 from axcore.errors import ConfigError
 
-PACKINGS = ("concatenate", "best_fit", "one_document")
+_PACKINGS = ("concatenate", "best_fit", "one_document")
 
 
 @click.group()
@@ -64,7 +64,7 @@ def build(
 @click.option("--html", type=options.OutputPath(), help="Write a picture of a batch there.")
 @click.option("--rows", default=12, show_default=True, type=click.IntRange(1), help="Of the batch.")
 @click.option("--seq-len", default=512, show_default=True, type=click.IntRange(1), help="Of a row.")
-@click.option("--packing", type=click.Choice(PACKINGS), default=PACKINGS[0], show_default=True)
+@click.option("--packing", type=click.Choice(_PACKINGS), default=_PACKINGS[0], show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of the batch's order.")
 def show(store: Path, as_json: bool, html: Path | None, **batch: Any) -> None:
     """Show what STORE holds, and what made it; or, with --html, its first packed batch."""

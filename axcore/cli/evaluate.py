@@ -58,7 +58,7 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
     opened = open_model(model, **how)
     run = None if opened.step is None else Path(model)
     directory = rest["output"] or directory_of(opened.name, run, opened.step)
-    with engine_model(opened, max_rows=rest["rows"]) as asked:
+    with engine_model(opened, max_num_seqs=rest["rows"]) as asked:
         results = evaluate_tasks(
             found,
             asked,

@@ -19,7 +19,7 @@ from axcore.resilience.policy import Policy
 from axcore.resilience.supervisor import Supervisor
 
 
-class LaunchCommand(click.Command):
+class _LaunchCommand(click.Command):
     """A command whose help ends with the engines there are and what each wants to know."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -39,7 +39,7 @@ def _described(record: JobLauncher) -> str:
         return f"{record.summary} (broken: {error.what})"
 
 
-@click.command(cls=LaunchCommand, context_settings={"ignore_unknown_options": True})
+@click.command(cls=_LaunchCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("engine")
 @options.experiment
 @click.argument("training", nargs=-1, type=click.UNPROCESSED)
@@ -93,7 +93,7 @@ def launch(
     policy: Policy = apply_overrides(Policy(), policies, set_in="--policy")
     if submits is not False and _is_supervised(launcher, processes, supervises):
         sys.exit(_supervise(launcher, job, policy))
-    check_training((experiment, *training))
+    _check_training((experiment, *training))
     launcher.check(job)
     if launcher.is_local if submits is None else submits:
         sys.exit(launcher.launch(job))
@@ -141,7 +141,7 @@ def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:
     return launcher
 
 
-def check_training(arguments: tuple[str, ...]) -> None:
+def _check_training(arguments: tuple[str, ...]) -> None:
     """Check the arguments of `axcore train` as far as can be without its hardware.
 
     Raises:

@@ -25,9 +25,9 @@ from axcore.hardware.host_memory import keep_freed_memory
 from axcore.plugins import Command, plugin_host
 from axcore.progress import heard_by
 
-TRACEBACK = "AXCORE_TRACEBACK"
+_TRACEBACK = "AXCORE_TRACEBACK"
 
-OF_ENGINES = frozenset({"generate", "serve"})
+_OF_ENGINES = frozenset({"generate", "serve"})
 """Commands whose threads allocate at the same time, and would wait for a heap that they share."""
 
 
@@ -85,7 +85,7 @@ def _records() -> dict[str, Command]:
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="axcore")
-@click.option("--traceback", is_flag=True, help=f"Show tracebacks of errors; or {TRACEBACK}=1.")
+@click.option("--traceback", is_flag=True, help=f"Show tracebacks of errors; or {_TRACEBACK}=1.")
 def group(traceback: bool) -> None:
     """Train large deep learning models with JAX on any accelerator."""
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     collect_seldom()
     given = sys.argv[1:] if arguments is None else arguments
     rest, wants_traceback = _without_traceback(given)
-    if os.environ.get("JAX_PLATFORMS") == "cpu" and not OF_ENGINES.intersection(rest[:1]):
+    if os.environ.get("JAX_PLATFORMS") == "cpu" and not _OF_ENGINES.intersection(rest[:1]):
         keep_freed_memory()  # before plugins are loaded, which happens in threads
     try:
         with _short_warnings(), WorkLines() as lines, heard_by(lines):
@@ -183,7 +183,7 @@ def _without_traceback(arguments: Sequence[str]) -> tuple[list[str], bool]:
     """Take `--traceback` out of any position, so that it can be added to any command."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     ours, rest = list(arguments[:end]), list(arguments[end:])
-    wanted = "--traceback" in ours or os.environ.get(TRACEBACK, "") not in ("", "0")
+    wanted = "--traceback" in ours or os.environ.get(_TRACEBACK, "") not in ("", "0")
     return [one for one in ours if one != "--traceback"] + rest, wanted
 
 

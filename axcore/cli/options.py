@@ -49,7 +49,7 @@ def write_output(path: Path, text: str) -> None:
         ) from error
 
 
-def complete_experiment(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+def _complete_experiment(_: Any, __: Any, typed: str) -> list[CompletionItem]:
     """Return experiments, with what they are."""
     from axcore.plugins import Experiment, plugin_host
 
@@ -57,7 +57,7 @@ def complete_experiment(_: Any, __: Any, typed: str) -> list[CompletionItem]:
     return _items(typed, ((one.name, one.summary) for one in records))
 
 
-def complete_target(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+def _complete_target(_: Any, __: Any, typed: str) -> list[CompletionItem]:
     """Return names of hardware."""
     from axcore.plugins import HardwareFamily, plugin_host
 
@@ -72,7 +72,7 @@ def complete_run(_: Any, __: Any, typed: str) -> list[CompletionItem]:
     return [*_items(typed, ((one, "") for one in found)), CompletionItem(typed, type="dir")]
 
 
-def complete_change(_: Any, __: Any, typed: str) -> list[CompletionItem]:
+def _complete_change(_: Any, __: Any, typed: str) -> list[CompletionItem]:
     """Return named changes, with what they do."""
     from axcore.plugins import Modifier, plugin_host
 
@@ -80,7 +80,7 @@ def complete_change(_: Any, __: Any, typed: str) -> list[CompletionItem]:
     return _items(typed, ((one.name, one.summary) for one in records))
 
 
-def complete_override(context: Any, _: Any, typed: str) -> list[CompletionItem]:
+def _complete_override(context: Any, _: Any, typed: str) -> list[CompletionItem]:
     """Return paths of the experiment that the line names, each with an equals sign."""
     from axcore.config.render import fields_of
     from axcore.experiments.named import experiment
@@ -98,7 +98,7 @@ def _items(typed: str, known: Iterable[tuple[str, str]]) -> list[CompletionItem]
     return [CompletionItem(name, help=help) for name, help in known if name.startswith(typed)]
 
 
-experiment: Decorator = click.argument("experiment", shell_complete=complete_experiment)
+experiment: Decorator = click.argument("experiment", shell_complete=_complete_experiment)
 
 run: Decorator = click.argument("run", shell_complete=complete_run)
 
@@ -108,14 +108,14 @@ overrides: Decorator = click.option(
     metavar="PATH=VALUE",
     multiple=True,
     help="Set a value of the config; PATH may hold * and **. Repeatable.",
-    shell_complete=complete_override,
+    shell_complete=_complete_override,
 )
 
 target: Decorator = click.option(
     "--target",
     metavar="NAME",
     help="Hardware, as cpu-8; by default what is here.",
-    shell_complete=complete_target,
+    shell_complete=_complete_target,
 )
 
 trust_code: Decorator = click.option(
@@ -136,7 +136,7 @@ modify: Decorator = click.option(
     metavar="NAME[(FIELD=VALUE,...)]",
     multiple=True,
     help="Make a named change, before --set: a modifier, layer variant, data source or tokenizer.",
-    shell_complete=complete_change,
+    shell_complete=_complete_change,
 )
 
 

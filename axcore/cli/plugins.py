@@ -160,7 +160,7 @@ def new(name: str, kind: str, directory: Path | None) -> None:
 def check(name: str, here: bool, show: bool) -> None:
     """Run the suites of `axcore.testing` on all that the plugin NAME brings.
 
-    Exits with 1 where a test fails. Kernels for hardware that is not here are skipped, and say so.
+    Exits with 1 where a test fails. Kernels for hardware you do not have are skipped, and say so.
     """
     source = check_source(name)
     if show:

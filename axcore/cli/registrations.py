@@ -48,4 +48,4 @@ def doctor_checks() -> Iterator[DoctorCheck]:
         ("sandbox", "Programs that a model wrote can be confined"),
         ("caches", "Folders of what can be made again can be written, and hold nothing broken"),
     ):
-        yield DoctorCheck(name=name, fn=Ref(f"axcore.cli.doctor_checks:{name}"), summary=summary)
+        yield DoctorCheck(name=name, fn=Ref(f"axcore.cli.doctor:{name}"), summary=summary)

@@ -67,7 +67,7 @@ def _why(directory: Path) -> None:
     click.echo(escape_control_characters("\n".join(lines)))
 
 
-COMPARISON_NAME = "comparison.html"
+_COMPARISON_NAME = "comparison.html"
 
 
 @click.command()
@@ -76,7 +76,7 @@ COMPARISON_NAME = "comparison.html"
     "--out",
     metavar="FILE",
     type=options.OutputPath(),
-    help=f"Where to write; by default RUN/report.html, of several runs {COMPARISON_NAME}.",
+    help=f"Where to write; by default RUN/report.html, of several runs {_COMPARISON_NAME}.",
 )
 @click.option("--open", "opens", is_flag=True, help="Show the page in a browser.")
 @options.trust_code
@@ -90,7 +90,7 @@ def report(
     """
     from axcore.report.page import REPORT_NAME  # imports jax, which --help need not
 
-    path = Path(out or (Path(runs[0]) / REPORT_NAME if len(runs) == 1 else COMPARISON_NAME))
+    path = Path(out or (Path(runs[0]) / REPORT_NAME if len(runs) == 1 else _COMPARISON_NAME))
     facts = write_report(runs, path, trust_code=trust_code)
     if as_json:
         click.echo(json.dumps({"report": str(path), "runs": facts}))

@@ -24,10 +24,10 @@ from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import kept_steps_folder, use_compile_cache
 from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
 from axcore.resilience.ledger import process_start
-from axcore.resilience.standby_workers import Turns
+from axcore.resilience.standby_workers import StandbyControl
 from axcore.resilience.supervisor import BY_SUPERVISOR, COORDINATION_VARIABLE
 
-SAMPLE_TOKENS = 200
+_SAMPLE_TOKENS = 200
 
 
 _OPTIONS = (
@@ -63,7 +63,7 @@ _OPTIONS = (
 _LIMITS = ("join_s", "barrier_s")
 
 
-def process_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _process_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options by which a command is one of several processes, as `**processes`."""
     for option in reversed(_OPTIONS):
         command = option(command)
@@ -104,7 +104,7 @@ def process_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @options.modify
 @options.overrides
 @options.target
-@process_options
+@_process_options
 @exits_on_interrupt()
 def train(
     experiment: str,
@@ -122,16 +122,17 @@ def train(
     heartbeat = connect_heartbeat()
     use_compile_cache()
     plugin_host().require_healthy()
-    place = process_info_of(processes)
+    place = _process_info_of(processes)
     num_processes = place.process_count if place else 1
+    # Before anything below imports jax, which reads these variables once.
     wanted = use_target(target, num_processes=num_processes, keeps_memory=True)
-    turns = Turns(heartbeat)
+    turns = StandbyControl(heartbeat)
     turn = turns.wait(_import_all, on_leave=_end_waits)
     write_programs_whole()
     run = Path(directory or default_run_directory(experiment))
     while True:
-        if turn is not None:
-            place = process_info_of(process_flags(os.environ))
+        if turn is not None:  # a standby worker learns its place when its turn comes
+            place = _process_info_of(process_flags(os.environ))
         try:
             join(place, processes)
             load = partial(_load, experiment, overrides, changes, wanted)
@@ -191,6 +192,7 @@ def _train(
     observers.append(Watchdog() if heartbeat is None else ProgressReports(heartbeat))
     check_host_holds_state(trainer)
     with naming_lost_processes(), _explaining_memory(trainer):
+        # Quiet, as the display is one of the observers.
         result = trainer.run(run, observers, quiet=True, returns_when_stopped=True, **back)
     if speaks:
         click.echo(goodput.ledger.summary())
@@ -229,7 +231,7 @@ def _end_waits() -> None:
     end_waits()
 
 
-def _stand_down(turns: Turns) -> float:
+def _stand_down(turns: StandbyControl) -> float:
     """Leave an attempt that lost a process; returns when the next one began."""
     from axcore.distributed import leave_processes
 
@@ -287,13 +289,13 @@ def _sample(trainer: Any, result: Any, run: Path) -> None:
     from axcore.runs.run import generate_text
 
     model = trainer.step.evaluated_model(result.state)
-    (sample,) = generate_text(trainer, model, trainer.config.prompt, max_tokens=SAMPLE_TOKENS)
+    (sample,) = generate_text(trainer, model, trainer.config.prompt, max_tokens=_SAMPLE_TOKENS)
     text = sample.prompt + sample.text
     (run / "sample.txt").write_text(text, encoding="utf-8")
     click.echo(f"\nsample, continuing {sample.prompt!r}:\n\n{escape_control_characters(text)}\n")
 
 
-def process_info_of(processes: Mapping[str, Any]) -> ProcessInfo | None:
+def _process_info_of(processes: Mapping[str, Any]) -> ProcessInfo | None:
     """Return the place of this process in its run; None where it is the only one."""
     given = {name: value for name, value in processes.items() if name not in _LIMITS}
     return find_process_info(given)

@@ -18,7 +18,7 @@ SECONDS = 1.0
 """Between two looks at the files of a run."""
 
 AXES = ("step", "tokens", "seconds")
-BARS = "▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH, SAMPLE_WIDTH = 40, 72
 
 
@@ -113,8 +113,8 @@ def curve(values: list[float], width: int = CURVE_WIDTH) -> str:
     parts = [values[start : start + size] for start in range(0, len(values), size)]
     means = [sum(part) / len(part) for part in parts]
     low, high = min(means), max(means)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0
-    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
 
 def _show(directories: tuple[str, ...], *, trust_code: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Self, TextIO
 
 from axcore.progress import Work
 
-SHOWN_AFTER_S = 2.0
+_SHOWN_AFTER_S = 2.0
 _EVERY_S = {True: 0.5, False: 10.0}
 """Seconds between two looks at the work, on a terminal and elsewhere."""
 
@@ -26,7 +26,7 @@ class WorkLines:
         stream: Where it is shown; stderr where None.
     """
 
-    def __init__(self, shown_after_s: float = SHOWN_AFTER_S, stream: TextIO | None = None) -> None:
+    def __init__(self, shown_after_s: float = _SHOWN_AFTER_S, stream: TextIO | None = None) -> None:
         self._after_s = shown_after_s
         self._stream = stream or sys.stderr
         self._began: list[tuple[Work, float]] = []

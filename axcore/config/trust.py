@@ -68,7 +68,7 @@ def class_named(tag: Any, path: Path, set_in: str) -> type:
             f"no config class {tag!r} is registered",
             where=_where(path),
             set_in=set_in,
-            hint=suggest_names(tag, registered_tags(), most=4)
+            hint=suggest_names(tag, registered_tags(), max_names=4)
             + " (import or install what defines it)",
         )
     return cls

@@ -185,8 +185,10 @@ class ArrayData(DataLoader):
         num_rows, other = self._train.num_rows, self._validation
         if other is not None:
             return _Rows(self._train, range(num_rows)), _Rows(other, range(other.num_rows))
+        # By a fixed key, not by `seed`: runs with other seeds are evaluated on the same rows.
         order = Permutation(num_rows, "held out")
         held_out = round(num_rows * self._fraction)
+        # In their own order, which is what `shuffle=False` reads.
         train = sorted(order[i] for i in range(held_out, num_rows))
         return _Rows(self._train, train), _Rows(self._train, [order[i] for i in range(held_out)])
 
@@ -336,6 +338,8 @@ def _read(place: str, field: str) -> ArraySet:
             f"the arrays {place} cannot be read: {what}", where=str(path), hint=hint
         ) from error
     found = ArraySet(arrays, str(path))
+    # This reads all of the arrays once. A damaged copy would otherwise train on other numbers, and
+    # nobody would notice.
     if is_stored and found.digest != place.removeprefix(_STORED):
         raise DataError(
             f"the arrays {place} are damaged: their digest is {found.digest}",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CACHE = "AXCORE_DATA_CACHE"
 """The variable that says where stores and copies of remote files are kept."""
 
-CACHE_GIB = "AXCORE_DATA_CACHE_GIB"
+_CACHE_GIB = "AXCORE_DATA_CACHE_GIB"
 """The variable that says how large all copies of remote files may be together."""
 
 _DEFAULT_GIB = 50.0
@@ -44,20 +44,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE) or Path(home) / "axcore" / "data")
 
 
-def largest_cache() -> int:
+def _largest_cache() -> int:
     """Return the bytes that all copies of remote files may have together.
 
     Raises:
         DataError: The variable is not a number.
     """
-    said = os.environ.get(CACHE_GIB, str(_DEFAULT_GIB))
+    said = os.environ.get(_CACHE_GIB, str(_DEFAULT_GIB))
     try:
         return int(float(said) * 2**30)
     except (ValueError, OverflowError) as error:
-        raise DataError(f"{CACHE_GIB} is {said!r}, not a number.", where=CACHE_GIB) from error
+        raise DataError(f"{_CACHE_GIB} is {said!r}, not a number.", where=_CACHE_GIB) from error
 
 
-def copies_folder() -> Path:
+def _copies_folder() -> Path:
     """Return where copies of remote files are kept."""
     return cache_folder() / "files"
 
@@ -65,7 +65,7 @@ def copies_folder() -> Path:
 def path_of_copy(url: str) -> Path:
     """Return where the copy of a file is: in one folder with those of the files next to it."""
     folder, _, name = url.rpartition("/")
-    return copies_folder() / blake2b(folder.encode(), digest_size=16).hexdigest() / name
+    return _copies_folder() / blake2b(folder.encode(), digest_size=16).hexdigest() / name
 
 
 @contextmanager
@@ -88,11 +88,14 @@ def _held(path: Path, remote: RemoteFile) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(_beside(path, _LOCK), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
+        # Changing a lock from exclusive to shared is not atomic: in between, another process may
+        # take it and remove the copy. So the copy is checked again each time.
         while not _is_copy(path, remote):
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_copy(path, remote):  # nobody else made it while this process waited
                 _fetch(path, remote)
             fcntl.flock(lock, fcntl.LOCK_SH)
+        # When it was last read; access times are switched off on many file systems.
         os.utime(_beside(path, _VERSION))
         yield
 
@@ -107,6 +110,8 @@ def _is_copy(path: Path, remote: RemoteFile) -> bool:
 
 def _fetch(path: Path, remote: RemoteFile) -> None:
     check_unchanged(remote)
+    # The version goes first and comes last: whenever this is killed, what is left is not taken for
+    # a copy.
     _beside(path, _VERSION).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     with whole_file(path) as draft:
@@ -117,8 +122,8 @@ def _fetch(path: Path, remote: RemoteFile) -> None:
 
 def _take_room(draft: IO[bytes], remote: RemoteFile) -> None:
     """Make a draft as long as it will be, once the copies read longest ago have made room."""
-    room = largest_cache()
-    root = copies_folder()
+    room = _largest_cache()
+    root = _copies_folder()
     with open(root / _LOCK, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         copies = [one.with_suffix("") for one in root.glob(f"*/*{_LOCK}")]
@@ -134,8 +139,10 @@ def _take_room(draft: IO[bytes], remote: RemoteFile) -> None:
                 f"{remote.url} has {remote.size:,} bytes; of the {room:,} for copies of remote "
                 f"files {used:,} are in use.",
                 where=str(root),
-                hint=f"Set {CACHE_GIB} to more, or read with fewer processes.",
+                hint=f"Set {_CACHE_GIB} to more, or read with fewer processes.",
             )
+        # The size is claimed while the lock is held, so that two downloads do not count on the same
+        # free space.
         os.truncate(draft.fileno(), remote.size)
 
 
@@ -143,6 +150,7 @@ def _removed(copy: Path) -> bool:
     """Remove a copy; False where somebody reads or makes it."""
     with open(_beside(copy, _LOCK), "a") as lock:
         try:
+            # Without waiting: whoever reads this copy may be waiting for space too.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False

@@ -218,7 +218,7 @@ class Data(DataLoader):
         sources = self.source.components if isinstance(self.source, Mixture) else {"": self.source}
         fraction = self.config.validation_fraction
         found = {
-            name: open_corpus(source, self.tokenizer, fraction) for name, source in sources.items()
+            name: _open_corpus(source, self.tokenizer, fraction) for name, source in sources.items()
         }
         for name, source in sources.items():
             self._say_what_is_cut(source, found[name])
@@ -309,7 +309,7 @@ def _joined(rows: Sequence[PackedRows]) -> Rows:
     return rows[0] if len(rows) == 1 else JoinedRows(rows)
 
 
-def open_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
+def _open_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
     """Return the tokens of a source.
 
     Files of more than `LARGEST_IN_MEMORY` bytes in all are built into a store in the cache, and

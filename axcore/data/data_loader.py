@@ -116,6 +116,7 @@ class TrainBatches(Iterator[Batch]):
                 "The saved position is of a version of axcore that shuffled rows in another way.",
                 hint="Resume with that version, or start a new run.",
             )
+        # A damaged position may fail half way, and the iterator has to stay where it was.
         before = self._iterator.get_state()
         try:
             num_batches = int(state["grain"]["next_index"])
@@ -300,6 +301,7 @@ class PrefetchedBatches(Iterator[Batch]):
 
     def set_state(self, state: State) -> None:
         """Go to a saved position; see `TrainBatches.set_state`."""
+        # The thread reads ahead of what was taken, so it has to end before the position changes.
         self._stop()
         self._batches.set_state(state)
         self._state = self._batches.get_state()
@@ -331,6 +333,7 @@ class _Reader:
         self._waiting: deque[tuple[Batch, State] | BaseException] = deque()
         self._changed = threading.Condition()
         self._is_stopped = False
+        # A daemon: storage that hangs must not keep a finished process alive.
         self._thread = threading.Thread(target=self._read, name="prefetch batches", daemon=True)
         self._thread.start()
 
@@ -358,6 +361,8 @@ class _Reader:
             found: tuple[Batch, State] | BaseException
             try:
                 batch = next(self._batches)
+                # The position belongs to this batch: when it is taken, the iterator will have moved
+                # on.
                 found = batch, self._batches.get_state()
             except BaseException as error:  # or whoever takes the batch would wait for ever
                 error.add_note("while a batch was prepared ahead of its step")

@@ -25,7 +25,7 @@ from axcore.data.transforms.chat import LABEL, SEQUENCES, ChatPairs, LabelledCha
 from axcore.errors import DataError
 from axcore.module import ArraySpec, BatchSpec
 
-NUM_SEQUENCES = 2
+_NUM_SEQUENCES = 2
 """Of a row: the answer that was chosen and the one rejected, or an answer and one that is not its
 prompt's."""
 
@@ -39,7 +39,7 @@ _SEQUENCE_ARRAYS = {
 
 
 @attrs.frozen(eq=False)
-class LabelledExample:
+class _LabelledExample:
     """A conversation with its label, or the chosen and the rejected one of a pair.
 
     Attributes:
@@ -107,7 +107,7 @@ class PreferenceData(DataLoader):
         values = {"tokens": self.tokenizer.vocab_size, "targets": self.tokenizer.vocab_size}
         sequences = {
             name: ArraySpec(
-                shape=(rows, NUM_SEQUENCES, length),
+                shape=(rows, _NUM_SEQUENCES, length),
                 axes=("batch", None, "time"),
                 dtype=dtype,
                 num_values=values.get(name),
@@ -121,7 +121,7 @@ class PreferenceData(DataLoader):
         return BatchSpec(
             arrays={**sequences, **of_each_row},
             unit="token",
-            num_units=rows * NUM_SEQUENCES * length,
+            num_units=rows * _NUM_SEQUENCES * length,
             sized_by={"batch": "batch_size", "time": "seq_len"},
         )
 
@@ -162,7 +162,7 @@ class PreferenceData(DataLoader):
     def _rows(self) -> tuple["LabelledRows", "LabelledRows"]:
         """What is trained on, and what is held out."""
         cfg = self.config
-        splits: tuple[list[LabelledExample], list[LabelledExample]] = [], []
+        splits: tuple[list[_LabelledExample], list[_LabelledExample]] = [], []
         num_cut = num_left_out = 0
         for document in self.source.transformed(self.tokenizer):
             if SEQUENCES not in document.fields:
@@ -178,7 +178,7 @@ class PreferenceData(DataLoader):
                 continue
             num_cut += any(len(a.tokens) < len(b.tokens) for a, b in zip(cut, found, strict=True))
             is_held = is_validation(document.name, cfg.validation_fraction)
-            splits[is_held].append(LabelledExample(cut, document.fields.get(LABEL)))
+            splits[is_held].append(_LabelledExample(cut, document.fields.get(LABEL)))
         if num_cut or num_left_out:
             print(
                 f"data: of {self.source.describe()}, {num_cut:,} rows lost the end of an answer, "
@@ -217,7 +217,7 @@ class PreferenceSummary:
 class LabelledRows:
     """Labelled conversations as rows of arrays."""
 
-    examples: tuple[LabelledExample, ...]
+    examples: tuple[_LabelledExample, ...]
     data: PreferenceData
 
     def __len__(self) -> int:
@@ -226,7 +226,7 @@ class LabelledRows:
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return the rows of those numbers; PADDING_ROW is one that weighs nothing."""
         cfg: Any = self.data.config
-        shape, pad = (len(rows), NUM_SEQUENCES, cfg.seq_len), self.data.tokenizer.pad_id
+        shape, pad = (len(rows), _NUM_SEQUENCES, cfg.seq_len), self.data.tokenizer.pad_id
         fill = {"tokens": pad, "targets": pad}
         made = {
             name: np.full(shape, fill.get(name, 0), dtype)
@@ -255,8 +255,10 @@ class LabelledRows:
 
     def _sequences(self, row: int) -> Iterable[ChatTokens]:
         own = self.examples[row].sequences
-        if len(own) == NUM_SEQUENCES:
+        if len(own) == _NUM_SEQUENCES:
             return own
+        # KTO estimates its KL term from answers to other prompts; the next row's answer is such a
+        # one, and is the same in every epoch.
         other = self.examples[(row + 1) % len(self.examples)].sequences[0]
         return own[0], _cut(_with_answer(own[0], other), self.data.config.seq_len + 1)
 

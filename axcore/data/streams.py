@@ -36,6 +36,7 @@ Place: TypeAlias = Any
 """Where a stream is: small, JSON-able, of the stream's own making; None is its beginning."""
 
 
+# Tokenizers are faster on several texts, and a slow stream must not hold up the first batch.
 _DOCUMENTS_AT_ONCE = 16
 _MAX_UNUSED = 100_000
 """Documents on end that may give no row, before it is an error: a stream need not have an end."""
@@ -122,6 +123,8 @@ class FileStream(Stream):
                     num_found += 1
                     part = part + 1 if num_records == last_record else 1
                     last_record = num_records
+                    # A resumed file is read from its beginning, as few formats can be entered in
+                    # the middle; documents before the place are skipped.
                     if (num_records - 1, part) >= (first_record, first_part + 1):
                         yield document, _place(epoch, number, num_records, digest, document, part)
                 first_record = first_part = 0
@@ -164,6 +167,7 @@ class FileStream(Stream):
     def _order(self, epoch: int, num_files: int) -> list[int]:
         if not self.config.shuffles_files:
             return list(range(num_files))
+        # numpy takes no negative seed.
         rng = np.random.default_rng([self.config.seed & 0xFFFFFFFF, epoch])
         order: list[int] = rng.permutation(num_files).tolist()
         return order
@@ -185,7 +189,7 @@ def _digest(files: Sequence[NamedFile]) -> str:
 
 
 @attrs.frozen
-class StreamReading:
+class _StreamReading:
     """How a stream becomes rows.
 
     Attributes:
@@ -218,12 +222,14 @@ class StreamIterator(Iterator[Batch]):
     _state: dict[str, Any]
     _used: int
 
-    def __init__(self, reading: StreamReading) -> None:
+    def __init__(self, reading: _StreamReading) -> None:
         self._reading = reading
         self.set_state({"next_index": 0, "place": None, "pairs": 0})
 
     def __next__(self) -> Batch:
         try:
+            # All rows of the global batch, since each process has to be at the same place
+            # afterwards.
             rows = [self._row() for _ in range(self._reading.shard.batch_size)]
         except BaseException:
             self.set_state(self._state)  # half a batch is not a batch
@@ -365,7 +371,7 @@ class StreamData(DataLoader):
             ConfigError: `process_count` does not divide `batch_size`.
         """
         cfg = self.config
-        reading = StreamReading(
+        reading = _StreamReading(
             stream=self.stream,
             tokenizer=self.tokenizer,
             shard=DataShard(cfg.batch_size, process_index, process_count),

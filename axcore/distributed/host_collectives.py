@@ -47,7 +47,7 @@ _own = _OfThread()
 
 
 def _forget() -> None:
-    """Begins to count again, as processes that join for the first time do."""
+    """Begin to count again, as processes that join for the first time do."""
     _counts.clear()
     _own.published = []
 
@@ -56,7 +56,7 @@ on_leaving(_forget)
 
 
 def barrier(name: str, *, limit_s: float | None = None) -> None:
-    """Waits until every process is here.
+    """Wait until every process is here.
 
     Raises:
         ProcessError: Some did not come in time: naming the barrier, them, and the limit.
@@ -65,7 +65,7 @@ def barrier(name: str, *, limit_s: float | None = None) -> None:
 
 
 def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> list[str]:
-    """Returns the texts of all processes, in their order, in every process.
+    """Return the texts of all processes, in their order, in every process.
 
     Raises:
         ProcessError: As `barrier`.
@@ -77,6 +77,8 @@ def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> lis
     _checked(name, lambda: client.key_value_set(f"{folder}/{index}", text))
     _wait(client, name, folder, time_limits().barrier_s if limit_s is None else limit_s)
     texts = _checked(name, lambda: _by_process(client, folder))
+    # The store never forgets by itself. What this thread published before was read by all before
+    # they came to this barrier; what it published for this one may still be read.
     for key in _own.published:
         _checked(name, functools.partial(client.key_value_delete, key))
     _own.published = [f"{folder}/{index}"]  # some may be about to read it
@@ -84,7 +86,7 @@ def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> lis
 
 
 def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> list[T]:
-    """Returns what every process makes, in their order, in every process.
+    """Return what every process makes, in their order, in every process.
 
     Args:
         name: What it is, for errors.
@@ -98,6 +100,8 @@ def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None
     """
     if process_count() == 1:
         return [make()]
+    # An error travels as a message: a process that raised before the barrier would leave the others
+    # waiting there until their limit.
     own, text = _encoded_result(name, make)
     messages = [parse_json(one) for one in all_gather_str(name, text, limit_s=limit_s)]
     if own is not None:
@@ -106,7 +110,7 @@ def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None
 
 
 def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> T:
-    """Returns what process 0 makes, in every process; only process 0 calls `make`.
+    """Return what process 0 makes, in every process; only process 0 calls `make`.
 
     Args:
         name: What it is, for errors.
@@ -131,7 +135,9 @@ def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None 
 
 
 def _next_folder(name: str) -> str:
-    """Returns how keys begin that are used under a name this time."""
+    """Return how keys begin that are used under a name this time."""
+    # Numbered by name, so that the thread that saves and the one that trains may both be here: only
+    # within a name is the order the same in all processes.
     with _lock:
         count = _counts[name]
         _counts[name] += 1
@@ -201,7 +207,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _encoded_result(name: str, make: Callable[[], Any]) -> tuple[BaseException | None, str]:
-    """Returns what `make` raised, if it did, and the message for the others."""
+    """Return what `make` raised, if it did, and the message for the others."""
     try:
         return None, json.dumps({"value": make()})
     except AxcoreError as error:

@@ -50,7 +50,7 @@ def join_processes(
     limits: TimeLimits = _limits,
     is_hosted: bool = False,
 ) -> None:
-    """Makes this process one of several; call it before anything asks jax for devices.
+    """Make this process one of several; call it before anything asks jax for devices.
 
     Args:
         coordinator: `host:port` of process 0, which all others reach.
@@ -61,7 +61,7 @@ def join_processes(
             process is an error in the others then, which `leave_processes` lets join again.
 
     Raises:
-        ConfigError: `coordinator` is no address.
+        ConfigError: `coordinator` is not an address.
         ProcessError: Not all came in time, or two have the same number.
     """
     global _limits
@@ -80,13 +80,16 @@ def join_processes(
         keep_programs_of_every_process()
         return
     numbers = {"process_count": process_count, "process_index": process_index}
+    # jax ends all processes by an abort where one is missing; the rendezvous names it instead.
     rendezvous(coordinator, **numbers, limit_s=limits.join_s)
+    # Process 0 serves the port again a moment later, and jax's client retries after a second only.
     if process_index:
         wait_for_service(coordinator, process_count=process_count, limit_s=limits.join_s)
     jax.distributed.initialize(
         coordinator,
         num_processes=process_count,
         process_id=process_index,
+        # Or jax reads Slurm's and Kubernetes' variables once more, and may number otherwise.
         cluster_detection_method="deactivate",
         initialization_timeout=round(limits.join_s),
         heartbeat_timeout_seconds=round(limits.heartbeat_s),
@@ -95,27 +98,28 @@ def join_processes(
 
 
 def leave_processes() -> None:
-    """Leaves a run that lost a process; all arrays and programs are gone.
+    """Leave a run that lost a process; all arrays and programs are gone.
 
     No thread may wait for another process any more.
     """
+    # Before the client goes: what is forgotten may hold it.
     for forget in _forgotten_on_leaving:
         forget()
     leave_coordination()
 
 
 def end_waits() -> None:
-    """Ends every wait for another process with an error; the run can only be left then."""
+    """End every wait for another process with an error; the run can only be left then."""
     end_coordinated_waits()
 
 
 def on_leaving(forget: Callable[[], None]) -> None:
-    """Has a function called when this process leaves its run, to forget what it knew of it."""
+    """Have a function called when this process leaves its run, to forget what it knew of it."""
     _forgotten_on_leaving.append(forget)
 
 
 def process_count() -> int:
-    """Returns how many processes this run has, without starting jax where they were joined.
+    """Return how many processes this run has, without starting jax where they were joined.
 
     Raises:
         ProcessError: jax shows several processes, and nobody joined them.
@@ -133,7 +137,7 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """Returns which of them this one is, from 0."""
+    """Return which of them this one is, from 0."""
     return 0 if _joined() is None else int(distributed_state().process_id)
 
 
@@ -143,13 +147,15 @@ def is_process_zero() -> bool:
 
 
 def shard_for_process(items: list[T]) -> list[T]:
-    """Returns this process's part of some work: every item is exactly one process's."""
+    """Return this process's part of some work: every item is exactly one process's."""
     return items[process_index() :: process_count()]
 
 
 def exit_process(exit_code: int) -> NoReturn:
-    """Ends this process; one of several does not wait for the others, which it would hold up."""
+    """End this process; one of several does not wait for the others, which it would hold up."""
     if _joined() is not None:
+        # jax's exit handler waits at a barrier for all processes, one of which may be dead. `_exit`
+        # runs no handlers and flushes nothing.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
@@ -157,25 +163,26 @@ def exit_process(exit_code: int) -> NoReturn:
 
 
 def reachable_host() -> str:
-    """Returns the address at which the other processes of the run reach this one's host."""
+    """Return the address at which the other processes of the run reach this one's host."""
     if _joined() is None:
         return "localhost"
     host, port = split_address(distributed_state().coordinator_address)
     if is_process_zero():
         return host
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    # A datagram socket sends nothing when it connects, but chooses the interface that leads there.
     with socket.socket(family, socket.SOCK_DGRAM) as towards:
         towards.connect(address)
         return str(towards.getsockname()[0])
 
 
 def time_limits() -> TimeLimits:
-    """Returns how long processes of this run wait for one another."""
+    """Return how long processes of this run wait for one another."""
     return _limits
 
 
 def coordination_client() -> Any:
-    """Returns the client of jax's coordination service.
+    """Return the client of jax's coordination service.
 
     Differs: jax has no public way to it; Orbax takes this one, too.
     """
@@ -185,7 +192,7 @@ def coordination_client() -> Any:
 
 
 def _joined() -> Any:
-    """Returns the client, None where this process joined nobody."""
+    """Return the client, None where this process joined nobody."""
     return distributed_state().client
 
 
@@ -195,7 +202,7 @@ _SIGNS = ("Connection reset by peer", "Connection closed by peer", "Broken pipe"
 
 @contextlib.contextmanager
 def naming_lost_processes() -> Iterator[None]:
-    """Makes the error of a collective that lost a peer one that says so.
+    """Make the error of a collective that lost a peer one that says so.
 
     Raises:
         ProcessError: Another process of the run was lost.

@@ -22,7 +22,7 @@ _MAX_LINE_BYTES = 1 << 16
 
 
 def rendezvous(coordinator: str, *, process_count: int, process_index: int, limit_s: float) -> None:
-    """Returns once all processes of a run are there.
+    """Return once all processes of a run are there.
 
     Args:
         coordinator: `host:port` of process 0.
@@ -31,7 +31,7 @@ def rendezvous(coordinator: str, *, process_count: int, process_index: int, limi
         limit_s: How long process 0 waits for the others, and they for it.
 
     Raises:
-        ConfigError: `coordinator` is no address.
+        ConfigError: `coordinator` is not an address.
         ProcessError: Some did not come within the limit, or two say what cannot both be.
     """
     host, port = split_address(coordinator)
@@ -42,7 +42,7 @@ def rendezvous(coordinator: str, *, process_count: int, process_index: int, limi
 
 
 def wait_for_service(coordinator: str, *, process_count: int, limit_s: float) -> None:
-    """Returns once process 0 serves its address again, now as jax's coordination service.
+    """Return once process 0 serves its address again, now as jax's coordination service.
 
     A client of jax that comes before tries again after a second.
 
@@ -53,10 +53,10 @@ def wait_for_service(coordinator: str, *, process_count: int, limit_s: float) ->
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns host and port of `host:port`.
+    """Return host and port of `host:port`.
 
     Raises:
-        ConfigError: It is no such text.
+        ConfigError: It is not `host:port`.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -108,7 +108,7 @@ def _port_error(port: int, error: Exception) -> ProcessError:
 def _collect(
     server: socket.socket, present: dict[int, socket.socket], process_count: int, end: float
 ) -> None:
-    """Fills `present` until all are there or the time is over."""
+    """Fill `present` until all are there or the time is over."""
     while len(present) < process_count - 1 and (left := end - time.monotonic()) > 0:
         server.settimeout(left)
         try:
@@ -145,7 +145,9 @@ def _check_fits(
 
 
 def _dismiss(connections: Iterable[socket.socket], verdict: dict[str, Any]) -> None:
-    """Sends all the verdict, and lets them hang up first so that the port is free at once."""
+    """Send all the verdict, and let them hang up first so that the port is free at once."""
+    # Who closes first keeps the port in TIME_WAIT, and jax's service needs it next on this host. So
+    # the others hang up first.
     held = list(connections)
     for connection in held:
         _write(connection, verdict)
@@ -193,7 +195,7 @@ def _connect(address: tuple[str, int], process_count: int, limit_s: float) -> so
 def missing_error(
     name: str, missing: list[int], process_count: int, limit_s: float, detail: str = ""
 ) -> ProcessError:
-    """Returns the error for processes that did not arrive at a barrier."""
+    """Return the error for processes that did not arrive at a barrier."""
     shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
     noun = "process" if len(missing) == 1 else "processes"
     return ProcessError(
@@ -215,7 +217,7 @@ def _write(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _read(connection: socket.socket, default: Any = {}) -> Any:  # noqa: B006 - never changed
-    """Returns one line's JSON object, or `default` where none comes."""
+    """Return one line's JSON object, or `default` where none comes."""
     try:
         with connection.makefile("rb") as lines:
             message = parse_json(lines.readline(_MAX_LINE_BYTES))

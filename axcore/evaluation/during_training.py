@@ -24,7 +24,7 @@ from axcore.trainer.guards import Guard
 
 
 class EvaluateTasks(Guard):
-    """Write results to `RUN/evaluation/STEP`, and metrics of the split `evaluation`.
+    """Writes results to `RUN/evaluation/STEP`, and metrics of the split `evaluation`.
 
     The engine keeps a copy of the weights and its caches between evaluations.
     """
@@ -92,7 +92,7 @@ class EvaluateTasks(Guard):
             self._engine.replace_weights(weights)
             return self._engine
         length = trainer.config.data.seq_len
-        cfg = EngineConfig(max_rows=self.config.rows, max_length=length, max_queue=1_000_000)
+        cfg = EngineConfig(max_num_seqs=self.config.rows, max_length=length, max_queue=1_000_000)
         with use_policy(trainer.compiler.kernel_policy):
             self._engine = Engine(trainer.model, weights, trainer.data.tokenizer, cfg)
         return self._engine

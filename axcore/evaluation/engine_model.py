@@ -7,7 +7,7 @@ import attrs
 
 from axcore.errors import ConfigError, RequestError
 from axcore.evaluation.questions import Continuation, Likelihood, Question, Scored, Written
-from axcore.inference import Answer, Completion, Engine, EngineConfig, Request, Sampling
+from axcore.inference import Completion, CompletionStream, Engine, EngineConfig, Request, Sampling
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel
 
@@ -89,7 +89,8 @@ class EngineModel:
             )
         )
 
-    def _scores(self, tokens: Sequence[int]) -> Answer:
+    def _scores(self, tokens: Sequence[int]) -> CompletionStream:
+        # An engine samples at least one token; which one does not matter here.
         request = Request(prompt=tuple(tokens), max_tokens=1, sampling=GREEDY, prompt_logprobs=True)
         return self.engine.submit(request)
 
@@ -117,7 +118,7 @@ class EngineModel:
 class _Window:
     """A piece of text that the engine reads, and how many of its last tokens are scored."""
 
-    answer: Answer
+    answer: CompletionStream
     num_scored: int
 
 
@@ -144,7 +145,7 @@ class PendingScore:
             if not window.num_scored:
                 continue
             logprobs = (found.prompt_logprobs or ())[-window.num_scored :]
-            likeliest = (found.prompt_likeliest or ())[-window.num_scored :]
+            likeliest = (found.prompt_top_logprobs or ())[-window.num_scored :]
             tokens = window.answer.request.prompt[-window.num_scored :]
             logprob += sum(one for one in logprobs if one is not None)
             num_tokens += window.num_scored
@@ -163,7 +164,7 @@ class PendingText:
         num_cut: Tokens of the prompt that were left out.
     """
 
-    def __init__(self, answer: Answer, *, num_cut: int) -> None:
+    def __init__(self, answer: CompletionStream, *, num_cut: int) -> None:
         self._answer, self._num_cut = answer, num_cut
 
     def reply(self, timeout_s: float) -> Written:
@@ -181,7 +182,7 @@ class PendingText:
         )
 
 
-def _result(answer: Answer, timeout_s: float) -> Completion:
+def _result(answer: CompletionStream, timeout_s: float) -> Completion:
     try:
         return answer.result(timeout_s)
     except TimeoutError:
@@ -190,14 +191,14 @@ def _result(answer: Answer, timeout_s: float) -> Completion:
 
 
 @contextmanager
-def engine_model(opened: OpenedModel, *, max_rows: int = 16) -> Iterator[EngineModel]:
+def engine_model(opened: OpenedModel, *, max_num_seqs: int = 16) -> Iterator[EngineModel]:
     """Yield a model that answers questions, by the kernels that it trains with.
 
     Args:
         opened: What `open_model` returned.
-        max_rows: Answers that are drawn at once.
+        max_num_seqs: Answers that are drawn at once.
     """
-    cfg = EngineConfig(max_rows=max_rows, max_length=opened.length, max_queue=1_000_000)
+    cfg = EngineConfig(max_num_seqs=max_num_seqs, max_length=opened.length, max_queue=1_000_000)
     with use_policy(opened.trainer.compiler.kernel_policy):
         engine = Engine(opened.model, opened.state, opened.tokenizer, cfg)
     with engine:

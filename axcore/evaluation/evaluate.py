@@ -93,9 +93,11 @@ def evaluate_tasks(
     check_tasks(tasks)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
+    # Two evaluations would append to the same files, line between line.
     lock = FileLock(folder / "lock", doing="keeping answers")
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
+        # All of them first: what is wrong with the last task shows before the first is asked.
         runs = [TaskRun(name, cfg, folder, timeout_s=timeout_s) for name, cfg in tasks.items()]
         if restarts:
             _forget(folder, tasks)
@@ -145,7 +147,7 @@ def _forget(folder: Path, names: Iterable[str]) -> None:
 def _check_is_same(
     folder: Path, tasks: Mapping[str, ScoredTask.Config], identity: ModelIdentity
 ) -> None:
-    """Refuse to mix answers, and keeps whose they are."""
+    """Refuse to mix answers, and keep whose they are."""
     file = folder / _MODEL_NAME
     kept = read_json(file, _MODEL_NAME, error=DataError) if file.exists() else {"tasks": {}}
     if kept.get("weights", identity.weights) != identity.weights:

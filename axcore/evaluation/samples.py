@@ -42,7 +42,7 @@ class Sample:
 
 @attrs.frozen(kw_only=True)
 class BadSample:
-    """A record that is no sample.
+    """A record that is not a sample.
 
     Args:
         where: File and line.
@@ -125,7 +125,7 @@ def _json_sample(where: str, line: bytes) -> Sample | BadSample:
     try:
         value = parse_json(line)
     except ValueError as error:
-        return BadSample(where=where, reason=f"it is no JSON: {error}")
+        return BadSample(where=where, reason=f"it is not valid JSON: {error}")
     return _sample(where, value)
 
 
@@ -139,7 +139,7 @@ def _json(path: Path, data: bytes) -> Iterator[Sample | BadSample]:
     try:
         values = parse_json(data)
     except ValueError as error:
-        raise DataError(f"it is no JSON: {error}", where=str(path)) from None
+        raise DataError(f"it is not valid JSON: {error}", where=str(path)) from None
     if not isinstance(values, list):
         raise DataError(
             f"it holds a {type(values).__name__}; expected a list of objects", where=str(path)

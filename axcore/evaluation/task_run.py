@@ -43,6 +43,7 @@ class KeptAnswers:
         whole = self._read() if path.exists() else b""
         self._file: IO[bytes] | None = None
         if path.exists():
+            # What a killed process left of a line, which the next would be appended to.
             os.truncate(path, len(whole))
 
     def __enter__(self) -> Self:
@@ -70,17 +71,18 @@ class KeptAnswers:
         line = self.lines.get(index)
         if line is not None and line.get("asked") != asked:
             raise DataError(
-                f"sample {index} is another than the one that was answered",
+                f"sample {index} differs from the one that was answered",
                 where=str(self._path),
                 hint=RESTART,
             )
         return line
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Append the line of a sample and hands it to the operating system."""
+        """Append the line of a sample and hand it to the operating system."""
         if self._file is None:
             self._file = self._path.open("ab")
         self._file.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
+        # Not fsync: after a power loss the last samples are asked again, which costs less.
         self._file.flush()
 
     def _read(self) -> bytes:
@@ -92,7 +94,9 @@ class KeptAnswers:
                 self.lines[int(line["index"])] = line
             except (ValueError, KeyError, TypeError):
                 raise DataError(
-                    "the line is no kept sample", where=f"{self._path}:{number}", hint=RESTART
+                    "the line is not a sample that was kept",
+                    where=f"{self._path}:{number}",
+                    hint=RESTART,
                 ) from None
         return whole
 
@@ -267,11 +271,12 @@ class TaskRun:
             "asked": asked.digest,
             "questions": [attrs.asdict(one) for one in asked.questions],
             "replies": [attrs.asdict(one) for one in replies],
+            # Kept too: a measure may have run a program, which is not run again.
             "measures": dict(self._task.measures(asked.sample, replies)),
         }
 
     def _report_left_out(self) -> None:
-        """Write which samples do not count, and warns of them."""
+        """Write which samples do not count, and warn of them."""
         left_out = [*self._bad, *self._unanswered]
         file = self._file("bad.jsonl")
         if not left_out:

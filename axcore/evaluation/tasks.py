@@ -207,7 +207,9 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"{pattern!r} is no regular expression: {error}", where=where) from None
+        raise ConfigError(
+            f"{pattern!r} is not a regular expression: {error}", where=where
+        ) from None
 
 
 _SPACES = re.compile(r"\s+")

@@ -58,14 +58,14 @@ def mesh_rules(
     )
 
 
-LARGE_V6E_SLICES = MeshRule(
+_LARGE_V6E_SLICES = MeshRule(
     match="tpu-v6e-???",
     mesh={"fsdp": -1},
     modifiers=(RematModifier(policy="save_heads"), MicroBatches(rows_per_device=4)),
 )
 """On 128 chips and more the state of 7B leaves room for what attention makes."""
 
-LARGE_SLICES = MeshRule(
+_LARGE_SLICES = MeshRule(
     match="tpu-v5p-????",
     mesh={"fsdp": -1},
     modifiers=(RematModifier(policy="save_gate"), MicroBatches(rows_per_device=2)),
@@ -99,7 +99,7 @@ def llama2_7b() -> Trainer.Config:
         ),
         max_steps=477_000,
         mesh_rules=(
-            LARGE_V6E_SLICES,
+            _LARGE_V6E_SLICES,
             *mesh_rules(small_rows=4, large_rows=4, gpu_remat="save_heads", tpu_remat="minimal"),
         ),
         eval_every_steps=1000,
@@ -115,7 +115,7 @@ def llama2_70b() -> Trainer.Config:
             "model": evolve(llama2("70b"), dtypes=DTypes(compute="bfloat16")),
             "learner.schedule.peak": 1.5e-4,
             "mesh_rules": (
-                LARGE_SLICES,
+                _LARGE_SLICES,
                 *mesh_rules(
                     small_rows=1, large_rows=2, gpu_remat="save_heads", tpu_remat="save_heads"
                 ),
@@ -124,7 +124,7 @@ def llama2_70b() -> Trainer.Config:
     )
 
 
-ONE_GPU = MeshRule(
+_ONE_GPU = MeshRule(
     match="gpu-h200-1",
     mesh={"fsdp": -1},
     modifiers=(LowPrecisionOptimizer(), RematModifier(policy="full"), MicroBatches()),
@@ -149,7 +149,7 @@ def llama3_8b() -> Trainer.Config:
             "learner.schedule.final_fraction": 0.01,
             "max_steps": 1_800_000,
             "mesh_rules": (
-                ONE_GPU,
+                _ONE_GPU,
                 *mesh_rules(small_rows=1, large_rows=4, gpu_remat="save_heads"),
             ),
         },

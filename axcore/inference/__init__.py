@@ -1,33 +1,23 @@
 """Inference: text from a trained model."""
 
 from axcore.errors import EngineError, RequestError
-from axcore.inference.answer import Answer
+from axcore.inference.completion import Completion, CompletionDelta, CompletionStream, SampledToken
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine
-from axcore.inference.engine_stats import EngineStats
+from axcore.inference.engine import Engine, EngineStats
 from axcore.inference.generate import Generation, Generator
-from axcore.inference.open_engine import AnyEngine, open_engine
-from axcore.inference.replicas import Replicas
-from axcore.inference.request import (
-    Completion,
-    Draining,
-    DrawnToken,
-    Piece,
-    QueueFull,
-    Request,
-)
-from axcore.inference.sampling import Sampling
-from axcore.inference.serving_mesh import serving_mesh
+from axcore.inference.kv_cache import serving_mesh
+from axcore.inference.replicas import AnyEngine, Replicas, open_engine
+from axcore.inference.request import Draining, QueueFull, Request, Sampling
 from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
 __all__ = [
-    "Answer",
     "AnyEngine",
     "Completion",
+    "CompletionDelta",
+    "CompletionStream",
     "Draft",
     "DraftModel",
     "Draining",
-    "DrawnToken",
     "Engine",
     "EngineConfig",
     "EngineError",
@@ -35,11 +25,11 @@ __all__ = [
     "Generation",
     "Generator",
     "NGramLookup",
-    "Piece",
     "QueueFull",
     "Replicas",
     "Request",
     "RequestError",
+    "SampledToken",
     "Sampling",
     "open_engine",
     "serving_mesh",

@@ -1,8 +1,9 @@
 """Adapters that an engine serves beside each other: which number each has, and its factors."""
 
-from collections.abc import Container, Mapping
+import hashlib
+from collections.abc import Collection, Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import jax
@@ -10,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from axcore.config import field_names, find_config, is_config
-from axcore.errors import ConfigError
+from axcore.config import field_names, find_config, is_config, suggest_names
+from axcore.errors import ConfigError, RequestError
 from axcore.interop import ArraySource, read_adapters
 from axcore.interop.array_source import Origin
 from axcore.interop.weight_map import unstacked
@@ -23,8 +24,13 @@ from axcore.module import ParamSpec, restacked
 FACTORS = {"lora_down", "lora_up"}
 """Names of an adapter's layers in a `LoRALinear`."""
 
+
 NO_ADAPTER = -1
 """The number of a row that the model serves as it is."""
+
+
+AdapterFactors = Mapping[tuple[str, ...], Factors]
+"""Factors of an adapter's layers, by their paths."""
 
 
 @attrs.frozen
@@ -47,7 +53,7 @@ class Adapter:
 
 
 def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
-    """Returns the adapter in a folder, of PEFT's format or another that a plugin brings.
+    """Return the adapter in a folder, of PEFT's format or another that a plugin brings.
 
     Args:
         folder: Holds the adapter.
@@ -67,7 +73,7 @@ def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
 
 
 def adapter_from(cfg: Any, source: ArraySource) -> Adapter:
-    """Returns the adapter among the arrays of a source; what it lacks of one corrects nothing.
+    """Return the adapter among the arrays of a source; what it lacks of one corrects nothing.
 
     Args:
         cfg: The model's config with the adapter.
@@ -87,8 +93,8 @@ def adapter_from(cfg: Any, source: ArraySource) -> Adapter:
     return Adapter(cfg, arrays)
 
 
-def factors_of(adapter: Adapter, room: KVCacheConfig) -> dict[tuple[str, ...], Factors]:
-    """Returns the factors of each layer that an adapter corrects, by its path where it serves.
+def factors_of(adapter: Adapter, cache_config: KVCacheConfig) -> dict[tuple[str, ...], Factors]:
+    """Return the factors of each layer that an adapter corrects, by its path where it serves.
 
     Raises:
         ConfigError: Its layers differ in scale, or have more than factors.
@@ -100,7 +106,7 @@ def factors_of(adapter: Adapter, room: KVCacheConfig) -> dict[tuple[str, ...], F
             "adds factors alone",
             hint="serve the model with it merged: axcore convert RUN hf:FOLDER --merged",
         )
-    trained, served = adapter.cfg.build(), for_serving(adapter.cfg, room).build()
+    trained, served = adapter.cfg.build(), for_serving(adapter.cfg, cache_config).build()
     scales = {one.scale for one in corrections}
     if len(scales) != 1:
         raise ConfigError(
@@ -122,14 +128,49 @@ def factors_of(adapter: Adapter, room: KVCacheConfig) -> dict[tuple[str, ...], F
     return found
 
 
+@attrs.frozen(eq=False)
+class EngineAdapter:
+    """An adapter as engines take it.
+
+    Args:
+        factors: Of its layers.
+        digest: Of the factors: adapters with the same one correct alike.
+    """
+
+    factors: AdapterFactors
+    digest: str
+
+    @classmethod
+    def of(cls, adapter: Adapter, cache_config: KVCacheConfig) -> "EngineAdapter":
+        """Return an adapter for engines of some room.
+
+        Raises:
+            ConfigError: Its layers differ in scale, or have more than factors.
+        """
+        factors = factors_of(adapter, cache_config)
+        digest = hashlib.blake2b(digest_size=16)
+        for path, pair in sorted(factors.items()):
+            for name, array in zip(("down", "up"), map(np.asarray, pair), strict=True):
+                digest.update(f"{path} {name} {array.dtype} {array.shape}\n".encode())
+                digest.update(array.tobytes())
+        return cls(factors, digest.hexdigest())
+
+
+class NumberedAdapter(NamedTuple):
+    """Where an engine has an adapter: its number, and the digest of its factors."""
+
+    number: int
+    digest: str
+
+
 def _named(specs: Any) -> dict[str, ParamSpec]:
-    """Returns the specs of adapters, by name."""
+    """Return the specs of adapters, by name."""
     leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     return {spec.name: spec for spec in leaves if set(map(str, spec.state_path)) & FACTORS}
 
 
 def _without_gaps(array: Array | None, spec: ParamSpec, places: Container[Any]) -> Array:
-    """Returns an array with zeros where the folder has nothing."""
+    """Return an array with zeros where the folder has nothing."""
     whole = jnp.zeros(spec.shape, spec.dtype) if array is None else array
     for index in np.ndindex(*spec.shape[: spec.num_stacked]):
         if index not in places:
@@ -138,5 +179,75 @@ def _without_gaps(array: Array | None, spec: ParamSpec, places: Container[Any]) 
 
 
 def _is_correction(node: Any) -> bool:
-    """Returns whether a config is of a layer with a correction, by the fields that scale it."""
+    """Return whether a config is of a layer with a correction, by the fields that scale it."""
     return is_config(node) and {"alpha", "rank"} <= set(field_names(node))
+
+
+WITHOUT_ADAPTER = NumberedAdapter(NO_ADAPTER, "")
+"""What requests are answered by that name none."""
+
+
+class EngineAdapters:
+    """Numbers of adapters by name; not for several threads.
+
+    Args:
+        most: Adapters there is room for.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[str, NumberedAdapter] = {}
+
+    def find(self, name: str | None) -> NumberedAdapter:
+        """Return the adapter of a name; None names none.
+
+        Raises:
+            RequestError: There is none of that name.
+        """
+        if name is None:
+            return WITHOUT_ADAPTER
+        found = self._known.get(name)
+        if found is None:
+            known = suggest_names(name, self._known) if self._known else None
+            raise RequestError(f"there is no adapter {name!r}", where="adapter", hint=known)
+        return found
+
+    def has(self, name: str, digest: str) -> bool:
+        """Return whether an adapter has this name and these factors."""
+        found = self._known.get(name)
+        return found is not None and found.digest == digest
+
+    def free_number(self, name: str, used: Collection[int]) -> int:
+        """Return a number for an adapter, whose name another one may have until then.
+
+        Args:
+            name: Its name.
+            used: Numbers of adapters that requests use.
+
+        Raises:
+            ConfigError: There is no room for one more.
+        """
+        taken = {one.number for known, one in self._known.items() if known != name}
+        free = [number for number in range(self._most) if number not in taken.union(used)]
+        if not free:
+            raise ConfigError(
+                f"there is room for {self._most} adapters, and all are in use",
+                where="num_adapters",
+                hint="remove one, or set num_adapters higher",
+            )
+        return free[0]
+
+    def set(self, name: str, adapter: NumberedAdapter) -> None:
+        """Give an adapter a name; one that had it has none any more."""
+        self._known[name] = adapter
+
+    def remove(self, name: str) -> None:
+        """Take a name away.
+
+        Raises:
+            ConfigError: No adapter has it.
+        """
+        if name not in self._known:
+            hint = suggest_names(name, self._known) if self._known else None
+            raise ConfigError(f"there is no adapter {name!r}", hint=hint)
+        del self._known[name]

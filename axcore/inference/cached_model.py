@@ -6,14 +6,14 @@ Letters of shapes: B rows, T tokens of a row in a call, P pages of a row.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
-from axcore.inference.weight_conversion import WeightConversion, default_device
+from axcore.inference.weights import WeightConversion, default_device
 from axcore.layers import KVCacheConfig, continued_rows, use_decode_matmul, using_adapters
 from axcore.modifiers import AdapterSlots, QuantizedWeights, for_serving, with_packed_weights
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
@@ -41,7 +41,7 @@ class CachedModel:
     Args:
         model: The model, as it is trained; its root takes its sizes from its own config.
         state: Its state; None makes no weights.
-        room: How much there is room for; every call has all rows.
+        cache_config: How much there is room for; every call has all rows.
         mesh: Where weights and caches lie; by default where the state does.
         quantization: Keeps weights narrow; None keeps them as layers read them.
         adapters: Makes room for adapters; None makes none.
@@ -57,15 +57,15 @@ class CachedModel:
         self,
         model: Module,
         state: Any,
-        room: KVCacheConfig,
+        cache_config: KVCacheConfig,
         *,
         mesh: Mesh | None = None,
         quantization: QuantizedWeights | None = None,
         adapters: AdapterSlots | None = None,
         compute: DType | None = None,
     ) -> None:
-        served = for_serving(model.config, room, current_policy().hardware, compute=compute)
-        self.num_rows = room.num_rows
+        served = for_serving(model.config, cache_config, current_policy().hardware, compute=compute)
+        self.num_rows = cache_config.num_rows
         self.vocab_size: int = getattr(served, "vocab_size")  # noqa: B009 - not of every model
         trained = model.param_specs()
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
@@ -88,11 +88,11 @@ class CachedModel:
         self.extend = jax.jit(self.step, donate_argnums=1)
 
     def weights_of(self, state: Any, draft_state: Any = None) -> Any:
-        """Returns what programs take of a state; there is no draft."""
+        """Return what programs take of a state; there is no draft."""
         return self.conversion.whole(state)
 
     def empty_caches(self) -> Any:
-        """Returns caches of rows without a token."""
+        """Return caches of rows without a token."""
         caches = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches)
         return jax.device_put(caches, self.cache_shardings)
 
@@ -147,7 +147,7 @@ class CachedModel:
         page_table: Int[Array, "B P"] | None = None,
         adapters: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B vocab"], Any]:
-        """Returns the logits after the last new token of each row, and the caches with all of them.
+        """Return the logits after the last new token of each row, and the caches with all of them.
 
         It is pure, to be a part of programs.
 
@@ -188,7 +188,7 @@ class CachedModel:
         page_table: Int[Array, "B P"] | None = None,
         adapters: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B N vocab"], Any]:
-        """Returns what `step` does, with the logits after new tokens at some places of each row."""
+        """Return what `step` does, with the logits after new tokens at some places of each row."""
         info = continued_rows(tokens, num_cached, num_new, slots=slots, page_table=page_table)
         with self._on_mesh(), using_adapters(adapters), self._products():
             logits, outputs = functional(
@@ -209,7 +209,7 @@ class CachedModel:
 
 
 def mesh_of(weights: Any) -> Mesh | None:
-    """Returns the mesh that arrays lie on; None where they lie on the device that jax takes itself.
+    """Return the mesh that arrays lie on; None where they lie on the device that jax takes itself.
 
     Arrays on one other device have a mesh of it alone, so that all else follows them there.
     """
@@ -225,7 +225,7 @@ def mesh_of(weights: Any) -> Mesh | None:
 
 
 def _beyond_default(mesh: Mesh) -> Mesh | None:
-    """Returns a mesh unless it is the device alone that jax takes itself."""
+    """Return a mesh unless it is the device alone that jax takes itself."""
     return None if {*mesh.devices.flat} == jnp.zeros(()).devices() else mesh
 
 
@@ -238,7 +238,7 @@ def _leaves(specs: Any) -> list[ParamSpec]:
 
 
 def _split(specs: Any, is_in: Callable[[ParamSpec], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the specs that are in, and the others: trees without empty branches."""
+    """Return the specs that are in, and the others: trees without empty branches."""
     parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for name, below in specs.items():
         if _is_spec(below):
@@ -251,7 +251,7 @@ def _split(specs: Any, is_in: Callable[[ParamSpec], bool]) -> tuple[dict[str, An
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """Returns a tree with the branches of both."""
+    """Return a tree with the branches of both."""
     return {
         **one,
         **{
@@ -259,3 +259,50 @@ def _merged(one: Any, other: Any) -> Any:
             for name, below in other.items()
         },
     }
+
+
+class ModelInput(NamedTuple):
+    """The rows of a call: columns of one array.
+
+    Args:
+        slots: Of the caches; of padding one out of range.
+        starts: Tokens that came before.
+        sizes: Tokens of the row, or that are sampled one after the other.
+        first: Number of the answer's tokens before the first that is sampled.
+        samples: 1 where the row samples, else 0.
+        wants_logprobs: 1 where log-probabilities are wanted, else 0.
+        adapters: Number of the row's adapter; -1 for none.
+        pages: Of the row, `[B, P]`.
+        tokens: New ones, `[B, T]`; none where rows continue from what they drew.
+    """
+
+    slots: Int[Array, " B"]
+    starts: Int[Array, " B"]
+    sizes: Int[Array, " B"]
+    first: Int[Array, " B"]
+    samples: Int[Array, " B"]
+    wants_logprobs: Int[Array, " B"]
+    adapters: Int[Array, " B"]
+    pages: Int[Array, "B P"]
+    tokens: Int[Array, "B T"]
+
+
+NUM_COLUMNS = 7
+"""Columns of a call's array before pages and tokens."""
+
+
+def model_input(call: Int[Array, "B columns"], num_pages: int) -> ModelInput:
+    """Return what the columns of a call's array mean."""
+    slots, starts, sizes, first, samples, wants, adapters = call[:, :NUM_COLUMNS].T
+    end = NUM_COLUMNS + num_pages
+    return ModelInput(
+        slots,
+        starts,
+        sizes,
+        first,
+        samples,
+        wants,
+        adapters,
+        call[:, NUM_COLUMNS:end],
+        call[:, end:],
+    )

@@ -1,33 +1,100 @@
-"""`Engine`: answers many requests at once, in a thread of its own."""
+"""`Engine`: continuous batching of requests to one model, in a thread of its own.
+
+The way of a request: `submit` checks it and queues it for the engine thread; each step of
+`ModelRunner` has the `Scheduler` choose rows, runs them, and `OutputProcessor` puts their tokens
+into the `CompletionStream` that `submit` returned.
+"""
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import attrs
 from jax.sharding import Mesh
 
 from axcore.data import Tokenizer
 from axcore.errors import EngineError, RequestError
-from axcore.inference.adapters import Adapter
-from axcore.inference.answer import Answer
-from axcore.inference.answer_text import AnswerText
+from axcore.inference.adapters import Adapter, EngineAdapter, EngineAdapters, NumberedAdapter
+from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine_adapters import EngineAdapter, EngineAdapters, NumberedAdapter
-from axcore.inference.engine_parts import EngineParts
-from axcore.inference.engine_room import stages
-from axcore.inference.engine_stats import EngineStats
+from axcore.inference.detokenizer import IncrementalDetokenizer
+from axcore.inference.engine_core import build_engine
 from axcore.inference.engine_thread import EngineThread
 from axcore.inference.grammar import GrammarCompiler
+from axcore.inference.input_batch import OnFailure, RequestState, fail_all, new_request_state
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
-from axcore.inference.task import OnFailure, Task, fail_all, new_task
-from axcore.inference.warm_up import Progress, Stage, WarmUp
+from axcore.inference.warm_up import Progress, Stage, WarmUp, stages
 from axcore.module import Module
 
 
+@attrs.frozen
+class EngineStats:
+    """The state of an engine at one moment, and counters since it was made.
+
+    Args:
+        num_waiting: Requests that wait for a slot.
+        num_running: Requests that have one.
+        num_slots: Slots there are.
+        pages_used: Pages that requests hold.
+        pages_total: Pages there are.
+        num_prompt_tokens: Tokens of all prompts.
+        num_cached_prompt_tokens: Those of them that were found in the prefix cache.
+        enable_prefix_caching: Whether prompts that begin alike are computed once.
+        num_preemptions: How often a request lost its pages and was read again.
+        num_sampled_tokens: Tokens sampled.
+        num_draft_tokens: Draft tokens proposed.
+        num_accepted_draft_tokens: Those of them that the model sampled itself.
+        num_steps: Steps run.
+        compilations_after_warm_up: Programs compiled while requests waited for them.
+        host_seconds_per_step: Time of a step that is the engine's own, not the device's.
+        num_replicas: Replicas there are; one where there is an engine alone.
+        num_failed_replicas: Those of them that failed, and answer no more.
+        num_moved: Requests that went from a failed replica to another.
+        num_lost: Requests that ended with an error because their replica failed.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_slots: int
+    pages_used: int
+    pages_total: int
+    num_prompt_tokens: int
+    num_cached_prompt_tokens: int
+    enable_prefix_caching: bool
+    num_preemptions: int
+    num_sampled_tokens: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_steps: int
+    compilations_after_warm_up: int
+    host_seconds_per_step: float
+    num_replicas: int = 1
+    num_failed_replicas: int = 0
+    num_moved: int = 0
+    num_lost: int = 0
+
+
+def summed(parts: Sequence[EngineStats]) -> EngineStats:
+    """Return what several engines do together; times of a step are means over all steps."""
+    names = [field.name for field in attrs.fields(EngineStats)]
+    total = {name: sum(getattr(one, name) for one in parts) for name in names}
+    host = sum(one.host_seconds_per_step * one.num_steps for one in parts)
+    total["host_seconds_per_step"] = host / max(1, total["num_steps"])
+    total["enable_prefix_caching"] = all(one.enable_prefix_caching for one in parts)
+    return EngineStats(**total)
+
+
+def without_capacity(stats: EngineStats) -> EngineStats:
+    """Return the counters of an engine that has failed."""
+    return attrs.evolve(
+        stats, num_waiting=0, num_running=0, num_slots=0, pages_used=0, pages_total=0
+    )
+
+
 class Engine:
-    """Draws answers from a model with a `logits` entry, as `CausalLM` has.
+    """Samples completions from a model with a `logits` entry, as `CausalLM` has.
 
     Args:
         model: The model, as it is trained.
@@ -35,7 +102,7 @@ class Engine:
         tokenizer: The tokenizer that it was trained with.
         cfg: How much is served at once.
         mesh: Where weights and caches lie; by default where the state does.
-        draft: Guesses tokens, where `cfg.speculation` is a `DraftModel`.
+        draft: The draft model, where `cfg.speculation` is a `DraftModel`.
         on_failure: See `OnFailure`; by default all requests end with the error.
         grammars: Compiles the grammars of requests; by default one of its own does.
 
@@ -55,17 +122,17 @@ class Engine:
         on_failure: OnFailure | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        parts = EngineParts.of(model, state, tokenizer, cfg, mesh=mesh, draft=draft)
-        self.tokenizer, self.config = tokenizer, parts.config
-        self.max_length = parts.room.max_length
-        self._parts, self._programs, self._runner = parts, parts.programs, parts.runner
+        core = build_engine(model, state, tokenizer, cfg, mesh=mesh, draft=draft)
+        self.tokenizer, self.config = tokenizer, core.config
+        self.max_length = core.cache_config.max_length
+        self._core, self._programs, self._runner = core, core.programs, core.runner
         self._grammars = grammars or GrammarCompiler(tokenizer)
         self._waited_before = 0
         self._warm_up: WarmUp | None = None
         self._numbers = itertools.count()
         self._adapters = EngineAdapters(cfg.num_adapters)
         self._epoch = 0
-        self._submitted: dict[int, Task] = {}
+        self._submitted: dict[int, RequestState] = {}
         self._num_prompt_tokens = 0
         self._is_draining = False
         self._on_failure = on_failure or fail_all
@@ -85,7 +152,7 @@ class Engine:
         when_all: Callable[[Exception | None], None] | None = None,
         num_threads: int | None = None,
     ) -> None:
-        """Compiles every program that requests can need, as many at once as there are cores.
+        """Compile every program that requests can need, as many at once as there are cores.
 
         Args:
             progress: Is called with the number of compiled programs, of all, and the name of the
@@ -97,7 +164,7 @@ class Engine:
             num_threads: How many are compiled at once; by default as many as there are cores.
         """
         limits = self._runner.scheduler.limits
-        found = stages(self.config, limits, self._parts.shapes, self._parts.kinds)
+        found = stages(self.config, limits, self._core.buckets, self._core.kinds)
         compiled = self._programs.compiled
         self._warm_up = WarmUp(
             compiled.prepare,
@@ -114,11 +181,11 @@ class Engine:
 
     @property
     def error(self) -> EngineError | None:
-        """Why the engine answers nothing any more; None while no step has failed."""
+        """Why the engine stopped; None while no step has failed."""
         return self._thread.error
 
-    def submit(self, request: Request) -> Answer:
-        """Takes a request; returns at once.
+    def submit(self, request: Request) -> CompletionStream:
+        """Queue a request, and return its completion at once.
 
         Raises:
             RequestError: It can never be answered.
@@ -126,21 +193,21 @@ class Engine:
             Draining: The engine takes no more.
             EngineError: The engine is closed, or a step failed.
         """
-        self._parts.accepted.check(request)
-        text = AnswerText(self.tokenizer, request.prompt, request.stop)
-        task = self._task(Answer(request, text, _nothing))
+        self._core.request_limits.check(request)
+        text = IncrementalDetokenizer(self.tokenizer, request.prompt, request.stop)
+        state = self._new_request_state(CompletionStream(request, text, _nothing))
         with self._changed:
             self._thread.check_open()
             if self._num_waiting() >= self.config.max_queue:
                 raise QueueFull(f"{self.config.max_queue} requests wait already")
             if self._is_draining:
                 raise Draining("the engine finishes what it has and takes no new requests")
-            task.adapter = self._adapters.find(request.adapter)
-            self._add(task)
-        return task.answer
+            state.adapter = self._adapters.find(request.adapter)
+            self._add(state)
+        return state.completion
 
-    def take_over(self, other: Task) -> None:
-        """Answers a request that another engine took and no step of it began; returns at once.
+    def take_over(self, other: RequestState) -> None:
+        """Queue a request that another engine took and did not begin; return at once.
 
         The queue may be full, and the engine may drain: the request was taken before.
 
@@ -149,45 +216,45 @@ class Engine:
             EngineError: The engine is closed, or a step failed.
         """
         request = other.request
-        self._parts.accepted.check(request)
-        task = self._task(other.answer)
+        self._core.request_limits.check(request)
+        state = self._new_request_state(other.completion)
         with self._changed:
             self._thread.check_open()
-            task.adapter = self._adapters.find(request.adapter)
-            if task.adapter.digest != other.adapter.digest:
+            state.adapter = self._adapters.find(request.adapter)
+            if state.adapter.digest != other.adapter.digest:
                 raise RequestError(
                     f"the adapter {request.adapter!r} was replaced while the request waited",
                     where="adapter",
                     hint="ask again",
                 )
-            self._add(task)
+            self._add(state)
 
     def stats(self) -> EngineStats:
-        """Returns what the engine does now."""
+        """Return the state of the engine now."""
         runner, scheduler = self._runner, self._runner.scheduler
         return EngineStats(
             num_waiting=self._num_waiting(),
             num_running=scheduler.num_running,
-            num_slots=self.config.max_rows,
+            num_slots=self.config.max_num_seqs,
             pages_used=scheduler.pool.num_used,
             pages_total=scheduler.pool.num_pages,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_prompt_tokens=scheduler.pages.num_shared,
-            shares_prefixes=scheduler.limits.shares_prefixes,
+            enable_prefix_caching=scheduler.limits.enable_prefix_caching,
             num_preemptions=scheduler.num_preemptions,
-            num_drawn=runner.num_drawn,
-            num_guesses=runner.num_guesses,
-            num_right_guesses=runner.num_right_guesses,
+            num_sampled_tokens=runner.output.num_sampled,
+            num_draft_tokens=runner.num_draft_tokens,
+            num_accepted_draft_tokens=runner.output.num_accepted_draft_tokens,
             num_steps=runner.num_steps,
             compilations_after_warm_up=self._programs.compiled.num_waited_for - self._waited_before,
             host_seconds_per_step=runner.host_seconds / max(1, runner.num_steps),
         )
 
     def replace_weights(self, state: Any) -> None:
-        """Takes over another state of the model between two steps; returns when it is in use.
+        """Replace the weights between two steps; return when the new ones are in use.
 
-        Answers that are being drawn continue with it: what caches hold of their texts remains. No
-        new request finds a prefix that the old weights computed. Steps wait while array after array
+        Running requests continue with them; their keys and values in the cache remain those of the
+        old weights. The prefix cache is cleared. Steps wait while array after array
         takes the place of the one before it.
 
         Args:
@@ -203,12 +270,12 @@ class Engine:
         def replace() -> None:
             self._programs.replace_weights(state)
             self._epoch += 1
-            self._runner.scheduler.forget_prefixes()
+            self._runner.scheduler.reset_prefix_cache()
 
         self._thread.do(replace)
 
     def check_weights(self, state: Any) -> None:
-        """Checks that `replace_weights` takes a state.
+        """Check that `replace_weights` takes a state.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.
@@ -217,7 +284,7 @@ class Engine:
         self._programs.weights.check(state)
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
-        """Lets requests choose an adapter by its name; one of other weights that has the name goes.
+        """Let requests choose an adapter by its name; one of other weights that has the name goes.
 
         Requests that there are keep the one that they were given to their end.
 
@@ -230,21 +297,21 @@ class Engine:
         self.set_adapter(name, self.converted(adapter))
 
     def converted(self, adapter: Adapter) -> EngineAdapter:
-        """Returns an adapter as `set_adapter` takes it.
+        """Return an adapter as `set_adapter` takes it.
 
         Raises:
             ConfigError: Its layers differ in scale, or have more than factors.
         """
-        return EngineAdapter.of(adapter, self._parts.room)
+        return EngineAdapter.of(adapter, self._core.cache_config)
 
     def set_adapter(self, name: str, adapter: EngineAdapter) -> None:
-        """Does what `add_adapter` does."""
+        """Do what `add_adapter` does."""
 
         def add() -> None:
             with self._changed:  # so that no request is given a number that changes its meaning
                 if self._adapters.has(name, adapter.digest):
                     return
-                used = {task.adapter.number for task in self._submitted.values()}
+                used = {state.adapter.number for state in self._submitted.values()}
                 used |= self._runner.adapters_in_use
                 number = self._adapters.free_number(name, used)
                 self._programs.weights.set_adapter(number, adapter.factors)
@@ -253,7 +320,7 @@ class Engine:
         self._thread.do(add)
 
     def remove_adapter(self, name: str) -> None:
-        """Refuses new requests with an adapter; those that there are keep it to their end.
+        """Refuse new requests with an adapter; those that there are keep it to their end.
 
         Raises:
             ConfigError: There is none of that name.
@@ -267,13 +334,13 @@ class Engine:
         self._thread.do(remove)
 
     def drain(self) -> None:
-        """Refuses new requests, and returns when those that there are have been answered."""
+        """Refuse new requests, and return when all others are finished."""
         with self._changed:
             self._is_draining = True
         self._thread.wait_until_idle()
 
     def close(self) -> None:
-        """Ends all answers and the engine's thread."""
+        """End all requests and the engine's thread."""
         self._thread.close()
         if self._warm_up is not None:
             self._warm_up.stop()
@@ -281,32 +348,32 @@ class Engine:
     def _use(self, stage: Stage) -> None:
         self._thread.do(lambda: self._runner.use(stage))
 
-    def _task(self, answer: Answer) -> Task:
-        return new_task(
-            answer,
+    def _new_request_state(self, completion: CompletionStream) -> RequestState:
+        return new_request_state(
+            completion,
             next(self._numbers),
             grammars=self._grammars,
             speculation=self.config.speculation,
         )
 
-    def _add(self, task: Task) -> None:
-        """Lets a request wait for its turn; call it with the lock."""
-        job = task.job
+    def _add(self, state: RequestState) -> None:
+        """Queue a request for the engine thread; hold the lock when you call it."""
+        sequence = state.sequence
 
         def add() -> None:
-            self._num_prompt_tokens += len(task.request.prompt)
-            job.salt = f"{self._epoch}/{task.adapter.digest}".encode()
-            self._runner.add(task)
-            del self._submitted[job.number]
+            self._num_prompt_tokens += len(state.request.prompt)
+            sequence.salt = f"{self._epoch}/{state.adapter.digest}".encode()
+            self._runner.add(state)
+            del self._submitted[sequence.number]
 
-        self._submitted[job.number] = task
+        self._submitted[sequence.number] = state
         self._thread.send(add)
-        task.answer.take_over(lambda: self._cancel(task))
+        state.completion.take_over(lambda: self._cancel(state))
 
-    def _cancel(self, task: Task) -> None:
+    def _cancel(self, state: RequestState) -> None:
         with self._changed:
-            if not (self._thread.is_closed or task.job.is_over):
-                self._thread.send(lambda: self._runner.cancel(task))
+            if not (self._thread.is_closed or state.sequence.is_over):
+                self._thread.send(lambda: self._runner.cancel(state))
 
     def _num_waiting(self) -> int:
         return len(self._submitted) + self._runner.scheduler.num_waiting
@@ -315,13 +382,13 @@ class Engine:
         return bool(self._submitted or self._runner.has_work)
 
     def _end(self, error: EngineError) -> None:
-        """Ends all requests, or lets `on_failure` do so."""
+        """End all requests, or have `on_failure` do so."""
         with self._changed:
             submitted, self._submitted = self._submitted, {}
-            tasks = {task.job.number: task for task in self._runner.give_up()} | submitted
+            states = {state.sequence.number: state for state in self._runner.give_up()} | submitted
         end = fail_all if self.error is None else self._on_failure
-        end(error, tuple(tasks.values()))
+        end(error, tuple(states.values()))
 
 
 def _nothing() -> None:
-    """Cancels nothing: no engine has taken the request yet."""
+    """Cancel nothing: no engine has taken the request yet."""

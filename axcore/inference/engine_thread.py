@@ -1,4 +1,8 @@
-"""`EngineThread`: where an engine's commands and steps run, one after the other."""
+"""`EngineThread`: the thread in which an engine's commands and steps run, one after the other.
+
+Only this thread touches the device, the scheduler and the KV cache, so none of them has a lock.
+Other threads leave commands, which run between two steps.
+"""
 
 import concurrent.futures
 import threading
@@ -8,8 +12,8 @@ from collections.abc import Callable
 from axcore.errors import EngineError
 
 IDLE_S = 1.0
-"""Seconds after which a thread without work ends; the next command starts another. So an engine
-that nobody holds any more is freed."""
+"""Seconds after which a thread without work ends; the next command starts another. A thread holds
+its engine, so one that waited for ever would keep weights on the device that nobody can reach."""
 
 
 class EngineThread:
@@ -18,7 +22,7 @@ class EngineThread:
     Args:
         step: Runs a step.
         has_work: Whether a step has something to do, or waits for a command.
-        end: Ends what there is, with the reason; it is called once, in the thread, and nothing
+        end: Ends all requests, with the reason; it is called once, in the thread, and nothing
             runs after it.
 
     Attributes:
@@ -43,14 +47,14 @@ class EngineThread:
         self._has_ended = False
 
     def check_open(self) -> None:
-        """Raises EngineError where commands are refused."""
+        """Raise EngineError where commands are refused."""
         if self.error is not None:
             raise self.error
         if self.is_closed:
             raise EngineError("the engine is closed")
 
     def send(self, command: Callable[[], None]) -> None:
-        """Lets the thread do something between two steps; call it with `changed`."""
+        """Have the thread run a command between two steps; hold `changed` when you call it."""
         self._inbox.append(command)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="axcore-engine", daemon=True)
@@ -58,9 +62,9 @@ class EngineThread:
         self.changed.notify_all()
 
     def do(self, command: Callable[[], None]) -> None:
-        """Lets the thread do something, and waits until it is done; raises what that raises.
+        """Run a command in the thread, wait until it is done, and raise what it raises.
 
-        An EngineError of it ends what there is, as that of a step does.
+        An EngineError ends the engine, as that of a step does: its state may be half changed.
 
         Raises:
             EngineError: The engine is closed, or a step failed.
@@ -88,7 +92,7 @@ class EngineThread:
         future.result()
 
     def wait_until_idle(self) -> None:
-        """Returns when there is no work left, or what there was has been ended."""
+        """Return when there is no work left, or all of it has been ended."""
         with self.changed:
             self.changed.notify_all()
             self.changed.wait_for(
@@ -96,11 +100,12 @@ class EngineThread:
             )
 
     def close(self) -> None:
-        """Ends the thread, which ends what there is."""
+        """End the thread, and with it all requests."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
             thread = self._thread
+        # `close` may be called by the thread itself: in `end`, or when it frees the last reference.
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -121,7 +126,7 @@ class EngineThread:
             self._finish(failed)
 
     def _turn(self) -> bool:
-        """Does what was asked for, and a step; returns whether the thread is needed longer."""
+        """Run waiting commands and a step; return whether the thread is needed longer."""
         with self.changed:
             if self._is_idle():
                 self.changed.notify_all()
@@ -130,6 +135,7 @@ class EngineThread:
                 self._thread = None
                 return False
             commands, self._inbox = self._inbox, deque()
+        # Without the lock from here on: a step may take seconds, and `submit` must not wait for it.
         if self.is_closed:
             return False
         for command in commands:
@@ -143,6 +149,8 @@ class EngineThread:
                 self.error = error
             self.is_closed = True
             self.changed.notify_all()
+        # Without the lock: `end` may have other engines take requests over, which need their own
+        # locks, and two engines that fail together must not wait for each other.
         try:
             self._end(error)
         finally:

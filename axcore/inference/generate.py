@@ -12,20 +12,18 @@ import attrs
 from axcore.data import Tokenizer, decoded
 from axcore.errors import ConfigError
 from axcore.inference.config import EngineConfig
-from axcore.inference.drawing import DrawKind, kind_for
 from axcore.inference.engine import Engine
-from axcore.inference.request import Request
-from axcore.inference.sampling import Sampling
+from axcore.inference.request import Request, SamplerKind, Sampling, kind_for
 from axcore.module import Module
 
-READ_AT_ONCE = 64
+PREFILL_TOKENS = 64
 """Tokens of a prompt that one call reads."""
 
-DRAWN_AT_ONCE = 16
-"""Tokens of a row that one call draws."""
+DECODE_STEPS = 16
+"""Tokens of a row that one call samples."""
 
-MAX_ROWS = 32
-"""Samples that are drawn at once."""
+MAX_SAMPLES = 32
+"""Samples that are sampled at once."""
 
 
 @attrs.frozen
@@ -35,7 +33,7 @@ class Generation:
     Args:
         prompt: The prompt.
         text: What was generated, without the prompt.
-        num_tokens: Number of tokens drawn, the end token not counted.
+        num_tokens: Number of tokens sampled, the end token not counted.
         is_ended: Whether the model ended the text itself.
     """
 
@@ -50,12 +48,12 @@ class Generation:
 
 @attrs.define(eq=False)
 class _Sample:
-    """A continuation while it is drawn.
+    """A continuation while it is sampled.
 
     Args:
         number: Of the sample.
-        text: Tokens of the prompt and of what was drawn.
-        num_left: Tokens that may still be drawn.
+        text: Tokens of the prompt and of what was sampled.
+        num_left: Tokens that may still be sampled.
         is_ended: Whether the model ended it.
     """
 
@@ -70,7 +68,7 @@ class _Sample:
 
 
 class Generator:
-    """Draws text from a model with a `logits` entry, as `CausalLM` has.
+    """Samples text from a model with a `logits` entry, as `CausalLM` has.
 
     Args:
         model: The model.
@@ -96,14 +94,14 @@ class Generator:
         seed: int = 0,
         parses_special: bool = True,
     ) -> tuple[Generation, ...]:
-        """Returns continuations of a prompt.
+        """Return continuations of a prompt.
 
         Args:
             prompt: The text to continue; empty only where the tokenizer has a token to begin with.
-            max_tokens: Tokens drawn at most.
+            max_tokens: Tokens sampled at most.
             num_samples: Number of continuations, each with its own random keys.
-            sampling: How tokens are drawn.
-            seed: Decides the draws. A sample is the same however many are drawn beside it.
+            sampling: How tokens are sampled.
+            seed: Decides the samples. A sample is the same however many are sampled beside it.
             parses_special: Whether special tokens that the prompt writes out, as `<|im_start|>`,
                 are these tokens; otherwise they are characters.
 
@@ -129,7 +127,7 @@ class Generator:
         )
 
     def replace_weights(self, state: Any) -> None:
-        """Takes over another state of the model; nothing is compiled again."""
+        """Take over another state of the model; nothing is compiled again."""
         self.state = state
         for engine in self._engines.values():
             engine.replace_weights(state)
@@ -137,7 +135,7 @@ class Generator:
     def _continue(
         self, engine: Engine, samples: list[_Sample], sampling: Sampling, key: str
     ) -> None:
-        """Continues samples until they end or fill the context."""
+        """Continue samples until they end or fill the context."""
         answers = []
         for sample in samples:
             is_long = len(sample.text) >= self.context
@@ -155,28 +153,28 @@ class Generator:
             sample.num_left -= len(found.tokens)
             sample.is_ended = found.finish_reason == "stop"
 
-    def _engine(self, num_samples: int, max_tokens: int, kind: DrawKind) -> Engine:
-        """Returns an engine with few programs, each of a fixed shape."""
-        rows = min(num_samples, MAX_ROWS)
-        count = max(1, min(DRAWN_AT_ONCE, max_tokens - 1))
+    def _engine(self, num_samples: int, max_tokens: int, kind: SamplerKind) -> Engine:
+        """Return an engine with few programs, each of a fixed shape."""
+        rows = min(num_samples, MAX_SAMPLES)
+        count = max(1, min(DECODE_STEPS, max_tokens - 1))
         key = (rows, count, kind)
         if key not in self._engines:
             page_size = min(16, self.context)
             cfg = EngineConfig(
-                max_rows=rows,
+                max_num_seqs=rows,
                 max_length=self.context,
                 page_size=page_size,
-                step_tokens=max(READ_AT_ONCE, page_size),
-                tokens_per_call=count,
+                max_num_batched_tokens=max(PREFILL_TOKENS, page_size),
+                num_decode_steps=count,
                 fixed_shapes=True,
-                draw_kinds=(kind,),
+                sampler_kinds=(kind,),
                 max_queue=num_samples,
             )
             self._engines[key] = Engine(self.model, self.state, self.tokenizer, cfg)
         return self._engines[key]
 
-    def _finished(self, prompt: str, drawn: list[int], sample: _Sample) -> Generation:
-        return Generation(prompt, decoded(self.tokenizer, drawn), len(drawn), sample.is_ended)
+    def _finished(self, prompt: str, sampled: list[int], sample: _Sample) -> Generation:
+        return Generation(prompt, decoded(self.tokenizer, sampled), len(sampled), sample.is_ended)
 
 
 def _seed(text: str) -> int:

@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import UInt32
 
 from axcore.config.json_files import parse_json
-from axcore.data import Tokenizer
+from axcore.data import HuggingFaceTokenizer, Tokenizer
 from axcore.errors import RequestError
-from axcore.inference.drawing.token_masks import WORD
-from axcore.inference.grammar_tokenizer import grammar_tokenizer, import_llguidance
+from axcore.extras import import_extra
+from axcore.inference.sampler import WORD
+from axcore.inference.token_bytes import TokenBytes
 
 _SPACES_BETWEEN = {"whitespace_pattern": " ?"}
 """White space between the parts of JSON: with any number, a greedy model may write no end of it."""
@@ -94,12 +95,12 @@ def check_schema_size(schema: Any) -> None:
 
 
 def regex(pattern: str) -> Grammar:
-    """Returns the grammar of texts that a pattern matches as a whole, in the syntax of Rust."""
+    """Return the grammar of texts that a pattern matches as a whole, in the syntax of Rust."""
     return Grammar("regex", pattern)
 
 
 def lark(text: str) -> Grammar:
-    """Returns a context-free grammar in the syntax of Lark, whose first rule is `start`."""
+    """Return a context-free grammar in the syntax of Lark, whose first rule is `start`."""
     return Grammar("lark", text)
 
 
@@ -124,7 +125,7 @@ class GrammarMatcher:
         return bool(self._matcher.is_accepting())
 
     def fill(self, mask: UInt32[np.ndarray, " W"]) -> None:
-        """Writes which tokens can follow; those that end texts are among them where it matches.
+        """Write which tokens can follow; those that end texts are among them where it matches.
 
         Raises:
             RequestError: The grammar needs too much work here.
@@ -136,7 +137,7 @@ class GrammarMatcher:
         mask[len(words) :] = 0
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Continues by tokens that were drawn.
+        """Continue by tokens that were sampled.
 
         Raises:
             RequestError: They cannot follow.
@@ -145,11 +146,11 @@ class GrammarMatcher:
             raise self._error(f"cannot continue with the tokens {list(tokens)}")
 
     def count_valid(self, tokens: Sequence[int]) -> int:
-        """Returns how many of some tokens can follow, one after the other; stays where it is."""
+        """Return how many of some tokens can follow, one after the other; stays where it is."""
         return int(self._matcher.validate_tokens(list(tokens)))
 
     def roll_back(self, num_tokens: int) -> None:
-        """Goes back by the last tokens."""
+        """Go back by the last tokens."""
         if num_tokens and not self._matcher.rollback(num_tokens):
             raise self._error(f"cannot go back by {num_tokens} tokens")
 
@@ -173,7 +174,7 @@ class GrammarCompiler:
         self._found: OrderedDict[Grammar, Future[Any]] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Returns a matcher at the beginning of an answer.
+        """Return a matcher at the beginning of an answer.
 
         Several threads compile several grammars at once, and each one once.
 
@@ -195,7 +196,7 @@ class GrammarCompiler:
             return GrammarMatcher(compiled.deep_copy())
 
     def _compile_into(self, found: "Future[Any]", grammar: Grammar) -> None:
-        """Compiles a grammar for all who wait for it; one that is wrong is forgotten."""
+        """Compile a grammar for all who wait for it; one that is wrong is forgotten."""
         try:
             found.set_result(self._compile(grammar))
         except BaseException as error:
@@ -259,7 +260,7 @@ _SAID_LINES = 8
 
 
 def mask_words(vocab_size: int) -> int:
-    """Returns the number of words of a mask of so many tokens."""
+    """Return the number of words of a mask of so many tokens."""
     return -(-vocab_size // WORD)
 
 
@@ -303,3 +304,50 @@ def _with_token_numbers(text: str, tokenizer: Tokenizer) -> str:
         return part[0] if number is None else f"<[{number}]>"
 
     return _LARK_PARTS.sub(numbered, text)
+
+
+def import_llguidance() -> Any:
+    """Return the library.
+
+    Raises:
+        RequestError: It is not installed.
+    """
+    return import_extra("llguidance", used_by="a grammar", error=RequestError, where="grammar")
+
+
+def grammar_tokenizer(tokenizer: Tokenizer) -> Any:
+    """Return the library's tokenizer with the same tokens.
+
+    Raises:
+        RequestError: What bytes its tokens are is not known.
+    """
+    library = import_llguidance()
+    wrapped = TokenBytes(
+        known_token_bytes(tokenizer),
+        eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
+        encode=lambda text: tokenizer.encode(text).tolist(),
+    )
+    return library.LLTokenizer(wrapped, eos_token=list(tokenizer.end_ids))
+
+
+def known_token_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """Return the bytes of each token, none of special ones.
+
+    Raises:
+        RequestError: They are not known.
+    """
+    tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    if not any(tokens):
+        is_file = isinstance(tokenizer, HuggingFaceTokenizer)
+        why = "its tokenizer.json does not say it" if is_file else None
+        raise _unknown(why or f"it is a {type(tokenizer).__name__}")
+    return [token or b"" for token in tokens]
+
+
+def _unknown(why: str) -> RequestError:
+    return RequestError(
+        f"grammars need to know which bytes each token is: {why}",
+        where="tokenizer",
+        hint="serve a model with a byte-level or SentencePiece tokenizer",
+    )

@@ -1,15 +1,18 @@
-"""`Programs`: runs the compiled programs of an engine, and holds what they change on the device.
+"""`Programs`: the compiled programs of an engine, and the arrays on the device that they change.
 
-A program is made for a number of rows and of tokens. What a call's rows are comes as one array of
-whole numbers, so that a call costs one transfer.
+A program is compiled for a number of rows and of tokens (a bucket). All that a call says of its
+rows comes as one array of whole numbers, so that a call costs one transfer.
 
-Letters of shapes: B rows of a call, T tokens, V vocabulary, S slots, W words of a mask.
+Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S slots, W words of a
+mask.
 """
 
+import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,17 +20,199 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
 from axcore.hardware.large_pages import use_large_pages
-from axcore.inference.cached_model import mesh_of
-from axcore.inference.compiled import CompiledPrograms
-from axcore.inference.device_calls import Drawn, Memory
-from axcore.inference.drafted_model import AnyCachedModel
-from axcore.inference.drawing import DrawKind, LogProbs, SamplingRows, empty_history, greedy_rows
-from axcore.inference.model_calls import ModelCalls
-from axcore.inference.program_table import program_table
-from axcore.inference.served_weights import ServedWeights, abstract
+from axcore.inference.cached_model import NUM_COLUMNS, mesh_of
+from axcore.inference.model_functions import (
+    ModelFunctions,
+    SamplerOutput,
+    copy_page,
+    sample_rows,
+    start_history,
+)
+from axcore.inference.request import SamplerKind
+from axcore.inference.sampler import (
+    LogProbs,
+    SamplerState,
+    SamplingRows,
+    empty_history,
+    greedy_rows,
+)
+from axcore.inference.speculation import AnyCachedModel
+from axcore.inference.weights import ServedWeights, abstract
+from axcore.ops import current_policy, use_policy
+from axcore.plugins import wanted_compiler_options
 
-_NO_TRIFLE = 1 << 18
-"""Bytes of arrays whose place in memory matters."""
+
+@attrs.frozen(kw_only=True)
+class Program:
+    """A function that is compiled for some sizes, those in a key behind the program's name.
+
+    Args:
+        function: What it computes: of what it takes and of inputs, results and what it changes.
+        takes: Names of what an engine holds.
+        changes: Names of those among them that it gives back changed, its last results.
+        inputs: Returns the shapes of the inputs by the sizes.
+        options: Returns keywords of the function by the sizes.
+    """
+
+    function: Callable[..., Any]
+    takes: tuple[str, ...]
+    changes: tuple[str, ...]
+    inputs: Callable[..., tuple[Any, ...]]
+    options: Callable[..., dict[str, Any]] = lambda *_: {}
+
+    def lowered(self, sizes: tuple[Any, ...], held: Mapping[str, Any], places: Any) -> Any:
+        """Return the program for some sizes, not yet compiled.
+
+        Args:
+            sizes: Of the key.
+            held: What an engine holds, as shapes.
+            places: How results lie, and by name what is changed.
+        """
+        options = self.options(*sizes)
+
+        def program(*args: Any) -> Any:
+            results = self.function(*args, **options)
+            count = len(results) - len(self.changes)
+            return tuple(results[:count]), tuple(results[count:])
+
+        program.__name__ = getattr(self.function, "__name__", "program")
+        results, changed = places
+        jitted = jax.jit(
+            program,
+            donate_argnums=tuple(self.takes.index(name) for name in self.changes),
+            out_shardings=(results, tuple(changed[name] for name in self.changes)),
+        )
+        return jitted.lower(*(held[name] for name in self.takes), *self.inputs(*sizes))
+
+
+def _ints(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)  # type: ignore[no-untyped-call]
+
+
+def program_table(
+    calls: ModelFunctions, *, pages_per_row: int, vocab_size: int, mask: Any
+) -> dict[str, Program]:
+    """Return the programs by name, which is the first part of a key. The others are:
+
+    - `prefill`: rows and tokens of each; `score_prompt`: tokens of one row; `decode`: rows.
+    - `sample`: rows and the kind of sample; `multi_step_decode`: rows, tokens of each, and the
+    kind; `verify_draft_tokens`: the same.
+    - `copy_page`: none; `start_history`: tokens.
+
+    Args:
+        calls: Those of the model.
+        pages_per_row: P.
+        vocab_size: V.
+        mask: Shape of what rows may sample, `[1, W]`.
+    """
+    columns = NUM_COLUMNS + pages_per_row
+    model, drawing = ("weights", "caches"), ("sampler_state", "sampling", "allowed")
+
+    def call(rows: int, num_tokens: int = 0) -> Any:
+        return _ints(rows, columns + num_tokens)
+
+    def drawn_inputs(rows: int, _: Any) -> tuple[Any, ...]:
+        masks = jax.ShapeDtypeStruct((rows, mask.shape[1]), mask.dtype, sharding=mask.sharding)  # type: ignore[no-untyped-call]
+        logits = jax.ShapeDtypeStruct((rows, vocab_size), jnp.float32)  # type: ignore[no-untyped-call]
+        return masks, logits, call(rows)
+
+    return {
+        "prefill": Program(
+            function=calls.prefill,
+            takes=model,
+            changes=("caches",),
+            inputs=lambda rows, length: (call(rows, length),),
+        ),
+        "score_prompt": Program(
+            function=calls.score_prompt,
+            takes=model,
+            changes=("caches",),
+            inputs=lambda length: (call(1, 2 * length),),
+        ),
+        "decode": Program(
+            function=calls.decode,
+            takes=(*model, "sampler_state"),
+            changes=("caches",),
+            inputs=lambda rows: (call(rows),),
+        ),
+        "sample": Program(
+            function=sample_rows,
+            takes=("sampler_state", "sampling"),
+            changes=("sampler_state",),
+            inputs=drawn_inputs,
+            options=lambda _, kind: {"kind": kind},
+        ),
+        "multi_step_decode": Program(
+            function=calls.multi_step_decode,
+            takes=model + drawing,
+            changes=("caches", "sampler_state"),
+            inputs=lambda rows, count, kind: (call(rows),),
+            options=lambda _, count, kind: {"count": count, "kind": kind},
+        ),
+        "verify_draft_tokens": Program(
+            function=calls.verify_draft_tokens,
+            takes=model + drawing,
+            changes=("caches", "sampler_state"),
+            inputs=lambda rows, length, kind: (call(rows, length),),
+            options=lambda _rows, _length, kind: {"kind": kind},
+        ),
+        "copy_page": Program(
+            function=copy_page,
+            takes=("caches",),
+            changes=("caches",),
+            inputs=lambda: (_ints(2),),
+        ),
+        "start_history": Program(
+            function=start_history,
+            takes=("sampler_state",),
+            changes=("sampler_state",),
+            inputs=lambda size: (_ints(1), _ints(1, size), _ints(1, 2)),
+        ),
+    }
+
+
+class CompiledPrograms:
+    """Compiles programs, in any thread, for the policy that it was made under.
+
+    Args:
+        lowered: Returns the program of a key, not yet compiled.
+
+    Attributes:
+        num_compiled: Programs compiled so far.
+        num_waited_for: Those of them that a call waited for.
+    """
+
+    def __init__(self, lowered: Callable[[Any], Any]) -> None:
+        self.num_compiled = 0
+        self.num_waited_for = 0
+        self._lowered = lowered
+        self._found: dict[Hashable, Any] = {}
+        self._lock = threading.Lock()
+        self._policy = current_policy()
+        self._options = dict(wanted_compiler_options(self._policy.hardware, serves=True)) or None
+
+    def prepare(self, key: Hashable) -> Any:
+        """Return the program of a key; compiles it if nobody did."""
+        found = self._found.get(key)
+        if found is not None:
+            return found
+        with use_policy(self._policy):
+            found = self._lowered(key).compile(compiler_options=self._options)
+        with self._lock:
+            self.num_compiled += key not in self._found
+            return self._found.setdefault(key, found)
+
+    def of_call(self, key: Hashable) -> Any:
+        """Return what `prepare` does, for a call that needs it now."""
+        found = self._found.get(key)
+        if found is None:
+            self.num_waited_for += 1
+            found = self.prepare(key)
+        return found
+
+
+_MIN_LARGE_PAGE_BYTES = 1 << 18
+"""Bytes from which on large pages are worth it."""
 
 
 class Programs:
@@ -66,13 +251,13 @@ class Programs:
         self._allowed_rows: dict[int, Any] = {}
         self._held: dict[str, Any] = {
             "caches": model.empty_caches(),
-            **self._put(drawing_values(model.num_rows, allowed, self.vocab_size)),
+            **self._put(sampler_values(model.num_rows, allowed, self.vocab_size)),
         }
         _use_large_pages((self.weights.value, self.caches))
         self._shapes = abstract({**self._held, "weights": self.weights.value})
-        self._places = {"caches": model.cache_shardings, "memory": self._everywhere}
+        self._places = {"caches": model.cache_shardings, "sampler_state": self._everywhere}
         self._table = program_table(
-            ModelCalls(model, pages_per_row),
+            ModelFunctions(model, pages_per_row),
             pages_per_row=pages_per_row,
             vocab_size=self.vocab_size,
             mask=self._shapes["allowed"],
@@ -81,86 +266,94 @@ class Programs:
 
     @property
     def caches(self) -> Any:
-        """What is kept of the tokens that were read."""
+        """The KV cache, and other state of layers."""
         return self._held["caches"]
 
     def replace_weights(self, state: Any) -> None:
-        """Takes over another state of the model; see `ServedWeights.replace`."""
-        for leaf in jax.tree.leaves(self.caches):  # the last call holds old weights until it ends
+        """Replace the weights; see `ServedWeights.replace`."""
+        # The last call holds the old weights until it ends: without waiting for it, none of them is
+        # freed while the new ones arrive, and the device needs room for both.
+        for leaf in jax.tree.leaves(self.caches):
             leaf.block_until_ready()
         self.weights.replace(state)
         _use_large_pages(self.weights.value)
 
     def set_sampling(self, sampling: SamplingRows) -> None:
-        """Takes over how each slot draws, `[S]`."""
+        """Set the sampling settings of each slot, `[S]`."""
         start = time.perf_counter()
+        # Copies, as the runtime may read host arrays later, or use them in place: the caller writes
+        # into its own while calls that were started with these still run.
         self._held["sampling"] = self._put(SamplingRows(*(value.copy() for value in sampling)))
         self.device_seconds += time.perf_counter() - start
 
-    def read(self, call: np.ndarray, length: int) -> Float[Array, "B V"]:
-        """Reads tokens of rows; returns the logits after the last one of each."""
-        (logits,) = self._run(("read", len(call), length), call)
+    def prefill(self, call: np.ndarray, length: int) -> Float[Array, "B V"]:
+        """Read tokens of rows; return the logits after the last one of each."""
+        (logits,) = self._run(("prefill", len(call), length), call)
         return logits  # type: ignore[no-any-return]
 
-    def advance(self, call: np.ndarray) -> Float[Array, "B V"]:
-        """Reads the token that each row drew last; returns the logits after it."""
-        (logits,) = self._run(("advance", len(call)), call)
+    def decode(self, call: np.ndarray) -> Float[Array, "B V"]:
+        """Read the token that each row sampled last; return the logits after it."""
+        (logits,) = self._run(("decode", len(call)), call)
         return logits  # type: ignore[no-any-return]
 
-    def score(self, call: np.ndarray, length: int) -> tuple[LogProbs, Float[Array, "1 V"]]:
-        """Reads tokens of one row; returns what could follow each of them, `[T]` and `[T, n]`.
+    def score_prompt(self, call: np.ndarray, length: int) -> tuple[LogProbs, Float[Array, "1 V"]]:
+        """Read tokens of one row; return the log-probabilities of those after them, `[T]` and `[T,
+        n]`.
 
         The tokens after each are in the columns behind the tokens. Of the likeliest only the first
         is there where the row wants no log-probabilities of its answer. The logits after the last
         token are returned too.
         """
-        scores, logits = self._run(("score", length), call)
+        scores, logits = self._run(("score_prompt", length), call)
         return scores, logits
 
-    def draw(
+    def sample(
         self,
         logits: Float[Array, "B V"],
         call: np.ndarray,
-        kind: DrawKind,
+        kind: SamplerKind,
         *,
         allowed: UInt32[np.ndarray, "B W"] | None = None,
-    ) -> Drawn:
-        """Draws a token of each row from logits.
+    ) -> SamplerOutput:
+        """Sample a token of each row from logits.
 
         Args:
             logits: Of the rows.
-            call: The rows; see `CallRows`.
+            call: The rows; see `ModelInput`.
             kind: What the program can do.
-            allowed: Packed bits of the tokens that each row may draw; None allows all of the text.
+            allowed: Packed bits of the tokens that each row may sample; None allows all of the
+                text.
         """
         rows = len(call)
         if allowed is None and rows not in self._allowed_rows:
             whole = np.repeat(self.allowed, rows, axis=0)
             self._allowed_rows[rows] = self._put(whole)
         masks = self._allowed_rows[rows] if allowed is None else allowed
-        (drawn,) = self._run(("draw", rows, kind), masks, logits, call)
-        return drawn  # type: ignore[no-any-return]
+        (sampled,) = self._run(("sample", rows, kind), masks, logits, call)
+        return sampled  # type: ignore[no-any-return]
 
-    def draw_many(self, call: np.ndarray, count: int, kind: DrawKind) -> Drawn:
-        """Draws tokens of each row, one after the other."""
-        (drawn,) = self._run(("draw_many", len(call), count, kind), call)
-        return drawn  # type: ignore[no-any-return]
+    def multi_step_decode(self, call: np.ndarray, count: int, kind: SamplerKind) -> SamplerOutput:
+        """Sample tokens of each row, one after the other."""
+        (sampled,) = self._run(("multi_step_decode", len(call), count, kind), call)
+        return sampled  # type: ignore[no-any-return]
 
-    def check_guesses(self, call: np.ndarray, length: int, kind: DrawKind) -> tuple[Drawn, Array]:
-        """Reads the last token of each row and guesses of those after it; draws at each place.
+    def verify_draft_tokens(
+        self, call: np.ndarray, length: int, kind: SamplerKind
+    ) -> tuple[SamplerOutput, Array]:
+        """Read the last token of each row and its draft tokens; sample at each place.
 
         Returns:
-            What was drawn, `[length, B]`, and how many of each row belong to its answer, `[B]`.
+            What was sampled, `[length, B]`, and how many of each row belong to its answer, `[B]`.
         """
-        drawn, counts = self._run(("check_guesses", len(call), length, kind), call)
-        return drawn, counts
+        sampled, counts = self._run(("verify_draft_tokens", len(call), length, kind), call)
+        return sampled, counts
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copies a page of all caches."""
+        """Copy a page of all caches."""
         self._run(("copy_page",), np.asarray([source, target], np.int32))
 
     def start_history(self, slot: int, text: np.ndarray, num_prompt: int) -> None:
-        """Lets the penalties of a slot count the tokens of a text."""
+        """Let the penalties of a slot count the tokens of a text."""
         padded = np.pad(text.astype(np.int32), (0, self._max_length - len(text)))[None]
         lengths = np.asarray([[num_prompt, len(text)]], np.int32)
         self._run(
@@ -175,47 +368,52 @@ class Programs:
         program = self._table[key[0]]  # type: ignore[index]
         held = {**self._held, "weights": self.weights.value}
         taken = (held[name] for name in program.takes)
+        # What a program changes is donated: its buffers are overwritten in place, and the old
+        # arrays are invalid once the call has started. So nothing else may hold them, and the new
+        # ones take their place here before anything else runs.
         results, changed = self.compiled.of_call(key)(*taken, *inputs)
         self._held.update(zip(program.changes, changed, strict=True))
         self.device_seconds += time.perf_counter() - start
         return results  # type: ignore[no-any-return]
 
     def _lowered(self, key: Any) -> Any:
-        """Returns the program of a key: its name, and the sizes that it is made for."""
+        """Return the program of a key: its name, and the sizes that it is made for."""
         name, *sizes = key
         places = self._everywhere, self._places
         return self._table[name].lowered(tuple(sizes), self._shapes, places)
 
 
-def drawing_values(
+def sampler_values(
     num_slots: int, allowed: UInt32[np.ndarray, "1 W"], vocab_size: int
 ) -> dict[str, Any]:
-    """Returns what an engine holds besides weights and caches, by the names in `program_table`."""
+    """Return the arrays of the sampler, by the names in `program_table`."""
     return {
-        "memory": Memory(jnp.zeros(num_slots, jnp.int32), empty_history(num_slots, vocab_size)),
+        "sampler_state": SamplerState(
+            jnp.zeros(num_slots, jnp.int32), empty_history(num_slots, vocab_size)
+        ),
         "sampling": greedy_rows(num_slots),
         "allowed": allowed,
     }
 
 
 def _replicated(weights: Any) -> NamedSharding | None:
-    """Returns how arrays lie that each device of the weights' mesh has; None without a mesh."""
+    """Return how arrays lie that each device of the weights' mesh has; None without a mesh."""
     mesh = mesh_of(weights)
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
 
 
 def _use_large_pages(arrays: Any) -> None:
-    """Keeps what of arrays lies in the host's memory, and is no trifle, in large pages."""
+    """Keep arrays in the memory of the host in large pages, but for small ones."""
     use_large_pages(
         (part.unsafe_buffer_pointer(), part.nbytes)
         for leaf in jax.tree.leaves(arrays)
         for part in _parts(leaf)
-        if part.nbytes >= _NO_TRIFLE
+        if part.nbytes >= _MIN_LARGE_PAGE_BYTES
     )
 
 
 def _parts(leaf: Array) -> list[Array]:
-    """Returns what of an array each host processor has."""
+    """Return the parts of an array on the devices of the host."""
     if any(device.platform != "cpu" for device in leaf.devices()):
         return []
     if len(leaf.devices()) == 1:

@@ -4,28 +4,28 @@ import itertools
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self, TypeVar
 
 import attrs
+import numpy as np
 from jax.sharding import Mesh
 
 from axcore.data import Tokenizer
 from axcore.errors import AxcoreError, EngineError
-from axcore.inference.adapters import Adapter
-from axcore.inference.answer import Answer
+from axcore.inference.adapters import Adapter, EngineAdapter
+from axcore.inference.block_manager import next_digest
+from axcore.inference.cached_model import mesh_of
+from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine
-from axcore.inference.engine_adapters import EngineAdapter
-from axcore.inference.engine_stats import EngineStats, summed, without_room
+from axcore.inference.engine import Engine, EngineStats, summed, without_capacity
 from axcore.inference.grammar import GrammarCompiler
-from axcore.inference.replica_choice import SentPrompts, by_preference
-from axcore.inference.replica_parts import replica_meshes
+from axcore.inference.input_batch import RequestState, fail_all
 from axcore.inference.request import Draining, QueueFull, Request
 from axcore.inference.speculation import Draft
-from axcore.inference.task import Task, fail_all
 from axcore.inference.warm_up import Progress
 from axcore.module import Module
 
@@ -102,7 +102,7 @@ class Replicas:
         *,
         when_all: Callable[[Exception | None], None] | None = None,
     ) -> None:
-        """Compiles the programs of all replicas at once; see `Engine.warm_up`.
+        """Compile the programs of all replicas at once; see `Engine.warm_up`.
 
         They share none, since a program is compiled for its devices.
         """
@@ -129,8 +129,8 @@ class Replicas:
         errors = [one.error for one in self._engines]
         return None if None in errors else errors[0]
 
-    def submit(self, request: Request) -> Answer:
-        """Takes a request; returns at once.
+    def submit(self, request: Request) -> CompletionStream:
+        """Take a request; returns at once.
 
         Where a replica fails, the requests of which it began no step go to others; those that it
         worked on end with an EngineError.
@@ -149,7 +149,7 @@ class Replicas:
             return self._at_best(request, lambda engine: engine.submit(request))
 
     def stats(self) -> EngineStats:
-        """Returns what all replicas do now, together; one that failed has no room any more."""
+        """Return what all replicas do now, together; one that failed has no room any more."""
         return attrs.evolve(
             summed(self.replica_stats()),
             num_failed_replicas=sum(one.error is not None for one in self._engines),
@@ -158,13 +158,14 @@ class Replicas:
         )
 
     def replica_stats(self) -> tuple[EngineStats, ...]:
-        """Returns what each replica does now, in the order of the data axis."""
+        """Return what each replica does now, in the order of the data axis."""
         return tuple(
-            one.stats() if one.error is None else without_room(one.stats()) for one in self._engines
+            one.stats() if one.error is None else without_capacity(one.stats())
+            for one in self._engines
         )
 
     def replace_weights(self, state: Any) -> None:
-        """Takes over another state of the model, one replica after the other; returns when all did.
+        """Take over another state of the model, one replica after the other; returns when all did.
 
         All that answer have it: a replica that has no room for it answers no more.
 
@@ -184,7 +185,7 @@ class Replicas:
                     sent.forget()
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
-        """Lets requests choose an adapter by its name; see `Engine.add_adapter`.
+        """Let requests choose an adapter by its name; see `Engine.add_adapter`.
 
         All replicas have it, or none. New requests wait until they do.
 
@@ -206,7 +207,7 @@ class Replicas:
             self._adapters[name] = converted
 
     def remove_adapter(self, name: str) -> None:
-        """Refuses new requests with an adapter; those that there are keep it to their end.
+        """Refuse new requests with an adapter; those that there are keep it to their end.
 
         Raises:
             ConfigError: There is none of that name.
@@ -218,7 +219,7 @@ class Replicas:
             del self._adapters[name]
 
     def drain(self) -> None:
-        """Refuses new requests, and returns when those that there are have been answered."""
+        """Refuse new requests, and returns when those that there are have been answered."""
         with self._choosing:
             self._is_draining = True
         before = None
@@ -228,12 +229,12 @@ class Replicas:
                 engine.drain()
 
     def close(self) -> None:
-        """Ends all answers and the replicas' threads."""
+        """End all answers and the replicas' threads."""
         for engine in self._engines:
             engine.close()
 
     def _at_best(self, request: Request, take: Callable[[Engine], Taken]) -> Taken:
-        """Returns what the replica does that is preferred among those that take a request.
+        """Return what the replica does that is preferred among those that take a request.
 
         Call it with `_choosing`.
         """
@@ -257,20 +258,20 @@ class Replicas:
         assert self.error is not None
         raise self.error
 
-    def _fail(self, index: int, error: EngineError, tasks: Sequence[Task]) -> None:
-        """Ends the requests that a failed replica worked on, and moves the others.
+    def _fail(self, index: int, error: EngineError, states: Sequence[RequestState]) -> None:
+        """End the requests that a failed replica worked on, and moves the others.
 
         One that it worked on may be why it failed, and is to make no other replica fail.
         """
         where = f"replica {index} of {len(self._engines)}"
-        begun = [task for task in tasks if task.job.has_begun]
-        waiting = [task for task in tasks if not task.job.has_begun]
+        begun = [state for state in states if state.sequence.has_begun]
+        waiting = [state for state in states if not state.sequence.has_begun]
         failed = EngineError(error.what, where=where, hint="ask again: other replicas answer")
         failed.__cause__ = error.__cause__
         with self._choosing:
-            moved = [task for task in waiting if self._has_moved(task, where)]
+            moved = [state for state in waiting if self._has_moved(state, where)]
             self._num_moved += len(moved)
-            self._num_lost += len(tasks) - len(moved)
+            self._num_lost += len(states) - len(moved)
         _LOG.error(
             "%s answers no more: %s; %d requests that it worked on failed, %d of %d that waited "
             "were moved to others",
@@ -279,10 +280,10 @@ class Replicas:
         )
         fail_all(error if self.error is not None else failed, begun)
 
-    def _has_moved(self, task: Task, where: str) -> bool:
-        """Moves a request to another replica; returns whether one takes it, and ends it if not."""
+    def _has_moved(self, state: RequestState, where: str) -> bool:
+        """Move a request to another replica; returns whether one takes it, and ends it if not."""
         try:
-            self._at_best(task.request, lambda engine: engine.take_over(task))
+            self._at_best(state.request, lambda engine: engine.take_over(state))
         except Exception as error:  # whatever it is, nobody may wait for ever
             failed = EngineError(
                 f"the replica failed before it began the request, and no other took it: {error}",
@@ -290,12 +291,12 @@ class Replicas:
                 hint="ask again",
             )
             failed.__cause__ = error
-            task.answer.fail(failed)
+            state.completion.fail(failed)
             return False
         return True
 
     def _change(self, engine: Engine, change: Callable[[Engine], None]) -> None:
-        """Changes a replica, unless it failed or does so now, as long as another one answers."""
+        """Change a replica, unless it failed or does so now, as long as another one answers."""
         if engine.error is None:
             try:
                 change(engine)
@@ -306,7 +307,7 @@ class Replicas:
             raise self.error
 
     def _restore_adapter(self, name: str, engines: Sequence[Engine]) -> None:
-        """Gives engines back what had the name of an adapter before."""
+        """Give engines back what had the name of an adapter before."""
         before = self._adapters.get(name)
         for engine in engines:
             if before is None:
@@ -318,7 +319,7 @@ class Replicas:
 def _after(
     count: int, when_all: Callable[[Exception | None], None]
 ) -> Callable[[Exception | None], None]:
-    """Returns what calls a function at the last of so many calls, with the first failure."""
+    """Return what calls a function at the last of so many calls, with the first failure."""
     lock, found = threading.Lock(), []
 
     def one(failure: Exception | None) -> None:
@@ -329,3 +330,107 @@ def _after(
             when_all(next((one for one in found if one is not None), None))
 
     return one
+
+
+class SentPrompts:
+    """Full pages of the prompts that a replica was sent last; not for several threads.
+
+    Args:
+        page_size: Tokens of a page.
+        most: Pages that are remembered, as many as the replica has.
+    """
+
+    def __init__(self, *, page_size: int, most: int) -> None:
+        self._page_size, self._most = page_size, most
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
+        """Return digests of a prompt, read with an adapter, up to the end of each full page."""
+        size, found = self._page_size, [(adapter or "").encode()]
+        text = np.asarray(prompt, np.int64)
+        for start in range(0, len(text) - size + 1, size):
+            found.append(next_digest(found[-1], text[start : start + size]))
+        return found[1:]
+
+    def num_first(self, digests: Sequence[bytes]) -> int:
+        """Return how many first pages of a prompt the replica was sent."""
+        return next((n for n, one in enumerate(digests) if one not in self._known), len(digests))
+
+    def add(self, digests: Sequence[bytes]) -> None:
+        """Remember a prompt; forgets the pages sent longest ago where they are too many."""
+        for digest in reversed(digests):
+            self._known[digest] = None
+            self._known.move_to_end(digest)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forget all pages."""
+        self._known.clear()
+
+
+def by_preference(stats: Sequence[EngineStats], held: Sequence[int]) -> list[int]:
+    """Return the numbers of replicas, the one that is to take a request first.
+
+    Args:
+        stats: Of each replica.
+        held: First pages of the prompt that each was sent.
+    """
+    loads = [one.num_waiting + one.num_running for one in stats]
+
+    def key(index: int) -> tuple[bool, int, int, int]:
+        is_full = loads[index] >= stats[index].num_slots
+        pages = -held[index]
+        return (
+            is_full,
+            loads[index] if is_full else pages,
+            pages if is_full else loads[index],
+            index,
+        )
+
+    return sorted(range(len(stats)), key=key)
+
+
+REPLICAS = "data"
+"""The mesh axis along which there are replicas."""
+
+
+def replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
+    """Return the mesh of each replica, whose data axis has one place."""
+    axis = mesh.axis_names.index(REPLICAS)
+    return tuple(
+        Mesh(np.take(mesh.devices, [place], axis), mesh.axis_names, axis_types=mesh.axis_types)
+        for place in range(mesh.shape[REPLICAS])
+    )
+
+
+AnyEngine = Engine | Replicas
+
+
+def open_engine(
+    model: Module,
+    state: Any,
+    tokenizer: Tokenizer,
+    cfg: EngineConfig = EngineConfig(),  # noqa: B008 - a frozen value
+    *,
+    mesh: Mesh | None = None,
+    draft: Draft | None = None,
+) -> AnyEngine:
+    """Return an engine on a mesh, or replicas where its data axis is longer than 1.
+
+    Args:
+        model: See `Engine`.
+        state: See `Engine`.
+        tokenizer: See `Engine`.
+        cfg: Of each engine.
+        mesh: By default the one that the state lies on.
+        draft: See `Engine`.
+
+    Raises:
+        ConfigError: The config does not fit the model, or itself.
+        ShardingError: The model does not divide over the mesh.
+    """
+    found = mesh_of(state) if mesh is None else mesh
+    if found is not None and found.shape.get(REPLICAS, 1) > 1:
+        return Replicas(model, state, tokenizer, cfg, mesh=found, draft=draft)
+    return Engine(model, state, tokenizer, cfg, mesh=found, draft=draft)

@@ -1,43 +1,190 @@
-"""What an engine is asked, and what it gives back: plain values, without jax."""
+"""`Request`: a text to continue, its `Sampling` settings, and the limits that an engine checks.
 
-from typing import Any
+Plain values, without jax.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import attrs
 
-from axcore.errors import EngineError
-from axcore.inference.sampling import Sampling
+from axcore.config import config
+from axcore.errors import ConfigError, EngineError, RequestError
 
-Likeliest = tuple[tuple[int, float], ...]
-"""Numbers and log-probabilities of the likeliest tokens at a place, the likeliest one first."""
-
-
-class QueueFull(EngineError):  # noqa: N818 - as queue.Full of the standard library
-    """As many requests wait as may wait; a later attempt can succeed."""
+MAX_BIASES = 300
+"""Number of tokens that one request may give a bias."""
 
 
-class Draining(EngineError):  # noqa: N818 - a state, which passes
-    """The engine takes no new requests: it finishes those that it has."""
+MAX_LOGPROBS = 20
+"""Number of likeliest tokens whose log-probabilities a request may ask for."""
+
+
+MAX_PRIORITY = 1_000_000
+"""Bounded so that a place in the order of requests fits into 64 bits."""
+
+
+_RANGES = {
+    "temperature": (0.0, math.inf, "0 takes the likeliest token, 1 draws as the model says"),
+    "top_p": (math.ulp(0.0), 1.0, "1 draws from all tokens"),
+    "min_p": (0.0, 1.0, "0 draws from all tokens"),
+    "repetition_penalty": (math.ulp(0.0), math.inf, "1 changes nothing"),
+    "presence_penalty": (-2.0, 2.0, "0 changes nothing"),
+    "frequency_penalty": (-2.0, 2.0, "0 changes nothing"),
+}
+"""The smallest and the largest value of each number, and a hint."""
+
+
+@config
+class Sampling:
+    """The sampling settings of a request.
+
+    Logits are changed in this order: penalties, bias, tokens that are not allowed, temperature,
+    top-k, top-p, min-p. Each of the last three sees what the one before it left.
+
+    Args:
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_k: Number of likeliest tokens to sample from, and those as likely as the last of them;
+            None samples from all.
+        top_p: Samples from the fewest likeliest tokens whose probabilities add up to this.
+        min_p: Samples from tokens that are at least this many times as likely as the likeliest.
+        repetition_penalty: Divides positive logits of tokens that are in the prompt or in the
+            answer so far, and multiplies negative ones.
+        presence_penalty: Is subtracted from the logit of each token in the answer so far.
+        frequency_penalty: Is subtracted as often as the answer so far has the token.
+        logit_bias: Tokens, and the number that is added to the logit of each.
+    """
+
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def check(self, vocab_size: int | None = None) -> None:
+        """Raise ConfigError where a value makes no sense.
+
+        Args:
+            vocab_size: Number of tokens that there are; None leaves the tokens unchecked.
+        """
+        for name, (lowest, highest, hint) in _RANGES.items():
+            value = getattr(self, name)
+            if not (lowest <= value <= highest and math.isfinite(value)):
+                raise ConfigError(
+                    f"{name} is {value}; expected {_range_text(lowest, highest)}", hint=hint
+                )
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(
+                f"top_k is {self.top_k}; expected 1 or more", hint="None draws from all tokens"
+            )
+        self._check_bias(vocab_size)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether samples depend on the tokens before."""
+        return self.has_counted_penalties or self.repetition_penalty != 1
+
+    @property
+    def has_counted_penalties(self) -> bool:
+        """Whether samples depend on how often the answer has a token."""
+        return bool(self.presence_penalty or self.frequency_penalty)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the temperature alone changes the logits."""
+        unfiltered = self.top_k is None and self.top_p == 1 and self.min_p == 0
+        return (unfiltered or self.temperature == 0) and not (self.has_penalties or self.logit_bias)
+
+    def _check_bias(self, vocab_size: int | None) -> None:
+        if len(self.logit_bias) > MAX_BIASES:
+            raise ConfigError(
+                f"logit_bias has {len(self.logit_bias)} tokens; expected at most {MAX_BIASES}",
+                hint="allow or forbid many tokens by a grammar",
+            )
+        if len(dict(self.logit_bias)) < len(self.logit_bias):
+            raise ConfigError(
+                f"logit_bias names a token twice: {[token for token, _ in self.logit_bias]}",
+                hint="give each token one bias",
+            )
+        for token, bias in self.logit_bias:
+            if token < 0 or (vocab_size is not None and token >= vocab_size):
+                known = "" if vocab_size is None else f" and less than {vocab_size}"
+                raise ConfigError(
+                    f"logit_bias names token {token}; expected 0 or more{known}",
+                    hint="give numbers of tokens, as the tokenizer encodes them",
+                )
+            if not -100 <= bias <= 100:
+                raise ConfigError(
+                    f"logit_bias of token {token} is {bias}; expected -100 to 100",
+                    hint="-100 forbids a token in practice",
+                )
+
+
+def _range_text(lowest: float, highest: float) -> str:
+    start = "above 0" if lowest == math.ulp(0.0) else f"{lowest:g}"
+    if highest == math.inf:
+        return f"a finite number {start if lowest else 'of 0 or more'}"
+    return f"{start} and at most {highest:g}" if start == "above 0" else f"{start} to {highest:g}"
+
+
+SamplerKind = Literal["greedy", "plain", "full"]
+"""What a program can do: `greedy` takes the likeliest token, `plain` has a temperature too, and
+`full` every setting. Each does all that those before it do."""
+
+
+KIND_ORDER: tuple[SamplerKind, ...] = ("greedy", "plain", "full")
+"""What programs can sample; each does all that those before it do."""
+
+
+def kind_for(samplings: Iterable[Sampling]) -> SamplerKind:
+    """Return the cheapest kind of program that can sample for all of several requests."""
+    kind: SamplerKind = "greedy"
+    for sampling in samplings:
+        if not sampling.is_plain:
+            return "full"
+        kind = kind if sampling.temperature == 0 else "plain"
+    return kind
+
+
+def kind_index(sampling: Sampling, kinds: tuple[SamplerKind, ...]) -> int:
+    """Return the place of the first kind of program that can sample so.
+
+    Raises:
+        RequestError: None can.
+    """
+    needed = kind_for([sampling])
+    for place, kind in enumerate(kinds):
+        if KIND_ORDER.index(kind) >= KIND_ORDER.index(needed):
+            return place
+    raise RequestError(
+        f"this engine draws {' or '.join(kinds)}, and the request needs {needed!r}",
+        where="sampling",
+        hint="sample the likeliest token or by a temperature alone, or change sampler_kinds",
+    )
 
 
 @attrs.frozen(kw_only=True)
 class Request:
     """A text to continue, and how.
 
-    Token `i` of the answer is drawn with `fold_in(key(seed), i)`, whatever else is in the batch.
+    Token `i` of the answer is sampled with `fold_in(key(seed), i)`, whatever else is in the batch.
 
     Args:
         prompt: Tokens to continue, at least one.
-        max_tokens: Tokens drawn at most.
-        sampling: How tokens are drawn.
-        seed: Decides the draws.
+        max_tokens: Tokens sampled at most.
+        sampling: How tokens are sampled.
+        seed: Decides the samples.
         stop: The text ends before the first of these.
         num_logprobs: Number of likeliest tokens whose log-probabilities are returned with that of
-            each drawn token; None returns none.
+            each sampled token; None returns none.
         prompt_logprobs: Whether log-probabilities of the prompt's tokens are returned.
         priority: Lower ones are served sooner.
         adapter: Name of the adapter that the model is used with.
         grammar: What the text has to match.
-        ignores_end: Whether tokens that end a text are drawn as any other.
+        ignores_end: Whether tokens that end a text are sampled as any other.
     """
 
     prompt: tuple[int, ...]
@@ -53,63 +200,91 @@ class Request:
     ignores_end: bool = False
 
 
-@attrs.frozen
-class DrawnToken:
-    """A token of an answer.
+class QueueFull(EngineError):  # noqa: N818 - as queue.Full of the standard library
+    """As many requests wait as may wait; a later attempt can succeed."""
+
+
+class Draining(EngineError):  # noqa: N818 - a state, which passes
+    """The engine takes no new requests: it finishes those that it has."""
+
+
+@attrs.frozen(kw_only=True)
+class RequestLimits:
+    """The limits of the requests that an engine can answer.
 
     Args:
-        id: Its number.
-        logprob: Its log-probability, where the request asks for it.
-        likeliest: Numbers and log-probabilities of the likeliest tokens, the likeliest one first.
+        num_tokens: Tokens that the model knows.
+        num_text_tokens: Those of them that the tokenizer knows.
+        max_length: Tokens of prompt and answer at most.
+        page_size: Tokens of a page.
+        num_pages: Pages there are.
+        kinds: What programs can sample, the cheapest first.
+        samples_one_by_one: Whether a token can be known before the next is sampled.
     """
 
-    id: int
-    logprob: float | None = None
-    likeliest: Likeliest = ()
+    num_tokens: int
+    num_text_tokens: int
+    max_length: int
+    page_size: int
+    num_pages: int
+    kinds: tuple[SamplerKind, ...]
+    samples_one_by_one: bool
 
+    def check(self, request: Request) -> None:
+        """Refuse a request that can never be answered.
 
-@attrs.frozen
-class Piece:
-    """What one step added to an answer.
+        Raises:
+            RequestError: Saying what in it is wrong.
+        """
+        self._check_size(request)
+        if abs(request.priority) > MAX_PRIORITY:
+            raise RequestError(
+                f"priority is {request.priority}; expected {-MAX_PRIORITY} to {MAX_PRIORITY}",
+                where="priority",
+            )
+        number = request.num_logprobs
+        if number is not None and not 0 <= number <= MAX_LOGPROBS:
+            raise RequestError(
+                f"num_logprobs is {number}; expected 0 to {MAX_LOGPROBS}", where="num_logprobs"
+            )
+        try:
+            request.sampling.check(self.num_text_tokens)
+        except ConfigError as error:
+            raise RequestError(error.what, where="sampling", hint=error.hint) from error
+        kind_index(request.sampling, self.kinds)
+        if request.grammar is not None and not self.samples_one_by_one:
+            raise RequestError(
+                "an engine of fixed_shapes draws several tokens in a call, and a grammar needs "
+                "each before the next",
+                where="grammar",
+                hint="set fixed_shapes to False",
+            )
 
-    Args:
-        text: Whole characters, and no part of a stop string.
-        tokens: The tokens drawn; their text may come with a later piece.
-        finish_reason: "stop", "length", "cancelled" or "error" of the last piece, None before.
-        end: The end token, where the model drew one; it has no text.
-    """
-
-    text: str
-    tokens: tuple[DrawnToken, ...]
-    finish_reason: str | None = None
-    end: DrawnToken | None = None
-
-    @property
-    def drawn(self) -> tuple[DrawnToken, ...]:
-        """Every token that was drawn, the end token included."""
-        return self.tokens if self.end is None else (*self.tokens, self.end)
-
-
-@attrs.frozen
-class Completion:
-    """A whole answer.
-
-    Args:
-        text: Its text.
-        tokens: Its tokens, without the end token.
-        finish_reason: "stop", "length" or "cancelled".
-        prompt_logprobs: Of each token of the prompt, the first of which has none; None where the
-            request does not ask for them.
-        prompt_likeliest: The likeliest tokens at each of those places, as many as the request asks
-            for by `num_logprobs`, but at least one.
-        num_cached_prompt_tokens: Tokens of the prompt that another request had computed.
-        end: The end token, where the model drew one.
-    """
-
-    text: str
-    tokens: tuple[DrawnToken, ...]
-    finish_reason: str
-    prompt_logprobs: tuple[float | None, ...] | None = None
-    prompt_likeliest: tuple[Likeliest | None, ...] | None = None
-    num_cached_prompt_tokens: int = 0
-    end: DrawnToken | None = None
+    def _check_size(self, request: Request) -> None:
+        size, known = len(request.prompt), self.num_tokens
+        if not size:
+            raise RequestError("the prompt has no token", where="prompt")
+        wrong = next((token for token in request.prompt if not 0 <= token < known), None)
+        if wrong is not None:
+            raise RequestError(
+                f"the prompt has token {wrong}; the model knows {known} tokens, 0 the first",
+                where="prompt",
+            )
+        if request.max_tokens < 1:
+            raise RequestError(
+                f"max_tokens is {request.max_tokens}; expected 1 or more", where="max_tokens"
+            )
+        if size + request.max_tokens > self.max_length:
+            raise RequestError(
+                f"the prompt has {size} tokens, and max_tokens is {request.max_tokens}: together "
+                f"more than {self.max_length}, the longest text",
+                where="max_tokens",
+                hint="shorten the prompt, or ask for fewer tokens",
+            )
+        needed = -(-(size + request.max_tokens) // self.page_size)
+        if needed > self.num_pages:
+            raise RequestError(
+                f"prompt and answer need {needed} pages; there are {self.num_pages}",
+                where="max_tokens",
+                hint="ask for fewer tokens, or give the engine more pages by num_pages",
+            )

@@ -1,9 +1,12 @@
-"""`Scheduler`: which rows run in a step, and which pages they have. Plain values, without jax.
+"""`Scheduler`: which rows run in a step, and which pages of the KV cache they have.
 
-A step reads pieces of some texts, as many as `Limits` allow, and draws tokens of all others. Rows
-are in the order of their requests, `priority * PATIENCE` places later. Pages are given out in this
-order; where none is free, the last row loses its own, waits, and is read again. So the first row
-always gets on, and with it every row in its turn.
+A step prefills pieces of some prompts (chunked prefill), as many as `SchedulerConfig` allows, and
+decodes tokens of all other rows. Rows are in the order of their requests, where a request of the
+next priority counts as one that came `PATIENCE` requests later. Pages are given out in this order;
+where none is free, the last row is preempted: it loses its pages, waits, and is read again. So the
+first row always gets on, and with it every row in its turn.
+
+Plain values, without jax: a step is planned while the device runs the one before.
 """
 
 import heapq
@@ -12,9 +15,14 @@ from collections.abc import Iterable
 import attrs
 import numpy as np
 
-from axcore.inference.row_pages import RowPages
-from axcore.inference.row_table import RowTable
-from axcore.inference.step_plan import Call, Job, Limits, StepPlan
+from axcore.inference.block_manager import BlockManager
+from axcore.inference.schedule import (
+    ScheduledBatch,
+    SchedulerConfig,
+    SchedulerOutput,
+    SequenceState,
+    SequenceTable,
+)
 
 
 class Scheduler:
@@ -24,45 +32,49 @@ class Scheduler:
         limits: What bounds the schedule.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerConfig) -> None:
         self.limits = limits
-        self.rows = RowTable(limits.num_slots, limits.max_length, limits.page_size)
-        self.pages = RowPages(limits, self.rows)
+        self.rows = SequenceTable(limits.num_slots, limits.max_length, limits.page_size)
+        self.pages = BlockManager(limits, self.rows)
         self.pool = self.pages.pool
-        self.jobs = self.pages.jobs
+        self.sequences = self.pages.sequences
         self.num_preemptions = 0
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
-        self._waiting: list[tuple[int, int, Job]] = []
+        self._waiting: list[tuple[int, int, SequenceState]] = []
         self._num_waiting = 0
         self._was_short = False
 
     @property
     def num_waiting(self) -> int:
-        """Number of jobs without a slot."""
+        """Number of sequences without a slot."""
         return self._num_waiting
 
     @property
     def num_running(self) -> int:
-        """Number of jobs with a slot."""
+        """Number of sequences with a slot."""
         return self.limits.num_slots - len(self._free_slots)
 
-    def add(self, job: Job) -> None:
-        """Lets a job wait for its turn."""
-        self.pages.extend_digests(job, job.text)
-        self._wait(job)
+    def add(self, sequence: SequenceState) -> None:
+        """Queue a sequence."""
+        self.pages.extend_digests(sequence, sequence.text)
+        self._wait(sequence)
 
-    def finish(self, job: Job) -> None:
-        """Takes a job out, whether it waits, runs or is finished already."""
-        if job.is_over:
+    def finish(self, sequence: SequenceState) -> None:
+        """Remove a sequence, whether it waits, runs or is finished already."""
+        if sequence.is_over:
             return
-        job.is_over = True
-        if job.slot is None:
+        sequence.is_over = True
+        if sequence.slot is None:
             self._num_waiting -= 1
         else:
-            self._leave(job)
+            self._leave(sequence)
 
-    def plan(self) -> StepPlan:
-        """Returns the next step; what it plans is taken as done from here on."""
+    def schedule(self) -> SchedulerOutput:
+        """Return the next step.
+
+        Its calls count as done from here on, so that the step after it can be planned before the
+        device has finished them.
+        """
         self.pages.copies = []
         started = tuple(self._admit())
         reading, length = self._choose_reading()
@@ -78,128 +90,139 @@ class Scheduler:
         got = self._allocate(slots, sizes)
         is_read = np.arange(len(slots)) < len(reading)
         read = self._call(slots[got & is_read], sizes[got & is_read], length, is_read=True)
-        draw = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
+        sample = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
         if read is not None:
-            self.pages.remember_read(read)
-        return StepPlan(tuple(self.pages.copies), read, draw, started)
+            self.pages.cache_prefilled(read)
+        return SchedulerOutput(tuple(self.pages.copies), read, sample, started)
 
-    def record(self, call: Call, drawn: np.ndarray) -> np.ndarray:
-        """Takes in the tokens that a call drew, `[rows, drawn at most]`.
+    def update_from_output(self, call: ScheduledBatch, sampled: np.ndarray) -> np.ndarray:
+        """Write down the tokens that a call sampled, `[rows, sampled at most]`.
 
         Returns:
-            Which rows they count for, `[rows]`: those whose jobs still have their slot.
+            Which rows they count for, `[rows]`: those whose sequences still have their slot.
         """
         rows, slots = self.rows, call.slots
         current: np.ndarray = rows.generation[slots] == call.generations
-        steps = np.arange(drawn.shape[1])
-        counts = current[:, None] & (steps < call.num_drawn[:, None])
+        steps = np.arange(sampled.shape[1])
+        counts = current[:, None] & (steps < call.num_sampled[:, None])
         row, step = np.nonzero(counts)
-        rows.text[slots[row], call.first_drawn[row] + step] = drawn[row, step]
-        draws = current & (call.num_drawn > 0)
-        slots = slots[draws]
-        rows.num_known[slots] = call.first_drawn[draws] + call.num_drawn[draws]
-        if self.limits.shares_prefixes:
-            self.pages.remember_drawn(slots)
+        rows.text[slots[row], call.first_sampled[row] + step] = sampled[row, step]
+        samples = current & (call.num_sampled > 0)
+        slots = slots[samples]
+        rows.num_known[slots] = call.first_sampled[samples] + call.num_sampled[samples]
+        if self.limits.enable_prefix_caching:
+            self.pages.cache_decoded(slots)
         return current
 
-    def take_back(self, call: Call, counts: np.ndarray) -> Call:
-        """Returns a call that drew fewer tokens than was planned, `[rows]`.
+    def truncate(self, call: ScheduledBatch, counts: np.ndarray) -> ScheduledBatch:
+        """Return a call that samples fewer tokens than was planned, as where draft tokens are
+        rejected.
 
-        No step may have been planned since. The rows keep the pages that they got.
+        No step may have been planned since: it would begin where this one was meant to end. The
+        rows keep the pages that they got; what rejected tokens left there is overwritten.
+
+        Args:
+            call: As it was planned.
+            counts: Tokens that each row samples, `[rows]`.
         """
         current = self.rows.generation[call.slots] == call.generations
         ends = call.starts + counts
         self.rows.num_cached[call.slots[current]] = ends[current]
-        return attrs.evolve(call, sizes=counts, num_drawn=counts, length=int(counts.max()))
+        return attrs.evolve(call, sizes=counts, num_sampled=counts, length=int(counts.max()))
 
-    def forget_prefixes(self) -> None:
-        """Lets no text find what others computed up to now."""
-        self.pool.forget()
+    def reset_prefix_cache(self) -> None:
+        """Clear the prefix cache: new weights compute other keys and values."""
+        self.pool.clear_cache()
 
-    def _wait(self, job: Job) -> None:
-        heapq.heappush(self._waiting, (job.order, job.number, job))
+    def _wait(self, sequence: SequenceState) -> None:
+        heapq.heappush(self._waiting, (sequence.order, sequence.number, sequence))
         self._num_waiting += 1
 
-    def _admit(self) -> Iterable[Job]:
-        """Yields waiting jobs that get a slot, in order; none overtakes another."""
+    def _admit(self) -> Iterable[SequenceState]:
+        """Yield waiting sequences that get a slot, in order; none overtakes another."""
+        # After a step that lacked pages nobody is admitted: the next rows would be preempted at
+        # once.
         while self._waiting and not self._was_short:
-            job = self._waiting[0][2]
-            if job.is_over:
+            sequence = self._waiting[0][2]
+            if sequence.is_over:
                 heapq.heappop(self._waiting)
-            elif self._has_room(job):
+            elif self._fits(sequence):
                 heapq.heappop(self._waiting)
-                self._start(job)
-                yield job
-            elif self.limits.fixed_calls or not self._can_have_room(job):
+                self._start(sequence)
+                yield sequence
+            elif self.limits.fixed_calls or not self._fits_after_preemption(sequence):
                 return
             else:
                 self._preempt_last()
 
-    def _has_room(self, job: Job) -> bool:
-        """Returns whether there is a slot, and pages to read all of a job's text."""
+    def _fits(self, sequence: SequenceState) -> bool:
+        """Return whether there is a slot, and pages to read all of a sequence's text."""
         if not self._free_slots:
             return False
-        return self.pages.num_missing(job, self.pool.holders) <= self.pool.num_free
+        return self.pages.num_pages_needed(sequence, self.pool.holders) <= self.pool.num_free
 
-    def _can_have_room(self, job: Job) -> bool:
-        """Returns whether there would be room for a job without the rows after it."""
-        later = self._later(job.order)
+    def _fits_after_preemption(self, sequence: SequenceState) -> bool:
+        """Return whether a sequence would fit if all rows after it were preempted."""
+        later = self._later(sequence.order)
         if not len(later):
             return False
         holders = self.pages.holders_without(later)
-        return self.pages.num_missing(job, holders) <= int(np.count_nonzero(holders == 0))
+        return self.pages.num_pages_needed(sequence, holders) <= int(np.count_nonzero(holders == 0))
 
-    def _start(self, job: Job) -> None:
+    def _start(self, sequence: SequenceState) -> None:
         rows, slot = self.rows, self._free_slots.pop()
         self._num_waiting -= 1
-        self.jobs[slot], job.slot = job, slot
+        self.sequences[slot], sequence.slot = sequence, slot
         rows.is_running[slot] = True
         rows.generation[slot] += 1
-        rows.order[slot] = job.order
+        rows.order[slot] = sequence.order
         rows.num_cached[slot] = rows.num_pages[slot] = 0
-        rows.target[slot] = rows.num_known[slot] = len(job.text)
-        rows.limit[slot], rows.num_prompt[slot] = job.limit, job.num_prompt
-        rows.one_by_one[slot] = job.one_by_one
-        self.pages.extend_digests(job, job.text)
-        rows.num_digests[slot] = len(job.digests)
-        rows.text[slot, : len(job.text)] = job.text
-        self.pages.share(job)
+        rows.target[slot] = rows.num_known[slot] = len(sequence.text)
+        rows.limit[slot], rows.num_prompt[slot] = sequence.limit, sequence.num_prompt
+        rows.one_by_one[slot] = sequence.one_by_one
+        self.pages.extend_digests(sequence, sequence.text)
+        rows.num_digests[slot] = len(sequence.digests)
+        rows.text[slot, : len(sequence.text)] = sequence.text
+        self.pages.share_prefix(sequence)
 
-    def _leave(self, job: Job) -> None:
-        """Takes slot and pages of a job."""
-        slot = job.slot
+    def _leave(self, sequence: SequenceState) -> None:
+        """Free the slot and the pages of a sequence."""
+        slot = sequence.slot
         assert slot is not None
         self.rows.is_running[slot] = False
+        # A call may still run with this slot; its results are then of an older generation.
         self.rows.generation[slot] += 1
-        self.jobs[slot], job.slot = None, None
+        self.sequences[slot], sequence.slot = None, None
         self._free_slots.append(slot)
-        self.pool.release(job.pages)
-        job.pages = []
+        self.pool.release(sequence.pages)
+        sequence.pages = []
 
     def _later(self, order: int) -> np.ndarray:
-        """Returns the slots whose rows come after a place in the order."""
+        """Return the slots whose rows come after a place in the order."""
         return np.flatnonzero(self.rows.is_running & (self.rows.order > order))
 
     def _preempt_last(self) -> None:
-        """Takes the slot and the pages of the last row, which waits and is read again."""
+        """Preempt the last row: it loses slot and pages, waits, and is read again."""
         running = np.flatnonzero(self.rows.is_running)
         slot = int(running[np.argmax(self.rows.order[running])])
-        job = self.jobs[slot]
-        assert job is not None
-        job.text = self.rows.text[slot, : self.rows.num_known[slot]].copy()
-        job.num_preemptions += 1
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        sequence.text = self.rows.text[slot, : self.rows.num_known[slot]].copy()
+        sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self._leave(job)
-        self._wait(job)
+        self._leave(sequence)
+        self._wait(sequence)
 
     def _choose_decoding(self, *, is_reading: bool) -> tuple[np.ndarray, int]:
-        """Returns the slots that draw, and how many tokens each at most."""
+        """Return the slots that decode, and how many tokens each at most."""
         rows, limits = self.rows, self.limits
         slots = rows.decoding()
-        count = limits.tokens_per_call
+        count = limits.num_decode_steps
         if count == 1 or limits.fixed_calls or not len(slots):
             return slots, count
         left = rows.limit[slots] - 1 - rows.num_cached[slots]
+        # One token while a prompt is read, so that requests that wait for their first token need
+        # not wait for several calls of the others.
         is_one = is_reading or rows.one_by_one[slots].any() or int(left.max()) == 1
         if not is_one:
             ends = rows.num_cached[slots] + np.minimum(left, count)
@@ -208,7 +231,7 @@ class Scheduler:
         return slots, 1 if is_one else count
 
     def _choose_reading(self) -> tuple[np.ndarray, int]:
-        """Returns the slots whose texts are read, the first in order first, and how far."""
+        """Return the slots that are prefilled, in order, and the length of chunks."""
         limits, rows = self.limits, self.rows
         waiting = rows.reading()
         if not len(waiting):
@@ -217,29 +240,30 @@ class Scheduler:
         computing: set[bytes] = set()
         length = 0
         for slot in waiting.tolist():
-            job = self.jobs[slot]
-            assert job is not None
-            if job.reads_alone and chosen:
+            sequence = self.sequences[slot]
+            assert sequence is not None
+            if sequence.reads_alone and chosen:
                 continue
-            if limits.shares_prefixes:
-                self.pages.share(job)
-                if self.pages.next_digest_of(job) in computing:
+            if limits.enable_prefix_caching:
+                self.pages.share_prefix(sequence)
+                # Another row of this call computes the same page: this one finds it a step later.
+                if self.pages.next_digest_of(sequence) in computing:
                     continue
             missing = int(rows.target[slot] - rows.num_cached[slot])
             if not length:
                 length = limits.piece_length(missing)
-                length = limits.alone_length if job.reads_alone else length
+                length = limits.alone_length if sequence.reads_alone else length
             chosen.append(slot)
-            computing.update(self.pages.digests_within(job, min(missing, length)))
-            most = limits.read_sizes[limits.chunk_lengths.index(length)][-1]
-            if job.reads_alone or len(chosen) == most:
+            computing.update(self.pages.digests_within(sequence, min(missing, length)))
+            most = limits.prefill_buckets[limits.chunk_lengths.index(length)][-1]
+            if sequence.reads_alone or len(chosen) == most:
                 break
         slots = np.asarray(chosen, np.int64)
         missing = rows.target[slots] - rows.num_cached[slots]
         return slots[: limits.num_read(length, missing)], length
 
     def _allocate(self, slots: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Gives rows the pages that their next tokens need; returns which rows can run."""
+        """Allocate the pages that the next tokens of rows need; returns which rows can run."""
         rows = self.rows
         ends = rows.num_cached[slots] + sizes
         missing = np.maximum(-(-ends // self.limits.page_size) - rows.num_pages[slots], 0)
@@ -247,8 +271,8 @@ class Scheduler:
         self._was_short = int(missing.sum()) + self.pages.num_copies(slots) > self.pool.num_free
         if not self._was_short:
             for place in np.flatnonzero(missing > 0).tolist():
-                self.pages.give(int(slots[place]), int(missing[place]))
-            self.pages.copy_shared(slots)
+                self.pages.allocate(int(slots[place]), int(missing[place]))
+            self.pages.copy_on_write(slots)
             return got
         for place in np.argsort(rows.order[slots]).tolist():
             got[place] = self._give_first(int(slots[place]), int(missing[place]))
@@ -256,24 +280,24 @@ class Scheduler:
         return still
 
     def _give_first(self, slot: int, missing: int) -> bool:
-        """Gives a row its pages, those of later rows too if that is enough; returns whether so."""
-        job = self.jobs[slot]
-        if job is None:
+        """Give a row its pages, those of later rows too if that is enough; returns whether so."""
+        sequence = self.sequences[slot]
+        if sequence is None:
             return False
         one = np.asarray([slot])
-        holders = self.pages.holders_without(self._later(job.order))
+        holders = self.pages.holders_without(self._later(sequence.order))
         if missing + self.pages.num_copies(one, holders) > int(np.count_nonzero(holders == 0)):
             return False
         while missing + self.pages.num_copies(one) > self.pool.num_free:
             self._preempt_last()
-        self.pages.give(slot, missing)
-        self.pages.copy_shared(one)
+        self.pages.allocate(slot, missing)
+        self.pages.copy_on_write(one)
         return True
 
     def _call(
         self, slots: np.ndarray, sizes: np.ndarray, length: int, *, is_read: bool
-    ) -> Call | None:
-        """Returns the call of rows that got what they need, and takes it as done."""
+    ) -> ScheduledBatch | None:
+        """Return the call of rows that got what they need, and count it as done."""
         if not len(slots):
             return None
         rows = self.rows
@@ -281,7 +305,7 @@ class Scheduler:
         ends = starts + sizes
         rows.num_cached[slots] = ends
         if is_read:
-            first, drawn = ends, (ends == rows.target[slots]).astype(np.int32)
+            first, sampled = ends, (ends == rows.target[slots]).astype(np.int32)
         else:
-            first, drawn = starts + 1, sizes
-        return Call(slots, rows.generation[slots], starts, sizes, length, first, drawn)
+            first, sampled = starts + 1, sizes
+        return ScheduledBatch(slots, rows.generation[slots], starts, sizes, length, first, sampled)

@@ -45,7 +45,7 @@ class TokenBytes:
         self._before = len(encode(BEFORE)) if encode else 0
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Returns the tokens of a text inside of another; they have exactly its bytes."""
+        """Return the tokens of a text inside of another; they have exactly its bytes."""
         whole = text.encode("utf-8") if isinstance(text, str) else text
         try:
             decoded = whole.decode("utf-8")

@@ -5,14 +5,16 @@ all. What an engine calls is changed when all programs of a stage are compiled, 
 """
 
 import concurrent.futures
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import attrs
 
-from axcore.inference.call_shapes import CallShapes
-from axcore.inference.drawing import DrawKind
+from axcore.inference.config import BatchBuckets, EngineConfig
+from axcore.inference.request import SamplerKind
+from axcore.inference.schedule import SchedulerConfig
 
 Progress = Callable[[int, int, str], None]
 """Is called with the number of compiled programs, of all, and the name of the last."""
@@ -23,34 +25,81 @@ class Stage:
     """Programs that an engine can work with.
 
     Args:
-        shapes: Of its calls.
-        kinds: What they can draw, the cheapest first.
+        buckets: Of its calls.
+        kinds: What they can sample, the cheapest first.
         keys: Of the programs; see `Programs`.
     """
 
-    shapes: CallShapes
-    kinds: tuple[DrawKind, ...]
+    buckets: BatchBuckets
+    kinds: tuple[SamplerKind, ...]
     keys: tuple[Hashable, ...]
 
 
 def growing(
-    shapes: CallShapes, kinds: tuple[DrawKind, ...]
-) -> list[tuple[CallShapes, tuple[DrawKind, ...]]]:
-    """Returns shapes and kinds of stages: those of few programs first, all of them last.
+    buckets: BatchBuckets, kinds: tuple[SamplerKind, ...]
+) -> list[tuple[BatchBuckets, tuple[SamplerKind, ...]]]:
+    """Return buckets and kinds of stages: those of few programs first, all of them last.
 
     The first computes all rows in every call; the second has programs for the fewest rows, too.
     """
-    most, least = shapes.draw_sizes[-1], shapes.draw_sizes[0]
+    largest, smallest = buckets.decode_buckets[-1], buckets.decode_buckets[0]
     first = attrs.evolve(
-        shapes,
-        draw_sizes=(most,),
-        chunk_lengths=(shapes.alone_length,),
-        read_sizes=((1,),),
-        reads_by_score=True,
+        buckets,
+        decode_buckets=(largest,),
+        chunk_lengths=(buckets.alone_length,),
+        prefill_buckets=((1,),),
+        prefills_by_score=True,
     )
-    second = attrs.evolve(first, draw_sizes=tuple(sorted({least, most})))
-    stages = [(first, kinds[-1:]), (second, kinds), (shapes, kinds)]
+    second = attrs.evolve(first, decode_buckets=tuple(sorted({smallest, largest})))
+    stages = [(first, kinds[-1:]), (second, kinds), (buckets, kinds)]
     return [stage for place, stage in enumerate(stages) if stage not in stages[:place]]
+
+
+def stages(
+    cfg: EngineConfig,
+    limits: SchedulerConfig,
+    buckets: BatchBuckets,
+    kinds: tuple[SamplerKind, ...],
+) -> list[Stage]:
+    """Return stages in which programs can be compiled; the last one has all."""
+    found = [] if cfg.fixed_shapes else growing(buckets, kinds)
+    return [
+        Stage(fewer, some, tuple(program_keys(cfg, limits, fewer, some)))
+        for fewer, some in found or [(buckets, kinds)]
+    ]
+
+
+def program_keys(
+    cfg: EngineConfig,
+    limits: SchedulerConfig,
+    buckets: BatchBuckets,
+    kinds: tuple[SamplerKind, ...],
+) -> list[tuple[Any, ...]]:
+    """Return the keys of all programs that requests can need; see `Programs`.
+
+    Those that take longest to compile come first: then no core waits for the last one.
+    """
+    keys: list[tuple[Any, ...]] = []
+    if limits.num_decode_steps > 1:
+        name = "verify_draft_tokens" if cfg.speculation else "multi_step_decode"
+        keys += [
+            (name, size, limits.num_decode_steps, kind)
+            for size in buckets.decode_buckets
+            for kind in kinds
+        ]
+    keys.append(("score_prompt", buckets.alone_length))
+    keys += [
+        ("prefill", size, length)
+        for length, sizes in zip(buckets.chunk_lengths, buckets.prefill_buckets, strict=True)
+        for size in sizes
+        if not buckets.prefills_by_score
+    ]
+    keys += [("decode", size) for size in buckets.decode_buckets]
+    drawing = {*buckets.decode_buckets, *itertools.chain.from_iterable(buckets.prefill_buckets)}
+    keys += [("sample", size, kind) for size in sorted(drawing) for kind in kinds]
+    if limits.enable_prefix_caching:
+        keys.append(("copy_page",))
+    return [*keys, ("start_history", limits.max_length)]
 
 
 class WarmUp:
@@ -79,12 +128,12 @@ class WarmUp:
         self._thread: threading.Thread | None = None
 
     def first(self, progress: Progress | None = None) -> None:
-        """Compiles the first stage."""
+        """Compile the first stage."""
         with concurrent.futures.ThreadPoolExecutor(self._num_threads) as pool:
             self._compile(pool, self._stages[0].keys, progress)
 
     def start_others(self, when_done: Callable[[Exception | None], None]) -> None:
-        """Compiles the other stages in threads.
+        """Compile the other stages in threads.
 
         Args:
             when_done: Is called by a thread when all is compiled, or with what it failed by; the
@@ -96,7 +145,7 @@ class WarmUp:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the threads, after the programs that they compile."""
+        """End the threads, after the programs that they compile."""
         self._is_stopped = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -122,7 +171,7 @@ class WarmUp:
         keys: Sequence[Hashable],
         progress: Progress | None = None,
     ) -> None:
-        """Returns when programs are compiled; one that fails ends the others that did not begin."""
+        """Return when programs are compiled; one that fails ends the others that did not begin."""
         futures = {pool.submit(self._prepare_one, key): key for key in keys}
         try:
             for done, future in enumerate(concurrent.futures.as_completed(futures), start=1):

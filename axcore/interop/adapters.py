@@ -88,7 +88,7 @@ class AdapterCheckpoint:
         arrays: Their arrays.
         trained: Globs of the parameters that are trained.
         dtypes: The dtypes that they are stored in.
-        beside: From the arrays of the base to those of the adapters, where they depend on the base.
+        relative_to: From the arrays of the base to those of the adapters, where these depend on it.
         replaced: What the folder changes in the arrays of that model, where it does; called with
             them, it returns them as changed.
     """
@@ -97,7 +97,7 @@ class AdapterCheckpoint:
     arrays: ArraySource
     trained: tuple[str, ...]
     dtypes: frozenset[str]
-    beside: Callable[[ArraySource], ArraySource] | None = None
+    relative_to: Callable[[ArraySource], ArraySource] | None = None
     replaced: "_ChangedBase | None" = None
 
     def check_is_alone(self, where: str, hint: str) -> None:
@@ -240,7 +240,7 @@ def join_adapters(source: ArraySource, folder: str | None, models: tuple[Any, An
         )
     if found.replaced is not None:
         source = found.replaced(source)
-    arrays = found.arrays if found.beside is None else found.beside(source)
+    arrays = found.arrays if found.relative_to is None else found.relative_to(source)
     return JoinedSources((source, arrays))
 
 

@@ -107,7 +107,7 @@ class RepeatedRows(ArrayChange):
 
 @attrs.frozen
 class InterpolatedRows(ArrayChange):
-    """More rows between the first and the last one, each on the line between its neighbours."""
+    """More rows between the first and the last one, each on the line between adjacent rows."""
 
     size: int
 
@@ -130,7 +130,7 @@ class InterpolatedRows(ArrayChange):
 
 @attrs.frozen
 class Zeroed(ArrayChange):
-    """Zeros in the place of all numbers."""
+    """Zeros instead of all numbers."""
 
     def __call__(self, array: Any) -> Any:
         """Return zeros."""
@@ -175,7 +175,7 @@ class ArraySource(ABC):
             wanted: Their shapes, dtypes and shardings.
 
         Raises:
-            CheckpointError: An array is damaged, or holds what is no number.
+            CheckpointError: An array is damaged, or holds NaN or infinity.
         """
 
 
@@ -253,7 +253,7 @@ class LazyArray:
         """Read some of its arrays, where they are stacked in one dimension.
 
         Raises:
-            CheckpointError: One is damaged, or holds what is no number.
+            CheckpointError: One is damaged, or holds NaN or infinity.
         """
         assert len(self.stacked) == 1
         origins: LeafOrigins = {(i,): one for i, one in enumerate(self.origins[arrays])}
@@ -266,7 +266,7 @@ class LazyArray:
         """Read all of it.
 
         Raises:
-            CheckpointError: An array is damaged, or holds what is no number.
+            CheckpointError: An array is damaged, or holds NaN or infinity.
         """
         return self.reshape(-1, *self.origins[0].shape)[:].reshape(self.shape)
 

@@ -54,7 +54,7 @@ TRAINING_ONLY = frozenset(
 
 
 _FILLED = frozenset({"dim", "head_dim", "num_kv_heads", "vocab_size"})
-"""Fields that, where they have no default, parents fill; what was set there besides is the same."""
+"""Fields that parents fill where they have no default; values set there mean the same."""
 
 
 _CANONICAL = "__config_canonical__"
@@ -80,6 +80,7 @@ def canonical(cfg: Any) -> Any:
 def _canonical(cfg: Any) -> Any:
     if not {"dim", "vocab_size"} <= set(field_names(cfg)):
         raise ConfigError(f"{type(cfg).__qualname__} describes no language model")
+    # Stages and unrolled layers compute what a scan does, so they are one scan for a comparison.
     for stack in (Stack, Pipeline):
         cfg = replace_config(cfg, stack, ScannedLayers.Config(), missing_ok=True)
     plain = evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)
@@ -89,7 +90,7 @@ def _canonical(cfg: Any) -> Any:
 
 
 def base_config(cfg: Any) -> Any:
-    """Return a config without adapters: the base in the place of every layer that adapts one.
+    """Return a config without adapters: the base instead of every layer that adapts one.
 
     A new adapter changes no number, so that weights of the one fit the other.
     """
@@ -171,7 +172,7 @@ def check_same_model(
     Args:
         models: The config of the source's model, and of the one that begins with its weights.
         edits: What is done to the weights; what these explain may differ.
-        may_differ: Globs of what may differ besides.
+        may_differ: Globs of what else may differ.
         normal: Brings a config into a form that all have which make equal numbers.
         where: The source, for the error.
 

@@ -239,7 +239,7 @@ def _check_same(again: Tensor, original: Tensor, name: str, repeats: str) -> Non
 
 
 class _Reader:
-    """Reads leaves of a state; keeps the names of tensors that hold what is no number."""
+    """Reads leaves of a state; keeps the names of tensors that hold NaN or infinity."""
 
     def __init__(self, source: CheckpointArrays) -> None:
         self.source = source
@@ -251,6 +251,7 @@ class _Reader:
         shape = wanted.shape
         sharding = wanted.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         indices = sharding.addressable_devices_indices_map(shape).values()
+        # A set: devices that replicate a part share one buffer, and it is filled once.
         parts = {part: _empty(part, wanted.dtype) for part in {_ranges(i, shape) for i in indices}}
         for names in map_ahead(_copied, self._copies(origins, parts)):
             self.not_finite.update(names)
@@ -262,6 +263,7 @@ class _Reader:
     def _copies(self, origins: LeafOrigins, parts: Mapping[_Part, np.ndarray]) -> Iterator[_Copy]:
         """Yield what is copied into parts of a leaf, tensor by tensor."""
         stacked = len(next(iter(origins)))
+        # Other hosts read the arrays of their own devices, so only those of a local part are read.
         for index in _indices({part[:stacked] for part in parts}):
             if index not in origins:
                 continue
@@ -272,6 +274,7 @@ class _Reader:
                     within = tuple(slice(*ends) for ends in part[stacked:])
                     at: Any = (*place, ...)
                     source, target = map(np.atleast_1d, (array[within], whole[at]))
+                    # In pieces, so that all threads help with one large tensor.
                     yield from ((hf, source[rows], target[rows]) for rows in pieces(source))
 
     def _array(self, origin: Origin) -> tuple[tuple[str, ...], np.ndarray]:
@@ -279,7 +282,7 @@ class _Reader:
         one = self.source.places[origin.source]
         piece = self.source.bound.piece_of[one]
         if self.last[0] is not piece:  # one tensor may hold all experts, quantized
-            self.last = (None, ())
+            self.last = (None, ())  # freed before the next is read, not after
             hf = tuple(self.source.tensors[name].read() for name in piece.hf)
             self.last = (piece, piece.transform.inverse(hf))
         return piece.hf, origin.made(self.last[1][piece.axcore.index(one)])
@@ -379,7 +382,7 @@ def hf_arrays(piece: Piece, leaves: Mapping[str, jax.Array]) -> tuple[np.ndarray
 
 
 def on_host(leaf: jax.Array, index: tuple[int, ...]) -> np.ndarray:
-    """Return what a leaf holds at an index; moves no other part of it."""
+    """Return what a leaf holds at an index; move no other part of it."""
     is_here = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
     place: Any = (*index, ...)
     return np.asarray(leaf)[place] if is_here else np.asarray(leaf[index])

@@ -95,7 +95,7 @@ class Field(ConfigEntry):
             value = self.to_axcore(value)
         except (TypeError, ValueError, KeyError, IndexError):
             raise ConfigError(
-                f"config.json has {name}={value!r}, which makes no sense",
+                f"config.json has {name}={value!r}, which is not a valid value",
                 where=name,
                 hint="compare it with the file that was published",
             ) from None

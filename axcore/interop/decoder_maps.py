@@ -80,6 +80,7 @@ HEAD_DIM = DefaultFrom(
     "**.attention.head_dim",
     lambda cfg: cfg.dim // common_value(cfg, "**.attention.num_heads"),
 )
+# Heads come before what defaults from them: entries are read in order.
 SIZES: tuple[ConfigEntry, ...] = (
     Field("vocab_size", ("vocab_size",)),
     Field("hidden_size", ("dim",)),
@@ -155,6 +156,7 @@ class RopeFields(ConfigEntry):
             ConfigError: No plugin that is installed has such positions.
         """
         theta = fields.take(self.name, self.theta)
+        # Taken where they are not used, too: a field that nobody takes is an error.
         old, new = (fields.take(name, None) or {} for name in ("rope_scaling", "rope_parameters"))
         new = _of_type(new, self.layer_type)
         position = rope_position({"rope_theta": theta, **(old if self.is_scaled else {}), **new})
@@ -197,7 +199,7 @@ def rope_position(values: dict[str, Any]) -> Any:
     kind, theta = values.pop("rope_type", old_name), values.pop("rope_theta")
     if not isinstance(theta, int | float):
         raise ConfigError(
-            f"config.json has rope_theta={theta!r}, which is no number",
+            f"config.json has rope_theta={theta!r}, which is not a number",
             where="rope_theta",
             hint="compare it with the file that was published",
         )

@@ -1,7 +1,7 @@
 """`Family`: what a family of pretrained checkpoints is called, and how it maps to models here.
 
-`CheckpointInfo` is what a checkpoint says besides its numbers, so that an export is that checkpoint
-again.
+`CheckpointInfo` is what a checkpoint says about more than its numbers, so that an export is that
+checkpoint again.
 """
 
 import json
@@ -46,7 +46,7 @@ _NOT_KEPT = frozenset(
 
 @config
 class CheckpointInfo:
-    """What a pretrained checkpoint's folder says besides what the model computes.
+    """What a pretrained checkpoint's folder says about more than what the model computes.
 
     Attributes:
         family: The `model_type`.
@@ -167,7 +167,7 @@ class Family:
         return cfg, published
 
     def flat(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a `config.json`, those that are nested beside the others."""
+        """Return the fields of a `config.json`, with the nested ones among them."""
         found = {**self.defaults, **values, **values.get(self.nested, {})}
         found.pop(self.nested, None)
         return found
@@ -230,6 +230,7 @@ class Family:
             values = {NUM_LAYERS: len(kinds), **self.layers.write(kinds)}
         for entry in self.config:
             values |= entry.write(described)
+        # Entries write what they know of. Whether that is all shows when it is read again.
         changes = diff_config(self.normal(self.read(values)), self.normal(cfg))
         if changes:
             raise ConfigError(f"the model differs (+) from the family's:\n{format_diff(changes)}")
@@ -289,6 +290,7 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
     reasons = []
     read_as = getattr(getattr(cfg, "published", None), "family", "")
     records = plugin_host().records(HuggingFaceFamily)
+    # First what it was read as: a Mistral without a window is a Llama too, but for its tokenizer.
     order = sorted(records, key=lambda one: (one.name != read_as, one.plugin != "core", one.name))
     for record in order:
         family = family_named(record.name)
@@ -299,7 +301,7 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
             continue
         if read_as not in ("", record.name):
             warnings.warn(
-                f"the model was read as {read_as}, which it is no more; it is written as "
+                f"the model was read as {read_as}, which it no longer is; it is written as "
                 f"{record.name}: {reasons[0]}",
                 stacklevel=2,
             )

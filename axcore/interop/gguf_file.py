@@ -63,7 +63,7 @@ def to_gguf(
     max_length: int,
     dtype: GGUFType | None = None,
 ) -> str:
-    """Write a model into a new file, whole or not at all, and return llama.cpp's name of it.
+    """Write a model into a new file, atomically, and return llama.cpp's name of it.
 
     Args:
         path: Where to write; it may not exist.
@@ -125,9 +125,11 @@ def _write_header(
     """Write all of a file that is before its tensors."""
     import gguf
 
+    # The header alone: the library would hold all tensors in memory before it writes one.
     writer = gguf.GGUFWriter(path, architecture)
     try:
         for key, value in metadata.items():
+            # Unsigned, or llama.cpp refuses it. By `type`, since a bool is an int too.
             is_count = type(value) is int
             own = gguf.GGUFValueType.get_type(value)
             writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if is_count else own)

@@ -31,7 +31,7 @@ _ALIGNED_BYTES = 64
 
 
 def copy(source: np.ndarray, target: np.ndarray) -> bool:
-    """Copy numbers in the target's dtype, up to one that is not finite there; says if none is."""
+    """Copy numbers in the target's dtype, up to one that is not finite there; say if none is."""
     source, target = np.atleast_1d(source), np.atleast_1d(target)
     move = _copy_tile if _is_transposed(source) else _copy_block
     blocks = _tiles if _is_transposed(source) else _rows
@@ -77,6 +77,7 @@ def map_ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> I
         pending: deque[Future[_Result]] = deque()
         for item in items:
             pending.append(pool.submit(function, item))
+            # A bounded queue: results may be gigabytes, and the reader may be slower.
             if len(pending) > _THREADS:
                 yield pending.popleft().result()
         while pending:
@@ -101,6 +102,7 @@ def _tiles(array: np.ndarray) -> Iterator[Any]:
 
 def _copy_block(source: np.ndarray, target: np.ndarray) -> bool:
     if source.dtype == target.dtype:
+        # As whole numbers, which numpy copies faster than a dtype of ml_dtypes.
         _bits(target)[...] = _bits(source)
     else:
         target[...] = source
@@ -143,7 +145,7 @@ def _is_finite(block: np.ndarray) -> bool:
 
 @cache
 def _not_finite_bits(dtype: np.dtype[Any]) -> Any:
-    """Return the bits that are all set in what is no finite number; 0 if a dtype has no such."""
+    """Return the bits that are set in every number that is not finite; 0 if there is none."""
     if dtype.kind in "biu":
         return 0
     return _bits(np.array(np.inf).astype(dtype))[()]

@@ -127,6 +127,7 @@ def merge_models(
             write_tensors(draft / file, own, pieces([spec.name for spec in own]))
         if len(files) > 1:
             write_index(draft, files)
+        # `in`, not a suffix: the index of the source's shards must not be copied either.
         for other in paths[0].iterdir():
             if other.is_file() and ".safetensors" not in other.name:
                 shutil.copyfile(other, draft / other.name)

@@ -82,9 +82,9 @@ class PeftFormat(AdapterFormat):
         adapted, arrays, replaced = read_peft(folder, cfg)
         places = (*arrays.tensors.values(), *replaced.whole.values())
         dtypes = frozenset(str(place.dtype) for place in places)
-        beside = partial(_MagnitudeArrays, arrays) if _has_dora(adapted) else None
+        relative_to = partial(_MagnitudeArrays, arrays) if _has_dora(adapted) else None
         trained = (*(_trained(adapted) if has_adapters(adapted) else ()), *replaced.leaves)
-        return AdapterCheckpoint(adapted, arrays, trained, dtypes, beside, replaced or None)
+        return AdapterCheckpoint(adapted, arrays, trained, dtypes, relative_to, replaced or None)
 
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
         """Return the model without adapters."""
@@ -127,7 +127,7 @@ def to_peft(
 
     Raises:
         ConfigError: No family has such a model, or PEFT has no such adapters.
-        CheckpointError: The folder holds something, or a number is not finite.
+        CheckpointError: The folder is not empty, or a number is not finite.
     """
     if not has_adapters(cfg):
         raise ConfigError("the model has no adapters", hint="apply LoRA to it first")
@@ -177,7 +177,7 @@ def _adapted(bound: BoundMap) -> dict[str, Slice]:
     """Return the weights that have adapters, by the name of Hugging Face's module.
 
     Raises:
-        ConfigError: One of them is no weight of a linear layer there.
+        ConfigError: One of them is not the weight of a linear layer there.
     """
     found = {
         piece.hf[0].removesuffix(WEIGHT): piece
@@ -191,7 +191,7 @@ def _adapted(bound: BoundMap) -> dict[str, Slice]:
     ]
     if strange:
         raise ConfigError(
-            f"{len(strange)} adapters are for what is no linear layer of its own in transformers:\n"
+            f"{len(strange)} adapters are for what is not its own linear layer in transformers:\n"
             + listed(strange),
             hint="export the model with them merged: --merged; or adapt other layers",
         )

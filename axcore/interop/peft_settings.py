@@ -1,4 +1,6 @@
-"""`adapter_config.json` of PEFT: each field is used, changes no number, or must be off.
+"""What PEFT's adapters say: `adapter_config.json`, and the tensors of the base that they replace.
+
+Each field of the config is used, changes no number, or must be off.
 
 Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
@@ -133,7 +135,7 @@ class AdapterSettings:
         return int(rank), float(alpha)
 
     def scale(self, module: str) -> float:
-        """Return what the correction of a module is multiplied by."""
+        """Return what the change of a module is multiplied by."""
         rank, alpha = self.sizes(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -155,6 +157,7 @@ def read_settings(folder: Path) -> AdapterSettings:
         ConfigError: A field says what adapters here do not do, or is not known; all are named.
     """
     values = read_json(folder / CONFIG, CONFIG, error=CheckpointError)
+    # A field that is not known may change numbers, so it is an error, as in config maps.
     known = USED | IRRELEVANT | MUST_BE.keys() | OFF
     problems = [f"{name} is {values[name]!r}, which is not known" for name in values.keys() - known]
     problems += [
@@ -194,12 +197,12 @@ EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
 
 @attrs.frozen
 class Added:
-    """A correction that is added to a weight when that is read.
+    """A change that is added to a weight when that is read.
 
     Args:
         down: A, `(rank, inputs)`.
         up: B, `(outputs, rank)`.
-        scale: Of the correction.
+        scale: Of the change.
         is_embedding: Whether the weight is a table, `(inputs, outputs)`.
     """
 
@@ -216,12 +219,12 @@ class Added:
 
 
 @attrs.frozen
-class Corrected:
-    """A tensor of a base with a correction added, in float32.
+class _AddedTo:
+    """A tensor of a base with a change added, in float32.
 
     Args:
         base: The tensor.
-        added: The correction.
+        added: The change.
     """
 
     base: Tensor
@@ -229,7 +232,7 @@ class Corrected:
 
     @property
     def file(self) -> Path:
-        """The file of the correction."""
+        """The file of the change."""
         return self.added.up.file
 
     @property
@@ -245,21 +248,21 @@ class Corrected:
     def read(self) -> np.ndarray:
         """Return the sum."""
         up, down = (one.read().astype(np.float32) for one in (self.added.up, self.added.down))
-        correction = self.added.scale * (up @ down)
+        change = self.added.scale * (up @ down)
         if self.added.is_embedding:
-            correction = correction.T
-        whole: np.ndarray = self.base.read().astype(np.float32) + correction
+            change = change.T
+        whole: np.ndarray = self.base.read().astype(np.float32) + change
         return whole
 
 
 @attrs.frozen
 class Replaced:
-    """What is read in the place of tensors of a base.
+    """What is read instead of tensors of a base.
 
     Args:
         folder: Of the adapters.
         whole: Tensors that replace others, by the base's names.
-        added: Corrections of tensors, by the base's names.
+        added: Products of factors that are added to tensors, by the base's names.
         leaves: The names in the model's state of what `whole` is of.
     """
 
@@ -292,7 +295,7 @@ class Replaced:
             )
         tensors: dict[str, Tensor] = {**source.tensors, **self.whole}
         for name, added in self.added.items():
-            tensors[name] = Corrected(tensors[name], added)
+            tensors[name] = _AddedTo(tensors[name], added)
         return attrs.evolve(source, tensors=tensors)
 
 
@@ -326,7 +329,7 @@ def replaced(
     _check_tensors(folder, whole, added, bound)
     if added:
         warnings.warn(
-            f"no adapter layer here corrects {', '.join(sorted(added))}: these adapters are added "
+            f"no adapter layer here adapts {', '.join(sorted(added))}: these adapters are added "
             "to the weights, and are not trained as adapters any more",
             stacklevel=2,
         )

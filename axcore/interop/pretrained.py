@@ -108,7 +108,7 @@ class PretrainedCheckpoint:
 
     @property
     def published(self) -> CheckpointInfo:
-        """What the folder says besides."""
+        """What else the folder says."""
         return self._described[1]
 
     @cached_property
@@ -162,7 +162,7 @@ class PretrainedCheckpoint:
             cfg: The model's config; how it is trained, and its dtypes, may differ.
             selection: Which of its arrays are read.
             edits: What is done to weights, which explains further differences.
-            may_differ: Globs of the config that may differ besides.
+            may_differ: Globs of what else may differ in the config.
             adapters: A folder of adapters that are read too.
             specs: The model's `param_specs()`, where they are made already.
 
@@ -206,8 +206,8 @@ def _check_head(values: Mapping[str, Any], where: str) -> None:
     for name in values.get("architectures") or ():
         if re.search(r"For(?!CausalLM$|ConditionalGeneration$)[A-Z]\w*$|DoubleHeadsModel$", name):
             raise ConfigError(
-                f"config.json has the architecture {name}, which is no language model: its head is "
-                "not over tokens",
+                f"config.json has the architecture {name}, which is not a language model: its "
+                "head is not over tokens",
                 where=where,
                 hint="name the folder of the language model that it was made of; the heads of "
                 "classifiers and reward models are not read",
@@ -257,7 +257,7 @@ def to_hugging_face(
     fields: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> str:
-    """Write a model into a new folder, whole or not at all, and return its family's name.
+    """Write a model into a new folder, atomically, and return its family's name.
 
     A model that was read from a published one is written as that: of its family, with its tokens,
     its length of rows, its settings for generation and its licence.
@@ -275,7 +275,7 @@ def to_hugging_face(
 
     Raises:
         ConfigError: No family of pretrained checkpoints has such a model.
-        CheckpointError: The folder holds something, or arrays are on other machines.
+        CheckpointError: The folder is not empty, or arrays are on other machines.
     """
     name, family, values = family_of(cfg)
     stored = np.dtype(dtype or _commonest_dtype(state))
@@ -305,6 +305,7 @@ def to_hugging_face(
         CONFIG: (json.dumps(content, indent=2, default=dict) + "\n").encode(),
         **exported_files(published, tokens, files),
     }
+    # All texts are made before: an error in one of them leaves no gigabytes of weights behind.
     with new_folder(folder) as draft:
         write_weights(draft, family, cfg, state, dtype=dtype, max_shard_bytes=max_shard_bytes)
         for file, data in texts.items():
@@ -322,7 +323,7 @@ def _commonest_dtype(state: Any) -> Any:
 
 
 class WeightSource(Configurable, ABC):
-    """Weights that a run begins with, in the place of random ones."""
+    """Weights that a run begins with, instead of random ones."""
 
     @config
     class Config(Configurable.Config["WeightSource"]):

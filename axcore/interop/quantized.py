@@ -106,6 +106,7 @@ class _Microscaled:
     def read(self) -> np.ndarray:
         """Return the products of numbers and scales."""
         pairs: np.ndarray = _FOUR_BITS[self.numbers.read()]
+        # ldexp, since a power of two is exact in it; exponents are biased as float32's are.
         scales = np.ldexp(np.float32(1.0), self.exponents.read().astype(np.int32) - 127)
         pairs *= scales[..., None, None]
         return pairs.reshape(*self.exponents.shape[:-1], -1).swapaxes(-1, -2)

@@ -106,8 +106,8 @@ def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
     found: dict[str, TensorPlace] = {}
     problems = []
     for file in sorted(set(index.values())):
-        if Path(file).name != file:
-            problems.append(f"{INDEX} names {file!r}, which is no file of the folder")
+        if Path(file).name != file:  # an index from elsewhere must not name ../secrets
+            problems.append(f"{INDEX} names {file!r}, which is not a file of the folder")
             continue
         try:
             here = tensors_in(folder / file)
@@ -163,6 +163,7 @@ def _header(file: IO[bytes]) -> dict[str, Any]:
     text = file.read(length)
     if len(text) < length:
         raise ValueError(f"it ends within its header, at byte {_LENGTH.size + len(text)}")
+    # The format asks for it; JSON alone would accept spaces before, or a list.
     if not text.startswith(b"{"):
         raise ValueError(f"its header begins with {text[:8]!r}, and not with an object of JSON")
     try:
@@ -263,13 +264,14 @@ def write_tensors(path: Path, specs: Iterable[TensorSpec], pieces: Iterator[np.n
         header[spec.name] = {**entry, "data_offsets": [end, end + spec.nbytes]}
         end += spec.nbytes
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that tensors are aligned where they are memory-mapped
     with path.open("wb") as file, working(f"writing {path.name}", end) as work:
         file.write(_LENGTH.pack(len(text)) + text)
         for spec in specs:
             left = spec.nbytes
             while left:
                 piece = next(pieces)
+                # As bytes: bfloat16 has no buffer protocol.
                 file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
                 left -= piece.nbytes
                 work.add(piece.nbytes)
@@ -289,12 +291,12 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
     """Yield a draft of a folder, which takes its place when the context ends without an error.
 
     Raises:
-        CheckpointError: There is something in the folder already.
+        CheckpointError: The folder is not empty.
     """
     target = Path(folder).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(
-            "there is something in the folder already",
+            "the folder is not empty",
             where=str(target),
             hint="name a new folder",
         )
@@ -315,13 +317,11 @@ def new_file(path: Path | str) -> Iterator[Path]:
     """Yield the draft of a file, which takes its place when the context ends without an error.
 
     Raises:
-        CheckpointError: There is something of that name already.
+        CheckpointError: The file already exists.
     """
     target = Path(path).expanduser().absolute()
     if target.exists():
-        raise CheckpointError(
-            "there is something of that name already", where=str(target), hint="name a new file"
-        )
+        raise CheckpointError("file already exists", where=str(target), hint="name a new file")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft_of(target)
     try:

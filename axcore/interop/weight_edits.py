@@ -319,7 +319,7 @@ class Upcycle(WeightEdit):
     seed: int = 0
 
     def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
-        """Return experts and routers in the place of feed-forwards."""
+        """Return experts and routers instead of feed-forwards."""
         noise = Noise(self.noise, self.seed) if self.noise else None
         found, places, used = {}, set(), set()
         for name in models.shapes:

@@ -368,10 +368,12 @@ def listed(names: Iterable[str]) -> str:
 
 
 _Arrays = dict[str, dict[tuple[str, ...], Slice]]
-"""By name, with # in the place of each number, and by the numbers."""
+"""By name, with # instead of each number, and by the numbers."""
 
 
 def _pieces(rules: WeightMap, specs: Mapping[str, ParamSpec]) -> Iterator[Piece]:
+    # By name without numbers, so that a rule finds its arrays by one look-up: a model may have
+    # thousands of experts, and rules of all of them.
     arrays: _Arrays = {}
     for name, one in unstacked(specs).items():
         arrays.setdefault(_NUMBER.sub("#", name), {})[tuple(_NUMBER.findall(name))] = one
@@ -416,6 +418,7 @@ def _piece(
 
 
 def _shapes_after(transform: Transform, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    # Layers repeat a few pairs of a transform and shapes, and tracing each again is slow.
     known = _SHAPES.get((transform, shapes))
     if known is None:
         before = tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)  # type: ignore[no-untyped-call]

@@ -65,7 +65,7 @@ class WeightPlan:
             seed: Of the arrays that are not read.
 
         Raises:
-            CheckpointError: An array is damaged, or holds what is no number, or the host's memory
+            CheckpointError: An array is damaged, or holds NaN or infinity, or the host's memory
                 is less than the arrays that devices keep there.
         """
         described = _named(wanted)
@@ -92,7 +92,7 @@ class WeightPlan:
         Those with noise or randomly initialized arrays are read at once into the host's memory.
 
         Args:
-            wanted: As for `read`; its shardings say where an engine lies that is given no mesh.
+            wanted: As for `read`; its shardings say where an engine is that is given no mesh.
             seed: As for `read`.
 
         Raises:
@@ -265,8 +265,10 @@ def _with_noise(
     if noise is None:
         return array
     has_noise = _mask(stacked, [index for index, one in origins.items() if one.noise], array.ndim)
+    # crc32, not hash(): Python's differs from process to process, and hosts must agree.
     key = jax.random.fold_in(jax.random.key(noise.seed), zlib.crc32(name.encode()))
 
+    # Donated: a leaf may hold all layers of a matrix, and two of it may not fit.
     @partial(jax.jit, donate_argnums=0, out_shardings=array.sharding)
     def noisy(array: jax.Array) -> jax.Array:
         numbers = array.astype(jnp.float32)
@@ -306,8 +308,9 @@ def _num_bytes(leaf: Any) -> int:
 
 
 def _fresh(cfg: Any, wanted: Mapping[str, Any], seed: int) -> dict[str, jax.Array]:
-    """Return first values of some leaves; makes no other."""
+    """Return initial values of some leaves; make no other."""
 
+    # One program, of which XLA removes the leaves that are not returned: they take no memory.
     def chosen() -> dict[str, jax.Array]:
         state = _named(cfg.build().init(seed))
         return {name: state[name].astype(leaf.dtype) for name, leaf in wanted.items()}

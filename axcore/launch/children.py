@@ -26,7 +26,7 @@ class ProcessStart:
     Args:
         command: Program and arguments.
         environment: All its variables.
-        can_wait: Whether the program can be started ahead as a spare, which waits for its turn.
+        can_wait: Whether the program can be started ahead, as a standby worker.
     """
 
     command: tuple[str, ...]
@@ -40,7 +40,7 @@ class Child:
     def __init__(
         self, start: ProcessStart, index: int, mark: str, pass_fds: Sequence[int] = ()
     ) -> None:
-        """Starts the process in a session of its own, out of reach of the terminal's signals."""
+        """Start the process in a session of its own, out of reach of the terminal's signals."""
         self.index = index
         self.error_tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(
@@ -54,6 +54,7 @@ class Child:
             pass_fds=pass_fds,
         )
         self.pid = self._process.pid
+        # A thread each: a pipe that nobody reads is full after 64 KiB, and the child would hang.
         self._readers = [
             threading.Thread(target=_copy, args=(source, target, mark, tail), daemon=True)
             for source, target, tail in (
@@ -65,28 +66,30 @@ class Child:
             reader.start()
 
     def exit_code(self) -> int | None:
-        """Returns how it ended, minus the signal where that ended it; None while it lives."""
+        """Return how it ended, minus the signal where that ended it; None while it lives."""
         return self._process.poll()
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether it ends within the time."""
+        """Return whether it ends within the time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.exit_code() is not None
 
     def send(self, number: int) -> None:
-        """Sends a signal to the process, if it lives."""
+        """Send a signal to the process, if it lives."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills the process and all that it started, also where itself has ended."""
+        """Kill the process and all that it started, also where itself has ended."""
+        # The group, not the process: data loaders would outlive a trainer that cannot end them.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kills the process and all that it started, and reads its output to the end."""
+        """Kill the process and all that it started, and read its output to the end."""
         self.kill()
         self._process.wait()
+        # With a limit: a grandchild in a session of its own may hold the pipe open.
         for reader in self._readers:
             reader.join(timeout=5)
 
@@ -104,6 +107,7 @@ class StopRequests:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        # Python sets signal handlers in the main thread only; a test may run in another one.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
@@ -115,7 +119,7 @@ class StopRequests:
             signal.signal(number, handler)
 
     def reach(self, children: Sequence[Child]) -> None:
-        """Names the children that get the signals from now on."""
+        """Name the children that get the signals from now on."""
         self._children = children
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -126,7 +130,7 @@ class StopRequests:
 
 
 def first_failure(children: Iterable[Child]) -> Child | None:
-    """Returns the child that failed first, as far as can be seen from how each ended."""
+    """Return the child that failed first, as far as can be seen from how each ended."""
     failed = [child for child in children if child.exit_code()]
     return min(failed, key=lambda child: _rank(child.exit_code()), default=None)
 
@@ -140,7 +144,7 @@ def _rank(code: int | None) -> int:
 
 
 def shell_exit_code(code: int) -> int:
-    """Returns how a process ended as a shell reports it: 128 + N where signal N ended it."""
+    """Return how a process ended as a shell reports it: 128 + N where signal N ended it."""
     return 128 - code if code < 0 else code
 
 

@@ -1,4 +1,4 @@
-"""`Job`: what a launcher starts, on any engine."""
+"""`Job`, what a launcher starts, and `Launcher`, what every way to start a run has in common."""
 
 import re
 import secrets
@@ -40,14 +40,14 @@ class Job:
 
     @classmethod
     def training(cls, arguments: tuple[str, ...], *, processes: int, name: str = "") -> "Job":
-        """Returns the job of `axcore train` with some arguments, the experiment first.
+        """Return the job of `axcore train` with some arguments, the experiment first.
 
         Raises:
             ConfigError: There are no processes.
         """
         text = name or Path(arguments[0]).stem
         label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-        command = ("axcore", "train", *with_launch_id(arguments))
+        command = ("axcore", "train", *_with_launch_id(arguments))
         return cls(name=f"{label}"[:40] or "run", command=command, processes=processes)
 
     @property
@@ -72,22 +72,22 @@ class Job:
 
 
 def default_run_directory(experiment: str) -> str:
-    """Returns where `axcore train` keeps a run whose directory nobody named."""
+    """Return where `axcore train` keeps a run whose directory nobody named."""
     return str(Path("runs") / Path(experiment).stem)
 
 
 _OPTION = "--launch-id"
 
 
-def with_launch_id(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Returns arguments of `axcore train` that name this launch, where a restart must know it."""
+def _with_launch_id(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return arguments of `axcore train` that name this launch, where a restart must know it."""
     named = {one.partition("=")[0] for one in arguments}
     is_wanted = "--from-step" in named and _OPTION not in named
     return (*arguments, *((_OPTION, secrets.token_hex(4)) if is_wanted else ()))
 
 
 def launch_of(launch_id: str, environment: Mapping[str, str]) -> str:
-    """Returns the launch of this start; "" if it is of none.
+    """Return the launch of this start; "" if it is of none.
 
     A script that is given to Slurm twice is two launches; a job that is requeued stays one.
     """
@@ -97,7 +97,7 @@ def launch_of(launch_id: str, environment: Mapping[str, str]) -> str:
 
 @config
 class Launcher:
-    """Starts jobs on one engine; a subclass has a field for each thing the engine wants to know.
+    """A way to start jobs on one engine; a subclass has a field for each of the engine's settings.
 
     `is_local` says that a job runs here and at once; other engines are asked by `--submit` only.
     """
@@ -105,19 +105,19 @@ class Launcher:
     is_local: ClassVar[bool] = False
 
     def render(self, job: Job) -> str:
-        """Returns what the engine is given, as people read it and keep it; it ends in a newline."""
+        """Return what the engine is given, as people read it and keep it; it ends in a newline."""
         raise NotImplementedError
 
     def launch(self, job: Job) -> int:
-        """Gives the job to the engine; returns the exit code.
+        """Give the job to the engine; return the exit code.
 
         Raises:
-            ProcessError: The engine is not here, or refused the job.
+            ProcessError: The engine is not installed, or refused the job.
         """
         raise NotImplementedError
 
     def check(self, job: Job) -> None:
-        """Looks for what the engine would refuse.
+        """Look for what the engine would refuse.
 
         Raises:
             ConfigError: Naming the fields that are wrong.
@@ -125,7 +125,7 @@ class Launcher:
 
 
 def find_launcher(name: str) -> JobLauncher:
-    """Returns the record of a launcher.
+    """Return the record of a launcher.
 
     Raises:
         ConfigError: There is none of that name.
@@ -140,10 +140,10 @@ def find_launcher(name: str) -> JobLauncher:
 
 
 def launcher_class(record: JobLauncher) -> type[Launcher]:
-    """Returns the config class of a record.
+    """Return the config class of a record.
 
     Raises:
-        PluginError: It is no subclass of `Launcher`.
+        PluginError: It is not a subclass of `Launcher`.
     """
     made = record.config.resolve()
     if not (isinstance(made, type) and issubclass(made, Launcher)):
@@ -152,13 +152,13 @@ def launcher_class(record: JobLauncher) -> type[Launcher]:
 
 
 def submit(command: Sequence[str], text: str) -> int:
-    """Runs a program with some text as its input; what it prints goes where ours goes.
+    """Run a program with some text as its input; what it prints goes where ours goes.
 
     Returns:
         Its exit code, 0.
 
     Raises:
-        ProcessError: The program is not here, or refused the text.
+        ProcessError: The program is not installed, or refused the text.
     """
     if shutil.which(command[0]) is None:
         raise ProcessError(
@@ -191,5 +191,5 @@ _Dumper.add_representer(str, _text)
 
 
 def yaml_text(values: Any) -> str:
-    """Returns values as YAML, in their own order."""
+    """Return values as YAML, in their own order."""
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=1000))

@@ -15,7 +15,7 @@ _WORKERS = "workers"
 
 @config
 class Kubernetes(Launcher):
-    """Renders a JobSet: one indexed job, a pod for each process, names by which they find another.
+    """A JobSet: one indexed job, a pod for each process, names by which they find each other.
 
     If a pod fails, all pods start again, up to `restarts` times; the run resumes from its last
     checkpoint, so its directory has to be on a volume that all pods share.
@@ -44,7 +44,7 @@ class Kubernetes(Launcher):
     grace_s: int = 300
 
     def check(self, job: Job) -> None:
-        """Looks for what is missing, and for a run directory that pods would not share."""
+        """Look for what is missing, and for a run directory that pods would not share."""
         missing = [name for name in ("image", "volume_claim") if getattr(self, name) is REQUIRED]
         if missing:
             raise ConfigError(
@@ -61,15 +61,15 @@ class Kubernetes(Launcher):
             )
 
     def render(self, job: Job) -> str:
-        """Returns the JobSet as YAML."""
+        """Return the JobSet as YAML."""
         return yaml_text(self.job_set(job))
 
     def launch(self, job: Job) -> int:
-        """Gives the JobSet to `kubectl apply`."""
+        """Give the JobSet to `kubectl apply`."""
         return submit(["kubectl", "apply", "-f", "-"], self.render(job))
 
     def job_set(self, job: Job) -> dict[str, Any]:
-        """Returns the JobSet as values."""
+        """Return the JobSet as values."""
         metadata = {"name": job.name}
         if self.namespace is not None:
             metadata["namespace"] = self.namespace
@@ -132,12 +132,12 @@ def _is_below(directory: str, mount: str) -> bool:
 
 
 def _literal(word: str) -> str:
-    """Returns a word of a command as a container writes it; `$(NAME)` would be a variable there."""
+    """Return a word of a command as a container writes it; `$(NAME)` would be a variable there."""
     return word.replace("$", "$$")
 
 
 def kubernetes_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
-    """Returns the place of a pod of an indexed job.
+    """Return the place of a pod of an indexed job.
 
     The job gives the index; coordinator and number are variables of the pod, which the JobSet that
     the launcher renders sets. A pod without them is a run of its own.

@@ -33,7 +33,7 @@ _PORTS = range(20_000, 30_000)
 
 @config
 class Local(Launcher):
-    """Starts the processes here, and ends all of them where one fails.
+    """All processes on this machine; where one fails, all are ended.
 
     Ctrl-C and SIGTERM are handed on to every process, which then save and stop together; a second
     one ends them at once.
@@ -49,7 +49,7 @@ class Local(Launcher):
     grace_s: float = 5.0
 
     def render(self, job: Job) -> str:
-        """Returns the commands, as a shell reads them."""
+        """Return the commands, as a shell reads them."""
         lines = []
         for variables in self._variables(job, "localhost:PORT"):
             settings = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
@@ -57,7 +57,7 @@ class Local(Launcher):
         return "\n".join([*lines, "wait", ""])
 
     def launch(self, job: Job) -> int:
-        """Runs the processes to their end; returns the exit code of the first that failed."""
+        """Run the processes to their end; return the exit code of the first that failed."""
         children: list[Child] = []
         with StopRequests() as stop, contextlib.ExitStack() as ended:
             stop.reach(children)
@@ -70,10 +70,10 @@ class Local(Launcher):
             return _exit_code(failed, is_one_of_several=job.processes > 1 and not stop.count)
 
     def starts(self, job: Job) -> list[ProcessStart]:
-        """Returns what each process is started with; each call names another free port.
+        """Return what each process is started with; each call names another free port.
 
         Raises:
-            ProcessError: The program is not here.
+            ProcessError: The program is not installed.
         """
         command = found(job.command)
         return [
@@ -96,12 +96,12 @@ class Local(Launcher):
 
 
 def mark_of(index: int, process_count: int) -> str:
-    """Returns what a process's lines begin with."""
+    """Return what a process's lines begin with."""
     return f"[{index}] " if process_count > 1 else ""
 
 
 def end_others(children: Sequence[Child], grace_s: float) -> None:
-    """Gives processes some time to end by themselves, where another failed, and then kills them."""
+    """Give processes some time to end by themselves, where another failed, and then kills them."""
     end = time.monotonic() + grace_s
     for child in children:
         if not child.wait(max(0.0, end - time.monotonic())):
@@ -110,7 +110,7 @@ def end_others(children: Sequence[Child], grace_s: float) -> None:
 
 
 def _wait(children: Sequence[Child], stop: StopRequests) -> None:
-    """Returns when all have ended, or one failed that was not asked to stop."""
+    """Return when all have ended, or one failed that was not asked to stop."""
     while True:
         codes = [child.exit_code() for child in children]
         if None not in codes or (any(codes) and not stop.count):
@@ -119,7 +119,7 @@ def _wait(children: Sequence[Child], stop: StopRequests) -> None:
 
 
 def _exit_code(failed: Child | None, *, is_one_of_several: bool) -> int:
-    """Returns how a run ended: a process that was killed from outside is one that it lost."""
+    """Return how a run ended: a process that was killed from outside is one that it lost."""
     code = 0 if failed is None else failed.exit_code() or 0
     if failed is None or code not in _KILLED or not is_one_of_several:
         return shell_exit_code(code)
@@ -129,7 +129,7 @@ def _exit_code(failed: Child | None, *, is_one_of_several: bool) -> int:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens on now."""
+    """Return a port of this machine that nobody listens on now."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         try:
@@ -142,10 +142,10 @@ def free_port() -> int:
 
 
 def found(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns a command whose program is found as this one was: ours is that of this Python.
+    """Return a command whose program is found as this one was: ours is that of this Python.
 
     Raises:
-        ProcessError: The program is not here.
+        ProcessError: The program is not installed.
     """
     if command[0] == "axcore":
         return (sys.executable, "-m", "axcore", *command[1:])

@@ -56,7 +56,7 @@ class ProcessInfo:
 def find_process_info(
     given: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> ProcessInfo | None:
-    """Returns the place of this process, or None where it is the only one.
+    """Return the place of this process, or None where it is the only one.
 
     Flags come first, then their variables, then the engine's; a flag beside an engine replaces that
     part of what the engine says.
@@ -66,7 +66,7 @@ def find_process_info(
         environment: Variables; those of the process where left out.
 
     Raises:
-        ConfigError: Some of the three are missing, a variable is no number, or two engines claim
+        ConfigError: Some of the three are missing, a variable is not a number, or two engines claim
             the process.
     """
     environment = os.environ if environment is None else environment
@@ -87,10 +87,10 @@ def find_process_info(
 
 
 def engine_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
-    """Returns the place that an engine gave a process, or None.
+    """Return the place that an engine gave a process, or None.
 
     Raises:
-        ConfigError: Two engines say different things, or a variable is no number.
+        ConfigError: Two engines say different things, or a variable is not a number.
     """
     found: dict[str, ProcessInfo] = {}
     for record in plugin_host().records(JobLauncher):
@@ -113,7 +113,7 @@ def engine_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
 
 
 def process_flags(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what the variables of the flags say, as `find_process_info` takes it.
+    """Return what the variables of the flags say, as `find_process_info` takes it.
 
     Raises:
         ConfigError: One that is to be a number is none.
@@ -128,7 +128,7 @@ def process_flags(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def integer(environment: Mapping[str, str], name: str) -> int:
-    """Returns a variable as a number.
+    """Return a variable as a number.
 
     Raises:
         ConfigError: It is not there, or no number.

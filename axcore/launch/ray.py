@@ -28,7 +28,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 @config
 class Ray(Launcher):
-    """Runs a job on a Ray cluster, and stays until it ends.
+    """A job on a Ray cluster, followed until it ends.
 
     If a process or an actor is lost, all processes start again, up to `restarts` times; the run
     resumes from its last checkpoint, so all nodes have to see its directory.
@@ -49,10 +49,10 @@ class Ray(Launcher):
     grace_s: float = 5.0
 
     def check(self, job: Job) -> None:
-        """Looks for a run directory that actors, each in a directory of its own, would not share.
+        """Look for a run directory that actors, each in a directory of its own, would not share.
 
         Raises:
-            ConfigError: It is no absolute path.
+            ConfigError: It is not an absolute path.
         """
         if not job.run_directory.is_absolute():
             raise ConfigError(
@@ -62,7 +62,7 @@ class Ray(Launcher):
             )
 
     def render(self, job: Job) -> str:
-        """Returns what Ray is asked for, as YAML."""
+        """Return what Ray is asked for, as YAML."""
         return yaml_text(
             {
                 "name": job.name,
@@ -76,7 +76,7 @@ class Ray(Launcher):
         )
 
     def launch(self, job: Job) -> int:
-        """Runs the job to its end; returns the exit code of the process that failed first."""
+        """Run the job to its end; return the exit code of the process that failed first."""
         with _connected(self.address) as ray, StopRequests() as stop:
             for left in range(self.restarts, -1, -1):
                 code = self._attempt(ray, job, stop)
@@ -103,15 +103,17 @@ class Ray(Launcher):
 
     @contextlib.contextmanager
     def _actors(self, ray: Any, job: Job) -> Iterator[Sequence[Any]]:
-        """Reserves what all processes need, at once, and ends them and their actors at last."""
+        """Reserve what all processes need, at once, and end them and their actors at last."""
         own, named = _divided(self.resources)
         bundle = {**{_bundle_name(name): amount for name, amount in own.items()}, **named}
+        # One placement group: where actors are placed one by one, two jobs could each get half of
+        # what they need, and both would wait forever.
         bundles = [bundle] * job.processes
         group = ray.util.placement_group(bundles, strategy="SPREAD", name=job.name)
         ray.get(group.ready())
         placed = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         actors = [
-            ray.remote(ProcessActor)
+            ray.remote(_ProcessActor)
             .options(
                 max_concurrency=2,  # a signal gets through while the process runs
                 **own,
@@ -124,6 +126,8 @@ class Ray(Launcher):
         try:
             yield actors
         finally:
+            # An actor that is killed leaves its process behind, so it is asked to end it first,
+            # within a limit, since its node may be gone.
             ended = [actor.end.remote() for actor in actors]
             ray.wait(ended, num_returns=len(ended), timeout=60)
             ray.util.remove_placement_group(group)
@@ -139,7 +143,7 @@ class Ray(Launcher):
         return [{**several, PROCESS_ID: str(index)} for index in range(job.processes)]
 
     def _wait(self, ray: Any, actors: Sequence[Any], running: list[Any], stop: StopRequests) -> int:
-        """Returns the first exit code that is not 0; the others have ended by then, or had time."""
+        """Return the first exit code that is not 0; the others have ended by then, or had time."""
         passed_on = 0
         while running:
             done, running = ray.wait(running, timeout=_POLL_S)
@@ -154,18 +158,18 @@ class Ray(Launcher):
         return 0
 
 
-class ProcessActor:
-    """Runs one process of a run on a node, which dies with it."""
+class _ProcessActor:
+    """One process of a run on a node, which dies with it."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
 
     def free_address(self) -> str:
-        """Returns `host:port` of a port that is free on this node."""
+        """Return `host:port` of a port that is free on this node."""
         return f"{importlib.import_module('ray').util.get_node_ip_address()}:{free_port()}"
 
     def run(self, command: tuple[str, ...], variables: Mapping[str, str], mark: str) -> int:
-        """Runs a command to its end; returns its exit code."""
+        """Run a command to its end; return its exit code."""
         dying = (sys.executable, "-c", _DYING_WITH_ACTOR, *found(command))
         start = ProcessStart(command=dying, environment={**os.environ, **variables})
         self._child = Child(start, 0, mark)
@@ -176,30 +180,30 @@ class ProcessActor:
         return shell_exit_code(code)
 
     def send(self, number: int) -> None:
-        """Sends the process a signal."""
+        """Send the process a signal."""
         if self._child is not None:
             self._child.send(number)
 
     def end(self) -> None:
-        """Kills the process, if it lives."""
+        """Kill the process, if it lives."""
         if self._child is not None:
             self._child.end()
 
 
 def _divided(resources: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns what `ray.remote` has arguments for, and the resources that nodes name."""
+    """Return what `ray.remote` has arguments for, and the resources that nodes name."""
     own = {name: amount for name, amount in resources.items() if name.startswith("num_")}
     return own, {name: amount for name, amount in resources.items() if name not in own}
 
 
 def _bundle_name(argument: str) -> str:
-    """Returns what a placement group calls an argument of `ray.remote`: CPU for `num_cpus`."""
+    """Return what a placement group calls an argument of `ray.remote`: CPU for `num_cpus`."""
     return argument.removeprefix("num_").removesuffix("s").upper()
 
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
-    """Gives Ray, connected to a cluster for as long as the context lasts.
+    """Give Ray, connected to a cluster for as long as the context lasts.
 
     Raises:
         ProcessError: Ray is not installed, or there is no cluster at the address.

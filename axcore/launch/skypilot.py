@@ -15,7 +15,7 @@ _RANK, _COUNT, _IPS = "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE
 
 @config
 class SkyPilot(Launcher):
-    """Renders a task for `sky`: as many nodes as the run has processes.
+    """A task for `sky`: as many nodes as the run has processes.
 
     Args:
         accelerators: Name and number on each node, as SkyPilot writes them: `NAME:8`.
@@ -39,11 +39,11 @@ class SkyPilot(Launcher):
     environment: Mapping[str, str] = {}
 
     def render(self, job: Job) -> str:
-        """Returns the task as YAML."""
+        """Return the task as YAML."""
         return yaml_text(self.task(job))
 
     def launch(self, job: Job) -> int:
-        """Gives the task to `sky launch`, or to `sky jobs launch`."""
+        """Give the task to `sky launch`, or to `sky jobs launch`."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{job.name}.yaml"
             file.write_text(self.render(job), encoding="utf-8")
@@ -51,7 +51,7 @@ class SkyPilot(Launcher):
             return submit([*command, "--yes", "--name", job.name, str(file)], "")
 
     def task(self, job: Job) -> dict[str, Any]:
-        """Returns the task as values."""
+        """Return the task as values."""
         resources = {
             "accelerators": self.accelerators,
             "infra": self.infra,
@@ -73,7 +73,7 @@ class SkyPilot(Launcher):
 
 
 def skypilot_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
-    """Returns the place of a node of a task; None where the task has one node."""
+    """Return the place of a node of a task; None where the task has one node."""
     if environment.get(_COUNT, "1") == "1":
         return None
     (first, *_) = environment.get(_IPS, "").split() or [""]

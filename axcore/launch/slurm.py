@@ -30,7 +30,7 @@ done
 
 @config
 class Slurm(Launcher):
-    """Renders a script for `sbatch`.
+    """A script for `sbatch`.
 
     If a process is lost, the script starts all processes again on the same nodes, up to `restarts`
     times. A node that fails, and a run that is preempted, put the job back into the queue. The run
@@ -61,7 +61,7 @@ class Slurm(Launcher):
     grace_s: int = 300
 
     def check(self, job: Job) -> None:
-        """Looks for options that are none, or that the script sets itself."""
+        """Look for options that are none, or that the script sets itself."""
         own = dict(self._own_options(job))
         problems = [
             f"options names {name!r}; "
@@ -74,7 +74,7 @@ class Slurm(Launcher):
         self._directives(job)
 
     def render(self, job: Job) -> str:
-        """Returns the script.
+        """Return the script.
 
         Raises:
             ConfigError: A value would be more than its own line of the script.
@@ -89,7 +89,7 @@ class Slurm(Launcher):
         return "\n".join(lines) + "\n" + self._restarting(job)
 
     def launch(self, job: Job) -> int:
-        """Gives the script to `sbatch`."""
+        """Give the script to `sbatch`."""
         return submit(["sbatch"], self.render(job))
 
     def _restarting(self, job: Job) -> str:
@@ -98,7 +98,7 @@ class Slurm(Launcher):
         return _RESTARTING.format(restarts=self.restarts, srun=srun, may_pass=may_pass)
 
     def _cpus(self) -> str:
-        """Returns the options that a step does not inherit from its job."""
+        """Return the options that a step does not inherit from its job."""
         return "" if self.cpus is None else f" --cpus-per-task={self.cpus}"
 
     def _directives(self, job: Job) -> list[str]:
@@ -131,13 +131,15 @@ def _directive(name: str, value: str) -> str:
 
 
 def slurm_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
-    """Returns the place of a task of `srun`; None outside of a step of several tasks.
+    """Return the place of a task of `srun`; None outside of a step of several tasks.
 
-    A batch script itself is no step, so what it runs without `srun` is a run of one process.
+    A batch script itself is not a step, so what it runs without `srun` is a run of one process.
     """
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return None
     job, step = (integer(environment, f"SLURM_{name}_ID") for name in ("JOB", "STEP"))
+    # The port is a function of the step, so that all tasks agree without talking, and two steps on
+    # one node seldom collide.
     host = first_host(environment.get("SLURM_STEP_NODELIST", ""))
     return ProcessInfo(
         coordinator=f"{host}:{_FIRST_PORT + (job + step) % _NUM_PORTS}",
@@ -148,7 +150,7 @@ def slurm_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
 
 
 def first_host(hosts: str) -> str:
-    """Returns the first of Slurm's list of hosts: `node-07` of `node-[07-09,12],other`.
+    """Return the first of Slurm's list of hosts: `node-07` of `node-[07-09,12],other`.
 
     Raises:
         ConfigError: The list is empty.

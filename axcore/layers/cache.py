@@ -1,8 +1,8 @@
 """The size of caches, and the cache of the state that a recurrent layer carries along.
 
-A config with a method `for_serving(room)` is replaced there by what the method returns. A recurrent
-layer has a slot `state_cache`: it asks for the state before a call's tokens, and gives back the
-state after them.
+A config with a method `for_serving(cache_size)` is replaced there by what the method returns. A
+recurrent layer has a slot `state_cache`: it asks for the state before a call's tokens, and gives
+back the state after them.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ class KVCacheConfig:
 
 
 class NoStateCache(Module):
-    """Begins every call from zeros, and keeps nothing. What a model is trained with.
+    """Begin every call from zeros, and keep nothing. What a model is trained with.
 
     Slot protocol: the parent fills `shape`, of one row.
     """
@@ -61,9 +61,11 @@ class NoStateCache(Module):
 
         shape: tuple[int, ...] = REQUIRED
 
-        def for_serving(self, room: KVCacheConfig) -> "StateCache.Config":
-            """Return what keeps it."""
-            return StateCache.Config(shape=self.shape, num_rows=room.num_rows, dtypes=self.dtypes)
+        def for_serving(self, cache_size: KVCacheConfig) -> "StateCache.Config":
+            """Return the cache of a model that serves."""
+            return StateCache.Config(
+                shape=self.shape, num_rows=cache_size.num_rows, dtypes=self.dtypes
+            )
 
     @entry
     def before(self, info: TokenInfo, dtype: Any) -> Array:
@@ -75,7 +77,7 @@ class NoStateCache(Module):
         if info.num_cached is not None:
             raise ModuleError(
                 "the tokens of this call follow others, and this layer keeps no state",
-                hint="build the model from for_serving(cfg, room)",
+                hint="build the model from for_serving(cfg, cache_size)",
             )
         return jnp.zeros((info.positions.shape[0], *self.config.shape), dtype)
 
@@ -85,7 +87,7 @@ class NoStateCache(Module):
 
 
 class StateCache(Module):
-    """Keeps a state for each row.
+    """Keep a state for each row.
 
     Slot protocol: the parent fills `shape`, of one row.
     """

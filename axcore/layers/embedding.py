@@ -10,7 +10,7 @@ from axcore.parallel import shard
 
 
 class Embedding(Module):
-    """Looks tokens up in a table `[vocab_size, dim]`.
+    """Look tokens up in a table `[vocab_size, dim]`.
 
     Slot protocol: the parent fills `vocab_size` and `dim`, calls it with the tokens and their info,
     and reads `weight`, the table, which a tied head projects by.
@@ -37,6 +37,7 @@ class Embedding(Module):
         self.weight = Param(
             (cfg.vocab_size, cfg.dim), axes=("vocab", "embed"), init=cfg.weight_init
         )
+        # A lookup multiplies nothing, so the count of FLOPs leaves the table out.
         self.inactive_params = cfg.vocab_size * cfg.dim
 
     def forward(

@@ -122,7 +122,7 @@ def nested(flat: Mapping[_FlaxPath, Any]) -> dict[str, Any]:
 
 @config
 class LinenInit(Initializer):
-    """Draws one array as the linen module would, from a key of its own."""
+    """Draw one array as the linen module would, from a key of its own."""
 
     module: Any
     shapes: tuple[tuple[int, ...], ...]
@@ -190,7 +190,7 @@ class LinenModule(Module):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the flax module returns, and keep its new buffers in training."""
+        """Return the flax module's result, and keep its new buffers in training."""
         cfg, variables = self.config, nested(self.arrays.read(self))
         if cfg.training_flag is not None:
             kwargs[cfg.training_flag] = self.training == cfg.flag_in_training
@@ -213,7 +213,7 @@ def _initialised(
 
 @config
 class NNXInit(Initializer):
-    """Draws one array as the nnx module would, from a key of its own."""
+    """Draw one array as the nnx module would, from a key of its own."""
 
     module: Any
     path: tuple[str, ...]
@@ -268,7 +268,7 @@ class NNXModule(Module):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the flax module returns, and keep its new buffers in training."""
+        """Return the flax module's result, and keep its new buffers in training."""
         from flax import nnx
 
         held = self.arrays.read(self)

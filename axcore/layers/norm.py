@@ -83,7 +83,7 @@ class LayerNorm(Module):
 
 
 class Dropout(Module):
-    """Zeroes elements with probability `rate` in training, and scales the others up.
+    """Zero elements with probability `rate` in training, and scale the others up.
 
     Source: Srivastava et al. 2014, JMLR 15, section 10 (inverted form).
     """

@@ -171,7 +171,7 @@ class _Stage:
         return jax.tree.map(by_stage, self.copies.state)
 
     def __call__(self, state: Any, stage: Array, turn: Array, micro: Array, carried: Any) -> Any:
-        """Return what the layers make of one micro-batch, and their outputs.
+        """Return one micro-batch after the stage's layers, and their outputs.
 
         Args:
             state: Of the stage's layers in all rounds, `[layer, round, ...]`.

@@ -74,7 +74,7 @@ class ScannedLayers(Module):
 
 
 class Sequence(Module):
-    """Passes tokens through each of its layers in turn. Slot protocol: the parent fills `dim`."""
+    """Pass tokens through each of its layers in turn. Slot protocol: the parent fills `dim`."""
 
     layers_in = "layer"
 

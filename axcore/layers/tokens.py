@@ -103,7 +103,7 @@ class TokenInfo(NamedTuple):
         """
         if self.num_cached is None:
             return self.positions
-        if self.page_table is not None:
+        if self.page_table is not None:  # a row's keys are those of all its pages, in order
             num_keys *= self.page_table.shape[1]
         places = jnp.arange(num_keys, dtype=jnp.int32)[None, :]
         return jnp.broadcast_to(places, (self.positions.shape[0], num_keys))
@@ -183,6 +183,7 @@ def continued_rows(
         page_table: See `TokenInfo`.
     """
     steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    # One document a row: 1 for its tokens and 0 for padding is a mask and segment ids in one.
     is_new = (steps < num_new[:, None]).astype(jnp.int32)
     positions = num_cached[:, None] + steps
     call = CallTokens(positions, is_new)

@@ -70,7 +70,7 @@ def with_frozen(specs: Any, trainable: Sequence[str], groups: Sequence[ParamGrou
     """
     params = [spec for spec in _leaves(specs) if spec.is_trainable]
     kept = {path for glob in trainable for path in _matched(glob, params, "learner.trainable")}
-    check_groups(groups, params)
+    _check_groups(groups, params)
     frozen = {group.name for group in groups if group.is_frozen}
 
     def marked(spec: ParamSpec) -> ParamSpec:
@@ -80,7 +80,7 @@ def with_frozen(specs: Any, trainable: Sequence[str], groups: Sequence[ParamGrou
     return jax.tree.map(marked, specs, is_leaf=_is_spec)
 
 
-def check_groups(groups: Sequence[ParamGroup], params: Sequence[ParamSpec]) -> None:
+def _check_groups(groups: Sequence[ParamGroup], params: Sequence[ParamSpec]) -> None:
     """Check that groups are named apart, and that each gets parameters.
 
     Raises:

@@ -48,6 +48,7 @@ class EMA(Configurable):
 
     def init(self, params: Any) -> Any:
         """Return the average before the first update."""
+        # A copy: the step donates its state, and a buffer cannot be donated twice.
         return jax.tree.map(lambda p: jnp.array(p, _average_dtype(p)), params)
 
     def update(self, average: Any, params: Any) -> Any:
@@ -254,6 +255,7 @@ class Learner(Configurable):
         # In bfloat16 the norm would be one of 256 numbers between two powers of 2.
         norm = optax.tree.norm(jax.tree.map(_wide, gradients))
         if self.config.clip_norm is not None:
+            # The lower bound is for gradients that are all zero, as of rows of padding.
             factor = jnp.minimum(1.0, self.config.clip_norm / jnp.maximum(norm, 1e-9))
             gradients = jax.tree.map(
                 lambda g: (_wide(g) * factor.astype(_wide(g).dtype)).astype(g.dtype), gradients
@@ -272,6 +274,7 @@ class Learner(Configurable):
             average = self._ema.update(average, params)
         if self._spikes is not None and window is not None:
             is_spike = self._spikes.is_spike(window, loss)
+            # A spike does not stay in it: the step that it skips keeps the window of before.
             window = self._spikes.add(window, loss)
         if kept is opt_state:
             state = LearnerState(state, average, window)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import optax
 
 
-MIN_ROW = 16
+_MIN_ROW = 16
 """Rows of fewer numbers would save too little, compared with their scales."""
 
 SMALLEST = 2.0**-126
@@ -92,7 +92,7 @@ class Int8Rows:
 
     def can_store(self, shape: tuple[int, ...]) -> bool:
         """Large arrays whose rows are long enough."""
-        return math.prod(shape) >= self.min_size and bool(shape) and shape[-1] >= MIN_ROW
+        return math.prod(shape) >= self.min_size and bool(shape) and shape[-1] >= _MIN_ROW
 
     def encode(self, x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Stored:
         """Return codes of the array's shape, and scales with a last dimension of 1."""

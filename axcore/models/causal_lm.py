@@ -135,7 +135,7 @@ class CausalLM(Module):
             decoder: From tokens to hidden vectors.
             head: From hidden vectors to logits and the loss.
             published: The pretrained checkpoint that this model was read from, which decides what
-                exports say besides the numbers.
+                exports say about more than the numbers.
         """
 
         vocab_size: PositiveInt = REQUIRED

@@ -60,6 +60,7 @@ class Head(Module):
         @jax.checkpoint
         def of_some(x: Hidden, targets: Int[Array, "batch time"]) -> Float[Array, "batch time"]:
             logits = self._logits(x, projection)
+            # Not a gather: of logits that are sharded by vocabulary, it would need all of them.
             is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
             chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
             return chosen - jax.nn.logsumexp(logits, axis=-1)

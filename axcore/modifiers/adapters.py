@@ -32,7 +32,7 @@ ROUTERS = ("**.router.**",)
 
 @config
 class LoRA:
-    """Puts a `LoRALinear` around linear layers, and freezes all else.
+    """Put a `LoRALinear` around linear layers, and freeze all else.
 
     Args:
         targets: Paths or globs of linear layers, or of modules that hold some.
@@ -140,7 +140,7 @@ _WITHOUT_ADAPTERS = (*FULL_PRECISION, "**.expert.**")
 
 @config
 class AdapterSlots:
-    """Puts a `BatchedLoRALinear` around every `Linear`, but for those excluded.
+    """Put a `BatchedLoRALinear` around every `Linear`, but for those excluded.
 
     Args:
         num_adapters: The most at once.
@@ -170,7 +170,7 @@ class AdapterSlots:
 
 @config
 class QuantizedBase:
-    """Puts a `FrozenLinear` in the place of every plain `Linear` that is not trained.
+    """Put a `FrozenLinear` in the place of every plain `Linear` that is not trained.
 
     Applied after `LoRA`, which freezes them. Weights that a run begins with are quantized as they
     are read.
@@ -199,6 +199,7 @@ class QuantizedBase:
         changes: dict[str, Any] = {
             found.path: self._frozen(found.node)
             for found in find_config(cfg, Linear)
+            # Factors of adapters are linear layers too, the only ones that are trained.
             if type(found.node) is Linear.Config and not _is_factor(found.path, corrected)
             if not any(matches(glob, parse_pattern(found.path)) for glob in globs)
         }

@@ -18,7 +18,7 @@ from axcore.plugins import Hardware
 
 @config
 class UpdateConfig:
-    """Sets values by path or glob.
+    """Set values by path or glob.
 
     Args:
         changes: `{"model.decoder.stack.num_layers": 12, "**.dropout.rate": 0.1}`.
@@ -37,7 +37,7 @@ class UpdateConfig:
 
 @config
 class ReplaceConfig:
-    """Puts another config in the place of every one of a class.
+    """Put another config in the place of every one of a class.
 
     Args:
         target: The class whose configs go, as text: `axcore.layers:FeedForward`.
@@ -66,7 +66,7 @@ class ReplaceConfig:
 
 @config
 class Named:
-    """Makes a change that goes by a name, as `--modify` does.
+    """Make a change that goes by a name, as `--modify` does.
 
     Args:
         change: `sliding_window` or `remat(policy=minimal)`.
@@ -86,7 +86,7 @@ class Named:
 
 @config
 class Chain:
-    """Applies modifiers in order.
+    """Apply modifiers in order.
 
     Args:
         modifiers: Each must change something.
@@ -107,7 +107,7 @@ class Chain:
 
 @config
 class Kernels:
-    """Pins kernels, and lets portable ones serve where those for the hardware cannot.
+    """Pin kernels, and let portable ones serve where those for the hardware cannot.
 
     Args:
         pins: Kernel by op; a pin that the config has already for another op stays.

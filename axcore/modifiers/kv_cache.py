@@ -16,7 +16,7 @@ from axcore.plugins import Hardware
 
 @config
 class KVCache:
-    """Chooses the dtype and the layout of the KV cache of every attention, where a model serves.
+    """Choose the dtype and the layout of the KV cache of every attention, where a model serves.
 
     Args:
         dtype: Of keys and values: 16 bits (see `HalfPrecisionKVStore`) or 8 bits with scales (see

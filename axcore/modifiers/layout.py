@@ -22,7 +22,7 @@ from axcore.plugins import Hardware
 
 @config
 class MeshShape:
-    """Arranges the devices in another mesh.
+    """Arrange the devices in another mesh.
 
     Args:
         mesh: Size by mesh axis within a slice; one may be -1 and takes the devices that are left.
@@ -39,7 +39,7 @@ class MeshShape:
 
 @config
 class Shard:
-    """Splits arrays along other mesh axes, by the logical names of their dimensions.
+    """Split arrays along other mesh axes, by the logical names of their dimensions.
 
     Args:
         params: Mesh axes by logical axis, for parameters; others keep theirs.
@@ -74,7 +74,7 @@ class Shard:
 
 @config
 class Zero2:
-    """Keeps parameters whole on each device, and splits gradients and the optimizer's state.
+    """Keep parameters whole on each device, and split gradients and the optimizer's state.
 
     It is the second stage of ZeRO, between data parallelism and `fsdp`: parameters move once a
     step, after the update, and not in each pass of each micro-batch. It takes the memory of whole
@@ -118,7 +118,7 @@ class Zero2:
 
 @config
 class Accumulate:
-    """Runs every batch in more parts, one after the other: less memory, the same result.
+    """Run every batch in more parts, one after the other: less memory, the same result.
 
     Args:
         factor: How many parts each part of now becomes.
@@ -133,7 +133,7 @@ class Accumulate:
 
 @config
 class MicroBatches:
-    """Runs every batch in as few parts as leave each device few enough rows at a time.
+    """Run every batch in as few parts as leave each device few enough rows at a time.
 
     So an experiment's batch fits any number of devices. Where it does so already, nothing changes.
 
@@ -176,7 +176,7 @@ class MicroBatches:
 
 @config
 class Pipelined:
-    """Puts a `Pipeline` in the place of every `ScannedLayers`; the mesh's axis `pipeline` says
+    """Put a `Pipeline` in the place of every `ScannedLayers`; the mesh's axis `pipeline` says
     how many stages there are.
 
     Args:

@@ -165,6 +165,7 @@ def _changed(cfg: Any, text: str, hardware: Hardware | None, *, where: str) -> A
     def with_values(made: Any, values: Iterable[str] = values) -> Any:
         return apply_overrides(made, values, set_in=where)
 
+    # Of a variant the configs are made only where it replaces something, so values wait until then.
     if isinstance(change, LayerVariant):
         by_field = {value.partition("=")[0]: value for value in values}
         return replace_by_variant(

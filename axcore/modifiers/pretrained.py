@@ -9,7 +9,7 @@ from axcore.plugins import Hardware
 
 @config
 class InitialWeights:
-    """Begins a run with the weights of a source; edits of them are further modifiers.
+    """Begin a run with the weights of a source; edits of them are further modifiers.
 
     Args:
         path: Where the source is.
@@ -37,7 +37,7 @@ class InitialWeights:
 
 @config
 class Pretrained(InitialWeights):
-    """Begins a run with the weights of a pretrained checkpoint.
+    """Begin a run with the weights of a pretrained checkpoint.
 
     Edits of them are further modifiers, `grow_vocabulary` for one.
 

@@ -65,7 +65,7 @@ def _excluded(glob: str, paths: list[str]) -> list[str]:
 def _replaced_linears(
     cfg: Any, new: Callable[[Any], Any], *, exclude: tuple[str, ...]
 ) -> tuple[Any, int]:
-    """Return `cfg` with `new(linear)` in the place of each plain `Linear`, and how many there are.
+    """Return `cfg` with `new(linear)` instead of each plain `Linear`, and how many there are.
 
     Those stay that a layer needs as they are, which its config names in `plain_parts`.
 
@@ -78,6 +78,7 @@ def _replaced_linears(
     changes = {
         found.path: new(found.node)
         for found in find_config(cfg, Linear)
+        # Not isinstance: what a class derived from Linear does would be lost.
         if type(found.node) is Linear.Config and isinstance(found.node.dot, PlainDot.Config)
         if not any(matches(glob, parse_pattern(found.path)) for glob in globs)
     }
@@ -92,7 +93,7 @@ def _needed_as_they_are(cfg: Any) -> Iterator[str]:
 
 @config
 class Int8Training:
-    """Computes the products of linear layers in int8.
+    """Compute the products of linear layers in int8.
 
     Args:
         dot: The product that takes the place of plain ones.
@@ -113,7 +114,7 @@ class Int8Training:
 
 @config
 class Fp8Training:
-    """Computes the products of linear layers in float8.
+    """Compute the products of linear layers in float8.
 
     Args:
         dot: The product that takes the place of plain ones; `Fp8Delayed.Config()` scales by what
@@ -135,7 +136,7 @@ class Fp8Training:
 
 @config
 class QuantizedWeights:
-    """Puts a `QuantizedLinear` in the place of every plain `Linear`, but for those excluded.
+    """Put a `QuantizedLinear` in the place of every plain `Linear`, but for those excluded.
 
     Those of experts are among them.
 
@@ -201,7 +202,7 @@ def _in_panels(linear: Any) -> PackedLinear.Config:
 
 @config
 class LowPrecisionOptimizer:
-    """Puts a `LowPrecisionState` around every optimizer, those of groups included.
+    """Put a `LowPrecisionState` around every optimizer, those of groups included.
 
     Args:
         format: How state is stored: `bfloat16`, or `int8_rows`, which is a quarter of float32.

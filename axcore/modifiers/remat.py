@@ -46,7 +46,7 @@ memory what their namesakes keep in the device's.
 
 @config
 class RematModifier:
-    """Trades memory of activations for computing them again, or for the host's memory.
+    """Trade memory of activations for computing them again, or for the host's memory.
 
     Args:
         policy: A preset of `REMAT_PRESETS`, from `full`, which keeps nothing within
@@ -71,6 +71,7 @@ class RematModifier:
                 hint=f"name one of {', '.join(REMAT_PRESETS)}, "
                 "or set the field `remat` of a module",
             )
+        # None, for `none`, is a value of the field too: it takes away what a config had.
         remat = REMAT_PRESETS[self.policy]
         return update_config(cfg, {f"{path}.remat": remat for path in self._paths(cfg)})
 

@@ -14,7 +14,11 @@ _HALF = ("bfloat16", "float16")
 
 
 def for_serving(
-    cfg: C, room: KVCacheConfig, hardware: Hardware | None = None, *, compute: DType | None = None
+    cfg: C,
+    cache_size: KVCacheConfig,
+    hardware: Hardware | None = None,
+    *,
+    compute: DType | None = None,
 ) -> C:
     """Return a model's config with layers unrolled, and a cache in each that looks back.
 
@@ -24,7 +28,7 @@ def for_serving(
 
     Args:
         cfg: Of a model, as it is trained.
-        room: The size of the caches.
+        cache_size: The size of the caches.
         hardware: What serves it; None for any.
         compute: What takes the place of 16 bits in `dtypes.compute`; by default what suits the
             hardware, see `served_compute`.
@@ -36,7 +40,7 @@ def for_serving(
         check_nothing_derived(cfg, stack, Stack)
         cfg = replace_config(cfg, stack, Stack.Config(), missing_ok=True)
     compute = compute or served_compute(hardware)
-    served: C = map_config(cfg, lambda node: _served(node, room, compute))
+    served: C = map_config(cfg, lambda node: _served(node, cache_size, compute))
     return served
 
 
@@ -58,7 +62,7 @@ def check_nothing_derived(cfg: Any, stack: type[Module], instead: type[Module]) 
 
 
 def served_compute(hardware: Hardware | None) -> DType | None:
-    """Return what layers compute in where they were trained in 16 bits; None changes nothing.
+    """Return the dtype in which layers trained in 16 bits compute; None changes nothing.
 
     That is float32 on CPUs, where XLA converts 16 bits at each product: a token takes several times
     as long. Kernels that read 16 bits as they are may be faster with one row, not with several.
@@ -72,8 +76,8 @@ def changes_compute_dtype(cfg: Any, hardware: Hardware) -> bool:
     return bool(is_half) and served_compute(hardware) is not None
 
 
-def _served(node: Any, room: KVCacheConfig, compute: DType | None) -> Any:
+def _served(node: Any, cache_size: KVCacheConfig, compute: DType | None) -> Any:
     if compute and isinstance(node, DTypes) and node.compute in _HALF:
         return evolve(node, compute=compute)
     change = getattr(node, "for_serving", None)
-    return node if change is None else change(room)
+    return node if change is None else change(cache_size)

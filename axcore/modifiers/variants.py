@@ -20,7 +20,7 @@ C = TypeVar("C")
 
 
 def with_variant(cfg: C, name: str, /, **values: Any) -> C:
-    """Return `cfg` with the variant in the place of each layer that it replaces.
+    """Return `cfg` with the variant instead of each layer that it replaces.
 
     Args:
         cfg: Any config tree.
@@ -41,7 +41,7 @@ def replace_by_variant(
     values: Mapping[str, Any],
     edit: Callable[[Any, Mapping[str, Any]], Any],
 ) -> C:
-    """Return `cfg` with a variant in the place of each layer that it replaces.
+    """Return `cfg` with a variant instead of each layer that it replaces.
 
     All classes are replaced in one walk, children first: what takes the place of one class is
     given what took the place of another below it, and never has a part of itself replaced.
@@ -70,6 +70,7 @@ def replace_by_variant(
         known.update(names)
         return edit(made, {name: value for name, value in values.items() if name in names})
 
+    # In one walk: with one for each class, what replaces the first could be replaced by the second.
     changed = replace_config(cfg, is_replaced, replacement)
     for name in values:
         if name not in known:

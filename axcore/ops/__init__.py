@@ -12,15 +12,13 @@ from axcore.ops.attention.mask import columns as attention_columns
 from axcore.ops.attention.mask import dropout_columns, dropout_of, dropout_rows
 from axcore.ops.attention.mask import rows as attention_rows
 from axcore.ops.attention.op import (
-    ATTENTION_BACKWARD,
     ATTENTION_LSE,
+    ATTENTION_OP,
     ATTENTION_OUT,
     AttentionInputs,
     AttentionSpec,
     Backward,
     Forward,
-    attention_call,
-    attention_parts,
     named_heads,
 )
 from axcore.ops.blocks import Blocks
@@ -92,8 +90,8 @@ from axcore.ops.rms_norm.op import RmsNormInputs, RmsNormSpec, rms_norm
 from axcore.ops.rope.op import RopeInputs, RopeSpec, rope
 
 __all__ = [
-    "ATTENTION_BACKWARD",
     "ATTENTION_LSE",
+    "ATTENTION_OP",
     "ATTENTION_OUT",
     "PANEL_WIDTH",
     "QUANTIZED_INPUT",
@@ -140,10 +138,8 @@ __all__ = [
     "amax_of_groups",
     "are_panels_wanted",
     "attention",
-    "attention_call",
     "attention_call_of",
     "attention_columns",
-    "attention_parts",
     "attention_rows",
     "block_bounds",
     "choose",

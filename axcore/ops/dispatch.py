@@ -184,8 +184,12 @@ class KernelCandidate:
 
 def op_kernels(op: str) -> tuple[Kernel, ...]:
     """Return every installed kernel of an op: those of the highest band first, then by name."""
-    records = plugin_host().records(Kernel)
-    found = [one for kernel in records for one in kernel.halves if one.op == op]
+    found: list[Kernel] = []
+    for kernel in plugin_host().records(Kernel):
+        if kernel.op == op:
+            found.append(kernel)
+        elif kernel.backward is not None and op == f"{kernel.op}_backward":
+            found.append(kernel.halves[1])
     return tuple(sorted(found, key=lambda kernel: (-kernel.priority, kernel.name)))
 
 

@@ -1,4 +1,4 @@
-"""`KernelOp`: how an op calls the kernels that are chosen for it, and checks what they return.
+"""`KernelOp`: what makes an op: its call, its sharding, its gradient, and its kernels, checked.
 
 A kernel is a pure function of a call's inputs and its spec. One that JAX cannot differentiate gets
 a kernel of the op `{op}_backward`, chosen for the same call: by a pin, else the one of the forward
@@ -8,9 +8,10 @@ The checks run while an op is traced, and compare shapes and dtypes in Python: t
 the program. An op declares its results by `ResultSpec`s, which tests compare with its reference.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 import jax
@@ -19,7 +20,7 @@ from jax import Array
 
 from axcore.errors import KernelError
 from axcore.ops.comparison import current_comparison
-from axcore.ops.dispatch import Call, current_policy, op_kernels
+from axcore.ops.dispatch import Call, Feature, current_policy, op_kernels
 from axcore.ops.plan import choose_and_record
 from axcore.parallel.shard_op import OpSharding, shard_op
 from axcore.plugins import Kernel
@@ -184,27 +185,41 @@ def _described(tree: Any) -> str:
     return repr(tree)
 
 
+Outputs = TypeVar("Outputs")
+
 KernelFunction = Callable[..., Any]
 """`(inputs, spec) -> outputs`; of a backward kernel `(inputs, spec, **rows) -> gradients`."""
 
 
+STAGE = {"stage": True}
+"""Metadata of a spec's field which says what part of a call a kernel computes: no kernel is chosen
+by it, so it is no feature of the `Call`."""
+
+_SHAPE_LETTERS = re.compile(r"_[A-Z]+$")
+
+
 @attrs.frozen(kw_only=True)
-class KernelOp:
-    """What one op knows of its kernels.
+class KernelOp(Generic[Outputs]):
+    """An op: what a call is made of, how it is split, its gradient, and how kernels are called.
 
     Args:
         name: The op's name.
+        inputs: The NamedTuple of a call's arrays; fields may carry shape letters, `q_BTNH`.
+        spec: The attrs class of a call's static choices; None where there are none.
         sharding: From inputs and spec to the logical axes of the call's arrays.
         results: From what a forward kernel is given, inputs and spec, to the `ResultSpec`s of what
             it has to return.
-        custom_vjp: The op from two kernels: `(inputs, spec, *, forward, backward) -> outputs`. None
-            for an op without gradients, or of which kernels compute products of gradients.
+        custom_vjp: The op from two kernels: `(inputs, spec, *, forward, backward) -> outputs`, as
+            `vjp_from_inputs` makes it. None for an op without gradients, or of which kernels
+            compute products of gradients.
         differentiable_sharding: `sharding` of kernels that JAX differentiates, where what they
             return is not what forward kernels do.
         differentiable_results: `results` of them, likewise.
     """
 
     name: str
+    inputs: type[Any]
+    spec: type[Any] | None = None
     sharding: Callable[[Any, Any], OpSharding]
     results: Callable[[Any, Any], Any]
     custom_vjp: Callable[..., Any] | None = None
@@ -216,12 +231,39 @@ class KernelOp:
         """The name of the op that backward kernels serve."""
         return f"{self.name}_backward"
 
-    def run(self, call: Call, inputs: Any, spec: Any) -> Any:
-        """Return the op's outputs by the kernels chosen for a call.
+    def call(self, inputs: Any, spec: Any = None, **features: Feature) -> Call:
+        """Return the abstract call that kernels accept or refuse.
+
+        Arrays go by the names of their fields without shape letters: `q` for `q_BTNH`.
+
+        Args:
+            inputs: The arrays, or anything with shapes and dtypes in their place.
+            spec: The static choices, which become features.
+            **features: What is asked for besides.
+        """
+        arrays = {_array_name(field): array for field, array in inputs._asdict().items()}
+        choices = {} if spec is None else attrs.asdict(spec, filter=_is_feature)
+        return Call.of(self.name, arrays, {**choices, **features})
+
+    def parts(self, call: Call) -> tuple[Any, Any]:
+        """Return what a call was made of, with `jax.ShapeDtypeStruct`s in place of arrays.
+
+        `unsupported_reason` of a kernel can so ask for `inputs.bias_BNTS is None`.
+        """
+        arrays = {field: _abstract(call, _array_name(field)) for field in self.inputs._fields}
+        choices: Iterable[Any] = () if self.spec is None else attrs.fields(self.spec)
+        asked = {one.name: call.feature(one.name) for one in choices if _is_feature(one)}
+        return self.inputs(**arrays), None if self.spec is None else self.spec(**asked)
+
+    def run(self, inputs: Any, spec: Any = None, **features: Feature) -> Outputs:
+        """Return the op's outputs by the kernels chosen for its call.
+
+        Arguments are those of `call`.
 
         Raises:
             KernelError: No kernel can serve the call, or a pin cannot be followed.
         """
+        call = self.call(inputs, spec, **features)
         kernel = choose_and_record(call).kernel
         backward = None
         if self.custom_vjp is None or kernel.is_differentiable:
@@ -230,7 +272,8 @@ class KernelOp:
             call_backward = attrs.evolve(call, op=self.backward)
             backward = choose_and_record(call_backward, partner=kernel.name).kernel
         function = self.watched(self._by(kernel, backward), kernel, backward)
-        return function(inputs, spec)
+        outputs: Outputs = function(inputs, spec)
+        return outputs
 
     def watched(
         self, function: KernelFunction, kernel: Kernel, backward: Kernel | None = None
@@ -324,6 +367,50 @@ class KernelOp:
                 "which brings its own gradient.",
                 hint=f"remove the pin, or pin {self.name} to a kernel that is forward only",
             )
+
+
+def vjp_from_inputs(cotangent: str) -> Callable[..., Any]:
+    """Return the `custom_vjp` of an op whose backward kernels need no residuals but the inputs.
+
+    To compute again what forward knew costs such ops less than to keep it.
+
+    Args:
+        cotangent: What backward kernels call the gradient of the output.
+    """
+
+    def custom_vjp(
+        inputs: Any, spec: Any, *, forward: KernelFunction, backward: KernelFunction
+    ) -> Any:
+        """Return `forward(inputs, spec)`, whose gradient is `backward`."""
+
+        @jax.custom_vjp
+        def run(inputs: Any) -> Any:
+            return forward(inputs, spec)
+
+        def run_forward(inputs: Any) -> tuple[Any, Any]:
+            return forward(inputs, spec), inputs
+
+        def run_backward(inputs: Any, gradient: Any) -> tuple[Any]:
+            return (backward(inputs, spec, **{cotangent: gradient}),)
+
+        run.defvjp(run_forward, run_backward)
+        return run(inputs)
+
+    return custom_vjp
+
+
+def _array_name(field: str) -> str:
+    return _SHAPE_LETTERS.sub("", field)
+
+
+def _is_feature(field: Any, value: Any = None) -> bool:
+    return not field.metadata.get("stage")
+
+
+def _abstract(call: Call, array: str) -> jax.ShapeDtypeStruct | None:
+    if not call.has(array):
+        return None
+    return jax.ShapeDtypeStruct(call.shape(array), jnp.dtype(call.dtype(array)))  # type: ignore[no-untyped-call]
 
 
 def _of_core(op: str) -> Kernel:

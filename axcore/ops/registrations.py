@@ -60,7 +60,7 @@ def ops() -> Iterator[Op]:
     )
     yield Op(
         name="rms_norm_backward",
-        fn=Ref("axcore.ops.rms_norm.op:rms_norm_custom_vjp"),
+        fn=Ref("axcore.ops.rms_norm.op:RMS_NORM_OP.custom_vjp"),
         summary="The gradient of rms_norm, for kernels that JAX does not differentiate",
         contract=Ref("axcore.testing.rms_norm_contract:RMS_NORM_BACKWARD"),
         arg_spec=Ref("axcore.ops.rms_norm.contract:backward_arg_spec"),
@@ -81,7 +81,7 @@ def ops() -> Iterator[Op]:
     )
     yield Op(
         name="grouped_matmul_backward",
-        fn=Ref("axcore.ops.grouped_matmul.op:grouped_matmul_custom_vjp"),
+        fn=Ref("axcore.ops.grouped_matmul.op:GROUPED_MATMUL_OP.custom_vjp"),
         summary="The gradient of grouped_matmul, for kernels that JAX does not differentiate",
         contract=Ref("axcore.testing.grouped_matmul_contract:GROUPED_MATMUL_BACKWARD"),
         arg_spec=Ref("axcore.ops.grouped_matmul.contract:backward_arg_spec"),

@@ -48,6 +48,7 @@ class ActivationSharding:
             warnings.warn(text, stacklevel=4)
 
 
+# No plain global: jit's cache depends on it, so a step traced for one mesh never runs on another.
 _active = user_context(None)
 
 

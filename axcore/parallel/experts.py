@@ -206,6 +206,7 @@ def _merge_over_devices(
             "tokens of its own",
             hint="capture the module around the experts, or run on one device",
         )
+    # Losses are sums and weights, so they add up, whatever part of the tokens a device has.
     losses = jax.tree.map(lambda leaf: jax.lax.psum(leaf, names), outputs.losses)  # type: ignore[no-untyped-call]
     summaries = {name: _mean(value, names) for name, value in outputs.summaries.items()}
     updates = {

@@ -19,7 +19,7 @@ from axcore.errors import ShardingError
 from axcore.module import Axes, ParamSpec
 
 AnyMesh = Mesh | AbstractMesh
-"""A mesh of devices, or of their number only, for hardware that is not here."""
+"""A mesh of devices, or of their number only, for hardware you do not have."""
 
 Rules = Mapping[str, tuple[str, ...]]
 """From a logical axis to the mesh axes that split it; an empty tuple replicates it."""
@@ -109,7 +109,7 @@ def param_shardings(specs: Any, rules: Rules, mesh: AnyMesh) -> Any:
         return NamedSharding(mesh, parts)
 
     shardings = jax.tree.map(sharding, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
-    if problems:
+    if problems:  # all at once, or a mesh would be found by trial and error
         raise ShardingError(
             "parameters do not divide over the mesh:\n  " + "\n  ".join(problems),
             where="mesh",
@@ -146,6 +146,7 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
 
     def sharding_of(path: Any, leaf: Any) -> NamedSharding:
         names = _names(path)
+        # A parameter's path is at the end of its optimizer state's path; the longest match counts.
         for start in range(len(names)):
             found = by_path.get(names[start:])
             if found and _has_blocks(leaf.shape, of=found[0]):
@@ -218,7 +219,7 @@ def describe_sharding(specs: Any, shardings: Any) -> list[ShardedArray]:
 
 
 def bytes_per_device(tree: Any, shardings: Any) -> int:
-    """Return what one device holds of a tree of arrays, which may be abstract."""
+    """Return the bytes of a tree of arrays, which may be abstract, that one device holds."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
     return sum(_held(leaf.shape, leaf.dtype, sharding) for leaf, sharding in pairs)
 

@@ -21,12 +21,12 @@ from axcore.errors import ConfigError
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted
 
 PROFILES, PROGRAM_NAME, PROFILE_NAME = "profiles", "program.txt.gz", "profile.json"
-PROFILE_SIGNAL = signal.SIGUSR1
-STEPS_BY_SIGNAL = 3
+_PROFILE_SIGNAL = signal.SIGUSR1
+_STEPS_BY_SIGNAL = 3
 
 
 def parse_steps(text: str) -> range:
-    """Returns the steps that `FIRST:LAST` means, both of them included.
+    """Return the steps that `FIRST:LAST` means, both of them included.
 
     Raises:
         ConfigError: It means none.
@@ -42,7 +42,7 @@ def parse_steps(text: str) -> range:
 
 
 def recorded_profiles(run: Path) -> list[Path]:
-    """Returns the folders of a run's recordings, the newest last."""
+    """Return the folders of a run's recordings, the newest last."""
     found = (run / PROFILES).glob(f"*/{PROFILE_NAME}")
     return [one.parent for one in sorted(found, key=lambda one: one.stat().st_mtime)]
 
@@ -69,11 +69,12 @@ class StepProfiler:
         self._was_recorded = False
 
     def record_on_signal(self) -> None:
-        """Records some steps whenever the process gets SIGUSR1; call it in the main thread."""
-        signal.signal(PROFILE_SIGNAL, lambda *_: self._is_asked.set())
+        """Record some steps whenever the process gets SIGUSR1; call it in the main thread."""
+        # Only a flag: a handler runs between any two bytecodes, also in the middle of a step.
+        signal.signal(_PROFILE_SIGNAL, lambda *_: self._is_asked.set())
 
     def __call__(self, event: Event) -> None:
-        """Begins or ends a recording where a step begins, and ends it with the run."""
+        """Begin or end a recording where a step begins, and end it with the run."""
         match event:
             case RunStarted():
                 self._directory, self._step = Path(event.directory), event.step
@@ -99,16 +100,17 @@ class StepProfiler:
             self._finish()
         if self._folder is None and self._is_asked.is_set():
             self._is_asked.clear()
-            self._steps = range(step, step + STEPS_BY_SIGNAL)
+            self._steps = range(step, step + _STEPS_BY_SIGNAL)
         if self._folder is None and step in self._steps:
             self._begin(range(step, self._steps[-1] + 1))
 
     def _begin(self, steps: range) -> None:
+        # Steps are dispatched ahead: without waiting, the trace would begin with older ones.
         _wait_for_devices()
         self._steps = steps
         self._folder = _new_folder(self._directory / PROFILES, f"{steps[0]}-{steps[-1]}")
         options: Any = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0
+        options.python_tracer_level = 0  # tracing Python slows the steps that are measured
         jax.profiler.start_trace(str(self._folder), profiler_options=options)
 
     def _finish(self) -> None:
@@ -125,7 +127,7 @@ class StepProfiler:
 
 
 def _wait_for_devices() -> None:
-    """Waits until no step is in flight."""
+    """Wait until no step is in flight."""
     jax.block_until_ready(jax.live_arrays())  # type: ignore[no-untyped-call]
 
 

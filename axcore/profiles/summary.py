@@ -107,7 +107,7 @@ class Profile:
 
 
 def read_profile(folder: Path, model: Module) -> Profile:
-    """Returns what a recording says.
+    """Return what a recording says.
 
     Args:
         folder: One of those in `RUN/profiles`.
@@ -164,24 +164,24 @@ class _Named:
         return self._program.scopes_around(instruction, computation)
 
     def module(self, name: str) -> str:
-        """Returns the path of its module."""
+        """Return the path of its module."""
         return self._names(self._scopes(name)) if name in self._found else UNKNOWN
 
     def is_backward(self, name: str) -> bool:
-        """Returns whether it is of the backward pass."""
+        """Return whether it is of the backward pass."""
         return name in self._found and is_backward(self._scopes(name))
 
     def is_control(self, name: str) -> bool:
-        """Returns whether it runs others."""
+        """Return whether it runs others."""
         return name in self._found and self._found[name][0].opcode in _CONTROL
 
     def is_collective(self, name: str) -> bool:
-        """Returns whether devices talk to each other in it."""
+        """Return whether devices talk to each other in it."""
         opcode = self._found[name][0].opcode if name in self._found else name
         return opcode.startswith(_COLLECTIVES)
 
     def kind(self, name: str) -> str:
-        """Returns what kind of operation it is."""
+        """Return what kind of operation it is."""
         if name not in self._found:
             return UNKNOWN
         opcode = self._found[name][0].opcode
@@ -211,6 +211,7 @@ class _Clock:
         whole = idle = exposed = 0.0
         for device in self._devices:
             here = [one for one in operations if one.device == device]
+            # A loop lasts as long as what runs in it and would hide that the device is idle there.
             ran = [one for one in here if not named.is_control(one.name)] or here
             span = max(one.end for one in ran) - min(one.start for one in ran)
             busy = length_of_union((one.start, one.end) for one in ran)
@@ -220,7 +221,7 @@ class _Clock:
         self.whole, self.idle, self.exposed = map(self.seconds, (whole, idle, exposed))
 
     def seconds(self, nanoseconds: float) -> float:
-        """Returns what of so many nanoseconds falls on a step and a device."""
+        """Return what of so many nanoseconds falls on a step and a device."""
         return nanoseconds * 1e-9 / self._steps / len(self._devices)
 
 
@@ -249,7 +250,7 @@ def _parts(
 
 
 def read_trace(folder: Path, module: str) -> list[Operation]:
-    """Returns the operations of one program.
+    """Return the operations of one program.
 
     Args:
         folder: Holds the trace.
@@ -282,7 +283,7 @@ def _operations(file: Path, module: str) -> Iterator[Operation]:
 
 
 def _spans(plane: str, line: Any, module: str) -> list[tuple[float, float, str, str]]:
-    """Returns start, end, name and device of a line's operations, the outer ones first."""
+    """Return start, end, name and device of a line's operations, the outer ones first."""
     found = []
     has_operations_only = plane.startswith("/device:") and line.name == _OPERATIONS
     for event in line.events:
@@ -294,12 +295,13 @@ def _spans(plane: str, line: Any, module: str) -> list[tuple[float, float, str, 
                 continue
             name = str(stats["hlo_op"])
             device = plane if plane.startswith("/device:") else str(stats.get("device_ordinal", 0))
+        # The end is negated: of two that start together the longer one, the outer, comes first.
         found.append((event.start_ns, -(event.start_ns + event.duration_ns), name, device))
     return [(start, -end, name, device) for start, end, name, device in sorted(found)]
 
 
 def _with_own_time(spans: list[tuple[float, float, str, str]]) -> Iterator[Operation]:
-    """Yields operations of a line, each without the time of those within it."""
+    """Yield operations of a line, each without the time of those within it."""
     open_ones: list[list[Any]] = []  # start, end, name, device, time of those within
     for start, end, name, device in spans:
         yield from _closed(open_ones, until=start)
@@ -316,7 +318,7 @@ def _closed(open_ones: list[list[Any]], *, until: float) -> Iterator[Operation]:
 
 
 def length_of_union(spans: Iterable[tuple[float, float]]) -> float:
-    """Returns the length of what spans cover together."""
+    """Return the length of what spans cover together."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

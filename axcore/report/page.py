@@ -1,4 +1,4 @@
-"""The report of runs: one HTML file with nothing beside it."""
+"""Pages of HTML with nothing beside them: a report of runs, and a picture of a packed batch."""
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -16,7 +16,7 @@ REPORT_NAME = "report.html"
 def run_page_html(
     runs: Sequence[Mapping[str, Any]], *, written: str, is_live: bool = False, part: str = ""
 ) -> str:
-    """Returns a page that shows runs, over each other where there are several.
+    """Return a page that shows runs, over each other where there are several.
 
     Args:
         runs: What is known of each, as `axcore.runs.RunFacts` has it, as values of JSON.
@@ -27,12 +27,12 @@ def run_page_html(
     """
     page = resources.files("axcore.report").joinpath("run_page.html").read_text("utf-8")
     facts = {"runs": list(runs), "written": written, "is_live": is_live, "part": part}
-    page = page.replace("/*BATCH_PAGE*/", embedded_json(packed_batch_template()))
+    page = page.replace("/*BATCH_PAGE*/", embedded_json(_packed_batch_template()))
     return page.replace("/*FACTS*/", embedded_json(facts))
 
 
 def packed_batch_html(batch: Batch, tokenizer: Tokenizer, *, title: str) -> str:
-    """Returns a page that shows documents by color, padding, and which tokens the loss counts.
+    """Return a page that shows documents by color, padding, and which tokens the loss counts.
 
     It shows token, target, segment id, position and loss weight of the place that a reader points
     at. A link that ends in `#ROW,PLACE` opens it there.
@@ -43,16 +43,16 @@ def packed_batch_html(batch: Batch, tokenizer: Tokenizer, *, title: str) -> str:
         title: What the batch is of.
     """
     content = packed_batch_content(batch, tokenizer, title=title)
-    return packed_batch_template().replace("/*BATCH*/", embedded_json(content))
+    return _packed_batch_template().replace("/*BATCH*/", embedded_json(content))
 
 
-def packed_batch_template() -> str:
-    """Returns the page, with `/*BATCH*/` in the place of what it shows."""
+def _packed_batch_template() -> str:
+    """Return the page, with `/*BATCH*/` in the place of what it shows."""
     return resources.files("axcore.report").joinpath("packed_batch.html").read_text("utf-8")
 
 
 def packed_batch_content(batch: Batch, tokenizer: Tokenizer, *, title: str) -> dict[str, Any]:
-    """Returns what the page shows, as values of JSON; the arguments are `packed_batch_html`'s."""
+    """Return what the page shows, as values of JSON; the arguments are `packed_batch_html`'s."""
     weights, positions = batch["loss_weights"], batch["positions"]
     segments = batch.get("segment_ids")
     if segments is None:  # a row is one segment

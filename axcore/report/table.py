@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows under a header, each column as wide as its widest cell, the last one free."""
+    """Return rows under a header, each column as wide as its widest cell, the last one free."""
     table = [tuple(header), *(tuple(row) for row in rows)]
     widths = [max(len(row[index]) for row in table) for index in range(len(header))]
     return "\n".join(
@@ -14,13 +14,13 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows under a header as a Markdown table."""
+    """Return rows under a header as a Markdown table."""
     table = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in table)
 
 
 def page_with_table(page: str, table: str, begin: str, end: str) -> str:
-    """Returns a page with a table between two marks, in place of what is between them.
+    """Return a page with a table between two marks, in place of what is between them.
 
     Raises:
         ValueError: The first mark is not on the page once.

@@ -1,4 +1,7 @@
-"""`Attempt`: one start of all processes of a run, watched until they end or something is wrong."""
+"""`Attempt`: one start of all processes of a run, watched until they end or something is wrong.
+
+`find_hang` says which process makes no progress, and which one keeps the others waiting.
+"""
 
 import contextlib
 import selectors
@@ -26,7 +29,7 @@ from axcore.resilience.policy import (
     describe_exit,
     run_exit_code,
 )
-from axcore.resilience.standby_workers import SpareProcess, TrackedProcess
+from axcore.resilience.standby_workers import StandbyProcess, TrackedProcess
 
 WAITING = "step"
 """The phase of a process that only waits for the others, in a collective."""
@@ -91,7 +94,7 @@ class Attempt:
             process.close()
 
     def last_step(self, failure: Failure) -> int:
-        """Returns the furthest step of the process that failed; others may say theirs late."""
+        """Return the furthest step of the process that failed; others may say theirs late."""
         return self.processes[failure.process].last_step
 
     @property
@@ -100,7 +103,7 @@ class Attempt:
         return all(one.beat.step > one.first_step >= 0 for one in self.processes)
 
     def watch(self) -> Iterator[int]:
-        """Yields the step that all have reached, many times a second, while nothing is wrong."""
+        """Yield the step that all have reached, many times a second, while nothing is wrong."""
         while not self._is_over():
             self._listen()
             yield min(process.beat.step for process in self.processes)
@@ -111,18 +114,19 @@ class Attempt:
                 self.hang = self.hang.named_by(self.stacks)
                 return
 
-    def survivors(self) -> list[SpareProcess]:
-        """Makes living processes leave; returns those that did, for another attempt."""
+    def survivors(self) -> list[StandbyProcess]:
+        """Make living processes leave; return those that did, for another attempt."""
         for process in self.processes:
-            if isinstance(process, SpareProcess):
+            if isinstance(process, StandbyProcess):
                 process.ask_to_leave()
+        # With a limit: a survivor may be in a collective that no error wakes.
         end = time.monotonic() + self._policy.stand_down_s
         while not all(map(self._is_settled, self.processes)) and time.monotonic() < end:
             self._listen()
         found = [
             one
             for one in self.processes
-            if isinstance(one, SpareProcess)
+            if isinstance(one, StandbyProcess)
             and one.has_stood_down
             and one.child.exit_code() is None
         ]
@@ -135,9 +139,11 @@ class Attempt:
         return process.has_stood_down or process.child.exit_code() is not None
 
     def outcome(self) -> Failure | int:
-        """Returns what went wrong, or the exit code of a run that ended well or was stopped."""
+        """Return what went wrong, or the exit code of a run that ended well or was stopped."""
         if self.hang is not None:
             return self.hang.failure()
+        # The process that is seen to end first is often not the one that failed first: the others
+        # report within milliseconds that they lost it.
         self._await_culprit()
         failed = first_failure([process.child for process in self.processes])
         if failed is None:
@@ -149,7 +155,7 @@ class Attempt:
         return self._failure(self.processes[failed.index], code)
 
     def _await_culprit(self) -> None:
-        """Waits a moment where processes only say that they lost another: its end shows which."""
+        """Wait a moment where processes only say that they lost another: its end shows which."""
         end = time.monotonic() + _CULPRIT_S
         while (
             {one.child.exit_code() for one in self.processes} <= {None, LOST}
@@ -182,7 +188,7 @@ class Attempt:
         return None not in codes or (has_lost and not self._stop.count)
 
     def _listen(self) -> None:
-        """Reads beats; a pipe that closes, as its process ends, wakes it at once."""
+        """Read beats; a pipe that closes, as its process ends, wakes it at once."""
         for key, _ in self._selector.select(_WAKE_S):
             process: TrackedProcess = key.data
             if not process.read_beats():
@@ -237,7 +243,7 @@ class Hang:
     seconds: float
 
     def failure(self) -> Failure:
-        """Returns the hang as what ended the attempt."""
+        """Return the hang as what ended the attempt."""
         others = ", ".join(map(str, self.others))
         return Failure(
             cause="hung",
@@ -249,19 +255,19 @@ class Hang:
         )
 
     def named_by(self, stacks: Sequence[str]) -> "Hang":
-        """Returns the hang without those to blame that only wait for others, by their stacks."""
+        """Return the hang without those to blame that only wait for others, by their stacks."""
         named = (self.culprit, *self.others)
         first, *rest = [one for one in named if not _waits_for_others(stacks[one])] or named
         return attrs.evolve(self, culprit=first, others=tuple(rest))
 
 
 def find_hang(processes: Sequence[Watched], policy: Policy, now: float) -> Hang | None:
-    """Returns the hang of a run that no longer makes progress, None while all do."""
+    """Return the hang of a run that no longer makes progress, None while all do."""
     if not any(_is_silent(one, policy, now) or _is_stuck(one, policy, now) for one in processes):
         return None
-    one = min(processes, key=lambda one: _blame(one, policy, now))
-    least = _blame(one, policy, now)
-    same = [other.index for other in processes if _blame(other, policy, now) == least][1:]
+    one = min(processes, key=lambda one: _suspicion(one, policy, now))
+    least = _suspicion(one, policy, now)
+    same = [other.index for other in processes if _suspicion(other, policy, now) == least][1:]
     is_silent = _is_silent(one, policy, now)
     seconds = now - (one.beat_at if is_silent else one.progress_at)
     if one.is_stopped:
@@ -287,7 +293,7 @@ def _waits_for_others(stacks: str) -> bool:
     return any(one in main_thread for one in _WAITS)
 
 
-def _blame(one: Watched, policy: Policy, now: float) -> tuple[bool, bool, int, bool]:
-    """Sorts first who is stopped, then silent, then behind, then busy with anything but a step."""
+def _suspicion(one: Watched, policy: Policy, now: float) -> tuple[bool, bool, int, bool]:
+    """Sort first who is stopped, then silent, then behind, then busy with anything but a step."""
     waits = one.beat.phase == WAITING
     return (not one.is_stopped, not _is_silent(one, policy, now), one.beat.step, waits)

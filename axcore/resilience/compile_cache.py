@@ -23,7 +23,7 @@ KEPT_STEPS_VARIABLE = "AXCORE_KEPT_STEPS"
 
 
 def use_compile_cache(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the variables of jax's persistent compilation cache where nobody has set its folder.
+    """Set the variables of jax's persistent compilation cache where nobody has set its folder.
 
     Of programs that take more than 10 GiB together those go that were not used for longest.
     """
@@ -37,25 +37,25 @@ def use_compile_cache(environment: MutableMapping[str, str] = os.environ) -> Non
 
 
 def programs_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns where jax keeps compiled programs: the user's folder, or axcore's own."""
+    """Return where jax keeps compiled programs: the user's folder, or axcore's own."""
     own = cache_folder(environment) / "compiled" / _machine()
     return Path(environment.get(_FOLDER) or own)
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns where axcore keeps what it can make again, for its user."""
+    """Return where axcore keeps what it can make again, for its user."""
     home = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "axcore"
 
 
 def kept_steps_folder() -> Path | None:
-    """Returns that of the launch which started this process; None where nobody keeps any."""
+    """Return that of the launch which started this process; None where nobody keeps any."""
     folder = os.environ.get(KEPT_STEPS_VARIABLE)
     return Path(folder) if folder else None
 
 
 def remove_oldest(folder: Path, most_bytes: int) -> None:
-    """Removes the files of a folder that were read or written last longest ago, down to a size."""
+    """Remove the files of a folder that were read or written last longest ago, down to a size."""
     found = []
     for path in folder.glob("*"):
         with contextlib.suppress(FileNotFoundError):  # another run removes files, too
@@ -69,7 +69,7 @@ def remove_oldest(folder: Path, most_bytes: int) -> None:
 
 
 def _machine() -> str:
-    """Returns a name for machines that run the same code: a home may serve several kinds."""
+    """Return a name for machines that run the same code: a home may serve several kinds."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -33,14 +33,14 @@ _MOST_NAMED = 3
 
 
 Shape = tuple[int, ...]
-Fingerprints = Mapping[int, tuple[int, ...]]
+_Fingerprints = Mapping[int, tuple[int, ...]]
 """By the device's id: of each leaf's shard there, in the order of `jax.tree.leaves`."""
 
 _SPREAD = np.uint32(0x9E3779B1)  # odd, so that distinct indexes stay distinct
 
 
 class CorruptionCheck(Guard):
-    """Compares fingerprints of the parameters between replicas, every some steps and at each save.
+    """A comparison of the parameters' fingerprints between replicas, at intervals and each save.
 
     A mismatch that goes away when it is looked at again is a warning. One that stays ends the run
     before the state is saved. Parameters without replicas can't be compared.
@@ -62,11 +62,11 @@ class CorruptionCheck(Guard):
         self._checker: _Checker | None = None
 
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
-        """Compiles the fingerprint, and warns where there is nothing to compare."""
+        """Compile the fingerprint, and warn where there is nothing to compare."""
         self._checker = _Checker(trainer.compiler.abstract_state().model, trainer.mesh, directory)
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
-        """Checks the state where it is due.
+        """Check the state where it is due.
 
         Raises:
             CorruptionError: Replicas differ, and a device of this process may be wrong.
@@ -77,7 +77,7 @@ class CorruptionCheck(Guard):
         return state
 
     def on_save(self, step: int, state: TrainState) -> None:
-        """Checks a state before it is saved.
+        """Check a state before it is saved.
 
         Raises:
             CorruptionError: Replicas differ, and a device of this process may be wrong.
@@ -101,7 +101,7 @@ class Replicas:
 
 
 @attrs.frozen
-class Disagreement:
+class _Disagreement:
     """Replicas whose fingerprints differ.
 
     Args:
@@ -136,22 +136,24 @@ class _Checker:
             )
 
     def check(self, step: int, model: Any) -> None:
-        """Raises where replicas differ, and do so when looked at again."""
+        """Raise where replicas differ, and do so when looked at again."""
         if step == self._checked or not self._groups:
             return
         found = disagreements(self._groups, self._everywhere(model))
         if found:
+            # Again, from the same arrays: a device that computes one fingerprint wrongly may hold
+            # the right parameters.
             again = disagreements(self._groups, self._everywhere(model))
             self._report(step, found, model, is_lasting=bool(again))
         self._checked = step
 
-    def _everywhere(self, model: Any) -> Fingerprints:
+    def _everywhere(self, model: Any) -> _Fingerprints:
         own = {str(device): sums for device, sums in self._fingerprints(model).items()}
         all_own = all_gather_object("comparing fingerprints", lambda: own)
         return {int(device): tuple(sums) for one in all_own for device, sums in one.items()}
 
     def _report(
-        self, step: int, found: list[Disagreement], model: Any, *, is_lasting: bool
+        self, step: int, found: list[_Disagreement], model: Any, *, is_lasting: bool
     ) -> None:
         what = self._described(found)
         suspects = sorted({device for one in found for device in one.suspects})
@@ -180,7 +182,7 @@ class _Checker:
             "it resumes from its newest checkpoint",
         )
 
-    def _described(self, found: list[Disagreement]) -> str:
+    def _described(self, found: list[_Disagreement]) -> str:
         names = [self._names[one.replicas.leaf] for one in found]
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         where = f"in {', '.join(names[:_MOST_NAMED])}{more}"
@@ -196,8 +198,8 @@ class _Checker:
         each = (f"{one} (process {self._devices[one].process_index})" for one in devices)
         return f"device {' and device '.join(each)}"
 
-    def _computing_wrongly(self, found: list[Disagreement], model: Any) -> list[int]:
-        """Returns the suspects whose fingerprint of their own bits is not the host's."""
+    def _computing_wrongly(self, found: list[_Disagreement], model: Any) -> list[int]:
+        """Return the suspects whose fingerprint of their own bits is not the host's."""
         sums, leaves = self._fingerprints(model), jax.tree.leaves(model)
         own = [
             shard.device.id
@@ -221,7 +223,7 @@ def _verdict(wrong: list[int], shown: Any) -> str:
 
 
 def replicas_of(tree: Any) -> list[Replicas]:
-    """Returns every group of two devices or more that hold the same part of a leaf."""
+    """Return every group of two devices or more that hold the same part of a leaf."""
     return [one for at, leaf in enumerate(jax.tree.leaves(tree)) for one in _groups(at, leaf)]
 
 
@@ -232,13 +234,15 @@ def _groups(at: int, leaf: Any) -> Iterator[Replicas]:
     return (Replicas(at, tuple(ids)) for ids in holders.values() if len(ids) > 1)
 
 
-def disagreements(groups: Sequence[Replicas], fingerprints: Fingerprints) -> list[Disagreement]:
-    """Returns the groups whose devices do not all have one fingerprint.
+def disagreements(groups: Sequence[Replicas], fingerprints: _Fingerprints) -> list[_Disagreement]:
+    """Return the groups whose devices do not all have one fingerprint.
 
     The fingerprint of more than half is right.
     """
     found = ((one, [fingerprints[device][one.leaf] for device in one.devices]) for one in groups)
-    return [Disagreement(one, _odd(one.devices, sums)) for one, sums in found if len(set(sums)) > 1]
+    return [
+        _Disagreement(one, _odd(one.devices, sums)) for one, sums in found if len(set(sums)) > 1
+    ]
 
 
 def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
@@ -246,6 +250,13 @@ def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
     if 2 * count <= len(sums):
         return tuple(devices)
     return tuple(device for device, one in zip(devices, sums, strict=True) if one != common)
+
+
+# -- Fingerprints ----------------------------------------------------------------------------------
+#
+# A fingerprint is the sum, modulo 2**32, of a hash of each element's bits and its index in the
+# whole array. A changed element changes it for certain, several do but for a chance of 2**-32. The
+# sum over an array's distinct shards does not depend on the sharding.
 
 
 class Fingerprinter:
@@ -276,8 +287,8 @@ class Fingerprinter:
         )
         self._program = jax.jit(mapped).lower(*leaves).compile()
 
-    def __call__(self, tree: Any) -> Fingerprints:
-        """Returns the fingerprints of the shards on this process's devices; waits for them."""
+    def __call__(self, tree: Any) -> _Fingerprints:
+        """Return the fingerprints of the shards on this process's devices; wait for them."""
         rows = self._program(*jax.tree.leaves(tree))
         return {
             shard.device.id: tuple(np.asarray(shard.data)[0].tolist())
@@ -286,7 +297,7 @@ class Fingerprinter:
 
 
 def _offsets(shape: Shape, spec: jax.P) -> list[UInt32[Array, ""]]:
-    """Returns where this device's shard begins in each dimension."""
+    """Return where this device's shard begins in each dimension."""
     padded = (*spec, *(None for _ in shape[len(spec) :]))
     return [np.uint32(size) * _shard_index(axes) for size, axes in zip(shape, padded, strict=True)]
 
@@ -310,7 +321,7 @@ def _fingerprint(shard: Array, shape: Shape, offsets: list[UInt32[Array, ""]]) -
 
 
 def _words(x: Array) -> UInt32[Array, "..."]:
-    """Returns the bits of each element; the halves of one of 64 bits are joined."""
+    """Return the bits of each element; the halves of one of 64 bits are joined."""
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
     if (bits := _bits(x.dtype)) <= 32:
@@ -326,7 +337,7 @@ def _bits(dtype: Any) -> int:
 
 
 def _mixed(x: Any) -> Any:
-    """Returns a bijection of 32-bit numbers, of jax or of numpy, without pattern.
+    """Return a bijection of 32-bit numbers, of jax or of numpy, without pattern.
 
     Source: Appleby 2011, MurmurHash3, the finaliser of 32 bits.
     """
@@ -339,7 +350,7 @@ def _mixed(x: Any) -> Any:
 
 
 def fingerprint_on_host(shard: NDArray[Any], shape: Shape, index: tuple[slice, ...]) -> int:
-    """Returns the fingerprint of a shard's bits as numpy computes it.
+    """Return the fingerprint of a shard's bits as numpy computes it.
 
     Args:
         shard: Copied from a device.

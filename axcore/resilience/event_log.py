@@ -3,6 +3,8 @@
 events.jsonl    {"time": UTC, "event": name, "process": index or "supervisor", ...} in each line
 
 Every line is one write to the end of the file, so that processes never mix theirs.
+
+`RunLog` is the log of a supervisor, whose trainers have yet to make the run directory.
 """
 
 import json
@@ -22,7 +24,7 @@ EVENTS_NAME = "events.jsonl"
 SUPERVISOR = "supervisor"
 
 
-HANGS_NAME = "hangs"
+_HANGS_NAME = "hangs"
 _CLAIMED = "config.txt"
 """Trainers write it when the directory is theirs; before that they refuse one that holds files."""
 
@@ -34,7 +36,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {"time": str, "event": str, "pr
 
 @attrs.frozen
 class EventLog:
-    """Appends the events of one process to a run's log.
+    """The part of a run's log that one process appends to.
 
     Args:
         directory: The run directory, which exists.
@@ -45,8 +47,8 @@ class EventLog:
     process: Process
 
     def write(self, event: str, **values: Any) -> None:
-        """Appends one event; where the disk refuses it, it warns, and the run resumes."""
-        line = {"time": utc_now(), "event": event, "process": self.process, **values}
+        """Append one event; where the disk refuses it, it warns, and the run resumes."""
+        line = {"time": _utc_now(), "event": event, "process": self.process, **values}
         try:
             _append(self.directory / EVENTS_NAME, json.dumps(line).encode() + b"\n")
         except OSError as error:
@@ -67,7 +69,7 @@ class LoggedEvents:
 
 
 def read_events(directory: Path | str) -> LoggedEvents:
-    """Returns the events of a run; none where it has no log."""
+    """Return the events of a run; none where it has no log."""
     path = Path(directory) / EVENTS_NAME
     try:
         lines = read_regular(path).splitlines()
@@ -87,7 +89,10 @@ def read_events(directory: Path | str) -> LoggedEvents:
 
 
 class RunLog:
-    """Keeps events until the run directory is claimed, and writes them to its log then."""
+    """The log of a process that writes before the run directory is claimed.
+
+    Until then it keeps the events: the trainers make the directory, and check what is in it.
+    """
 
     def __init__(self, directory: Path, process: Process) -> None:
         self._directory = directory
@@ -95,22 +100,22 @@ class RunLog:
         self._kept: list[tuple[str, dict[str, Any]]] = []
 
     def write(self, event: str, **values: Any) -> None:
-        """Writes an event, now or when the directory is there, with the time of now."""
-        self._kept.append((event, {"time": utc_now(), **values}))
+        """Write an event, now or when the directory is there, with the time of now."""
+        self._kept.append((event, {"time": _utc_now(), **values}))
         self.flush()
 
     def flush(self) -> None:
-        """Writes what is kept, if the directory is there."""
+        """Write what is kept, if the directory is there."""
         if self._kept and self._is_claimed():
             for event, values in self._kept:
                 self._log.write(event, **values)
             self._kept.clear()
 
     def keep_stacks(self, stacks: Sequence[str]) -> str | None:
-        """Writes a file for each process, and returns their folder; None where there is no run."""
+        """Write a file for each process, and return their folder; None where there is no run."""
         if not self._is_claimed():
             return None
-        folder = self._directory / HANGS_NAME / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        folder = self._directory / _HANGS_NAME / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         folder.mkdir(parents=True)
         for index, text in enumerate(stacks):
             text = text or "the process did not answer\n"
@@ -121,12 +126,13 @@ class RunLog:
         return (self._directory / _CLAIMED).exists()
 
 
-def utc_now() -> str:
-    """Returns the time as events show it: ISO, UTC, to the millisecond."""
+def _utc_now() -> str:
+    """Return the time as events show it: ISO, UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _append(path: Path, line: bytes) -> None:
+    # One `write` of a whole line to a file opened for appending: processes write into one log.
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.fstat(descriptor).st_size

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from axcore.trainer import Trainer
 
 
-FOREVER_S = 365 * 86400.0
-FAULT_EVENT = "fault"
+_FOREVER_S = 365 * 86400.0
+_FAULT_EVENT = "fault"
 
 
 _NAMED_FIRST = {"open": 0, "os.mkdir": 0, "os.rename": 1}
@@ -59,8 +59,8 @@ class Fault:
     """Something that goes wrong; it does so at every step from `at_step` on, until it has fired.
 
     Args:
-        at_step: The first step that it strikes.
-        process: Index of the process that it strikes; None strikes every process.
+        at_step: The first step at which it is triggered.
+        process: Index of the process in which it is triggered; None for every process.
         times: How often it fires, in all starts of the run together.
     """
 
@@ -69,70 +69,71 @@ class Fault:
     times: PositiveInt = 1
 
     def check(self, trainer: "Trainer") -> None:
-        """Checks that the fault can strike this run.
+        """Check that the fault can be triggered in this run.
 
         Raises:
-            ConfigError: It would never strike, or not as it says.
+            ConfigError: It would never be triggered, or not as it says.
         """
         if self.at_step > trainer.config.max_steps:
             raise ConfigError(
-                f"a fault strikes at step {self.at_step}, of {trainer.config.max_steps}",
+                f"a fault is set for step {self.at_step}, of {trainer.config.max_steps}",
                 where=f"{type(self).__name__}.at_step",
                 hint=f"at_step={trainer.config.max_steps} is the last step",
             )
         if self.process is not None and self.process >= process_count():
             # No error: a run continues with fewer processes where one is left out.
             warnings.warn(
-                f"a fault strikes process {self.process}, and there are {process_count()}, from 0",
+                f"a fault is set for process {self.process}, "
+                f"and there are {process_count()}, from 0",
                 stacklevel=2,
             )
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Strikes before a step; returns its batch on the host."""
+        """Strike before a step; return its batch on the host."""
         return batch
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
-        """Strikes after a step; returns its state."""
+        """Strike after a step; return its state."""
         return state
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Strikes at a log line."""
+        """Strike at a log line."""
 
     def on_save(self, step: int, state: TrainState) -> None:
-        """Strikes before a save."""
+        """Strike before a save."""
 
 
 @config
 class Raise(Fault):
-    """Raises an exception that nobody expects."""
+    """An exception that nobody expects."""
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Raises."""
+        """Raise."""
         raise InjectedFaultError(f"the fault plan raises this before step {step}")
 
 
 @config
 class Signal(Fault):
-    """Sends the process a signal: SIGKILL ends it at once, SIGSTOP stops it without a word."""
+    """A signal to the process: SIGKILL ends it at once, SIGSTOP stops it without a word."""
 
     signal: Literal["SIGKILL", "SIGSTOP", "SIGTERM", "SIGSEGV"] = "SIGKILL"
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Sends the signal."""
+        """Send the signal."""
         os.kill(os.getpid(), signal.Signals[self.signal])
         return batch
 
 
 @config
 class _Hanging(Fault):
-    """Makes no progress for some time, in the main thread.
+    """No progress for some time, in the main thread.
 
     Args:
         seconds: How long.
         holds_gil: Whether no other thread of Python runs meanwhile, as in a stuck C library.
     """
 
-    seconds: PositiveFloat = FOREVER_S
+    seconds: PositiveFloat = _FOREVER_S
     holds_gil: bool = False
 
     def _hang(self) -> None:
@@ -141,57 +142,57 @@ class _Hanging(Fault):
 
 @config
 class Hang(_Hanging):
-    """Hangs while the others wait for its batch."""
+    """A hang while the others wait for its batch."""
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Hangs."""
+        """Hang."""
         self._hang()
         return batch
 
 
 @config
 class HangAfterStep(_Hanging):
-    """Hangs after a step, so that the others are stuck in the collectives of the next one."""
+    """A hang after a step, so that the others are stuck in the collectives of the next one."""
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
-        """Hangs."""
+        """Hang."""
         self._hang()
         return state
 
 
 @config
 class HangInCallback(_Hanging):
-    """Hangs in a callback that sees the metrics of a log line."""
+    """A hang in a callback that sees the metrics of a log line."""
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hangs."""
+        """Hang."""
         self._hang()
 
 
 @config
 class HangInSave(_Hanging):
-    """Hangs as a checkpoint is about to be saved."""
+    """A hang as a checkpoint is about to be saved."""
 
     def on_save(self, step: int, state: TrainState) -> None:
-        """Hangs."""
+        """Hang."""
         self._hang()
 
 
 @config
 class SlowStep(Fault):
-    """Makes steps slower, `times` in a row, as a straggler is."""
+    """Slower steps, `times` in a row, as of a straggler."""
 
     seconds: PositiveFloat = 1.0
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Sleeps."""
+        """Sleep."""
         time.sleep(self.seconds)
         return batch
 
 
 @config
 class PoisonBatch(Fault):
-    """Spoils the process's part of a batch.
+    """Spoilt values in the process's part of a batch.
 
     Args:
         how: `nan` makes its floating-point arrays NaN, and `shuffle` mixes up each array's values.
@@ -200,14 +201,14 @@ class PoisonBatch(Fault):
     how: Literal["nan", "shuffle"] = "nan"
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Returns the batch, spoilt."""
+        """Return the batch, spoilt."""
         spoil = _with_nan if self.how == "nan" else _shuffled
         return jax.tree.map(lambda leaf: spoil(np.asarray(leaf)), batch)
 
 
 @config
 class FlipBit(Fault):
-    """Flips one bit of one device's part of a parameter, as failing memory does.
+    """One flipped bit in one device's part of a parameter, as of failing memory.
 
     Args:
         parameter: Its path in the model, such as `decoder.norm.weight`.
@@ -222,7 +223,7 @@ class FlipBit(Fault):
     bit: NonNegativeInt = 0
 
     def check(self, trainer: "Trainer") -> None:
-        """Checks that the parameter, the device, the element and the bit are there."""
+        """Check that the parameter, the device, the element and the bit are there."""
         super().check(trainer)
         leaves = _by_path(trainer.compiler.abstract_state().model)
         if self.parameter not in leaves:
@@ -245,7 +246,7 @@ class FlipBit(Fault):
                 )
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
-        """Returns the state with the bit flipped."""
+        """Return the state with the bit flipped."""
         structure = jax.tree.structure(state.model)
         leaves = _by_path(state.model)
         leaves[self.parameter] = self._flipped(leaves[self.parameter])
@@ -253,13 +254,13 @@ class FlipBit(Fault):
 
     def _flipped(self, leaf: jax.Array) -> jax.Array:
         shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
-        struck = shards[self.device]
-        values = np.array(struck.data)
+        flipped = shards[self.device]
+        values = np.array(flipped.data)
         values.reshape(-1).view(np.uint8).reshape(values.size, -1)[self.element, self.bit // 8] ^= (
             np.uint8(1 << self.bit % 8)
         )
         parts = [
-            jax.device_put(values, shard.device) if shard is struck else shard.data
+            jax.device_put(values, shard.device) if shard is flipped else shard.data
             for shard in shards
         ]
         return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
@@ -267,7 +268,7 @@ class FlipBit(Fault):
 
 @config
 class FullDisk(Fault):
-    """Refuses new files, folders and renames in the run directory: "No space left on device".
+    """A disk that refuses new files, folders and renames in the run directory, as one that is full.
 
     That is what Python opens or makes; files that are open already can still be written.
     """
@@ -275,14 +276,14 @@ class FullDisk(Fault):
     seconds: PositiveFloat = 10.0
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Begins to refuse."""
+        """Begin to refuse."""
         refuse_files(self.seconds)
         return batch
 
 
 @config
 class SlowDisk(Fault):
-    """Makes each new file, folder and rename in the run directory wait.
+    """A disk on which each new file, folder and rename in the run directory waits.
 
     Args:
         seconds: How long the disk is slow.
@@ -293,13 +294,13 @@ class SlowDisk(Fault):
     wait_s: PositiveFloat = 0.2
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Begins to be slow."""
+        """Begin to be slow."""
         slow_files(self.seconds, self.wait_s)
         return batch
 
 
 class FaultPlan(Guard):
-    """Lets faults strike when their step comes; off wherever no config names it."""
+    """A guard that triggers faults when their step comes; off wherever no config names it."""
 
     @config
     class Config(Guard.Config):
@@ -315,41 +316,41 @@ class FaultPlan(Guard):
             raise ConfigError("a fault is in the plan twice", where="faults", hint="set its times")
 
     def check(self, trainer: "Trainer") -> None:
-        """Checks each fault, so that a plan does not end a run in its middle."""
+        """Check each fault, so that a plan does not end a run in its middle."""
         for fault in self._keys.values():
             fault.check(trainer)
 
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
-        """Reads what has fired in earlier starts of the run."""
-        strike_below(directory, *_checkpoint_folder(trainer))
+        """Read what has fired in earlier starts of the run."""
+        set_disk_fault_roots(directory, *_checkpoint_folder(trainer))
         self._log = EventLog(directory, process_index())
         own = [one for one in read_events(directory).events if one["process"] == process_index()]
-        self._fired.update(one["key"] for one in own if one["event"] == FAULT_EVENT)
+        self._fired.update(one["key"] for one in own if one["event"] == _FAULT_EVENT)
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Lets faults strike before a step."""
+        """Trigger the faults that are due before a step."""
         for fault in self._due(step, "on_batch"):
             batch = fault.on_batch(step, batch)
         return batch
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
-        """Lets faults strike after a step."""
+        """Trigger the faults that are due after a step."""
         for fault in self._due(step, "on_state"):
             state = fault.on_state(step, state)
         return state
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Lets faults strike at a log line."""
+        """Trigger the faults that are due at a log line."""
         for fault in self._due(step, "on_metrics"):
             fault.on_metrics(step, metrics)
 
     def on_save(self, step: int, state: TrainState) -> None:
-        """Lets faults strike before a save."""
+        """Trigger the faults that are due before a save."""
         for fault in self._due(step, "on_save"):
             fault.on_save(step, state)
 
     def _due(self, step: int, method: str) -> Iterator[Fault]:
-        """Yields the faults that strike now by a method, each once it is on record."""
+        """Yield the faults that are due now and have a method, each once it is on record."""
         for key, fault in self._keys.items():
             if (
                 step >= fault.at_step
@@ -361,14 +362,14 @@ class FaultPlan(Guard):
                 yield fault
 
     def _record(self, key: str, fault: Fault, step: int) -> None:
-        """Writes what is about to fire: the process may not live to do so afterwards."""
+        """Write what is about to fire: the process may not live to do so afterwards."""
         self._fired[key] += 1
         kind = class_tag(type(fault)).rpartition(":")[2]
-        self._log.write(FAULT_EVENT, kind=kind, step=step, time_of=self._fired[key], key=key)
+        self._log.write(_FAULT_EVENT, kind=kind, step=step, time_of=self._fired[key], key=key)
 
 
 def _by_path(model: Any) -> dict[str, Any]:
-    """Returns a model's arrays by their paths, in the order of its tree."""
+    """Return a model's arrays by their paths, in the order of its tree."""
     paths, _ = jax.tree.flatten_with_path(model)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
 
@@ -388,7 +389,7 @@ def _shuffled(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _sleep_holding_gil(seconds: float) -> None:
-    """Locks a mutex of C twice, which no signal ends, through a library that keeps the GIL."""
+    """Lock a mutex of C twice, which no signal ends, through a library that keeps the GIL."""
     libc = ctypes.PyDLL(None)
     mutex = ctypes.create_string_buffer(64)  # zeros are an unlocked mutex
     whole, rest = divmod(time.time() + seconds, 1)
@@ -397,12 +398,19 @@ def _sleep_holding_gil(seconds: float) -> None:
     libc.pthread_mutex_timedlock(mutex, until)
 
 
+# -- Full and slow disks ---------------------------------------------------------------------------
+#
+# An audit hook of Python refuses each call that opens for writing, makes or renames something below
+# the paths of a run, or lets it wait. What libraries in other languages write is not touched, but
+# what they write into is: a checkpoint's folder is made, and its files are made durable, by Python.
+
+
 class _Disk:
     """What happens to a path until a time; nothing at first."""
 
     def __init__(self) -> None:
         self.until = 0.0
-        self.strike: Callable[[str], None] = lambda path: None
+        self.fail: Callable[[str], None] = lambda path: None
         self.roots: tuple[str, ...] = ()
         self.is_hooked = False
 
@@ -413,33 +421,33 @@ class _Disk:
             return
         path = os.fspath(arguments[_NAMED_FIRST[event]])
         if isinstance(path, str) and os.path.abspath(path).startswith(self.roots):
-            self.strike(path)
+            self.fail(path)
 
 
 _disk = _Disk()
 
 
-def strike_below(*roots: Path | str) -> None:
-    """Says which folders a fault strikes."""
+def set_disk_fault_roots(*roots: Path | str) -> None:
+    """Set the folders in which disk faults take effect."""
     _disk.roots = tuple(os.path.abspath(root) + os.sep for root in roots)
 
 
 def refuse_files(seconds: float) -> None:
-    """Lets every such call raise "No space left on device" for some seconds."""
+    """Let every such call raise "No space left on device" for some seconds."""
 
-    def strike(path: str) -> None:
+    def fail(path: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    _begin(strike, seconds)
+    _begin(fail, seconds)
 
 
 def slow_files(seconds: float, wait_s: float) -> None:
-    """Lets every such call wait, for some seconds."""
+    """Let every such call wait, for some seconds."""
     _begin(lambda path: time.sleep(wait_s), seconds)
 
 
-def _begin(strike: Callable[[str], None], seconds: float) -> None:
-    _disk.strike, _disk.until = strike, time.monotonic() + seconds
+def _begin(fail: Callable[[str], None], seconds: float) -> None:
+    _disk.fail, _disk.until = fail, time.monotonic() + seconds
     if not _disk.is_hooked:  # a hook stays for the life of the process
         sys.addaudithook(_disk.hook)
         _disk.is_hooked = True

@@ -10,14 +10,14 @@ from axcore.resilience.event_log import read_events
 from axcore.resilience.ledger import GOODPUT_NAME, Label, Ledger, read_ledger, write_ledger
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
-WRITE_EVERY_S = 1.0
+_WRITE_EVERY_S = 1.0
 
 _DEATHS: dict[str, Label] = {"hang": "hang", "process_lost": "lost_work"}
 """What old processes did until the event that a supervisor logged of their end."""
 
 
 class Goodput:
-    """Keeps `goodput.json`: at each report, at the end, and about every second in between.
+    """The writer of `goodput.json`: at each report, at the end, and about every second in between.
 
     What a killed run did after its last write is idle time, unless a supervisor's event says more.
     Seconds of steps that a run repeats after a restart or a rollback are lost work; what else it
@@ -29,7 +29,7 @@ class Goodput:
     def __init__(
         self, started: float | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
-        """Begins the ledger.
+        """Begin the ledger.
 
         Args:
             started: When the job's time begins, since the epoch; by default now.
@@ -41,11 +41,11 @@ class Goodput:
         self.ledger = Ledger(clock() if started is None else started)
 
     def __call__(self, event: Event) -> None:
-        """Spends the time until now on its label, and writes the file where it is due."""
+        """Spend the time until now on its label, and write the file where it is due."""
         now = self._clock()
         self._take(event, now)
         is_report = isinstance(event, RunStarted | StepsDone | RunFinished)
-        if self._directory and (is_report or now - self._written >= WRITE_EVERY_S):
+        if self._directory and (is_report or now - self._written >= _WRITE_EVERY_S):
             self._write(self._directory)
             self._written = now
 
@@ -80,7 +80,7 @@ class Goodput:
 
 
 def _death(directory: Path, since: float) -> tuple[float, Label] | None:
-    """Returns when the processes before these ended and what they had been doing, if known."""
+    """Return when the processes before these ended and what they had been doing, if known."""
     for event in reversed(read_events(directory).events):
         when = datetime.fromisoformat(event["time"]).timestamp()
         if when <= since:

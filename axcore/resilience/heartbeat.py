@@ -19,7 +19,7 @@ from typing import NoReturn
 import attrs
 
 SUPERVISOR_VARIABLE = "AXCORE_SUPERVISOR"
-INTERVAL_S = 0.2
+_INTERVAL_S = 0.2
 STACKS_SIGNAL = signal.SIGUSR2
 """Asks a process for the stacks of its threads; it answers while the GIL is held, too."""
 
@@ -39,18 +39,18 @@ class Beat:
     phase: str = "start"
 
     def line(self) -> bytes:
-        """Returns the beat as the pipe carries it."""
+        """Return the beat as the pipe carries it."""
         return f"{self.step} {self.phase}\n".encode()
 
     @classmethod
     def read(cls, line: bytes) -> "Beat":
-        """Returns the beat of a line."""
+        """Return the beat of a line."""
         step, _, phase = line.decode().partition(" ")
         return cls(int(step), phase.strip())
 
 
 class Heartbeat:
-    """Reports to the supervisor that this process lives, and what it does."""
+    """Reports to the supervisor: that this process lives, and what it does."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -61,7 +61,7 @@ class Heartbeat:
         threading.Thread(target=self._repeat, name="heartbeat", daemon=True).start()
 
     def report(self, *, step: int | None = None, phase: str | None = None) -> None:
-        """Says what this process does from now on."""
+        """Say what this process does from now on."""
         old = self._beat
         self._beat = Beat(old.step if step is None else step, phase or old.phase)
         if self._beat != old:
@@ -69,7 +69,7 @@ class Heartbeat:
 
     def _repeat(self) -> None:
         while True:
-            time.sleep(INTERVAL_S)
+            time.sleep(_INTERVAL_S)
             self._write()
 
     def _write(self) -> None:
@@ -82,7 +82,7 @@ class Heartbeat:
 
 
 def connect_heartbeat(environment: MutableMapping[str, str] = os.environ) -> Heartbeat | None:
-    """Returns the heartbeat of a supervised process, None where nobody supervises it.
+    """Return the heartbeat of a supervised process, None where nobody supervises it.
 
     The process dies with its supervisor from here on. The variable is taken out of the environment:
     it is not for processes that this one starts.
@@ -98,7 +98,7 @@ def connect_heartbeat(environment: MutableMapping[str, str] = os.environ) -> Hea
 
 
 def _die_with(supervisor: int) -> None:
-    """Asks the kernel to kill this process when its supervisor ends; the pipe serves elsewhere."""
+    """Ask the kernel to kill this process when its supervisor ends; the pipe serves elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
@@ -106,7 +106,7 @@ def _die_with(supervisor: int) -> None:
 
 
 def _end_without_supervisor() -> NoReturn:
-    """Ends this process at once, with all that it started where it leads a group of its own."""
+    """End this process at once, with all that it started where it leads a group of its own."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(128 + signal.SIGKILL)

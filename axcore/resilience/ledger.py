@@ -1,4 +1,4 @@
-"""`Ledger`: what every second of a job was spent on. It loads no jax.
+"""`Ledger`: what every second of a job was spent on, in `goodput.json`. It loads no jax.
 
 Marks say what begins; the time up to the next one belongs to its label, so that labels add up to
 the time from the first mark to the last. Steps that run again after a restart move their first
@@ -31,7 +31,7 @@ Label = Literal[
     "idle",
 ]
 LABELS: tuple[Label, ...] = get_args(Label)
-USEFUL: Label = "step"
+_USEFUL: Label = "step"
 
 
 GOODPUT_NAME = "goodput.json"
@@ -58,7 +58,7 @@ class Ledger:
     starts: int = 1
 
     def mark(self, time: float, label: Label) -> None:
-        """Spends the time since the newest mark on its label; from here on it goes to another.
+        """Spend the time since the newest mark on its label; from here on it goes to another.
 
         A clock that was set back spends nothing.
         """
@@ -67,24 +67,24 @@ class Ledger:
         self.label = label
 
     def reach(self, time: float, step: int) -> None:
-        """Says that a step is done."""
+        """Say that a step is done."""
         self.mark(time, self.label)
         if step > self.progress[-1][0]:
-            self.progress.append((step, self.seconds[USEFUL]))
+            self.progress.append((step, self.seconds[_USEFUL]))
         if len(self.progress) > _MAX_MARKS:
             self.progress = [*self.progress[:-1:2], self.progress[-1]]
 
     def go_back(self, step: int) -> None:
-        """Counts as lost what steps after `step` took: they will run again."""
+        """Count as lost what steps after `step` took: they will run again."""
         useful = self._useful_until(step)
-        self.seconds["lost_work"] += self.seconds[USEFUL] - useful
-        self.seconds[USEFUL] = useful
+        self.seconds["lost_work"] += self.seconds[_USEFUL] - useful
+        self.seconds[_USEFUL] = useful
         if step < self.progress[-1][0]:
             before = [one for one in self.progress if one[0] < step]
             self.progress = [*before, (step, useful)] if step else [(0, 0.0)]
 
     def append(self, newer: "Ledger", died: tuple[float, Label] | None = None) -> None:
-        """Adds the ledger of the processes that were started after those of this one.
+        """Add the ledger of the processes that were started after those of this one.
 
         Args:
             newer: Has made no step yet.
@@ -96,7 +96,7 @@ class Ledger:
         self.time, self.label = newer.time, newer.label
 
     def restart(self, time: float, died: tuple[float, Label] | None = None) -> None:
-        """Resumes the ledger of a job whose processes start again.
+        """Resume the ledger of a job whose processes start again.
 
         Args:
             time: When the new ones started.
@@ -117,31 +117,31 @@ class Ledger:
     @property
     def goodput(self) -> float:
         """The share of useful seconds, 0 to 1."""
-        return self.seconds[USEFUL] / self.wall_s if self.wall_s else 0.0
+        return self.seconds[_USEFUL] / self.wall_s if self.wall_s else 0.0
 
     def losses(self) -> list[tuple[Label, float]]:
-        """Returns what time was lost to, the largest first."""
-        lost = [(label, self.seconds[label]) for label in LABELS if label != USEFUL]
+        """Return what time was lost to, the largest first."""
+        lost = [(label, self.seconds[label]) for label in LABELS if label != _USEFUL]
         return sorted((one for one in lost if one[1] > 0), key=lambda one: -one[1])
 
     def summary(self, most: int = 3) -> str:
-        """Returns one line: goodput, and the largest losses."""
+        """Return one line: goodput, and the largest losses."""
         shown = ", ".join(f"{label} {_duration(s)}" for label, s in self.losses()[:most])
         head = f"goodput {self.goodput:.1%} of {_duration(self.wall_s)}"
         starts = "" if self.starts == 1 else f" in {self.starts} starts"
         return f"{head}{starts}; lost: {shown or 'nothing'}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns what `from_dict` makes an equal ledger of, with sums for readers."""
+        """Return what `from_dict` makes an equal ledger of, with sums for readers."""
         fields = attrs.asdict(self, recurse=False)
         return {"goodput": self.goodput, "wall_s": self.wall_s, **fields}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ledger":
-        """Returns the ledger that `as_dict` made the data of.
+        """Return the ledger that `as_dict` made the data of.
 
         Raises:
-            ValueError: The data are no ledger.
+            ValueError: The data are not a ledger.
         """
         try:
             return cls(
@@ -158,13 +158,13 @@ class Ledger:
         at = bisect_right(self.progress, step, key=lambda one: one[0])
         before, useful = self.progress[at - 1]
         if at == len(self.progress):  # what came after the last report
-            return useful if step == before else self.seconds[USEFUL]
+            return useful if step == before else self.seconds[_USEFUL]
         after, more = self.progress[at]
         return useful + (more - useful) * (step - before) / (after - before)
 
 
 def write_ledger(directory: Path, ledger: Ledger) -> None:
-    """Writes the file; a reader, or the kill of this process, sees the old one or the new."""
+    """Write the file; a reader, or the kill of this process, sees the old one or the new."""
     path = directory / GOODPUT_NAME
     draft = path.with_name(f"{path.name}.tmp")
     draft.write_text(json.dumps(ledger.as_dict()) + "\n", encoding="utf-8")
@@ -172,7 +172,7 @@ def write_ledger(directory: Path, ledger: Ledger) -> None:
 
 
 def read_ledger(directory: Path | str) -> Ledger | None:
-    """Returns the ledger of a run; None where it has none, and with a warning if it is damaged."""
+    """Return the ledger of a run; None where it has none, and with a warning if it is damaged."""
     path = Path(directory) / GOODPUT_NAME
     try:
         return Ledger.from_dict(read_json_file(path))
@@ -189,7 +189,7 @@ def _label(text: str) -> Label:
 
 def _seconds(value: Any) -> float:
     if not 0 <= float(value) < float("inf"):
-        raise ValueError(f"{value!r} are no seconds")
+        raise ValueError(f"expected seconds, got {value!r}")
     return float(value)
 
 
@@ -209,7 +209,7 @@ def _duration(seconds: float) -> str:
 
 
 def process_start() -> float:
-    """Returns when this process started, since the epoch; now, where the system does not say."""
+    """Return when this process started, since the epoch; now, where the system does not say."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,8 @@
-"""`Policy`: what a supervisor does about a failure, how often, and what it calls a hang."""
+"""`Policy`: what a supervisor does about a failure, how often, and what it calls a hang.
+
+`Failure` is why an attempt ended, `Restarts` counts the answers that a policy has left, and
+`FailureAttribution` finds the process that keeps failing while no other does.
+"""
 
 import collections
 import signal
@@ -47,7 +51,7 @@ class Failure:
     """What went wrong in one attempt.
 
     Args:
-        cause: The ladder of the policy that applies.
+        cause: The escalation of the policy that applies.
         process: The index of the process that is to blame.
         exit_code: How the run ends where nothing more is tried.
         step: The step that the process was at; -1 before the first.
@@ -69,13 +73,13 @@ class Failure:
         return f"process {self.process} {self.what} {place}"
 
     def fields(self) -> dict[str, Any]:
-        """Returns the failure as an event has it; "process" there is who writes."""
+        """Return the failure as an event has it; "process" there is who writes."""
         values = attrs.asdict(self)
         return {"lost_process": values.pop("process"), **values}
 
 
 def cause_of(code: int) -> Cause:
-    """Returns why a process ended with a code, minus the signal where that ended it."""
+    """Return why a process ended with a code, minus the signal where that ended it."""
     if code < 0:
         return "crashed" if -code in _FAULTS else "killed"
     if code in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
@@ -84,7 +88,7 @@ def cause_of(code: int) -> Cause:
 
 
 def describe_exit(code: int) -> str:
-    """Returns an exit as people read it."""
+    """Return an exit as people read it."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -94,13 +98,13 @@ def describe_exit(code: int) -> str:
 
 
 def run_exit_code(code: int) -> int:
-    """Returns how a run ends that lost a process with that code."""
+    """Return how a run ends that lost a process with that code."""
     return LOST if cause_of(code) in ("killed", "lost") else shell_exit_code(code)
 
 
 @config
-class Rung:
-    """One answer of a ladder, and how often it may be given within the policy's window."""
+class EscalationLevel:
+    """One answer, and how often it may be given within the policy's window."""
 
     answer: Answer = "restart_processes"
     times: int = 10
@@ -108,10 +112,11 @@ class Rung:
 
 @config
 class Policy:
-    """Maps causes to ladders of answers; where all rungs of a ladder are spent, the run stops.
+    """An escalation of answers for each cause; where all levels of one are spent, the run stops.
 
     Args:
-        ladder: Answers by cause, the first that has some left; a cause without one stops the run.
+        escalation: Answers by cause, the first that has some left; a cause without one stops the
+            run.
         window_s: Answers older than this no longer count.
         attempts_at_one_step: A run that fails so often at one step, and never came further, stops.
         shrink_to: Least number of processes with which a run continues where one that keeps failing
@@ -125,15 +130,17 @@ class Policy:
         in_process: Whether trainers that survive the loss of another keep their processes, and join
             the next attempt; those that cannot are started again.
         stand_down_s: Seconds that survivors have for it.
-        spares: Whether a spare waits for each process, to take its place without imports.
+        standby_workers: Whether a standby worker waits for each process, to take its place without
+            imports.
     """
 
-    ladder: Mapping[str, tuple[Rung, ...]] = {
-        "killed": (Rung(times=100),),
-        "crashed": (Rung(times=10),),
-        "lost": (Rung(times=10),),
-        "hung": (Rung(times=10),),
-        "corrupted": (Rung(times=3),),
+    escalation: Mapping[str, tuple[EscalationLevel, ...]] = {
+        # Preemption kills often and is nobody's fault; a device that changes bits is replaced.
+        "killed": (EscalationLevel(times=100),),
+        "crashed": (EscalationLevel(times=10),),
+        "lost": (EscalationLevel(times=10),),
+        "hung": (EscalationLevel(times=10),),
+        "corrupted": (EscalationLevel(times=3),),
     }
     window_s: float = 24 * 3600.0
     attempts_at_one_step: int = 3
@@ -152,10 +159,10 @@ class Policy:
     step_factor: float = 20.0
     in_process: bool = False
     stand_down_s: float = 3.0
-    spares: bool = True
+    standby_workers: bool = True
 
     def limit_s(self, phase: str, typical_step_s: float | None) -> float:
-        """Returns how long a process may make no progress in a phase.
+        """Return how long a process may make no progress in a phase.
 
         Args:
             phase: The phase it is in.
@@ -177,7 +184,7 @@ class Decision(NamedTuple):
 
 
 class Restarts:
-    """Counts answers by cause, and attempts that ended at one step, since a run last came further.
+    """The answers given so far, by cause, and the attempts that ended at one step.
 
     Attributes:
         count: Answers given, but for the last one, to stop.
@@ -188,10 +195,10 @@ class Restarts:
         self._policy = policy
         self._ends: collections.Counter[int] = collections.Counter()
         self._given: list[tuple[float, str, Answer]] = []
-        self._blame = Blame(policy)
+        self._attribution = FailureAttribution(policy)
 
     def decide(self, failure: Failure, last_step: int, processes: int = 1) -> Decision:
-        """Returns the answer to a failure.
+        """Return the answer to a failure.
 
         Args:
             failure: What went wrong.
@@ -200,23 +207,23 @@ class Restarts:
         """
         now = time.monotonic()
         decision = self._restart(failure, last_step, now)
-        reason = self._blame.reason(failure, now, else_stops=decision.answer == "stop")
+        reason = self._attribution.reason(failure, now, else_stops=decision.answer == "stop")
         if reason and processes > self._policy.shrink_to > 0:
-            self._blame.start_again()
+            self._attribution.start_again()
             self._ends.clear()
             decision = Decision("leave_out", reason)
         self.count += decision.answer != "stop"
         return decision
 
     def _restart(self, failure: Failure, last_step: int, now: float) -> Decision:
-        """Returns the answer of the ladder, where another attempt may come further."""
+        """Return the answer of the escalation, where another attempt may come further."""
         in_vain = self._ended_at(last_step)
         most = self._policy.attempts_at_one_step
-        if failure.cause not in self._policy.ladder:
+        if failure.cause not in self._policy.escalation:
             return Decision("stop", "another attempt would meet the same error")
         if in_vain >= most:
             return Decision("stop", f"{most} attempts came no further than step {last_step}")
-        answer = self._rung(failure.cause, now)
+        answer = self._next_answer(failure.cause, now)
         if answer == "stop":
             return Decision("stop", f"the restart budget for {failure.cause!r} is spent")
         self._given.append((now, failure.cause, answer))
@@ -224,24 +231,24 @@ class Restarts:
         return Decision(answer, f"attempt {self.count + 2}", wait_s)
 
     def _ended_at(self, step: int) -> int:
-        """Notes the end of an attempt; returns how many ended there since one came further."""
+        """Note the end of an attempt; return how many ended there since one came further."""
         if step > max(self._ends, default=step):
             self._ends.clear()
         self._ends[step] += 1
         return self._ends[step]
 
-    def _rung(self, cause: str, now: float) -> Answer:
-        """Returns the first answer of the ladder that was not given too often of late."""
+    def _next_answer(self, cause: str, now: float) -> Answer:
+        """Return the first answer of the escalation that was not given too often of late."""
         since = now - self._policy.window_s
         recent = [answer for at, why, answer in self._given if why == cause and at > since]
-        for rung in self._policy.ladder[cause]:
-            if recent.count(rung.answer) < rung.times:
-                return rung.answer
+        for level in self._policy.escalation[cause]:
+            if recent.count(level.answer) < level.times:
+                return level.answer
         return "stop"
 
 
-class Blame:
-    """Counts failures by process since the run last changed its number of processes."""
+class FailureAttribution:
+    """Failures by process, since the run last changed its number of processes."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -249,7 +256,7 @@ class Blame:
         self._is_new = False
 
     def reason(self, failure: Failure, now: float, *, else_stops: bool) -> str:
-        """Returns why the process that failed is to be left out; "" where it is not.
+        """Return why the process that failed is to be left out; "" where it is not.
 
         Args:
             failure: The newest one.
@@ -268,6 +275,6 @@ class Blame:
         return "no restarts are left" if else_stops else ""
 
     def start_again(self) -> None:
-        """Forgets failures, since processes get other numbers."""
+        """Forget failures, since processes get other numbers."""
         self._failed.clear()
         self._is_new = True

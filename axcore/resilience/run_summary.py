@@ -44,7 +44,7 @@ class RunSummary:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yields the run directories at or directly below a folder, sorted."""
+    """Yield the run directories at or directly below a folder, sorted."""
     if (folder / _LOCK).exists():
         yield folder
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -53,7 +53,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def summarise_run(directory: Path) -> RunSummary:
-    """Returns the state of the run in a directory."""
+    """Return the state of the run in a directory."""
     step, most, ledger = _last_step(directory), _max_steps(directory), read_ledger(directory)
     is_done = step is not None and most is not None and step >= most
     is_done |= (directory / _STOPPED_EARLY).exists()
@@ -70,14 +70,14 @@ def summarise_run(directory: Path) -> RunSummary:
 
 
 def story(directory: Path) -> list[str]:
-    """Returns what happened in a run, a line an event, and what is damaged of its log."""
+    """Return what happened in a run, a line an event, and what is damaged of its log."""
     logged = read_events(directory)
     lines = [f"{_clock(one['time'])}  {_sentence(one)}" for one in logged.events]
     return [*lines, *logged.damaged]
 
 
 def starts(directory: Path) -> list[str]:
-    """Returns when a run started, and its state, for one that no supervisor watched."""
+    """Return when a run started, and its state, for one that no supervisor watched."""
     path = directory / _HISTORY
     lines = read_regular(path).splitlines() if path.exists() else []
     found = [(_value(line, "time"), _value(line, "step")) for line in lines]
@@ -142,7 +142,7 @@ def _max_steps(directory: Path) -> int | None:
 
 
 def _read_or_warn(path: Path, read: Callable[[Path], int | None]) -> int | None:
-    """Returns what is read of a file; None where there is none, and with a warning if it is broken:
+    """Return what is read of a file; None where there is none, and with a warning if it is broken:
     a run that cannot be read does not hide the others."""
     try:
         return read(path)

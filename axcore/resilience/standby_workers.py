@@ -1,4 +1,11 @@
-"""`Spares`: for each process of a run one that waits to take its place."""
+"""Standby workers: for each process of a run one that waits, ready, to take its place.
+
+`TrackedProcess` is a process of a run as its supervisor sees it, by its beats. `StandbyProcess` is
+one that waits for its turn, `StandbyWorkers` has one for each process of a run.
+
+AXCORE_STANDBY    the file descriptor from which a standby worker reads, as JSON, the variables that
+                  changed since its start, when its turn comes
+"""
 
 import collections
 import contextlib
@@ -24,16 +31,16 @@ from axcore.launch.children import Child, ProcessStart
 from axcore.launch.local import mark_of
 from axcore.resilience.heartbeat import STACKS_SIGNAL, SUPERVISOR_VARIABLE, Beat, Heartbeat
 
-SPARE_VARIABLE = "AXCORE_SPARE"
-READY = "spare"
-"""The phase of a spare that has nothing left to import."""
+_STANDBY_VARIABLE = "AXCORE_STANDBY"
+READY = "standby"
+"""The phase of a standby worker that has nothing left to import."""
 
 
-STOOD_DOWN = "stood_down"
+_STOOD_DOWN = "stood_down"
 """The phase of a trainer that has left its attempt and waits for the next one."""
 
 
-LEAVE = "leave\n"
+_LEAVE = "leave\n"
 """The line by which a supervisor asks a trainer to leave."""
 
 _LOWEST_PRIORITY = 19
@@ -54,7 +61,7 @@ class TrackedProcess:
         progress_at: When it reported something new.
         first_step: The first step it has reported; -1 where it reported none.
         last_step: The furthest one, alike.
-        was_ready: Whether it was a spare, with nothing left to import when its turn came.
+        was_ready: Whether it was a standby worker, with nothing left to import when its turn came.
     """
 
     was_ready = False
@@ -62,9 +69,9 @@ class TrackedProcess:
     def __init__(
         self, start: ProcessStart, index: int, mark: str, pass_fds: Sequence[int] = ()
     ) -> None:
-        """Starts the process, with the pipe and the file that its heartbeat takes."""
+        """Start the process, with the pipe and the file that its heartbeat takes."""
         self.pipe, beats = os.pipe()
-        os.set_blocking(self.pipe, False)
+        os.set_blocking(self.pipe, False)  # one stopped process must not stop the supervisor
         self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until close
         descriptors = (beats, self._stacks.fileno())
         variable = ",".join(map(str, (os.getpid(), *descriptors)))
@@ -72,7 +79,7 @@ class TrackedProcess:
         started = ProcessStart(command=start.command, environment=environment)
         self.index = index
         self.child = Child(started, index, mark, (*descriptors, *pass_fds))
-        os.close(beats)
+        os.close(beats)  # or the pipe would not close when the process ends
         self.beat = Beat()
         self.beat_at = math.inf
         self.progress_at = self._step_at = time.monotonic()
@@ -93,10 +100,10 @@ class TrackedProcess:
     @property
     def has_stood_down(self) -> bool:
         """Whether the process has left its attempt, and waits for the next one."""
-        return self.beat.phase == STOOD_DOWN
+        return self.beat.phase == _STOOD_DOWN
 
     def read_beats(self) -> bool:
-        """Takes in what the process has reported; returns whether it can report more."""
+        """Take in what the process has reported; return whether it can report more."""
         try:
             data = os.read(self.pipe, _READ_BYTES)
         except BlockingIOError:
@@ -122,41 +129,43 @@ class TrackedProcess:
             self.first_step = beat.step
 
     def ask_for_stacks(self) -> None:
-        """Asks the process for its stacks; one that is stopped is woken to answer."""
+        """Ask the process for its stacks; one that is stopped is woken to answer."""
         self.child.send(STACKS_SIGNAL)
         if self.is_stopped:
             self.child.send(signal.SIGCONT)
 
     def stacks(self) -> str:
-        """Returns the stacks that the process wrote so far."""
+        """Return the stacks that the process wrote so far."""
         size = os.fstat(self._stacks.fileno()).st_size
         return os.pread(self._stacks.fileno(), size, 0).decode(errors="replace")
 
     def close(self) -> None:
-        """Ends the process and gives its descriptors back."""
+        """End the process and give its descriptors back."""
         self.child.end()
         self.read_beats()
         os.close(self.pipe)
         self._stacks.close()
 
 
-class SpareProcess(TrackedProcess):
+class StandbyProcess(TrackedProcess):
     """A process that waits for its turn, the first one or another."""
 
     def __init__(self, start: ProcessStart, index: int, mark: str) -> None:
-        """Starts the process, with a pipe for what changes until its turn."""
+        """Start the process, with a pipe for what changes until its turn."""
         turn, self._turn = os.pipe()
-        environment = {**start.environment, SPARE_VARIABLE: str(turn)}
+        environment = {**start.environment, _STANDBY_VARIABLE: str(turn)}
         super().__init__(attrs.evolve(start, environment=environment), index, mark, (turn,))
         self._given = start
         self._waits = False
         os.close(turn)
 
     def begin(self, start: ProcessStart) -> bool:
-        """Lets the process begin; returns whether it lives to do so."""
+        """Let the process begin; return whether it lives to do so."""
         if not self.read_beats() or start.command != self._given.command:
             return False
-        self._waits = self.was_ready = self.beat.phase in (READY, STOOD_DOWN)
+        # Until it has read its turn it reports that it waits. That is no progress of the new
+        # attempt, nor has it left it.
+        self._waits = self.was_ready = self.beat.phase in (READY, _STOOD_DOWN)
         self.progress_at = self._step_at = time.monotonic()
         self.beat, self.first_step, self.last_step = Beat(), -1, -1
         before = self._given.environment
@@ -166,94 +175,102 @@ class SpareProcess(TrackedProcess):
         return self.child.exit_code() is None
 
     def _take(self, beat: Beat) -> None:
-        """Passes over beats from before its turn, which it sends until it knows of it."""
-        self._waits = self._waits and beat.phase in (READY, STOOD_DOWN)
+        """Pass over beats from before its turn, which it sends until it knows of it."""
+        self._waits = self._waits and beat.phase in (READY, _STOOD_DOWN)
         if not self._waits:
             super()._take(beat)
 
     def ask_to_leave(self) -> None:
-        """Asks the process to leave, if it has not yet."""
-        self._write(LEAVE)
+        """Ask the process to leave, if it has not yet."""
+        self._write(_LEAVE)
 
     def _write(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # its end shows in its exit code
             os.write(self._turn, line.encode())
 
     def close(self) -> None:
-        """Ends the process and gives its descriptors back."""
+        """End the process and give its descriptors back."""
         super().close()
         os.close(self._turn)
 
 
 def process_state(pid: int) -> str:
-    """Returns the kernel's letter for what a process does: R, S, D, T, ...; "" where unknown."""
+    """Return the kernel's letter for what a process does: R, S, D, T, ...; "" where unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
 
 
-class Spares:
-    """Keeps spares while a run makes steps, and gives them to the next attempt."""
+class StandbyWorkers:
+    """The standby workers of a run: started while it makes steps, used by the next attempt."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, SpareProcess] = {}
-        self._survivors: dict[int, SpareProcess] = {}
+        self._waiting: dict[int, StandbyProcess] = {}
+        self._survivors: dict[int, StandbyProcess] = {}
 
     def prepare(self, starts: Sequence[ProcessStart]) -> None:
-        """Starts a spare for each process whose program can wait, where there is none."""
+        """Start a standby worker for each process whose program can wait, where there is none."""
         for index, start in enumerate(starts):
             if start.can_wait and index not in self._waiting:
-                self._waiting[index] = SpareProcess(start, index, mark_of(index, len(starts)))
+                self._waiting[index] = StandbyProcess(start, index, mark_of(index, len(starts)))
 
-    def keep(self, survivors: Iterable[SpareProcess]) -> None:
-        """Takes processes that have left theirs; each takes its own place in the next attempt."""
+    def keep(self, survivors: Iterable[StandbyProcess]) -> None:
+        """Take processes that have left theirs; each takes its own place in the next attempt."""
         self._survivors.update({one.index: one for one in survivors})
 
     def take(self, start: ProcessStart, index: int, mark: str) -> TrackedProcess:
-        """Returns a process that begins now: a survivor, the spare, or a new one."""
+        """Return a process that begins now: a survivor, the standby worker, or a new one."""
         for waiting in (self._survivors, self._waiting):
-            spare = waiting.pop(index, None)
-            if spare is not None and spare.begin(start):
-                return spare
-            if spare is not None:
-                spare.close()
+            standby = waiting.pop(index, None)
+            if standby is not None and standby.begin(start):
+                return standby
+            if standby is not None:
+                standby.close()
         return TrackedProcess(start, index, mark)
 
     def take_lasting(self, start: ProcessStart, index: int, mark: str) -> TrackedProcess:
-        """Returns a process that begins now, and that can leave."""
+        """Return a process that begins now, and that can leave."""
         if not start.can_wait or {index} & {*self._survivors, *self._waiting}:
             return self.take(start, index, mark)
-        made = SpareProcess(start, index, mark)
+        made = StandbyProcess(start, index, mark)
         made.begin(start)
         return made
 
     def close(self) -> None:
-        """Ends all spares."""
+        """End all standby workers."""
         waiting = [*self._survivors.values(), *self._waiting.values()]
         self._survivors.clear()
         self._waiting.clear()
-        for spare in waiting:
-            spare.child.kill()
-        for spare in waiting:
-            spare.close()
+        for standby in waiting:
+            standby.child.kill()
+        for standby in waiting:
+            standby.close()
 
 
-class Turns:
-    """When a process may begin; at once, and once only, where it is no spare."""
+# -- In the trainer --------------------------------------------------------------------------------
+#
+# A standby worker is a trainer started ahead, which imports what it needs and waits for its turn.
+# Its environment is that of a trainer from the start, but for what changes with each attempt. A
+# trainer that survived the loss of another one may leave its attempt, and is a standby worker
+# again.
+
+
+class StandbyControl:
+    """When a trainer may begin an attempt: at once, and once, for any other process."""
 
     def __init__(
         self,
         heartbeat: Heartbeat | None,
         environment: MutableMapping[str, str] = os.environ,
     ) -> None:
-        """Takes the variable out of the environment.
+        """Take the variable out of the environment.
 
         Args:
             heartbeat: Reports that the process is ready.
             environment: Gets the variables of each attempt.
         """
-        text = environment.pop(SPARE_VARIABLE, "")
+        text = environment.pop(_STANDBY_VARIABLE, "")
         self._pipe = int(text) if text else None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._heartbeat = heartbeat
@@ -267,7 +284,7 @@ class Turns:
     def wait(
         self, imports: Callable[[], None], on_leave: Callable[[], None] = lambda: None
     ) -> float | None:
-        """Returns when the first turn came, since the epoch; None at once where this is no spare.
+        """Return when the first turn came, since the epoch; None at once for any other process.
 
         Args:
             imports: Imports what a trainer needs, and starts no devices.
@@ -277,14 +294,16 @@ class Turns:
             return None
         read = (self._pipe, on_leave)
         threading.Thread(target=self._read, args=read, name="turns", daemon=True).start()
+        # On a thread of its own, since a thread cannot raise its priority again: the main thread
+        # must train at the normal one.
         with ThreadPoolExecutor(1, initializer=_lower_priority) as importing:
             importing.submit(imports).result()
         _report(self._heartbeat, READY)
         return self._next()
 
     def stand_down(self) -> float:
-        """Says that this process has left its attempt; returns when the next turn came."""
-        _report(self._heartbeat, STOOD_DOWN)
+        """Say that this process has left its attempt; return when the next turn came."""
+        _report(self._heartbeat, _STOOD_DOWN)
         return self._next()
 
     def _next(self) -> float:
@@ -298,7 +317,7 @@ class Turns:
     def _read(self, pipe: int, on_leave: Callable[[], None]) -> None:
         with open(pipe, encoding="utf-8") as lines:
             for line in lines:
-                if line == LEAVE:
+                if line == _LEAVE:
                     on_leave()
                 else:
                     self._lines.put(line)
@@ -306,7 +325,7 @@ class Turns:
 
 
 def _lower_priority() -> None:
-    """Takes processor time that nobody else wants; Linux does so for the calling thread alone."""
+    """Take processor time that nobody else wants; Linux does so for the calling thread alone."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 

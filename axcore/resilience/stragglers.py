@@ -28,7 +28,7 @@ _LEAST_SPREAD_S = 1e-3
 
 
 def slower_by(seconds: Sequence[float], process: int) -> float:
-    """Returns by how many MADs a process is slower than the median of all others.
+    """Return by how many MADs a process is slower than the median of all others.
 
     The MAD of the others counts as 10 % of their median and 1 ms at least, since few processes,
     or very equal ones, have next to none.
@@ -41,7 +41,7 @@ def slower_by(seconds: Sequence[float], process: int) -> float:
 
 @attrs.define
 class Stragglers:
-    """Counts how long each process has been slow.
+    """How long each process has been slow.
 
     Args:
         mads: How many MADs slower than the others a slow process is.
@@ -53,7 +53,7 @@ class Stragglers:
     _slow_for: dict[int, int] = attrs.field(factory=dict)
 
     def report(self, seconds: Sequence[float]) -> list[int]:
-        """Returns the processes to be named now, from each one's seconds."""
+        """Return the processes to be named now, from each one's seconds."""
         if len(seconds) < 2:
             return []
         for process in range(len(seconds)):
@@ -63,7 +63,7 @@ class Stragglers:
 
 
 class StragglerCheck(Guard):
-    """Compares processes at each log step; put it last, so that it sees what other guards cost."""
+    """A comparison of processes at each log step; put it last: it sees the cost of other guards."""
 
     @config
     class Config(Guard.Config):
@@ -84,22 +84,22 @@ class StragglerCheck(Guard):
         self._since: float | None = None
 
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
-        """Opens the event log."""
+        """Open the event log."""
         self._log = EventLog(directory, process_index())
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Ends the time that this process spent on its own."""
+        """End the time that this process spent on its own."""
         if self._since is not None:
             self._own.append(time.perf_counter() - self._since)
         return batch
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
-        """Begins it, when a step was handed to the devices."""
+        """Begin it, when a step was handed to the devices."""
         self._since = time.perf_counter()
         return state
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Compares the processes, and names those that have been slow for long enough."""
+        """Compare the processes, and name those that have been slow for long enough."""
         own = statistics.median(self._own) if self._own else 0.0
         self._own.clear()
         seconds = all_gather_object("comparing step times", lambda: own)

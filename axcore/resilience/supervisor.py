@@ -1,6 +1,8 @@
 """`Supervisor`: keeps a run on this machine going, over lost and hung processes.
 
 It loads no jax, so it stays small, and nothing that breaks a trainer breaks it.
+
+AXCORE_COORDINATION    "supervisor" says to trainers that the coordinator's address is served
 """
 
 import contextlib
@@ -28,7 +30,7 @@ from axcore.resilience.policy import (
     Policy,
     Restarts,
 )
-from axcore.resilience.standby_workers import Spares
+from axcore.resilience.standby_workers import StandbyWorkers
 
 COORDINATION_VARIABLE = "AXCORE_COORDINATION"
 BY_SUPERVISOR = "supervisor"
@@ -38,12 +40,12 @@ _LEAVES_SURVIVORS = ("killed", "crashed", "lost", "corrupted")
 
 
 class Supervisor:
-    """Starts all processes of a run, and starts them again as long as the policy allows."""
+    """The processes of a run on this machine, started again as long as the policy allows."""
 
     def __init__(
         self, starts: Callable[[int], Sequence[ProcessStart]], directory: Path, policy: Policy
     ) -> None:
-        """Starts nothing yet.
+        """Start nothing yet.
 
         Args:
             starts: Returns what each process is started with, again for each attempt, where so many
@@ -55,16 +57,16 @@ class Supervisor:
         self._left_out = self._processes = 0
         self._policy = policy
         self._restarts = Restarts(policy)
-        self._spares = Spares()
-        self._coordination = Coordination() if policy.in_process else None
+        self._standby_workers = StandbyWorkers()
+        self._coordination = CoordinationService() if policy.in_process else None
         self._log = RunLog(directory, SUPERVISOR)
 
     def run(self) -> int:
-        """Returns the exit code of the run, once it ended well, was stopped, or is given up."""
+        """Return the exit code of the run, once it ended well, was stopped, or is given up."""
         with (
             StopRequests() as stop,
             tempfile.TemporaryDirectory(prefix="axcore-steps-") as self._kept_steps,
-            contextlib.closing(self._spares),
+            contextlib.closing(self._standby_workers),
         ):
             while True:
                 outcome, last_step = self._attempt(stop)
@@ -72,6 +74,7 @@ class Supervisor:
                     self._log.write("supervision_ended", exit_code=outcome)
                     return outcome
                 decision = self._restarts.decide(outcome, last_step, self._processes)
+                # A failure after Ctrl-C is how processes end that were asked to.
                 if stop.count:
                     decision = Decision("stop", "the run was asked to stop")
                 if decision.answer == "stop":
@@ -93,27 +96,34 @@ class Supervisor:
         ]
 
     def _leave_out(self, process: int, reason: str) -> str:
-        """Lets the next attempt have one process less; returns what that is called."""
+        """Let the next attempt have one process less; return what that is called."""
         self._left_out += 1
-        self._spares.close()  # they took the number of processes into account at their start
+        # They took the number of processes into account when they started.
+        self._standby_workers.close()
         processes = self._processes - 1
         self._log.write("left_out", left_out=process, processes=processes, reason=reason)
         return f"the run continues without process {process}, with {processes} in all"
 
     def _attempt(self, stop: StopRequests) -> tuple[Failure | int, int]:
-        take = self._spares.take_lasting if self._policy.in_process else self._spares.take
+        take = (
+            self._standby_workers.take_lasting
+            if self._policy.in_process
+            else self._standby_workers.take
+        )
         starts = self._served(self._starts())
         self._processes = len(starts)
         with Attempt(starts, self._policy, stop, take) as attempt:
             self._note_start(attempt)
             was_stepping = False
             for step in attempt.watch():
-                self._log.flush()
+                self._log.flush()  # the trainers make the run directory some time after they start
                 if attempt.is_stepping and not was_stepping:
                     was_stepping = True
+                    # Not before: standby workers would take processor time from compilation, and a
+                    # run that fails at its start needs none.
                     self._log.write("stepping", step=step, seconds=_since(attempt.began))
-                    if self._policy.spares:
-                        self._spares.prepare(list(map(self._announced, self._starts())))
+                    if self._policy.standby_workers:
+                        self._standby_workers.prepare(list(map(self._announced, self._starts())))
             outcome = attempt.outcome()
             if not isinstance(outcome, Failure):
                 return outcome, -1
@@ -124,7 +134,7 @@ class Supervisor:
             return outcome, last_step
 
     def _served(self, starts: Sequence[ProcessStart]) -> Sequence[ProcessStart]:
-        """Serves the coordinator's address, where survivors are to keep their processes."""
+        """Serve the coordinator's address, where survivors are to keep their processes."""
         if self._coordination is None or len(starts) == 1:
             return starts
         try:
@@ -139,11 +149,11 @@ class Supervisor:
         return start if self._coordination is None else self._coordination.announce(start)
 
     def _keep_survivors(self, failure: Failure, attempt: Attempt) -> None:
-        """Lets processes leave where another was lost; all others end."""
+        """Let processes leave where another was lost; all others end."""
         if self._coordination is None or failure.cause not in _LEAVES_SURVIVORS:
             return
         survivors = attempt.survivors()
-        self._spares.keep(survivors)
+        self._standby_workers.keep(survivors)
         kept = [one.index for one in survivors]
         self._log.write("stood_down", survivors=kept)
         living = [one.index for one in attempt.processes if one.child.exit_code() is None]
@@ -152,9 +162,12 @@ class Supervisor:
 
     def _note_start(self, attempt: Attempt) -> None:
         pids = [process.child.pid for process in attempt.processes]
-        spares = [process.index for process in attempt.processes if process.was_ready]
+        standby_workers = [process.index for process in attempt.processes if process.was_ready]
         self._log.write(
-            "processes_started", attempt=self._restarts.count + 1, pids=pids, spares=spares
+            "processes_started",
+            attempt=self._restarts.count + 1,
+            pids=pids,
+            standby=standby_workers,
         )
 
     def _note(self, failure: Failure, attempt: Attempt) -> None:
@@ -168,7 +181,8 @@ class Supervisor:
             self._report(f"{failure}; stacks of all processes: {folder}")
 
     def _give_up(self, failure: Failure, decision: Decision) -> int:
-        is_spent = self._restarts.count > 0 and failure.cause in self._policy.ladder
+        is_spent = self._restarts.count > 0 and failure.cause in self._policy.escalation
+        # Hangs and corruption keep their own code, which says more than that a budget is spent.
         code = (
             BUDGET_SPENT
             if is_spent and failure.exit_code not in (HUNG, CORRUPTED)
@@ -196,14 +210,17 @@ def _since(began: float) -> Any:
     return round(time.monotonic() - began, 3)
 
 
-class Coordination:
-    """The service of one attempt after another; each has one of its own."""
+class CoordinationService:
+    """jax's coordination service, in the supervisor, so that no trainer's end ends it.
+
+    Each attempt has a service of its own.
+    """
 
     def __init__(self) -> None:
         self._service: Any = None
 
     def serve(self, starts: Sequence[ProcessStart]) -> list[ProcessStart]:
-        """Serves the address that processes are started with; returns the starts that say so.
+        """Serve the address that processes are started with; return the starts that say so.
 
         Raises:
             Exception: This jax serves otherwise; the processes can serve themselves.
@@ -215,12 +232,12 @@ class Coordination:
 
     @staticmethod
     def announce(start: ProcessStart) -> ProcessStart:
-        """Returns a start that says who serves."""
+        """Return a start that says who serves."""
         variables = {**start.environment, COORDINATION_VARIABLE: BY_SUPERVISOR}
         return attrs.evolve(start, environment=variables)
 
     def end(self) -> None:
-        """Ends the service; a process that has not left it aborts."""
+        """End the service; a process that has not left it aborts."""
         service, self._service = self._service, None
         if service is not None:
             service.shutdown()

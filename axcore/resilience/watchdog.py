@@ -1,4 +1,6 @@
-"""`Watchdog`: a run that nobody supervises keeps its stacks and warns when it makes no progress.
+"""Observers of a run that watch its progress: `Watchdog` and `ProgressReports`.
+
+A run that nobody supervises keeps its stacks and warns when it makes no progress:
 
 stacks.txt    in the run directory: what each thread did when the run hung
 
@@ -17,7 +19,7 @@ from axcore.resilience.heartbeat import Heartbeat
 from axcore.resilience.policy import Policy
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
-STACKS_NAME = "stacks.txt"
+_STACKS_NAME = "stacks.txt"
 _REARM_S = 1.0
 
 
@@ -36,7 +38,7 @@ class Watchdog:
         self._changed = threading.Condition()
 
     def __call__(self, event: Event) -> None:
-        """Sets the timer again for what begins; the end of the run ends the watch."""
+        """Set the timer again for what begins; the end of the run ends the watch."""
         if isinstance(event, RunStarted):
             self._open(Path(event.directory))
         elif isinstance(event, RunFinished):
@@ -49,7 +51,7 @@ class Watchdog:
         self._rearm()
 
     def _open(self, directory: Path) -> None:
-        self._file = (directory / STACKS_NAME).open("a", encoding="utf-8")
+        self._file = (directory / _STACKS_NAME).open("a", encoding="utf-8")
         threading.Thread(target=self._warn, name="watchdog", daemon=True).start()
 
     def _close(self) -> None:
@@ -75,7 +77,7 @@ class Watchdog:
             self._changed.notify()
 
     def _warn(self) -> None:
-        """Prints one line for each hang, once its stacks are written."""
+        """Print one line for each hang, once its stacks are written."""
         warned_of = 0.0
         while self._file is not None:
             with self._changed:
@@ -93,7 +95,7 @@ class Watchdog:
 
 
 class ProgressReports:
-    """Keeps a heartbeat's phase, and the step that is under way, up to date."""
+    """An observer that keeps a heartbeat's step and phase up to date."""
 
     sees_phases = True
 
@@ -102,7 +104,7 @@ class ProgressReports:
         self._step = -1
 
     def __call__(self, event: Event) -> None:
-        """Reports what the event begins."""
+        """Report what the event begins."""
         if isinstance(event, PhaseStarted):
             self._step += event.label == "data_wait" and self._step >= 0  # the next step's batch
             self._heartbeat.report(step=self._step, phase=event.label)

@@ -1,4 +1,8 @@
-"""`BaseModel`: a run that trains a model further, whatever model it is."""
+"""`BaseModel`: a run that trains a model further, whatever model it is, and experiments that do so.
+
+axcore train sft --set init_from.path=DIR --set data.source.path=chats.jsonl
+axcore train dpo --set init_from.path=DIR --set data.source.path=pairs.jsonl
+"""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from axcore.runs.run_weights import RunWeights
 from axcore.tasks import DPO, KTO
 from axcore.trainer import Trainer
 
-STAND_IN = tiny().model
+_STAND_IN = tiny().model
 """The model of an experiment whose base is not known yet."""
 
 _SIXTEEN_BITS = ("bfloat16", "float16")
@@ -37,7 +41,7 @@ class BaseModel(WeightSource):
 
     @config
     class Config(WeightSource.Config):
-        """Describes what a run begins with.
+        """What a run begins with.
 
         Args:
             path: A run directory, or a folder that holds a pretrained checkpoint.
@@ -49,7 +53,7 @@ class BaseModel(WeightSource):
         allow_unknown_fields: bool = False
 
         def completed(self, cfg: Any) -> Any:
-            """Returns a trainer's config with the base's model in it.
+            """Return a trainer's config with the base's model in it.
 
             Raises:
                 ConfigError: The config's model was changed before its base was known.
@@ -57,7 +61,7 @@ class BaseModel(WeightSource):
             """
             if self.path is REQUIRED:
                 return cfg
-            if cfg.model != STAND_IN:
+            if cfg.model != _STAND_IN:
                 raise ConfigError(
                     "the model was changed before its base was known, and that would be lost",
                     where="model",
@@ -70,7 +74,7 @@ class BaseModel(WeightSource):
     folder_fields = ("path", "adapters")
 
     def plan(self, cfg: Any) -> WeightPlan:
-        """Refuses: a config that is resolved names the source of the weights itself."""
+        """Refuse: a config that is resolved names the source of the weights itself."""
         raise ConfigError(
             "the base of the run is not resolved",
             where="init_from",
@@ -123,14 +127,14 @@ def _of_published(source: BaseModel.Config, cfg: Any) -> Any:
 
 
 def _shared(source: BaseModel.Config, other: type) -> dict[str, Any]:
-    """Returns the fields of a source that another one has too."""
+    """Return the fields of a source that another one has too."""
     return {
         name: getattr(source, name) for name in field_names(source) if name in field_names(other)
     }
 
 
 def sft() -> Trainer.Config:
-    """Returns the config of training on conversations; the base brings model and tokenizer."""
+    """Return the config of training on conversations; the base brings model and tokenizer."""
     data = Data.Config(
         source=ChatFiles.Config(),
         seq_len=128,
@@ -143,22 +147,22 @@ def sft() -> Trainer.Config:
 
 
 def dpo() -> Trainer.Config:
-    """Returns the config of training on pairs of answers; `--modify orpo` names another task."""
+    """Return the config of training on pairs of answers; `--modify orpo` names another task."""
     data = PreferenceData.Config(seq_len=128, batch_size=8, validation_batches=32)
     return evolve(_further(data, peak=1e-6), task=DPO.Config())
 
 
 def kto() -> Trainer.Config:
-    """Returns the config of training on answers that were labelled one by one."""
+    """Return the config of training on answers that were labelled one by one."""
     source = ChatFiles.Config(reads=LabelledChats.Config())
     data = PreferenceData.Config(source=source, seq_len=128, batch_size=8, validation_batches=32)
     return evolve(_further(data, peak=1e-6), task=KTO.Config())
 
 
 def _further(data: DataLoader.Config, *, peak: float) -> Trainer.Config:
-    """Returns the config of training a base further, at a low rate."""
+    """Return the config of training a base further, at a low rate."""
     return Trainer.Config(
-        model=STAND_IN,
+        model=_STAND_IN,
         data=data,
         learner=Learner.Config(
             optimizer=AdamW.Config(weight_decay=0.0),

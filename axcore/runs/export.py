@@ -1,4 +1,4 @@
-"""Runs from pretrained checkpoints, and pretrained checkpoints from runs."""
+"""Make runs of pretrained checkpoints, and pretrained checkpoints or GGUF files of runs."""
 
 import json
 import math
@@ -48,7 +48,7 @@ from axcore.whole_files import read_regular
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
-OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
+_OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
 _LENGTH = 2048
 """Tokens of a row of a model that sets no limit."""
@@ -63,7 +63,7 @@ def import_run(
     base: Path | str | None = None,
     allow_unknown_fields: bool = False,
 ) -> Run:
-    """Makes a run of a pretrained checkpoint: to generate from, to evaluate, to export. Returns it.
+    """Make a run of a pretrained checkpoint: to generate from, to evaluate, to export. Returns it.
 
     Args:
         folder: Holds the pretrained checkpoint, or adapters of one.
@@ -102,7 +102,7 @@ def open_checkpoint(
     on_host: bool = False,
     allow_unknown_fields: bool = False,
 ) -> tuple[Trainer, Any]:
-    """Returns the trainer of a pretrained checkpoint, and the model's state; nothing is written.
+    """Return the trainer of a pretrained checkpoint, and the model's state; nothing is written.
 
     Args:
         folder: Holds the pretrained checkpoint, or adapters of one.
@@ -139,7 +139,7 @@ def open_checkpoint(
 
 
 def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
-    """Returns where a folder's weights are: its own, or its adapters' and their model's.
+    """Return where a folder's weights are: its own, or its adapters' and their model's.
 
     Raises:
         CheckpointError: Adapters name no folder as their model, or a model has a base.
@@ -156,7 +156,7 @@ def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
     named = base or form.base(folder)
     if not named or not Path(named).expanduser().is_dir():
         raise CheckpointError(
-            f"the adapters are of {named or 'a model that they do not name'}, which is no folder",
+            f"the adapters are of {named or 'a model that they do not name'}, not a folder",
             where=str(folder),
             hint="name the folder of the model that they correct: --base FOLDER",
         )
@@ -164,7 +164,7 @@ def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
 
 
 def _with_adapters(cfg: Any, source: HuggingFace.Config, *, is_dtype_named: bool) -> Any:
-    """Returns a config whose model has the adapters of a source, and trains nothing else."""
+    """Return a config whose model has the adapters of a source, and trains nothing else."""
     found = read_adapters(str(source.adapters), cfg.model)
     wide = found.dtypes - {"float32", "float16", "bfloat16"}
     if wide and not is_dtype_named:
@@ -194,7 +194,7 @@ def export_run(
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     merged: bool = False,
 ) -> str:
-    """Writes the model of a run as a published one, or its adapters; returns what it has written.
+    """Write the model of a run as a published one, or its adapters; return what it has written.
 
     Args:
         run: The run.
@@ -213,7 +213,7 @@ def export_run(
     tokenizer = getattr(run.trainer.data, "tokenizer", None)
     corrections = adapter_format(cfg)
     if merged:
-        cfg, state = merged_model(cfg, state)
+        cfg, state = _merged_model(cfg, state)
     elif corrections is not None:
         check_base_is_unchanged(
             run.config.init_from,
@@ -267,8 +267,8 @@ def _with_published(cfg: Any, source: Any) -> Any:
     return evolve(cfg, published=published.published)
 
 
-def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
-    """Returns config and state of a model with its adapters added to its weights.
+def _merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
+    """Return config and state of a model with its adapters added to its weights.
 
     Raises:
         ConfigError: It has none.
@@ -280,7 +280,7 @@ def merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
 
 
 def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
-    """Returns the config of the tokenizer in a folder.
+    """Return the config of the tokenizer in a folder.
 
     Where there is none, and the vocabulary has the size of that of bytes, it is that.
     """
@@ -289,7 +289,7 @@ def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
         return tokenizer_in(folder)
     if (folder / PIECES).is_file():
         return _pieces(folder)
-    if others := [name for name in OTHER_TOKENIZERS if (folder / name).is_file()]:
+    if others := [name for name in _OTHER_TOKENIZERS if (folder / name).is_file()]:
         raise CheckpointError(
             f"the folder's tokenizer is {', '.join(others)}, which is not read",
             where=str(folder),
@@ -305,7 +305,7 @@ def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
 
 
 def _pieces(folder: Path) -> Tokenizer.Config:
-    """Returns the config of a folder's SentencePiece model, if that is all of its tokenizer."""
+    """Return the config of a folder's SentencePiece model, if that is all of its tokenizer."""
     cfg = SentencePieceTokenizer.Config(path=str(folder / PIECES))
     added = (folder / ADDED).is_file() or set(published_end_ids(folder)) - set(cfg.build().end_ids)
     if added:
@@ -357,7 +357,7 @@ def _rendered(content: dict[str, Any]) -> bytes:
 def export_gguf(
     run: Run, path: Path | str, *, dtype: GGUFType | None = None, merged: bool = False
 ) -> str:
-    """Writes the model of a run and its tokenizer as one GGUF file; returns what it has written.
+    """Write the model of a run and its tokenizer as one GGUF file; return what it has written.
 
     Args:
         run: The run.
@@ -382,6 +382,6 @@ def export_gguf(
         raise ConfigError("a GGUF file says how long rows are; the run's data has no seq_len")
     state = run.state
     if merged:
-        cfg, state = merged_model(cfg, state)
+        cfg, state = _merged_model(cfg, state)
     kind = to_gguf(path, cfg, state, vocabulary=vocabulary, max_length=length, dtype=dtype)
     return f"a model of type {kind} for llama.cpp" + (f"; {note}" if note else "")

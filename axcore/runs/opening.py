@@ -1,4 +1,4 @@
-"""`open_model`: a run or a pretrained checkpoint, ready for an engine."""
+"""`open_model`: a run or a pretrained checkpoint, ready for an engine; `merge_models_and_runs`."""
 
 import re
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class OpenedModel:
     def samples(
         self, prompt: str, num_samples: int, *, max_tokens: int = 200, **options: Any
     ) -> tuple[Generation, ...]:
-        """Returns several continuations; the options are those of `Generator.generate`."""
+        """Return several continuations; the options are those of `Generator.generate`."""
         generator = Generator(self.model, self.state, self.tokenizer, context=self.length)
         options = {"num_samples": num_samples, "max_tokens": max_tokens, **options}
         with use_policy(self.trainer.compiler.kernel_policy):
@@ -77,7 +77,7 @@ def open_model(
     on_host: bool = False,
     allow_unknown_fields: bool = False,
 ) -> OpenedModel:
-    """Returns the model of a run directory, or of a folder of a pretrained checkpoint.
+    """Return the model of a run directory, or of a folder of a pretrained checkpoint.
 
     Args:
         directory: Either of them.
@@ -131,7 +131,7 @@ def open_model(
 
 
 def _changed_model(trainer: Any, changes: Sequence[str]) -> Any:
-    """Returns the trainer's model, or another one of the same parameters."""
+    """Return the trainer's model, or another one of the same parameters."""
     if not changes:
         return trainer.model
     model = with_changes(trainer.config, changes, trainer.hardware).model.build()
@@ -183,7 +183,7 @@ def merge_models_and_runs(
     trust_code: bool = False,
     **settings: Any,
 ) -> int:
-    """Writes the merge of models into a new folder; returns how many tensors it has.
+    """Write the merge of models into a new folder; return how many tensors it has.
 
     Runs are written as pretrained checkpoints first, with their adapters merged.
     These folders lie beside the target, and are removed in the end.
@@ -196,7 +196,7 @@ def merge_models_and_runs(
         settings: Of `merge_models`.
 
     Raises:
-        CheckpointError: What is named is no model, or models differ.
+        CheckpointError: What is named is not a model, or models differ.
         ConfigError: No family of pretrained checkpoints has a run's model, or settings do not fit.
     """
     beside = Path(target).expanduser().absolute().parent
@@ -212,7 +212,7 @@ def merge_models_and_runs(
 
 
 def _published(model: str, written: Path, *, trust_code: bool) -> Path:
-    """Returns the folder of a pretrained checkpoint; what is a run is written there first."""
+    """Return the folder of a pretrained checkpoint; what is a run is written there first."""
     path, step = Path(model).expanduser(), None
     if not path.is_dir() and (match := _AT_STEP.fullmatch(model)):
         path, step = Path(match["run"]).expanduser(), int(match["step"])

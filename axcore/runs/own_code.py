@@ -18,7 +18,7 @@ from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME, read_run_
 
 
 def read_run_config(run: Path, origin: Mapping[str, Any], *, trust_code: bool) -> Any:
-    """Returns the config of a run, its own code imported first.
+    """Return the config of a run, its own code imported first.
 
     Raises:
         CheckpointError: The code was not recorded by this user and is not trusted, or cannot be
@@ -40,7 +40,7 @@ def read_run_config(run: Path, origin: Mapping[str, Any], *, trust_code: bool) -
 
 
 def _warn_of_other_code(run: Path, origin: Mapping[str, Any]) -> None:
-    """Warns where the run computes with other code here than it was trained with."""
+    """Warn where the run computes with other code here than it was trained with."""
     code = origin.get("code") or {"files": {}, "script": None}
     trained, imported = {}, {}
     for place in code["files"]:
@@ -65,7 +65,7 @@ def _warn_of_other_code(run: Path, origin: Mapping[str, Any]) -> None:
 
 
 def warn_of_earlier_code(run: Path, step: int) -> None:
-    """Warns where a checkpoint was trained with code that a later start of the run changed."""
+    """Warn where a checkpoint was trained with code that a later start of the run changed."""
     starts = [one for one in read_run_history(run / RUN_HISTORY_NAME) if "code" in one]
     before = [one["code"] for one in starts if one["step"] < step]
     if before and before[-1] != starts[-1]["code"]:
@@ -77,7 +77,9 @@ def warn_of_earlier_code(run: Path, step: int) -> None:
 
 
 def _loaded(run: Path, code: Mapping[str, Any], *, trust_code: bool) -> dict[str, str]:
-    """Imports a run's own code; returns the new names of modules."""
+    """Import a run's own code; return the new names of modules."""
+    # A run directory may come from anybody, and importing is running. The signature is made with a
+    # key of this user, so only what this user trained opens without a question.
     if not (trust_code or is_signed(code)):
         listed = ", ".join(f"{CODE}/{place}" for place in code["files"]) or ", ".join(
             code["modules"]
@@ -89,6 +91,7 @@ def _loaded(run: Path, code: Mapping[str, Any], *, trust_code: bool) -> dict[str
             "code of your own runs is recognised where you trained them",
         )
     folder = str((run / CODE).absolute())
+    # First, so that the run's module wins over another of its name, and only while importing.
     sys.path.insert(0, folder)
     try:
         for module in code["modules"]:
@@ -106,7 +109,7 @@ def _loaded(run: Path, code: Mapping[str, Any], *, trust_code: bool) -> dict[str
 
 
 def _script_module(file: Path, code: Mapping[str, Any]) -> str:
-    """Returns the name of the module that holds what a script defined.
+    """Return the name of the module that holds what a script defined.
 
     That is the script that runs now, where it defines the same; otherwise the run's copy of it.
     """
@@ -117,6 +120,7 @@ def _script_module(file: Path, code: Mapping[str, Any]) -> str:
     if name not in sys.modules:
         module = types.ModuleType(name)
         module.__file__ = str(file.absolute())
+        # Before it runs: dataclasses and pickles look up the module of a class while it is made.
         sys.modules[name] = module
         try:
             exec(compile(source, str(file), "exec"), module.__dict__)
@@ -140,7 +144,7 @@ def _is_running(source: str) -> bool:
 
 
 def _renamed(data: Any, modules: Mapping[str, str]) -> Any:
-    """Returns plain data in which references name other modules."""
+    """Return plain data in which references name other modules."""
     if isinstance(data, list):
         return [_renamed(item, modules) for item in data]
     if not isinstance(data, dict):

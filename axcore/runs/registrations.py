@@ -27,7 +27,7 @@ def experiments() -> Iterator[Experiment]:
 
 @hook.modifiers
 def modifiers() -> Iterator[Modifier]:
-    """Runs that begin with another run, and text that a run draws."""
+    """Runs that begin with another run, and text samples of a run."""
     yield Modifier(
         name="from_run",
         config=Ref("axcore.runs:FromRun"),
@@ -36,5 +36,5 @@ def modifiers() -> Iterator[Modifier]:
     yield Modifier(
         name="draw_samples",
         config=Ref("axcore.runs:DrawSamples"),
-        summary="Text drawn at each evaluation, and kept with the run",
+        summary="Text generated at each evaluation, and kept with the run",
     )

@@ -54,7 +54,7 @@ class Run:
     def __init__(
         self, directory: Path | str, *, step: int | None = None, trust_code: bool = False
     ) -> None:
-        """Opens a run.
+        """Open a run.
 
         Args:
             directory: What training was given as its directory.
@@ -63,7 +63,7 @@ class Run:
                 did not train it. Code of the user's own runs needs no such leave.
 
         Raises:
-            CheckpointError: The directory is no run, a file in it is not what it was, or its code
+            CheckpointError: It is not a run directory, a file in it is not what it was, or its code
                 is not trusted.
             ConfigError: Its config cannot be read.
         """
@@ -72,7 +72,7 @@ class Run:
         file = self.directory / "config.json"
         if not file.is_file():
             raise CheckpointError(
-                "the directory is no run: it has no config.json",
+                "not a run directory: it has no config.json",
                 where=str(directory),
                 hint="name a directory that training made, such as runs/tiny",
             )
@@ -83,7 +83,7 @@ class Run:
         return f"<Run {str(self.directory)!r}>"
 
     def _repr_html_(self) -> str:
-        return run_html(self.directory)
+        return _run_html(self.directory)
 
     @property
     def state(self) -> Any:
@@ -132,7 +132,7 @@ class Run:
         seed: int = 0,
         parses_special: bool = True,
     ) -> Generation:
-        """Returns a continuation of a prompt; `str()` of it is prompt and text.
+        """Return a continuation of a prompt; `str()` of it is prompt and text.
 
         Special tokens that the prompt writes out are these tokens, unless `parses_special` is off.
 
@@ -149,14 +149,14 @@ class Run:
     def samples(
         self, prompt: str, num_samples: int, *, max_tokens: int = 200, **options: Any
     ) -> tuple[Generation, ...]:
-        """Returns several continuations; the options are those of `Generator.generate`."""
+        """Return several continuations; the options are those of `Generator.generate`."""
         with use_policy(self.trainer.compiler.kernel_policy):
             return self._generator.generate(
                 prompt, num_samples=num_samples, max_tokens=max_tokens, **options
             )
 
     def evaluate(self) -> dict[str, float]:
-        """Returns the metrics on the run's validation text.
+        """Return the metrics on the run's validation text.
 
         Raises:
             DataError: The text cannot be read, or the run holds none out.
@@ -176,7 +176,7 @@ class Run:
         return Checkpointer.for_run(self.trainer.config.checkpoint, self.directory)
 
     def restored(self, step: int | None = None, *, on_host: bool = False) -> RestoredModel:
-        """Reads the state of the model at a step; at the newest where None.
+        """Read the state of the model at a step; at the newest where None.
 
         Args:
             step: The step.
@@ -203,8 +203,8 @@ class Run:
 
     @cached_property
     def _generator(self) -> Generator:
-        """What draws text; it keeps the programs that it compiled."""
-        return text_generator(self.trainer, self.state)
+        """The generator of text; it keeps the programs that it compiled."""
+        return _text_generator(self.trainer, self.state)
 
     @cached_property
     def _restored(self) -> RestoredModel:
@@ -218,12 +218,12 @@ def _on_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def load_run(directory: Path | str, *, step: int | None = None, trust_code: bool = False) -> Run:
-    """Opens a run directory; see `Run`."""
+    """Open a run directory; see `Run`."""
     return Run(directory, step=step, trust_code=trust_code)
 
 
 def no_text_reason(trainer: Trainer) -> str | None:
-    """Returns why a trainer's model generates no text; None where it does."""
+    """Return why a trainer's model generates no text; None where it does."""
     model, data = type(trainer.model), type(trainer.data)
     if not hasattr(model, "logits"):
         return f"{model.__qualname__} has no entry `logits`"
@@ -232,8 +232,8 @@ def no_text_reason(trainer: Trainer) -> str | None:
     return None
 
 
-def text_generator(trainer: Any, model_state: Any) -> Generator:
-    """Returns what draws text from a trainer's model.
+def _text_generator(trainer: Any, model_state: Any) -> Generator:
+    """Return the generator of text from a trainer's model.
 
     Raises:
         ConfigError: The trainer's model or data is not of text.
@@ -250,18 +250,18 @@ def text_generator(trainer: Any, model_state: Any) -> Generator:
 def generate_text(
     trainer: Any, model_state: Any, prompt: str, **options: Any
 ) -> tuple[Generation, ...]:
-    """Returns continuations of a prompt, by the kernels that a trainer trains with.
+    """Return continuations of a prompt, by the kernels that a trainer trains with.
 
     Raises:
         ConfigError: The trainer's model or data is not of text.
     """
-    generator = text_generator(trainer, model_state)
+    generator = _text_generator(trainer, model_state)
     with use_policy(trainer.compiler.kernel_policy):
         return generator.generate(prompt, **options)
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Returns the metrics in a `metrics.jsonl`; empty where there is no such file.
+    """Return the metrics in a `metrics.jsonl`; empty where there is no such file.
 
     A value that some lines of a split lack is nan there. A last line without its end is passed
     over: it is being written, or was when its process was killed, and then it is written again.
@@ -294,7 +294,7 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
         return {**values, "step": int(values["step"]), "split": str(values["split"])}
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"the line is no metrics: {type(error).__name__}: {error}",
+            f"the line does not hold metrics: {type(error).__name__}: {error}",
             where=where,
             hint="take the line out; a run that resumes drops what follows its checkpoint",
         ) from error
@@ -310,12 +310,12 @@ def _arrays(lines: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _number(value: Any) -> float:
-    """Returns a value as it was written; JSON has no nan and no infinity, so they are text."""
+    """Return a value as it was written; JSON has no nan and no infinity, so they are text."""
     return float(value) if isinstance(value, (int, float, str)) else float("nan")
 
 
-def run_html(directory: Path) -> str:
-    """Returns what is known of a run as HTML; a damaged file of it is named."""
+def _run_html(directory: Path) -> str:
+    """Return what is known of a run as HTML; a damaged file of it is named."""
     summary = summarise_run(directory)
     note = f"run, {summary.state}, step {summary.last_step or 0} of {summary.max_steps}"
     try:
@@ -328,7 +328,7 @@ def run_html(directory: Path) -> str:
 
 
 def _losses(metrics: Metrics) -> Html:
-    """Returns the last loss of each split, and the curve of the training loss."""
+    """Return the last loss of each split, and the curve of the training loss."""
     rows = [
         [split, f"{found['loss'][-1]:.4f}", str(found["step"][-1])]
         for split, found in metrics.items()

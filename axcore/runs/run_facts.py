@@ -68,8 +68,8 @@ class RunFacts:
         rollbacks: Each return to an older checkpoint, and why.
         story: What a supervisor saw, a line an event.
         kernels: Which kernel serves each call, and why.
-        sample: Text drawn at the end.
-        samples: Text drawn at evaluations, by step.
+        sample: Text generated at the end.
+        samples: Text generated at evaluations, by step.
         problems: What could not be read, and why.
         arrays: Of each parameter: path, shape, split of each dimension, bytes per device.
         mesh: Number of devices along each axis with more than one.
@@ -110,7 +110,7 @@ class RunFacts:
 
 
 def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
-    """Returns what is known of a run.
+    """Return what is known of a run.
 
     Args:
         directory: What training was given as its directory.
@@ -118,12 +118,12 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
             came with it is shown without its parameters, and the reason is among the problems.
 
     Raises:
-        CheckpointError: The directory is no run.
+        CheckpointError: Not a run directory.
     """
     folder = Path(directory)
     if not (folder / "config.json").is_file():
         raise CheckpointError(
-            "the directory is no run: it has no config.json",
+            "not a run directory: it has no config.json",
             where=str(directory),
             hint="name a directory that training made, such as runs/tiny",
         )
@@ -156,23 +156,23 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
         kernels=problems.or_none(KERNELS_NAME, lambda: _kernels(folder)) or [],
         samples=problems.or_none(SAMPLES_NAME, lambda: read_samples(folder)) or [],
         sample=problems.or_none(SAMPLE_NAME, lambda: _text(folder / SAMPLE_NAME)),
-        step_memory=problems.or_none(MEMORY_NAME, lambda: step_memory_facts(folder)),
+        step_memory=problems.or_none(MEMORY_NAME, lambda: _step_memory_facts(folder)),
         profile=problems.or_none("the newest profile", read_newest),
         batch=problems.or_none(FIRST_BATCH_NAME, lambda: first_batch(folder, trust_code)),
-        evaluations=problems.or_none(EVALUATION_FOLDER, lambda: evaluations(folder)) or [],
+        evaluations=problems.or_none(_EVALUATION_FOLDER, lambda: evaluations(folder)) or [],
         **layout,
         problems=list(dict.fromkeys(problems.found)),
     )
 
 
 class _Problems:
-    """Gathers what goes wrong, warnings among it."""
+    """What went wrong while reading, warnings among it."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
 
     def or_none(self, what: str, read: Callable[[], Any]) -> Any:
-        """Returns what is read, or None with a problem noted."""
+        """Return what is read, or None with a problem noted."""
         try:
             with self.noted():
                 return read()
@@ -182,7 +182,7 @@ class _Problems:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes what is warned of."""
+        """Note what is warned of."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
@@ -199,7 +199,7 @@ def _profile(folder: Path, trust_code: bool) -> dict[str, Any] | None:
 
 @functools.lru_cache(maxsize=64)
 def _read_profile(recording: Path, trust_code: bool, written: int) -> dict[str, Any]:
-    """Reads a recording; `written` is when it was, as one of the same steps may take its place."""
+    """Read a recording; `written` is when it was, as one of the same steps may take its place."""
     model = Run(recording.parent.parent, trust_code=trust_code).config.model.build()
     return attrs.asdict(read_profile(recording, model))
 
@@ -215,7 +215,7 @@ def _kernels(folder: Path) -> list[dict[str, Any]]:
 
 
 def _curves(metrics: Metrics) -> dict[str, dict[str, list[float | None]]]:
-    """Returns metrics as lists; training gets tokens and seconds so far, validation those of its
+    """Return metrics as lists; training gets tokens and seconds so far, validation those of its
     steps."""
     curves = {
         split: {k: np.asarray(v, float) for k, v in found.items()}
@@ -243,7 +243,7 @@ def _finite(value: float) -> float | None:
 
 
 def _layout_of(folder: Path, starts: list[dict[str, Any]], trust_code: bool) -> dict[str, Any]:
-    """Returns what the config says of arrays and devices, as the newest start had them."""
+    """Return what the config says of arrays and devices, as the newest start had them."""
     written = (folder / "config.json").stat().st_mtime_ns
     hardware = str(starts[-1]["hardware"]) if starts else "cpu-1"
     return dict(_layout(str(folder), hardware, trust_code, written))
@@ -251,7 +251,7 @@ def _layout_of(folder: Path, starts: list[dict[str, Any]], trust_code: bool) -> 
 
 @functools.lru_cache(maxsize=64)
 def _layout(folder: str, hardware: str, trust_code: bool, written: int) -> dict[str, Any]:
-    """Builds the model; `written` is when the config was, since what watches a run asks often."""
+    """Build the model; `written` is when the config was, since what watches a run asks often."""
     cfg = Run(folder, trust_code=trust_code).config
     devices = Hardware.parse(hardware).num_devices
     mesh = AbstractMesh(mesh_sizes(cfg.mesh or {}, devices, slices=cfg.slices), MESH_AXES)
@@ -273,7 +273,7 @@ def _layout(folder: str, hardware: str, trust_code: bool, written: int) -> dict[
 
 
 def first_batch(folder: Path, trust_code: bool) -> dict[str, Any] | None:
-    """Returns some rows of a run's first batch, as the picture of a packed batch has them.
+    """Return some rows of a run's first batch, as the picture of a packed batch has them.
 
     None where the run kept none: its batches are not of packed text, or it made no step.
     """
@@ -294,7 +294,7 @@ def _read(folder: Path, trust_code: bool, written: int) -> dict[str, Any]:
 
 
 def mixture_shares(cfg: Any) -> list[dict[str, Any]]:
-    """Returns from which step on a config's sources have which shares; empty of one source."""
+    """Return from which step on a config's sources have which shares; empty of one source."""
     mixtures = [one for _, one in find_config(cfg.data, Mixture.Config)]
     return [
         {"step": step, "over_steps": over, "shares": _shares(weights)}
@@ -311,8 +311,8 @@ def _shares(weights: Any) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items() if weight}
 
 
-def step_memory_facts(folder: Path) -> dict[str, Any] | None:
-    """Returns what the step of a run's newest start needs; None where no start has kept it.
+def _step_memory_facts(folder: Path) -> dict[str, Any] | None:
+    """Return what the step of a run's newest start needs; None where no start has kept it.
 
     Raises:
         ValueError: The file is damaged.
@@ -328,16 +328,16 @@ def step_memory_facts(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-EVALUATION_FOLDER = "evaluation"
+_EVALUATION_FOLDER = "evaluation"
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
-    """Returns the results of each task and step, the oldest step first.
+    """Return the results of each task and step, the oldest step first.
 
     Raises:
-        ValueError: A file is no result.
+        ValueError: A file is not a result.
     """
-    files = (folder / EVALUATION_FOLDER).glob("*/*.json")
+    files = (folder / _EVALUATION_FOLDER).glob("*/*.json")
     steps = [file for file in files if file.parent.name.isdecimal() and file.name != "model.json"]
     found = [_result(file) for file in steps]
     return sorted(found, key=lambda one: (one["step"], one["task"]))
@@ -358,5 +358,5 @@ def _result(file: Path) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{file} is no result of an evaluation: {type(error).__name__}: {error}"
+            f"{file} is not a result of an evaluation: {type(error).__name__}: {error}"
         ) from error

@@ -43,7 +43,7 @@ class RunWeights(WeightSource):
 
     @config
     class Config(WeightSource.Config):
-        """Describes the weights of a run.
+        """Which weights of which run.
 
         Args:
             path: The run directory.
@@ -56,7 +56,7 @@ class RunWeights(WeightSource):
     folder_fields = ("path", "adapters")
 
     def plan(self, cfg: Any) -> WeightPlan:
-        """Returns what a model begins with; reads no weights."""
+        """Return what a model begins with; read no weights."""
         own: Any = self.config
         source = RunArrays.of(Run(own.path), own.step)
         models = source.model, cfg
@@ -102,7 +102,7 @@ class RunArrays(ArraySource):
 
     @classmethod
     def of(cls, run: Run, step: int | None) -> "RunArrays":
-        """Opens a run's checkpoint, the newest where no step is given.
+        """Open a run's checkpoint, the newest where no step is given.
 
         Raises:
             CheckpointError: There is none, or it is not of the run's model.
@@ -132,18 +132,18 @@ class RunArrays(ArraySource):
         return {n: specs[one.leaf].shape[len(one.index) :] for n, one in self.places.items()}
 
     def described(self, names: Iterable[str]) -> str:
-        """Returns the leaves that arrays are in, the run and the step."""
+        """Return the leaves that arrays are in, the run and the step."""
         first, *others = dict.fromkeys(self.places[name].leaf for name in names)
         more = f" and {len(others)} more" if others else ""
         return f"{first}{more} ({self.directory}, step {self.step})"
 
     def check(self, names: Iterable[str]) -> None:
-        """Checks nothing more: the manifest was compared with the model."""
+        """Check nothing more: the manifest was compared with the model."""
 
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
     ) -> Iterator[tuple[str, jax.Array]]:
-        """Yields leaves in order, after every file of the step was compared with its record.
+        """Yield leaves in order, after every file of the step was compared with its record.
 
         Raises:
             DamagedCheckpointError: One is not what was saved.
@@ -239,7 +239,7 @@ class RunArrays(ArraySource):
 
 
 def spread(shape: tuple[int, ...], like: Any) -> Any:
-    """Returns a sharding over the devices of another one, for an array of any shape.
+    """Return a sharding over the devices of another one, for an array of any shape.
 
     Each axis of the mesh splits the largest dimension that it still divides.
     """
@@ -262,7 +262,7 @@ def _assembled(
     held: Mapping[str, jax.Array],
     wanted: Any,
 ) -> jax.Array:
-    """Returns a leaf: its arrays taken from leaves of the source, changed and stacked.
+    """Return a leaf: its arrays taken from leaves of the source, changed and stacked.
 
     Arrays of one leaf to which the same is done are taken together, however many they are.
     """
@@ -296,7 +296,7 @@ def _assembled(
 
 
 def _saved_names(cfg: Any) -> dict[str, str]:
-    """Returns the name in a checkpoint of each leaf of the model, or of its average."""
+    """Return the name in a checkpoint of each leaf of the model, or of its average."""
     learner = cfg.learner.build(total_steps=cfg.max_steps)
     state = TrainStep(cfg.model.build(), learner).abstract_state()
     averages = TrainState(None, None, learner.evaluated_part(state.opt_state), None)  # type: ignore[arg-type]

@@ -22,20 +22,20 @@ SAMPLES_NAME = "samples.jsonl"
 
 
 class TextSamples(Guard):
-    """Continues prompts at each evaluation, the same random draws each time.
+    """Prompts that are continued at each evaluation, with the same seeds each time.
 
     It reads the state that was evaluated, and changes nothing of training. The first time compiles
-    what draws text; its cache stays in memory.
+    what generates text; its cache stays in memory.
     """
 
     @config
     class Config(Guard.Config):
-        """Describes `TextSamples`.
+        """The config of `TextSamples`.
 
         Args:
             prompts: What is continued; the prompt of the run's config where empty.
             max_tokens: Tokens of each sample at most.
-            seed: Decides the draws.
+            seed: Of the random numbers.
         """
 
         prompts: Resumable[tuple[str, ...]] = ()
@@ -50,24 +50,24 @@ class TextSamples(Guard):
         self._generator: Generator | None = None
 
     def on_start(self, trainer: Any, directory: Path) -> None:
-        """Checks that text can be drawn.
+        """Check that text can be generated.
 
         Raises:
             ConfigError: The model or its data is not of text, or the run has several processes.
         """
         reason = no_text_reason(trainer)
         if process_count() > 1:
-            reason = f"the run has {process_count()} processes; only one draws text"
+            reason = f"the run has {process_count()} processes; only one generates text"
         if reason is not None:
             raise ConfigError(
-                f"no samples can be drawn: {reason}",
+                f"no text can be sampled: {reason}",
                 where="guards",
                 hint="leave draw_samples out, or TextSamples out of `guards`",
             )
         self._trainer, self._path = trainer, directory / SAMPLES_NAME
 
     def on_evaluation(self, step: int, state: TrainState) -> None:
-        """Draws a sample of each prompt, and keeps it with its step."""
+        """Draw a sample of each prompt, and keep it with its step."""
         trainer = self._trainer
         weights = trainer.step.own_part(trainer.step.evaluated_model(state))
         if self._generator is None:
@@ -80,20 +80,20 @@ class TextSamples(Guard):
         with use_policy(trainer.compiler.kernel_policy):
             for prompt in self._cfg.prompts or (trainer.config.prompt,):
                 options: Any = {"max_tokens": self._cfg.max_tokens, "seed": self._cfg.seed}
-                (drawn,) = self._generator.generate(prompt, **options)
+                (completion,) = self._generator.generate(prompt, **options)
                 line = {
                     "step": step,
                     "prompt": prompt,
-                    "text": drawn.text,
-                    "num_tokens": drawn.num_tokens,
-                    "is_ended": drawn.is_ended,
+                    "text": completion.text,
+                    "num_tokens": completion.num_tokens,
+                    "is_ended": completion.is_ended,
                 }
                 append_json_line(self._path, line)
 
 
 @config
 class DrawSamples:
-    """Draws text at each evaluation: `--modify 'draw_samples(max_tokens=100)'`.
+    """Text samples at each evaluation: `--modify 'draw_samples(max_tokens=100)'`.
 
     Args:
         prompts: What is continued; the prompt of the run's config where empty.
@@ -104,21 +104,21 @@ class DrawSamples:
     max_tokens: PositiveInt = 200
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Returns a trainer's config that draws samples."""
+        """Return a trainer's config that generates text samples."""
         samples = TextSamples.Config(prompts=self.prompts, max_tokens=self.max_tokens)
         return evolve(cfg, guards=(*cfg.guards, samples))
 
 
 def read_samples(directory: Path) -> list[dict[str, Any]]:
-    """Returns the samples of a run, by step; those that a run which went back left are dropped.
+    """Return the samples of a run, by step; those that a run which went back left are dropped.
 
-    A line that is no sample is named in a warning and passed over.
+    A line that is not a sample is named in a warning and passed over.
     """
     path = directory / SAMPLES_NAME
     lines = read_json_lines(path)
     found = [one for one in lines if isinstance(one.get("step"), int) and "text" in one]
     if len(found) < len(lines):
-        warnings.warn(f"{len(lines) - len(found)} lines of {path} are no samples", stacklevel=2)
+        warnings.warn(f"{len(lines) - len(found)} lines of {path} are not samples", stacklevel=2)
     kept: list[dict[str, Any]] = []
     for sample in found:
         kept = [one for one in kept if one["step"] <= sample["step"] and not _same(one, sample)]

@@ -40,7 +40,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 def _call(name: str, *arguments: Any) -> int:
-    """Calls a function of the C library; a refusal is an error, so that nothing runs without."""
+    """Call a function of the C library; a refusal is an error, so that nothing runs without."""
     # Whole registers: the kernel compares all 64 bits of some arguments with 0.
     wide = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
     result = int(getattr(_LIBC, name)(*wide))
@@ -66,7 +66,7 @@ def _set_mount(path: str, attributes: int, *, is_recursive: bool = False) -> Non
 
 
 def enter_namespaces(said: Mapping[str, Any]) -> str:
-    """Enters namespaces with a root of its own; returns the folder that can be written."""
+    """Enter namespaces with a root of its own; returns the folder that can be written."""
     outside = (os.getuid(), os.getgid())
     _call("unshare", _NAMESPACES)
     # The kernel takes a map of groups only from a process that gave up setgroups.
@@ -122,7 +122,7 @@ def _make_target(source: str, target: str) -> None:
 
 
 def restrict_files(readable: Iterable[str], folder: str) -> None:
-    """Leaves the process what is readable, and one folder to write to, by Landlock."""
+    """Leave the process what is readable, and one folder to write to, by Landlock."""
     version = _syscall(_LANDLOCK_CREATE, None, 0, 1)
     if version < 3:  # before, files that can be read can be truncated
         raise OSError(f"Landlock has version {version}; version 3 is needed (Linux 6.2)")
@@ -168,7 +168,7 @@ def _limit(limits: Mapping[str, int]) -> None:
 
 
 def _close_all_but(kept: Sequence[int]) -> None:
-    """Closes what was inherited by mistake: a descriptor outlives every restriction."""
+    """Close what was inherited by mistake: a descriptor outlives every restriction."""
     first = 3
     for descriptor in sorted(kept):
         os.closerange(first, descriptor)
@@ -177,7 +177,7 @@ def _close_all_but(kept: Sequence[int]) -> None:
 
 
 def confine(said: Mapping[str, Any]) -> None:
-    """Confines this process; the order is that in which each step is still possible."""
+    """Confine this process; the order is that in which each step is still possible."""
     _close_all_but(said["descriptors"])
     mechanism = said["mechanism"]
     if mechanism == "namespaces":
@@ -203,7 +203,7 @@ def confine(said: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Reads what to do from its input, confines the process and does it."""
+    """Read what to do from its input, confines the process and does it."""
     if sys.platform == "linux":
         _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     said = json.loads(sys.stdin.buffer.read())

@@ -45,7 +45,7 @@ class ProgramError(Exception):
 
 
 def encode(value: Any, handle: Callable[[Any], int]) -> Any:
-    """Returns what JSON has of a value; `handle` numbers what is not plain."""
+    """Return what JSON has of a value; `handle` numbers what is not plain."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -74,7 +74,7 @@ def encode(value: Any, handle: Callable[[Any], int]) -> Any:
 
 
 def decode(value: Any, get: Callable[[int], Any]) -> Any:
-    """Returns the value of what `encode` returned; raises for anything else."""
+    """Return the value of what `encode` returned; raises for anything else."""
     if isinstance(value, list):
         return [decode(one, get) for one in value]
     if not isinstance(value, dict):
@@ -103,7 +103,7 @@ def _send(pipe: IO[bytes], message: Any) -> None:
 
 
 def _shown(error: BaseException) -> str:
-    """Returns the traceback without the line of this file that runs the code."""
+    """Return the traceback without the line of this file that runs the code."""
     frames = error.__traceback__ and error.__traceback__.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))[-_REASON:]
 
@@ -127,7 +127,7 @@ class _Objects:
 
 
 def serve_program(code: str, requests: int, replies: int) -> None:
-    """Runs a program, then does what its checks ask until they end."""
+    """Run a program, then does what its checks ask until they end."""
     reader, writer = os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
     _send(writer, "ready")
     module = types.ModuleType("__main__")
@@ -208,7 +208,7 @@ class _Program:
         raise error
 
     def end(self, status: str, reason: str) -> NoReturn:
-        """Reports the verdict and ends this process, whatever checks would catch."""
+        """Report the verdict and ends this process, whatever checks would catch."""
         _send(self._verdict, [status, reason[-_REASON:]])
         os._exit(0)
 
@@ -246,7 +246,7 @@ class _Program:
 
 
 def _update(old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Changes arguments in place, as the program did with its copies."""
+    """Change arguments in place, as the program did with its copies."""
     for one, other in zip(old, new, strict=True):
         if type(one) is not type(other) or one == other:
             continue
@@ -273,7 +273,7 @@ class Remote:
         object.__getattribute__(self, "_of")[0].ask("set", self, name, value)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Calls it in the program's process."""
+        """Call it in the program's process."""
         program = object.__getattribute__(self, "_of")[0]
         return program.ask("call", self, list(arguments), options)
 
@@ -319,7 +319,7 @@ class _Namespace:
 
 
 def run_checks(code: str, replies: int, requests: int, verdict: int) -> None:
-    """Runs checks of a program; only checks that ran to their end say "passed"."""
+    """Run checks of a program; only checks that ran to their end say "passed"."""
     files = os.fdopen(requests, "wb"), os.fdopen(replies, "rb"), os.fdopen(verdict, "wb")
     program = _Program(*files)
     program.start()

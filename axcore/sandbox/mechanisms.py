@@ -68,7 +68,7 @@ class _Comparison(ctypes.Structure):
 
 @functools.cache
 def call_filter() -> bytes:
-    """Returns the filter of calls as a BPF program, made by libseccomp for this processor.
+    """Return the filter of calls as a BPF program, made by libseccomp for this processor.
 
     Raises:
         OSError: libseccomp is missing, or refuses.
@@ -115,7 +115,7 @@ class Interpreter:
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """Returns the Python of this process; of folders that hold others only the outer is named."""
+    """Return the Python of this process; of folders that hold others only the outer is named."""
     program = os.path.realpath(sys.executable)
     home = Path(program).parents[1]
     found = [one for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]
@@ -129,7 +129,7 @@ def interpreter() -> Interpreter:
 
 
 def command(mechanism: str, script: str, *, files_bytes: int, info: int) -> Sequence[str]:
-    """Returns the command that starts the interpreter with a script under a mechanism.
+    """Return the command that starts the interpreter with a script under a mechanism.
 
     Args:
         mechanism: One of `MECHANISMS`, or another, which the script sees to.

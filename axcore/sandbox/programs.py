@@ -89,7 +89,7 @@ def run_program(
     mechanism: str | None = None,
     allow_unsandboxed: bool = False,
 ) -> Verdict:
-    """Runs a program and then its checks; returns the verdict, and leaves nothing running.
+    """Run a program and then its checks; returns the verdict, and leaves nothing running.
 
     Threads can call it at the same time.
 
@@ -135,7 +135,7 @@ def run_program(
 
 @contextlib.contextmanager
 def _pipe() -> Iterator[tuple[int, int]]:
-    """Yields both ends of a pipe, and closes them."""
+    """Yield both ends of a pipe, and closes them."""
     out, into = os.pipe()
     try:
         yield out, into
@@ -154,7 +154,7 @@ class _Sandbox:
         self._infos: list[int] = []
 
     def start(self, role: str, code: str, descriptors: Sequence[int], output: IO[bytes]) -> None:
-        """Starts one process, which prints to `output`."""
+        """Start one process, which prints to `output`."""
         folder = tempfile.mkdtemp(prefix="axcore-program-")
         self._stack.callback(_remove, folder)
         self._stack.callback(self.kill)  # first: it might still write
@@ -216,7 +216,7 @@ class _Sandbox:
         }
 
     def wait(self, verdict: IO[bytes]) -> tuple[str, str]:
-        """Returns the status and reason, from the pipe that only checks write to."""
+        """Return the status and reason, from the pipe that only checks write to."""
         deadline, is_ready = time.monotonic() + _START_S, False
         text, watch = b"", _Watch(self._limits)
         with selectors.DefaultSelector() as selector, contextlib.closing(watch):
@@ -252,7 +252,7 @@ class _Sandbox:
             watch.folders.extend(self._folders)
 
     def kill(self) -> None:
-        """Kills both; a program cannot leave its group, for the filter refuses that."""
+        """Kill both; a program cannot leave its group, for the filter refuses that."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):  # all of it ended
                 os.killpg(process.pid, signal.SIGKILL)
@@ -282,7 +282,7 @@ class _Watch:
             os.close(one)
 
     def excess(self) -> str | None:
-        """Returns what is too much."""
+        """Return what is too much."""
         most, size = self._limits.max_files, self._limits.files_mib * _MIB
         for one in self._file_systems:
             found = os.statvfs(one)
@@ -304,7 +304,7 @@ class _Watch:
 
 
 def _sizes(folder: str) -> Iterator[int]:
-    """Yields the size of each file below a folder that changes meanwhile."""
+    """Yield the size of each file below a folder that changes meanwhile."""
 
     def check(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -319,7 +319,7 @@ def _sizes(folder: str) -> Iterator[int]:
 
 
 def _remove(folder: str) -> None:
-    """Removes a folder; folders in it are emptied into it first, however deep they are."""
+    """Remove a folder; folders in it are emptied into it first, however deep they are."""
     top, mark, number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), os.urandom(8).hex(), 0
     try:
         while names := os.listdir(top):
@@ -367,7 +367,7 @@ def trial():
 
 @functools.cache
 def why_not(mechanism: str) -> str | None:
-    """Returns why a mechanism does not work on this machine, which is tried once; None: it does."""
+    """Return why a mechanism does not work on this machine, which is tried once; None: it does."""
     if not sys.platform.startswith("linux"):
         return f"{sys.platform} has no such thing"
     try:
@@ -379,7 +379,7 @@ def why_not(mechanism: str) -> str | None:
 
 
 def choose_mechanism(*, allow_unsandboxed: bool = False) -> str:
-    """Returns the first mechanism that works on this machine.
+    """Return the first mechanism that works on this machine.
 
     Raises:
         ConfigError: None does, and running without one is not allowed.

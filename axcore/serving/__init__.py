@@ -1,14 +1,12 @@
 """Serving: a model behind HTTP, with the API that OpenAI's clients speak."""
 
-from axcore.serving.adapters import named_folders, open_adapters
+from axcore.serving.access import NO_KEYS, ApiKeys, read_api_keys
 from axcore.serving.api_error import ApiError
-from axcore.serving.api_keys import NO_KEYS, ApiKeys, read_api_keys
 from axcore.serving.app import serving_app
-from axcore.serving.config import ServerConfig
+from axcore.serving.config import Limits, ServerConfig
 from axcore.serving.http_server import HttpServer, listen
-from axcore.serving.limits import Limits
 from axcore.serving.served_model import ServedModel
-from axcore.serving.starting import start_engine
+from axcore.serving.startup import named_folders, open_adapters, start_engine
 from axcore.serving.weights_watch import WeightsWatch
 
 __all__ = [

@@ -66,12 +66,12 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None, *, code: str = "invalid_value") -> ApiError:
-    """Returns the error of a field whose value cannot be used."""
+    """Return the error of a field whose value cannot be used."""
     return ApiError(400, message, param=param, code=code)
 
 
 def from_error(error: AxcoreError, param: str | None) -> ApiError:
-    """Returns what an error of axcore's says to the sender of a request, its hint included.
+    """Return what an error of axcore's says to the sender of a request, its hint included.
 
     Paths of files, which `where` may hold, stay on this machine.
     """

@@ -1,22 +1,36 @@
-"""`serving_app`: the paths of a server, as an ASGI application."""
+"""`serving_app`: a server's paths, as an ASGI application, and what each of them leads to.
 
+`POST /v1/chat/completions` is `chat_api`, `POST /v1/completions` is `completions_api`; both go
+through `request_handler.generate`. What says how the server does is here.
+"""
+
+import base64
+import hashlib
+import re
 from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 from typing import Any
 
+import attrs
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from axcore.serving.api_error import FAILED, ApiError
-from axcore.serving.api_keys import NO_KEYS, ApiKeys
-from axcore.serving.endpoints import Endpoints
-from axcore.serving.gate import Gate, error_response
+from axcore.serving.access import NO_KEYS, AccessMiddleware, ApiKeys, error_response
+from axcore.serving.api_error import ENGINE_FAILED, FAILED, ApiError
+from axcore.serving.chat_api import chat_completions
+from axcore.serving.completions_api import completions
 from axcore.serving.metrics import ServerMetrics
-from axcore.serving.page import page
-from axcore.serving.served_model import ServedModel
+from axcore.serving.models_api import describe_model, detokenize, list_models, tokenize
+from axcore.serving.request_handler import served_model
+from axcore.serving.served_model import ServedModel, draining
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 def serving_app(
@@ -25,7 +39,7 @@ def serving_app(
     keys: ApiKeys = NO_KEYS,
     hosts: Sequence[str] = (),
 ) -> Starlette:
-    """Returns the application that answers requests by a model.
+    """Return the application that answers requests by a model.
 
     Args:
         served: The model.
@@ -33,34 +47,105 @@ def serving_app(
         hosts: Names that requests may call the server; by default all.
     """
     metrics = ServerMetrics(served)
-    endpoints = Endpoints(served, metrics)
-    routes = _routes(endpoints)
-    gate = Middleware(Gate, keys=keys, hosts=hosts, metrics=metrics, routes=routes)
-    return Starlette(
+    read: list[tuple[str, Any]] = [
+        ("/", page),
+        ("/health", health),
+        ("/ready", ready),
+        ("/metrics", prometheus),
+        ("/stats", stats),
+        ("/v1/models", list_models),
+        ("/v1/models/{name:path}", describe_model),
+    ]
+    sent: list[tuple[str, Any]] = [
+        ("/v1/completions", completions),
+        ("/v1/chat/completions", chat_completions),
+        ("/tokenize", tokenize),
+        ("/detokenize", detokenize),
+    ]
+    routes = [
+        *(Route(path, function, methods=["GET"]) for path, function in read),
+        *(Route(path, function, methods=["POST"]) for path, function in sent),
+    ]
+    access = Middleware(AccessMiddleware, keys=keys, hosts=hosts, metrics=metrics, routes=routes)
+    app = Starlette(
         routes=routes,
-        middleware=[gate],
+        middleware=[access],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _failed},
+    )
+    app.state.served, app.state.metrics = served, metrics
+    return app
+
+
+async def health(request: HttpRequest) -> Response:
+    """Report that the process answers, and that its engine can, or some of its replicas."""
+    _check_engine(served_model(request))
+    failed = _failed_replicas(served_model(request))
+    return JSONResponse({"status": "degraded" if failed else "ok", **failed})
+
+
+async def ready(request: HttpRequest) -> Response:
+    """Report whether requests are taken."""
+    served = served_model(request)
+    if served.is_draining:
+        raise draining(served.limits.retry_after_s)
+    _check_engine(served)
+    completion = {"status": "ready", "model": served.name, **_failed_replicas(served)}
+    return JSONResponse(completion)
+
+
+async def prometheus(request: HttpRequest) -> Response:
+    """Return the stats of the server and its engine, for Prometheus."""
+    return Response(request.app.state.metrics.text(), headers={"content-type": _METRICS_TYPE})
+
+
+async def stats(request: HttpRequest) -> Response:
+    """Return what the page shows: the engine's stats, and the model's."""
+    served = served_model(request)
+    return JSONResponse(
+        {
+            "model": served.name,
+            "step": served.step,
+            "max_length": served.max_length,
+            "has_chat": served.has_chat,
+            **attrs.asdict(served.engine.stats()),
+        }
     )
 
 
-def _routes(endpoints: Endpoints) -> list[Route]:
-    asked: list[tuple[str, Any]] = [
-        ("/", page),
-        ("/health", endpoints.health),
-        ("/ready", endpoints.ready),
-        ("/metrics", endpoints.prometheus),
-        ("/stats", endpoints.stats),
-        ("/v1/models", endpoints.models),
-        ("/v1/models/{name:path}", endpoints.model),
-    ]
-    sent: list[tuple[str, Any]] = [
-        ("/v1/completions", endpoints.completions),
-        ("/v1/chat/completions", endpoints.chat_completions),
-        ("/tokenize", endpoints.tokenize),
-        ("/detokenize", endpoints.detokenize),
-    ]
-    routes = [Route(path, function, methods=["GET"]) for path, function in asked]
-    return [*routes, *(Route(path, function, methods=["POST"]) for path, function in sent)]
+async def page(request: HttpRequest) -> HTMLResponse:
+    """Return the page to try a model; it is the same for everybody, and runs only its own code."""
+    content, policy = _page_and_policy()
+    headers = {"content-security-policy": policy, "cache-control": "no-cache"}
+    return HTMLResponse(content, headers=headers)
+
+
+@cache
+def _page_and_policy() -> tuple[str, str]:
+    """Return the page and its content security policy, which names its parts by digest."""
+    content = resources.files("axcore.serving").joinpath("page.html").read_text("utf-8")
+    allowed = {"script": "", "style": ""}
+    for kind, text in _INLINE.findall(content):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        allowed[kind] += f" 'sha256-{digest}'"
+    policy = (
+        f"default-src 'none'; script-src{allowed['script']}; style-src{allowed['style']}; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return content, policy
+
+
+def _check_engine(served: ServedModel) -> None:
+    """Raise ApiError where a step failed: only another process can answer then."""
+    if served.engine.error is not None:
+        raise ApiError(503, ENGINE_FAILED, code="engine_error")
+
+
+def _failed_replicas(served: ServedModel) -> dict[str, int]:
+    """Return how many replicas failed, of how many; nothing where none did."""
+    found = served.engine.stats()
+    if not found.num_failed_replicas:
+        return {}
+    return {"replicas": found.num_replicas, "failed_replicas": found.num_failed_replicas}
 
 
 async def _api_error(request: HttpRequest, error: Exception) -> Response:
@@ -69,7 +154,7 @@ async def _api_error(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _http_error(request: HttpRequest, error: Exception) -> Response:
-    """Returns Starlette's own errors, 404 and 405, in the same shape."""
+    """Return Starlette's own errors, 404 and 405, in the same shape."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     said = {
@@ -83,5 +168,5 @@ async def _http_error(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _failed(request: HttpRequest, error: Exception) -> Response:
-    """Returns what a fault of the program looks like from outside; the log has the rest."""
+    """Return what a client sees of a fault of the program; the log has the rest."""
     return error_response(ApiError(500, FAILED, code="internal_error"))

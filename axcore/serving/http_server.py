@@ -17,7 +17,7 @@ _CLOSING_S = 2
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens; connections wait until the server answers them.
+    """Return a socket that listens; connections wait until the server answers them.
 
     Args:
         host: A name or an address of this machine.
@@ -81,7 +81,7 @@ class HttpServer(uvicorn.Server):
         self._has_said = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drains at the first signal, and ends at the second."""
+        """Drain at the first signal, and ends at the second."""
         if self._ends_at is None:
             self.drain()
         else:
@@ -97,25 +97,25 @@ class HttpServer(uvicorn.Server):
         return max(0.0, self._ends_at - time.monotonic())
 
     def drain(self) -> None:
-        """Refuses new requests from here on, and ends when those there are were answered."""
+        """Refuse new requests from here on, and ends when those there are were answered."""
         self._served.is_draining = True
-        self._num_at_signal = self._served.num_answering
+        self._num_at_signal = self._served.num_active_requests
         self._ends_at = time.monotonic() + self._drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends connections, and what is computed for requests."""
+        """End connections, and what is computed for requests."""
         self._served.bodies.refuse(draining(self._served.limits.retry_after_s))
         await super().shutdown(sockets)
         self._served.work.close()
 
     async def on_tick(self, counter: int) -> bool:
-        """Returns whether the server ends; called ten times a second."""
+        """Return whether the server ends; called ten times a second."""
         failed = self._served.engine.error
         if failed is not None and not self.should_exit:
             LOGGER.error("the server ends: %s", failed.what, exc_info=failed.__cause__)
             self.should_exit = True
         if self._ends_at is not None:
-            num_left = self._served.num_answering
+            num_left = self._served.num_active_requests
             if not self._has_said:
                 LOGGER.info("draining: %s requests are being answered", self._num_at_signal)
                 self._has_said = True

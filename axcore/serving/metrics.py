@@ -1,26 +1,63 @@
 """`ServerMetrics`: what `/metrics` says to Prometheus."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from axcore.serving.answering import RequestFigures
+from axcore.inference import CompletionDelta
 from axcore.serving.served_model import ServedModel
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
+@attrs.define
+class RequestStats:
+    """What is measured of one request.
+
+    Args:
+        began: When it came, on the monotonic clock.
+        first_token_s: Seconds to its first token; None before.
+        last_token_s: Seconds to its newest token; None before.
+        num_prompt_tokens: Tokens of its prompts.
+        num_cached_tokens: Of those, tokens that another request had computed.
+        num_tokens: Tokens of its answers so far.
+        finish_reasons: Of each answer that ended.
+        is_abandoned: Whether the client went away.
+    """
+
+    began: float = attrs.field(factory=time.monotonic)
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    finish_reasons: list[str] = attrs.field(factory=list)
+    is_abandoned: bool = False
+
+    def add(self, delta: CompletionDelta) -> None:
+        """Count a piece of an answer."""
+        if delta.sampled:
+            now = time.monotonic() - self.began
+            self.first_token_s = now if self.first_token_s is None else self.first_token_s
+            self.last_token_s = now
+            self.num_tokens += len(delta.sampled)
+        if delta.finish_reason is not None:
+            self.finish_reasons.append(delta.finish_reason)
+
+
 class EngineCollector(Collector):
-    """Reads the figures of a model's engine each time that somebody asks."""
+    """Reads the stats of a model's engine each time that somebody asks."""
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
 
     def collect(self) -> Iterator[Metric]:
-        """Yields each figure."""
+        """Yield each figure."""
         stats = self._served.engine.stats()
         for name, text, value in (
             ("requests_waiting", "Requests that wait for a slot", stats.num_waiting),
@@ -40,7 +77,7 @@ class EngineCollector(Collector):
                 stats.num_cached_prompt_tokens,
             ),
             ("preemptions", "Answers that made room for others", stats.num_preemptions),
-            ("drawn_tokens", "Tokens drawn by the engine", stats.num_drawn),
+            ("sampled_tokens", "Tokens sampled by the engine", stats.num_sampled_tokens),
             ("steps", "Steps of the engine", stats.num_steps),
             ("moved_requests", "Requests moved from a failed replica", stats.num_moved),
             ("lost_requests", "Requests that failed with their replica", stats.num_lost),
@@ -53,7 +90,7 @@ class ServerMetrics:
     """Counts and times requests.
 
     Args:
-        served: Whose figures are shown beside them.
+        served: Whose stats are shown beside them.
     """
 
     def __init__(self, served: ServedModel) -> None:
@@ -62,7 +99,7 @@ class ServerMetrics:
         kept: Any = {"registry": self.registry, "namespace": "axcore"}
         self.requests = Counter("requests", "Requests", ["path", "status"], **kept)
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts", **kept)
-        self.answer_tokens = Counter("answer_tokens", "Tokens of answers", **kept)
+        self.completion_tokens = Counter("completion_tokens", "Tokens of answers", **kept)
         self.abandoned = Counter("abandoned", "Requests whose client went away", **kept)
         self.in_flight = Gauge("requests_in_flight", "Requests being answered", **kept)
         timed: Any = {**kept, "buckets": _SECONDS}
@@ -76,21 +113,21 @@ class ServerMetrics:
             "request_seconds", "From a request with a prompt to its end, however it ends", **timed
         )
 
-    def add(self, path: str, status: int, figures: RequestFigures, seconds: float) -> None:
-        """Counts a request that ended."""
+    def add(self, path: str, status: int, stats: RequestStats, seconds: float) -> None:
+        """Count a request that ended."""
         self.requests.labels(path, str(status)).inc()
-        self.prompt_tokens.inc(figures.num_prompt_tokens)
-        self.answer_tokens.inc(figures.num_tokens)
-        self.abandoned.inc(int(figures.is_abandoned))
-        if figures.num_prompt_tokens:
+        self.prompt_tokens.inc(stats.num_prompt_tokens)
+        self.completion_tokens.inc(stats.num_tokens)
+        self.abandoned.inc(int(stats.is_abandoned))
+        if stats.num_prompt_tokens:
             self.duration.observe(seconds)
-        if figures.first_token_s is None or figures.last_token_s is None:
+        if stats.first_token_s is None or stats.last_token_s is None:
             return
-        self.first_token.observe(figures.first_token_s)
-        if figures.num_tokens > 1:
-            between = figures.last_token_s - figures.first_token_s
-            self.token_time.observe(between / (figures.num_tokens - 1))
+        self.first_token.observe(stats.first_token_s)
+        if stats.num_tokens > 1:
+            between = stats.last_token_s - stats.first_token_s
+            self.token_time.observe(between / (stats.num_tokens - 1))
 
     def text(self) -> bytes:
-        """Returns everything in Prometheus's text format."""
+        """Return everything in Prometheus's text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""`Placement`: the devices that the weights of a server lie on."""
+"""`start_engine`: an engine for a model, with programs compiled by which it can answer."""
 
 import math
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Placement:
     def of(
         cls, model: Module, shape: MeshShape, devices: Sequence[Any] | None = None
     ) -> "Placement":
-        """Returns where the weights of a model lie on a mesh of these sizes.
+        """Return where the weights of a model lie on a mesh of these sizes.
 
         Args:
             model: The model, as it is trained.
@@ -67,7 +67,7 @@ class Placement:
         return cls(mesh=mesh, num_present=len(present))
 
     def describe(self) -> str | None:
-        """Returns which devices are used; None where there is but one."""
+        """Return which devices are used; None where there is but one."""
         if self.num_present == 1:
             return None
         if self.num_replicas > 1:
@@ -82,7 +82,7 @@ class Placement:
 
 
 def _used(shape: MeshShape, present: Sequence[Any]) -> Sequence[Any]:
-    """Returns the devices of a mesh of these sizes."""
+    """Return the devices of a mesh of these sizes."""
     others = [axis for axis, size in shape.items() if axis not in SERVED_AXES and size != 1]
     if others and others[0] in MESH_AXES:  # what is none, the mesh refuses
         raise ShardingError(

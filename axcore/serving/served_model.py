@@ -11,8 +11,8 @@ from axcore.config import field_names
 from axcore.data import Tokenizer
 from axcore.errors import AxcoreError
 from axcore.inference import (
-    Answer,
     AnyEngine,
+    CompletionStream,
     Draining,
     EngineError,
     QueueFull,
@@ -20,17 +20,15 @@ from axcore.inference import (
     RequestError,
     Sampling,
 )
-from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
-from axcore.serving.body import Bodies
-from axcore.serving.completion_request import PromptOptions
-from axcore.serving.fields import checked_text
-from axcore.serving.limits import Limits
+from axcore.serving.config import Limits
+from axcore.serving.logprobs import TokenTexts
 from axcore.serving.placement import Placement
-from axcore.serving.seeds import Seeds
-from axcore.serving.token_texts import TokenTexts
-from axcore.serving.tool_choice import ToolChoice
-from axcore.serving.work import RequestWork
+from axcore.serving.request_body import Bodies
+from axcore.serving.request_parser import checked_text
+from axcore.serving.request_settings import PromptOptions, Seeds
+from axcore.serving.tools import ToolChoice
+from axcore.serving.worker_pool import RequestWork
 
 _FIELDS = {"grammar": "response_format", "num_logprobs": "logprobs", "adapter": "model"}
 """What requests call what an engine refuses."""
@@ -49,17 +47,17 @@ class ServedModel:
 
     Attributes:
         name: What requests call it.
-        engine: What draws tokens.
+        engine: What samples tokens.
         tokenizer: What it was trained with.
         max_length: Tokens of a prompt and its answer together at most.
         limits: What one request may ask.
         adapters: Names of what corrects the model for requests that name it.
         step: The checkpoint that answers come from; None where it has none.
         placement: The devices of its weights; None where they stay on those that they come on.
-        seeds: What decides the draws of each answer.
+        seeds: What decides the samples of each answer.
         created: When the server began, in seconds of Unix time.
         is_draining: Whether requests are refused because the server ends.
-        num_answering: Requests that are being answered.
+        num_active_requests: Requests that are being answered.
         bodies: Long bodies that arrive.
         texts: What tokens are as text.
         max_prompt_bytes: Bytes that the text of a prompt has at most.
@@ -77,7 +75,7 @@ class ServedModel:
     seeds: Seeds = attrs.field(factory=lambda: Seeds(None))
     created: int = attrs.field(factory=lambda: int(time.time()))
     is_draining: bool = False
-    num_answering: int = 0
+    num_active_requests: int = 0
     bodies: Bodies = attrs.field(init=False)
     texts: TokenTexts = attrs.field(init=False)
     max_prompt_bytes: int = attrs.field(init=False)
@@ -112,7 +110,7 @@ class ServedModel:
         return None if found is None else found.source
 
     def template_for(self, choice: ToolChoice) -> str | None:
-        """Returns the source of the chat template for a request, if there is one.
+        """Return the source of the chat template for a request, if there is one.
 
         Raises:
             ApiError: The request has tools which its answers may call, and the template does not
@@ -132,7 +130,7 @@ class ServedModel:
         return template.source
 
     def adapter(self, name: str | None) -> str | None:
-        """Returns the adapter that a request names as its model; None for the model itself.
+        """Return the adapter that a request names as its model; None for the model itself.
 
         Raises:
             ApiError: Neither is called so.
@@ -146,7 +144,7 @@ class ServedModel:
         return name
 
     def replace_weights(self, state: Any, step: int) -> None:
-        """Takes over the state of another step.
+        """Take over the state of another step.
 
         Raises:
             AxcoreError: As `Engine.replace_weights`.
@@ -157,7 +155,7 @@ class ServedModel:
     async def prompt_tokens(
         self, prompt: str | Sequence[int], param: str, options: PromptOptions
     ) -> tuple[int, ...]:
-        """Returns the tokens of a prompt, those that begin a text before it.
+        """Return the tokens of a prompt, those that begin a text before it.
 
         Raises:
             ApiError: It has none, too many, or one that is not in the vocabulary.
@@ -197,7 +195,7 @@ class ServedModel:
     async def chat_tokens(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
     ) -> tuple[int, ...]:
-        """Returns the tokens of a conversation, up to where the model answers.
+        """Return the tokens of a conversation, up to where the model answers.
 
         Raises:
             ApiError: There is no chat template, or it refuses the conversation.
@@ -231,7 +229,7 @@ class ServedModel:
         )
 
     def checked(self, tokens: tuple[int, ...], param: str) -> tuple[int, ...]:
-        """Returns the tokens of a prompt, if they are of the vocabulary and not too many."""
+        """Return the tokens of a prompt, if they are of the vocabulary and not too many."""
         if not tokens:
             message = f"{param} has no token; expected a text of at least one"
             raise invalid(message, param)
@@ -246,10 +244,10 @@ class ServedModel:
             raise invalid(f"{param} has token {max(tokens)}; the vocabulary has {size}", param)
         return tokens
 
-    def answer_size(
+    def max_new_tokens(
         self, prompt: Sequence[int], max_tokens: int | None, *, default: int | None = None
     ) -> int:
-        """Returns the tokens that an answer may have.
+        """Return the tokens that an answer may have.
 
         Args:
             prompt: What is continued.
@@ -280,15 +278,11 @@ class ServedModel:
             code="context_length_exceeded",
         )
 
-    async def submit(
-        self, requests: Sequence[Request], figures: RequestFigures, *, keeps_tokens: bool = True
-    ) -> Answers:
-        """Returns the answers to requests, all of them or none.
+    async def submit(self, requests: Sequence[Request]) -> list[CompletionStream]:
+        """Return the answers to requests, all of them or none.
 
         Args:
             requests: What is asked.
-            figures: What counts the answers' tokens.
-            keeps_tokens: See `Answers`.
 
         Raises:
             ApiError: A request cannot be answered, or not now.
@@ -297,28 +291,26 @@ class ServedModel:
         grammar = requests[0].grammar  # all requests have the same
         if grammar is None:
             size = sum(len(request.prompt) for request in requests)
-            answers = await self.work.compute(work, size=size, when_late=_cancel)
-        else:
-            try:
-                await self.work.check_grammar(grammar)
-            except AxcoreError as error:
-                raise self._refused(error) from error
-            # The engine compiles it again, which takes as long: that has its turn with grammars.
-            answers = await self.work.grammars.turns.run(work, when_late=_cancel)
-        return Answers(answers, figures, keeps_tokens=keeps_tokens)
+            return await self.work.compute(work, size=size, when_late=_cancel)
+        try:
+            await self.work.check_grammar(grammar)
+        except AxcoreError as error:
+            raise self._refused(error) from error
+        # The engine compiles it again, which takes as long: that has its turn with grammars.
+        return await self.work.grammars.pool.run(work, when_late=_cancel)
 
-    def _submit(self, requests: Sequence[Request]) -> list[Answer]:
-        answers: list[Answer] = []
+    def _submit(self, requests: Sequence[Request]) -> list[CompletionStream]:
+        completions: list[CompletionStream] = []
         try:
             for request in requests:
-                answers.append(self.engine.submit(request))
+                completions.append(self.engine.submit(request))
         except (RequestError, EngineError) as error:
-            _cancel(answers)
+            _cancel(completions)
             raise self._refused(error) from error
-        return answers
+        return completions
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, as UTF-8 can write it."""
+        """Return the text of tokens, as UTF-8 can write it."""
         return checked_text(self.tokenizer.decode(tokens), "tokens")
 
     def _refused(self, error: AxcoreError) -> ApiError:
@@ -332,19 +324,19 @@ class ServedModel:
         return ApiError(500, ENGINE_FAILED, code="engine_error")
 
 
-def _cancel(answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        answer.cancel()
+def _cancel(completions: Sequence[CompletionStream]) -> None:
+    for completion in completions:
+        completion.cancel()
 
 
 def draining(retry_after_s: int) -> ApiError:
-    """Returns the error of requests that come while the server ends."""
+    """Return the error of requests that come while the server ends."""
     message = "The server is about to end, and takes no new requests."
     return ApiError(503, message, code="draining", retry_after_s=retry_after_s)
 
 
 def _param(error: RequestError) -> str | None:
-    """Returns the field of a request that an engine refuses."""
+    """Return the field of a request that an engine refuses."""
     if error.where == "sampling":  # its errors begin with the setting
         name = error.what.partition(" ")[0]
         return name if name in field_names(Sampling) else None

@@ -45,7 +45,7 @@ class WeightsWatch:
         self._thread.join()
 
     def look(self) -> int | None:
-        """Takes over the newest good checkpoint; returns its step, or None where none is newer.
+        """Take over the newest good checkpoint; returns its step, or None where none is newer.
 
         Raises:
             CheckpointError: It is damaged, or was deleted meanwhile; the old weights still answer.

@@ -47,7 +47,7 @@ class BodyJobs:
     def run(self, values: Any) -> dict[str, Any]:
         """Return what a body says, or the error of one that is refused."""
         from axcore.serving.api_error import ApiError
-        from axcore.serving.parsing import parse_body
+        from axcore.serving.request_parser import parse_body
 
         try:
             return {"content": parse_body(values)}

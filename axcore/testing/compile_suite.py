@@ -1,4 +1,4 @@
-"""`CompileSuite`: a kernel compiles, forward and backward, for hardware that is not here.
+"""`CompileSuite`: a kernel compiles, forward and backward, for hardware you do not have.
 
 Lowering alone accepts kernels that overflow the memory of a chip or ask for layouts that it lacks;
 the hardware's own compiler refuses them. One process compiles for one target:

@@ -12,7 +12,7 @@ from axcore.ops import Call
 from axcore.ops.attention.blockwise import blockwise_backward
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES, AttentionTestCase
 from axcore.ops.attention.kernels import attention_reference
-from axcore.ops.attention.op import ATTENTION_OP, attention_call
+from axcore.ops.attention.op import ATTENTION_OP
 from axcore.ops.contract import only_shapes
 from axcore.ops.cross_entropy.contract import CROSS_ENTROPY_TEST_CASES, CrossEntropyTestCase
 from axcore.ops.cross_entropy.kernels import (
@@ -20,7 +20,7 @@ from axcore.ops.cross_entropy.kernels import (
     cross_entropy_reference,
     token_statistics_reference,
 )
-from axcore.ops.cross_entropy.op import CROSS_ENTROPY_OP, cross_entropy_call
+from axcore.ops.cross_entropy.op import CROSS_ENTROPY_OP
 from axcore.ops.op import KernelOp
 from axcore.plugins import Kernel, Op, plugin_host
 
@@ -95,7 +95,7 @@ class OpContract:
         backward: The backward kernel by which forward kernels are proven.
     """
 
-    op: KernelOp
+    op: KernelOp[Any]
     reference: Any
     cases: tuple[Case, ...]
     model_cases: tuple[Case, ...] = ()
@@ -151,7 +151,7 @@ def attention_case(sample: AttentionTestCase, *, with_lse: bool = False) -> Case
     return Case(
         name=f"{sample.name}_lse" if with_lse else sample.name,
         make=sample.make,
-        call=lambda inputs, spec: attention_call(inputs, spec, with_lse=with_lse),
+        call=lambda inputs, spec: ATTENTION_OP.call(inputs, spec, lse=with_lse),
         run=run,
     )
 
@@ -221,7 +221,7 @@ def cross_entropy_case(sample: CrossEntropyTestCase) -> Case:
     return Case(
         name=sample.name,
         make=sample.make,
-        call=cross_entropy_call,
+        call=CROSS_ENTROPY_OP.call,
         run=lambda function, inputs, spec: tuple(function(inputs, spec))[:2],
     )
 

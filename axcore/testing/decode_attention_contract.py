@@ -10,7 +10,6 @@ from axcore.ops.decode_attention.op import (
     DECODE_ATTENTION_OP,
     DecodeInputs,
     DecodeSpec,
-    decode_call,
 )
 from axcore.testing.contracts import Case, OpContract
 
@@ -25,7 +24,7 @@ def _run(kernel: Any, inputs: DecodeInputs, spec: DecodeSpec) -> Array:
 
 def decode_case(sample: DecodeTestCase) -> Case:
     """Returns the case of a sample."""
-    return Case(name=sample.name, make=sample.make, call=decode_call, run=_run)
+    return Case(name=sample.name, make=sample.make, call=DECODE_ATTENTION_OP.call, run=_run)
 
 
 DECODE_ATTENTION = OpContract(

@@ -10,7 +10,6 @@ from axcore.ops.decode_matmul.op import (
     DECODE_MATMUL_OP,
     DecodeMatmulInputs,
     DecodeMatmulSpec,
-    decode_matmul_call,
 )
 from axcore.testing.contracts import Case, OpContract
 
@@ -25,7 +24,7 @@ def _run(kernel: Any, inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Arr
 
 def decode_matmul_case(sample: DecodeMatmulTestCase) -> Case:
     """Returns the case of a sample."""
-    return Case(name=sample.name, make=sample.make, call=decode_matmul_call, run=_run)
+    return Case(name=sample.name, make=sample.make, call=DECODE_MATMUL_OP.call, run=_run)
 
 
 DECODE_MATMUL = OpContract(

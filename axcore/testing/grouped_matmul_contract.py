@@ -5,7 +5,7 @@ from axcore.ops.grouped_matmul.kernels import (
     grouped_matmul_portable_backward,
     grouped_matmul_reference,
 )
-from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP, grouped_matmul_call
+from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP
 from axcore.testing.contracts import Case, OpContract, backward_contract
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
 def grouped_matmul_case(sample: GroupedMatmulTestCase) -> Case:
     """Returns the case of a sample."""
     return Case(
-        name=sample.name, make=lambda dtype: (sample.make(dtype), None), call=grouped_matmul_call
+        name=sample.name, make=lambda dtype: (sample.make(dtype), None), call=GROUPED_MATMUL_OP.call
     )
 
 

@@ -22,6 +22,7 @@ BYTECODE = b"ML\xefR"
 """How MLIR's bytecode begins."""
 
 _IN_BASE64 = re.compile(base64.b64encode(BYTECODE)[:5] + rb"[A-Za-z0-9+/]*=*")
+_LOCATIONS_IN_JSON = re.compile(rb', "debug_locations": "[^"]*"')  # of jax 0.12 and newer
 _OF_LOCATIONS = frozenset({"kernel_hash"})
 """Parts of a kernel's config that are made of its bytes, and change with a comment."""
 
@@ -87,7 +88,7 @@ def _shown(attribute: Any) -> Iterator[str]:
         if held.startswith(BYTECODE):
             yield _kernel_digest(held)
         else:
-            yield repr(_IN_BASE64.sub(_digest_of_base64, held))
+            yield repr(_IN_BASE64.sub(_digest_of_base64, _LOCATIONS_IN_JSON.sub(b"", held)))
     else:
         yield str(attribute)
 

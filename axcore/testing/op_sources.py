@@ -12,12 +12,10 @@ from axcore.plugins import Kernel, Ref, plugin_host
 from axcore.testing.imports import imported_files, imports_of, steps_of
 
 OPS = Path(axcore.__file__).parent / "ops"
-DISPATCH = OPS / "dispatch"
 
 
 def op_files(kernel: Kernel, kernel_files: Iterable[Path]) -> frozenset[Path]:
-    """Returns the files of the op, what they and the kernel's own files import of other ops, and
-    how kernels are chosen.
+    """Return the files of the op, and what they and the kernel's own files import of `axcore.ops`.
 
     Args:
         kernel: The kernel.
@@ -31,7 +29,7 @@ def op_files(kernel: Kernel, kernel_files: Iterable[Path]) -> frozenset[Path]:
     named = {name for file in programs for name in imports_of(file.read_text(encoding="utf-8"))}
     roots = [file for folder in folders for file in folder.rglob("*.py")]
     roots += [modules[name] for name in named if name in modules]
-    return imported_files(roots, modules) | set(DISPATCH.rglob("*.py"))
+    return imported_files(roots, modules)
 
 
 def _op_folders(op: str) -> set[Path]:
@@ -49,15 +47,13 @@ def _op_folders(op: str) -> set[Path]:
 
 @functools.cache
 def _modules() -> Mapping[str, Path]:
-    """Returns the modules of all ops, by what they are imported as.
+    """Return the modules of all ops, by what they are imported as.
 
-    Those of `dispatch` are left out, since they name every op, and so is `axcore.ops`, which
-    imports every op; a name that is exported there is mapped to the module that it is from.
+    `axcore.ops` is left out, since it imports every op; a name that is exported there is mapped to
+    the module that it is from.
     """
     modules = {
-        ".".join(("axcore", "ops", *steps_of(file, OPS))): file
-        for file in OPS.rglob("*.py")
-        if DISPATCH not in file.parents
+        ".".join(("axcore", "ops", *steps_of(file, OPS))): file for file in OPS.rglob("*.py")
     }
     face = ast.parse(modules.pop("axcore.ops").read_text(encoding="utf-8"))
     exported = {

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -51,7 +52,8 @@ def _inner(equation: Any) -> Iterator[Any]:
 
 def _constants(program: Any) -> Iterator[bytes]:
     for constant in getattr(program, "consts", ()):
-        yield np.asarray(constant).tobytes()
+        if not isinstance(constant, jax.core.Tracer):  # a kernel's arguments, since jax 0.12
+            yield np.asarray(constant).tobytes()
     for equation in getattr(program, "jaxpr", program).eqns:
         for inner in _inner(equation):
             yield from _constants(inner)

@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declares the marker of tests that compile; notes what passed where that was asked for."""
     config.addinivalue_line(
-        "markers", f"compile(target): compiles for hardware that is not here; see {COMPILE_FOR}"
+        "markers", f"compile(target): compiles for hardware you do not have; see {COMPILE_FOR}"
     )
     if config.getoption(OUTCOMES):
         from axcore.testing.compile_outcomes import CompileOutcomes

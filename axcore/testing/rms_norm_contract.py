@@ -2,7 +2,7 @@
 
 from axcore.ops.rms_norm.contract import RMS_NORM_TEST_CASES, RmsNormTestCase
 from axcore.ops.rms_norm.kernels import rms_norm_portable_backward, rms_norm_reference
-from axcore.ops.rms_norm.op import RMS_NORM_OP, rms_norm_call
+from axcore.ops.rms_norm.op import RMS_NORM_OP
 from axcore.testing.contracts import Case, OpContract, backward_contract
 
 __all__ = ["RMS_NORM", "RMS_NORM_BACKWARD", "RmsNormTestCase", "rms_norm_case"]
@@ -10,7 +10,7 @@ __all__ = ["RMS_NORM", "RMS_NORM_BACKWARD", "RmsNormTestCase", "rms_norm_case"]
 
 def rms_norm_case(sample: RmsNormTestCase) -> Case:
     """Returns the case of a sample."""
-    return Case(name=sample.name, make=sample.make, call=rms_norm_call)
+    return Case(name=sample.name, make=sample.make, call=RMS_NORM_OP.call)
 
 
 RMS_NORM = OpContract(

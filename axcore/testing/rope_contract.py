@@ -4,7 +4,7 @@ from typing import Any
 
 from axcore.ops.rope.contract import ROPE_TEST_CASES, RopeTestCase
 from axcore.ops.rope.kernels import rope_reference
-from axcore.ops.rope.op import ROPE_OP, RopeInputs, RopeSpec, rope_call, rope_custom_vjp
+from axcore.ops.rope.op import ROPE_OP, RopeInputs, RopeSpec, rope_custom_vjp
 from axcore.testing.contracts import Case, OpContract
 
 __all__ = ["ROPE", "RopeTestCase", "rope_case"]
@@ -17,7 +17,7 @@ def _run(function: Any, inputs: RopeInputs, spec: RopeSpec) -> Any:
 
 def rope_case(sample: RopeTestCase) -> Case:
     """Returns the case of a sample."""
-    return Case(name=sample.name, make=sample.make, call=rope_call, run=_run)
+    return Case(name=sample.name, make=sample.make, call=ROPE_OP.call, run=_run)
 
 
 ROPE = OpContract(

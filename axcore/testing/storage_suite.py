@@ -63,9 +63,9 @@ class StorageSuite(Suite):
         _write(storage, 7)
         assert storage.committed() == ()
         storage.begin(7)
-        assert list(storage.draft(7).iterdir()) == []
+        assert list(storage.staging_directory(7).iterdir()) == []
         storage.abandon(7)
-        assert not storage.draft(7).exists()
+        assert not storage.staging_directory(7).exists()
         assert storage.committed() == ()
 
     def test_a_committed_step_holds_what_was_written(self, storage: Any) -> None:
@@ -73,7 +73,7 @@ class StorageSuite(Suite):
         _save(storage, 7)
         assert storage.committed() == (7,)
         assert _is_whole(storage, 7)
-        assert not storage.draft(7).exists()
+        assert not storage.staging_directory(7).exists()
 
     def test_steps_are_listed_in_order_and_deleted_alone(self, storage: Any) -> None:
         """By number, not by name."""
@@ -84,7 +84,7 @@ class StorageSuite(Suite):
         assert storage.committed() == (2, 100_000_000)
         assert _is_whole(storage, 2)
 
-    def test_later_steps_are_set_aside_by_an_earlier_one(self, storage: Any) -> None:
+    def test_later_steps_are_quarantined_by_an_earlier_one(self, storage: Any) -> None:
         """They are no steps any more."""
         for step in (1, 2, 3):
             _save(storage, step)
@@ -93,26 +93,26 @@ class StorageSuite(Suite):
         assert storage.committed() == (1, 2)
         assert storage.at_or_after(3) == ()
 
-    def test_one_step_is_set_aside_alone(self, storage: Any) -> None:
+    def test_one_step_is_quarantined_alone(self, storage: Any) -> None:
         """It is a step no more."""
         for step in (1, 2, 3):
             _save(storage, step)
-        storage.set_aside(2)
+        storage.quarantine(2)
         assert storage.committed() == (1, 3)
         assert all(_is_whole(storage, step) for step in (1, 3))
 
-    def test_what_is_set_aside_is_kept_each_time(self, storage: Any, tmp_path: Path) -> None:
+    def test_each_quarantined_step_is_kept(self, storage: Any, tmp_path: Path) -> None:
         """A human looks at it: a step that is damaged twice leaves both."""
         texts = {b"the first of them", b"the second of them"}
         for text in sorted(texts):
             _write(storage, 2)
-            (storage.draft(2) / "a").write_bytes(text)
+            (storage.staging_directory(2) / "a").write_bytes(text)
             storage.commit(2)
             storage.replicate(2)
-            storage.set_aside(2)
+            storage.quarantine(2)
         assert storage.committed() == ()
         kept = {file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-        assert texts <= kept, f"lost when another was set aside: {sorted(texts - kept)}"
+        assert texts <= kept, f"lost when another was quarantined: {sorted(texts - kept)}"
 
     def test_a_good_step_is_known_in_every_process_until_it_goes(
         self, record: CheckpointStorage, place: str, storage: Any
@@ -230,9 +230,9 @@ class StorageSuite(Suite):
 
 def _write(storage: Any, step: int) -> None:
     storage.begin(step)
-    folder = storage.draft(step) / "inner"
+    folder = storage.staging_directory(step) / "inner"
     folder.mkdir()
-    (storage.draft(step) / "a").write_text(f"a of {step}")
+    (storage.staging_directory(step) / "a").write_text(f"a of {step}")
     (folder / "b").write_text(f"b of {step}" * 100)
 
 

@@ -177,7 +177,7 @@ def check_sharding_rules(cfg: Any, specs: Any, batch: BatchSpec) -> None:
                 )
     known = sorted({*ACTIVATION_RULES, *had, *batch.axis_sizes()})
     for axis in cfg.sharding.activation_rules:
-        near = did_you_mean(axis, known, most=1)
+        near = did_you_mean(axis, known, max_names=1)
         if axis not in known and near is not None:
             raise ShardingError(
                 f"there is a rule for the logical axis {axis!r}, which is not a usual one",

@@ -224,6 +224,7 @@ class StepCompiler:
             cfg.sharding.param_rules,
         )
 
+        # Entered inside: whoever calls the function first, and wherever, has it traced.
         def in_context(*args: Any) -> Any:
             with (
                 sharding_activations(activations),

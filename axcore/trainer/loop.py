@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
 
 
-INITIAL_WEIGHTS_NAME = "initial_weights.txt"
-STOPPED_EARLY_NAME = "stopped_early.json"
+_INITIAL_WEIGHTS_NAME = "initial_weights.txt"
+_STOPPED_EARLY_NAME = "stopped_early.json"
 
 
 @attrs.frozen
@@ -292,7 +292,7 @@ def _keep_stop_reason(directory: Path, step: int, reason: str) -> None:
     """Keep why a guard ended the run; a run that continued after all has no such file."""
     if not is_process_zero():
         return
-    path = directory / STOPPED_EARLY_NAME
+    path = directory / _STOPPED_EARLY_NAME
     if reason:
         write_whole(path, json.dumps({"step": step, "reason": reason}) + "\n")
     else:
@@ -349,7 +349,7 @@ def _initial_weights(trainer: "Trainer", directory: Path, step: int) -> str:
 
     A run that starts again from its first state reads nothing a second time.
     """
-    kept = directory / INITIAL_WEIGHTS_NAME
+    kept = directory / _INITIAL_WEIGHTS_NAME
     if trainer.config.init_from is None or step or not is_process_zero() or kept.exists():
         return ""
     table = trainer.initial_weights.table()

@@ -19,7 +19,7 @@ from axcore.trainer.step import StepMetrics
 if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
 
-MAX_STEPS_IN_FLIGHT = 8
+_MAX_STEPS_IN_FLIGHT = 8
 """How many steps the devices may be behind the host: enough to never wait for it."""
 
 
@@ -96,8 +96,8 @@ class MetricLog:
         pending.append(metrics)
         # With more steps that are dispatched and not done, the threads of several processes'
         # devices may wait for one another for ever.
-        if len(pending) > MAX_STEPS_IN_FLIGHT:
-            pending[-1 - MAX_STEPS_IN_FLIGHT].is_applied.block_until_ready()
+        if len(pending) > _MAX_STEPS_IN_FLIGHT:
+            pending[-1 - _MAX_STEPS_IN_FLIGHT].is_applied.block_until_ready()
             self.is_step_done = True
 
     def has_step(self) -> bool:

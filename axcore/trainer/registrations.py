@@ -43,7 +43,7 @@ def observers() -> Iterator[RunObserver]:
     """What can watch a run."""
     yield RunObserver(
         name="heartbeat",
-        fn=Ref("axcore.trainer.callbacks.observers:Heartbeat"),
+        fn=Ref("axcore.trainer.callbacks.events:Heartbeat"),
         summary="heartbeat.json in the run directory, for a supervisor to watch",
     )
     yield RunObserver(

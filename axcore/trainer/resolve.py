@@ -114,7 +114,7 @@ def resolve(
             cfg = step(cfg, f"--modify {name}", change)
         return cfg
 
-    modifiers, variants = split_modifiers(modify)
+    modifiers, variants = _split_modifiers(modify)
     result = step(cfg, "init_from", lambda cfg: with_base_model(cfg, overrides))
     result = by_name(result, variants)
     rule = _mesh_rule(result, hardware, is_needed=not _sets_mesh(overrides))
@@ -158,7 +158,7 @@ def check_is_resolved(resolved: Any) -> None:
         )
 
 
-def split_modifiers(modify: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_modifiers(modify: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the named changes that are modifiers, and the others, which are made first."""
     modifiers = [one for one in modify if isinstance(find_change(one), Modifier)]
     return modifiers, [one for one in modify if one not in modifiers]

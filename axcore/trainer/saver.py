@@ -103,6 +103,8 @@ class Saver:
         """Save a checkpoint; a guard that raises keeps it from being saved."""
         step, state = self.position.step, self.position.state
         self.is_due = False
+        # Checked before it is written: a damaged state would take the place of a good one, as only
+        # so many checkpoints are kept.
         self._guards.on_save(step, state)
         self.flipped.check(step, state)
         self.checkpointer.save(step, state, self.position.extra(self._identity))
@@ -145,7 +147,7 @@ class Saver:
     def forget_later_snapshots(self) -> None:
         """Delete the snapshots after the present step: the run makes these steps again."""
         if self.snapshots.is_on:
-            self.snapshots.forget_after(self.position.step)
+            self.snapshots.delete_after(self.position.step)
 
     def newest_saved(self) -> int | None:
         """Return the newest checkpoint, None where none was saved; warns where one is lost.
@@ -171,11 +173,13 @@ class Saver:
 
     def reset_to(self, step: int) -> None:
         """Make a checkpoint the newest one, and set later ones aside."""
-        self.checkpointer.rewind(step)
+        self.checkpointer.reset_to(step)
         self._num_resets += 1
+        # Recorded before snapshots are deleted: a process that is killed in between finds those of
+        # another count, and leaves them alone.
         self.record(step)
         if self.snapshots.is_on:
-            self.snapshots.forget(self._num_resets)
+            self.snapshots.delete_all(self._num_resets)
 
     def check_is_own(self, restored: Restored, place: Path) -> None:
         """Check that what was restored is of this run."""

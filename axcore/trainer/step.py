@@ -195,6 +195,8 @@ class TrainStep:
         A step whose loss or gradient norm is not finite, or whose loss is a spike to the learner,
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
+        # `seed` itself draws the initial values, which dropout must not follow. The key depends on
+        # the step alone, so a run that resumes draws what one without an interruption does.
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
@@ -204,6 +206,7 @@ class TrainStep:
             )
             norms = self.norms(gradients, state.step + 1)
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
+        # Finite gradients may give an update that is not: a parameter may overflow its dtype.
         is_finite &= _are_finite(update.params)
         is_applied = is_finite & ~update.is_spike
         new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
@@ -216,7 +219,7 @@ class TrainStep:
         )
         metrics = StepMetrics(
             losses=outputs.losses,
-            group_losses=losses_of_groups(group_parts),
+            group_losses=_losses_of_groups(group_parts),
             summaries=outputs.summaries,
             gradient_norm=update.gradient_norm,
             gradient_norms=norms,
@@ -248,7 +251,7 @@ class TrainStep:
 
     def evaluate(self, model_state: Any, batch: Batch) -> dict[str, Loss]:
         """Return the losses of a batch outside of training."""
-        _, outputs = functional(self.model, model_state, without_groups(batch, self.loss_groups))
+        _, outputs = functional(self.model, model_state, _without_groups(batch, self.loss_groups))
         return outputs.losses
 
     def _gradients(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
@@ -260,7 +263,7 @@ class TrainStep:
         self, model_state: Any, batch: Batch, key: Array, weights: dict[str, Array] | None
     ) -> _Gradients:
         groups = self.loss_groups
-        read = without_groups(batch, groups)
+        read = _without_groups(batch, groups)
         token_weights = {} if groups is None else {groups.weights: read[groups.weights]}
 
         def loss(params: Any, token_weights: dict[str, Array]) -> tuple[Array, Outputs]:
@@ -272,13 +275,14 @@ class TrainStep:
             return _minimised(outputs.losses, weights), outputs
 
         differentiated = _chosen(model_state, self.specs, _has_gradient)
+        # The gradient by the weight of a token is its loss, so groups cost no second pass.
         (gradients, by_weight), outputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(
             differentiated, token_weights
         )
         outputs.updates.update(_measured(gradients, self.specs))
         parts = None
         if groups is not None:
-            parts = parts_of_groups(batch, by_weight[groups.weights], groups)
+            parts = _parts_of_groups(batch, by_weight[groups.weights], groups)
         return self._split(_trainable(gradients, self.specs)), outputs, parts
 
     def _split(self, gradients: Any) -> Any:
@@ -292,7 +296,7 @@ class TrainStep:
 
         def weights_of(inputs: Any) -> dict[str, Array]:
             one, one_key = inputs
-            read = without_groups(one, self.loss_groups)
+            read = _without_groups(one, self.loss_groups)
             _, outputs = functional(self.model, model_state, read, rng=one_key, training=True)
             return {name: loss.weight for name, loss in outputs.losses.items()}
 
@@ -304,6 +308,8 @@ class TrainStep:
             return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients), others
 
         params = _trainable(model_state, self.specs)
+        # The sums are split from the start: whole ones would not fit where only the optimizer's
+        # state is split.
         zeros = self._split(jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params))
         total, (outputs, parts) = jax.lax.scan(step, zeros, (micro, keys))
         gradients = jax.tree.map(lambda t, p: t.astype(p.dtype), total, params)
@@ -391,14 +397,14 @@ def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, ParamSpec)
 
 
-def without_groups(batch: Any, groups: LossGroups | None) -> Any:
+def _without_groups(batch: Any, groups: LossGroups | None) -> Any:
     """Return what a model reads of a batch."""
     if groups is None:
         return batch
     return {name: array for name, array in batch.items() if name != groups.array}
 
 
-def parts_of_groups(
+def _parts_of_groups(
     batch: Batch, gradient_BT: Float[Array, "batch time"], groups: LossGroups
 ) -> tuple[Float[Array, " groups"], Float[Array, " groups"]]:
     """Return what each group adds to the loss that is minimised, and its weight; both add up.
@@ -416,7 +422,7 @@ def parts_of_groups(
     return loss_S, weight_S
 
 
-def losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
+def _losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
     """Return sums and weights `[groups]` of a whole batch; None where there are no groups."""
     if parts is None:
         return None

@@ -28,7 +28,7 @@ WAITING_S = 5.0
 AGREE_EVERY_S = 1.0
 """How often several processes ask one another, which costs them a millisecond."""
 
-_MOST_STEPS = 100
+_MAX_STEPS_BETWEEN = 100
 
 
 class StopSignals:
@@ -79,7 +79,7 @@ class StopSignals:
             return False
         answers = all_gather_str("stopping together", f"{self._is_asked():d} {self._pace(step)}")
         steps_per_s = float(answers[0].split()[1])
-        self._ask_next = step + min(_MOST_STEPS, max(1, int(AGREE_EVERY_S * steps_per_s)))
+        self._ask_next = step + min(_MAX_STEPS_BETWEEN, max(1, int(AGREE_EVERY_S * steps_per_s)))
         return any(answer.startswith("1") for answer in answers)
 
     def agreed(self) -> signal.Signals | None:

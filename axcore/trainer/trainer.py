@@ -27,9 +27,8 @@ from axcore.module import Module
 from axcore.ops import KernelPlan, KernelPreference
 from axcore.parallel import ACTIVATION_RULES, PARAM_RULES, ContextParallelism, make_mesh
 from axcore.plugins import Hardware, MeshRule, attributed, plugin_host, wrong_method_return
-from axcore.trainer.callbacks.events import Observer, Observers
+from axcore.trainer.callbacks.events import Observer, Observers, named_observers
 from axcore.trainer.callbacks.metrics import LossMeter
-from axcore.trainer.callbacks.observers import named_observers
 from axcore.trainer.callbacks.writers import DEFAULT_WRITER
 from axcore.trainer.checks import (
     check_gradient_norms,
@@ -128,7 +127,7 @@ class Trainer(Configurable):
 
     @config
     class Config(Configurable.Config["Trainer"]):
-        """Describes a training run, whole.
+        """Describes a complete training run.
 
         What is `Resumable` may change when the run is resumed: how long it is, how often it
         reports, and what it runs on.
@@ -150,7 +149,7 @@ class Trainer(Configurable):
             sharding: How parameters, gradients, activations and keys are split over the mesh.
             logging: When metrics are logged, and where they go.
             eval_every_steps: Steps between evaluations; the last step is always evaluated.
-            prefetch_batches: How many batches a thread prepares ahead of the step at most; with 0
+            prefetch_batches: The most batches that a thread prepares ahead of the step; with 0
                 each is prepared when the step wants it.
             rollback: How many steps may be skipped, and how often the run may go back.
             preemption_notice: A file that appears when this machine is to be taken away; the run
@@ -158,7 +157,7 @@ class Trainer(Configurable):
             guards: What may change a batch or the state between steps, roll back or stop the run.
             checkpoint: When and how checkpoints are saved.
             snapshots: When states are kept in host memory, for restarts without storage.
-            prompt: What the sample at the end of the run resumes from.
+            prompt: The text that the sample at the end of the run continues.
             kernels: Which kernels serve.
         """
 
@@ -296,8 +295,8 @@ class Trainer(Configurable):
             observers: Get every event, besides those that the config names. In a run of several
                 processes each serves its own, and process 0 those of the config.
             quiet: Whether no progress is shown; otherwise process 0 shows it on stderr.
-            from_step: The checkpoint to resume from, 0 for the start; later ones are set aside. By
-                default the newest.
+            from_step: The checkpoint to resume from, 0 for the start; later ones are
+                quarantined. By default the newest.
             launch: Which launch this start is of. Of all starts of one, only the first goes back to
                 `from_step`; the others resume from the newest checkpoint.
             returns_when_stopped: Whether a request to stop makes this return, with a result that

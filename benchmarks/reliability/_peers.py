@@ -56,7 +56,7 @@ def kill_axcore(one: Try, *, policy: Sequence[str] = (), spares: bool) -> dict[s
     one.folder.mkdir(parents=True, exist_ok=True)
     write_experiment(one.folder, **{"data.batch_size": ROWS * one.processes, "mesh": {"data": -1}})
     before = len(events(one.folder, "stepping"))
-    choice = ("--policy", f"spares={str(spares).lower()}")
+    choice = ("--policy", f"standby_workers={str(spares).lower()}")
     with ended(start(one.folder, *choice, *policy, processes=one.processes)) as supervisor:
         wait_for(one.folder, "stepping", before + 1)
         pids = events(one.folder, "processes_started")[-1]["pids"]
@@ -66,7 +66,7 @@ def kill_axcore(one: Try, *, policy: Sequence[str] = (), spares: bool) -> dict[s
         time.sleep(one.wait_s)
         killed = kill(pids[one.rank])
         back = wait_for(one.folder, "stepping", before + 2)
-        ready = events(one.folder, "processes_started")[-1]["spares"]
+        ready = events(one.folder, "processes_started")[-1]["standby"]
         return {"to_step_s": when(back) - killed, "ready_spares": len(ready)}
 
 

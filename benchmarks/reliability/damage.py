@@ -161,7 +161,7 @@ def is_noticed(run: Path) -> bool:
     )
 
 
-def is_kept_aside(run: Path) -> bool:
+def is_quarantined(run: Path) -> bool:
     damaged = content(run / f"step_{NEW:08d}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -170,7 +170,7 @@ def is_kept_aside(run: Path) -> bool:
             checkpoints.save(NEW + 1, state_of(NEW + 1))
     for step in (OLD, NEW + 1):
         checkpoints.verify(step)
-    aside = content(run / f"step_{NEW:08d}.aside")
+    aside = content(run / f"step_{NEW:08d}.quarantined")
     return checkpoints.steps() == (OLD, NEW + 1) and aside == damaged
 
 
@@ -192,7 +192,7 @@ def main() -> None:
             kinds[kind] += 1
             if not is_noticed(run):
                 silent.append(kind)
-            elif number % 5 == 0 and not is_kept_aside(run):
+            elif number % 5 == 0 and not is_quarantined(run):
                 lost.append(kind)
             shutil.rmtree(run)
     outcome = f"{tries - len(silent)} of {tries} noticed, {len(silent)} silent; "

@@ -134,7 +134,7 @@ if __name__ == "__main__":
             hangs += one_round(Path(name) / str(number))
         (Path(name) / "last").mkdir()
         faults = [fault("blocked data", number) for number in (0, 1)]
-        code = run_with(Path(name) / "last", faults, 'ladder["hung"][0].times=1')
+        code = run_with(Path(name) / "last", faults, 'escalation["hung"][0].times=1')
     named = sum(one.named == one.process for one in hangs)
     record_promise(
         "R7",

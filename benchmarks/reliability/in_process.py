@@ -55,7 +55,7 @@ def strike(folder: Path, number: int) -> dict[str, Any]:
         "to_step_s": back - killed,
         "to_stand_down_s": when(stood[0]) - killed,
         "attempts": len(attempts),
-        "spare_was_ready": rank in attempts[0]["spares"],
+        "spare_was_ready": rank in attempts[0]["standby"],
         "kept_process": attempts[-1]["pids"][1 - rank] == pids[1 - rank],
     }
     print(number, found, flush=True)

@@ -97,7 +97,7 @@ def kill_trainers(folder: Path, tries: int, *policy: str) -> list[Kill]:
         lost = wait_for(folder, "process_lost", before[1] + number)
         assert lost["lost_process"] == rank
         back = wait_for(folder, "stepping", before[0] + number + 1)
-        spares = len(events(folder, "processes_started")[-1]["spares"])
+        spares = len(events(folder, "processes_started")[-1]["standby"])
         kills.append(Kill(rank, when(lost) - killed, when(back) - killed, spares))
         print(kills[-1], flush=True)
     supervisor.send_signal(signal.SIGTERM)
@@ -183,7 +183,9 @@ if __name__ == "__main__":
         write_experiment(Path(name))
         began = time.monotonic()
         killed = kill_trainers(Path(name), given.trainers)
-        without = kill_trainers(Path(name), given.without_spares, "--policy", "spares=false")
+        without = kill_trainers(
+            Path(name), given.without_spares, "--policy", "standby_workers=false"
+        )
         record_kills(killed, without, time.monotonic() - began)
         if given.supervisors:
             kill_supervisors(Path(name), given.supervisors)

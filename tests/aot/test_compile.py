@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from axcore.aot import KeptAnswers, compile_resolved
+from axcore.aot import ReportCache, compile_resolved
 from axcore.plugins import Hardware
 from axcore.testing import small_experiment
 from axcore.trainer import resolve
@@ -15,7 +15,7 @@ FLAGGED = {"XLA_FLAGS": "--xla_fast"}
 
 @pytest.fixture
 def kept(tmp_path):
-    return KeptAnswers(tmp_path / "answers")
+    return ReportCache(tmp_path / "answers")
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def state_of(step):
 
 
 def die_before(wanted_event, path_end):
-    """Kills this process just before it changes a path that ends so, or a draft of that."""
+    """Kills this process just before it changes a path that ends so, or its temporary file."""
 
     def hook(event, args):
         if event != wanted_event:

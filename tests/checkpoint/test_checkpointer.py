@@ -2,6 +2,7 @@
 
 import logging
 import resource
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tensorstore
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.checkpoint import Checkpointer, CheckpointWarning, writer
@@ -214,20 +216,20 @@ def test_all_steps_are_kept_without_a_limit(tmp_path):
     assert checkpoints.steps() == (0, 1, 2, 3, 4)
 
 
-def test_steps_of_a_history_that_ended_are_set_aside_not_deleted(tmp_path):
+def test_steps_of_a_history_that_ended_are_quarantined_not_deleted(tmp_path):
     with open_checkpoints(tmp_path) as first:
         for step in (1, 2, 3):
             first.save(step, small_state(step))
     with open_checkpoints(tmp_path) as second:
         second.restore(describe(small_state()), step=1)
-        with pytest.warns(CheckpointWarning, match="step 2 is saved by .* as step 2, 3 is kept as"):
+        with pytest.warns(CheckpointWarning, match="step 2 is saved by .* as step 2, 3 is renamed"):
             second.save(2, small_state(20))
         second.wait()
         assert second.steps() == (1, 2)
         assert_same_bits(second.restore(describe(small_state())).state, small_state(20))
-    assert (tmp_path / "step_00000003.aside" / "manifest.json").is_file()
+    assert (tmp_path / "step_00000003.quarantined" / "manifest.json").is_file()
     (tmp_path / "step_00000002").rename(tmp_path / "elsewhere")
-    (tmp_path / "step_00000002.aside").rename(tmp_path / "step_00000002")
+    (tmp_path / "step_00000002.quarantined").rename(tmp_path / "step_00000002")
     assert_same_bits(second.restore(describe(small_state()), step=2).state, small_state(2))
 
 
@@ -333,3 +335,31 @@ def test_saves_are_due_at_multiples(tmp_path):
 def test_a_count_below_one_is_refused(tmp_path, field):
     with pytest.raises(ConfigError, match=f"{field} is 0; expected 1 or more"):
         open_checkpoints(tmp_path, **{field: 0})
+
+
+KEPT_RUN = Path(__file__).parent / "kept_run"
+"""A step that an early version saved; it is never saved again, so that old runs still open."""
+
+
+def kept_state():
+    return {
+        "weight": jnp.arange(12, dtype=jnp.float32).reshape(3, 4),
+        "bias": jnp.arange(5, dtype=jnp.bfloat16),
+        "count": jnp.int32(3),
+        "key": jax.random.key(7),
+        "empty": jnp.zeros((0, 3)),
+    }
+
+
+def test_a_step_of_an_early_version_is_restored_bit_by_bit():
+    restored = open_checkpoints(KEPT_RUN).restore(describe(kept_state()))
+    assert_same_bits(restored.state, kept_state())
+    assert restored.extra == {"data": {"position": 12}}
+    assert open_checkpoints(KEPT_RUN).known_good() == (1,)
+
+
+def test_tensorstore_alone_reads_the_arrays_of_a_step():
+    database = {"driver": "ocdbt", "base": f"file://{KEPT_RUN}/step_00000001/arrays/state/"}
+    weight = {"driver": "zarr3", "kvstore": {**database, "path": "weight/"}}
+    read = tensorstore.open(weight, open=True).result().read().result()
+    assert np.array_equal(read, kept_state()["weight"])

@@ -99,24 +99,26 @@ def test_a_damaged_newest_step_is_passed_over_loudly_and_left_alone(run):
     assert "step 200 is damaged: arrays/" in text
     assert "has changed since it was saved" in text
     where = run / "step_00000200"
-    assert f"left as it is in {where} until this run saves, which sets it aside" in text
+    assert f"left as it is in {where} until this run saves, which quarantines it" in text
     assert text.endswith("going back to step 100.")
     assert warned[0].filename == __file__
     assert snapshot(run) == before
 
 
-def test_going_on_after_a_damaged_step_keeps_it_aside(run):
+def test_going_on_after_a_damaged_step_quarantines_it(run):
     flip_bit(largest_file(run / "step_00000200"), 4000)
     before = snapshot(run / "step_00000200")
     with open_checkpoints(run) as checkpoints:
         with pytest.warns(CheckpointWarning, match="going back to step 100"):
             checkpoints.restore(TEMPLATE)
         with pytest.warns(
-            CheckpointWarning, match=r"step 200 is damaged, and is kept as step_N\.aside"
+            CheckpointWarning, match=r"step 200 is damaged, and is renamed to step_N\.quarantined"
         ):
             checkpoints.save(200, state_of(7))
         assert np.array_equal(checkpoints.restore(TEMPLATE).state["w"], state_of(7)["w"])
-    aside = {run / "step_00000200.aside" / p.relative_to(run / "step_00000200") for p in before}
+    aside = {
+        run / "step_00000200.quarantined" / p.relative_to(run / "step_00000200") for p in before
+    }
     assert [path.read_bytes() for path in sorted(aside)] == [before[p] for p in sorted(before)]
 
 

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.checkpoint import Checkpointer, CheckpointWarning, writer
-from axcore.checkpoint.save import LONGEST_WAIT_S, Patience, Snapshot
+from axcore.checkpoint.save import LONGEST_WAIT_S, RetryPolicy, Snapshot
 from axcore.errors import CheckpointError
 
 
@@ -72,9 +72,9 @@ def fixed_at_a_warning(text, fix):
 
 
 def test_waits_double_up_to_a_bound():
-    assert Patience(tries=4, wait_s=0.5).waits() == [0.5, 1.0, 2.0]
-    assert Patience(tries=1, wait_s=1.0).waits() == []
-    assert max(Patience(tries=30, wait_s=1.0).waits()) == LONGEST_WAIT_S
+    assert RetryPolicy(tries=4, wait_s=0.5).waits() == [0.5, 1.0, 2.0]
+    assert RetryPolicy(tries=1, wait_s=1.0).waits() == []
+    assert max(RetryPolicy(tries=30, wait_s=1.0).waits()) == LONGEST_WAIT_S
 
 
 @pytest.mark.skipif(not writer.THREADS_START_AT_EXIT, reason="a save is waited for on this Python")
@@ -126,16 +126,18 @@ def test_a_disk_that_is_too_small_is_known_before_it_is_filled(small_disk):
         with pytest.warns(CheckpointWarning, match="the next step will not fit: about 3.0 MB"):
             save(checkpoints, 1, megabytes=3)
         with (
-            pytest.warns(CheckpointWarning, match="there is too little room .about 3.0 MB needed"),
+            pytest.warns(
+                CheckpointWarning, match="there is too little free space .about 3.0 MB needed"
+            ),
             pytest.raises(
-                CheckpointError, match=r"too little room .about 3\.0 MB needed, 1\.\d MB"
+                CheckpointError, match=r"too little free space .about 3\.0 MB needed, 1\.\d MB"
             ),
         ):
             save(checkpoints, 2, megabytes=3)
     assert_newest(path, 1, megabytes=3)
 
 
-def test_a_disk_that_fills_up_meanwhile_is_tried_again_when_there_is_room(small_disk):
+def test_a_disk_that_fills_up_meanwhile_is_tried_again_when_there_is_space(small_disk):
     path = small_disk(8)
     hog = path / "hog"
     with open_checkpoints(path) as checkpoints:
@@ -221,7 +223,7 @@ def test_a_snapshot_gives_back_every_leaf_on_its_sharding(axes):
 
 
 def spoil_once(draft):
-    """Changes a byte of a draft between its measuring and its reading back, as a bad disk does."""
+    """Change a byte of a staging directory before it is read back, as a bad disk does."""
     left = [draft]
 
     def hook(event, args):
@@ -240,6 +242,6 @@ def test_what_reads_back_otherwise_is_no_step_and_is_written_again(tmp_path):
     with open_checkpoints(tmp_path, keep=1, retry_after_s=0.01) as checkpoints:
         save(checkpoints, 1)
         spoil_once(tmp_path / "step_00000002.incomplete")
-        with pytest.warns(CheckpointWarning, match="step 2 failed: what was written reads back"):
+        with pytest.warns(CheckpointWarning, match="step 2 failed: files differ when they are"):
             save(checkpoints, 2)
     assert_newest(tmp_path, 2)

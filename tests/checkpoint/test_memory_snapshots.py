@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from axcore.checkpoint import CheckpointWarning, MemorySnapshots
-from axcore.checkpoint.peer_replicas import PART_FILES, Exchange, Hosts
+from axcore.checkpoint.peer_replicas import PART_FILES, Hosts, PeerExchange
 from axcore.errors import CheckpointError
 
 RUN = {"id": "0123", "config": "a", "data": "b"}
@@ -128,7 +128,7 @@ def test_a_snapshot_that_is_sharded_otherwise_is_not_taken(kept, snapshots, stat
 
 def test_a_run_that_goes_back_forgets_its_snapshots(kept, snapshots, state):
     found = snapshots()
-    found.forget(rewinds=1)
+    found.delete_all(rewinds=1)
     assert not kept.exists()
 
 
@@ -160,7 +160,7 @@ def test_memory_that_is_full_costs_a_warning_and_the_snapshot_before_stays(snaps
 
 
 @pytest.mark.parametrize(
-    ("hosts", "neighbours"),
+    ("hosts", "peers"),
     [
         ("aa", [None, None]),
         ("ab", [1, 0]),
@@ -170,16 +170,16 @@ def test_memory_that_is_full_costs_a_warning_and_the_snapshot_before_stays(snaps
         ("aab", [2, 2, 0]),
     ],
 )
-def test_copies_go_to_the_next_host_each_process_to_one_of_its_own(hosts, neighbours):
+def test_copies_go_to_the_next_host_each_process_to_one_of_its_own(hosts, peers):
     found = Hosts(tuple(hosts))
-    assert [found.neighbour_of(process) for process in range(len(hosts))] == neighbours
+    assert [found.peer_of(process) for process in range(len(hosts))] == peers
 
 
 @pytest.fixture
 def exchange(tmp_path):
     """An exchange with itself, that keeps what it gets in a folder."""
     (tmp_path / "got").mkdir()
-    made = Exchange("host", lambda process, step, write: write(tmp_path / "got"))
+    made = PeerExchange("host", lambda process, step, write: write(tmp_path / "got"))
     yield made
     made.close()
 

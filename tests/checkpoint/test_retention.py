@@ -99,12 +99,12 @@ def test_a_damaged_step_is_not_one_of_those_kept(tmp_path):
     with open_checkpoints(tmp_path, keep=2) as again:
         with pytest.warns(CheckpointWarning, match="going back to step 2"):
             again.restore(STATE)
-        with pytest.warns(CheckpointWarning, match=r"step 3 is damaged, and is kept as step_N\.as"):
+        with pytest.warns(CheckpointWarning, match=r"step 3 is damaged, and is renamed to step_N"):
             save(again, 5)
         assert again.steps() == (2, 5)
         for step in again.steps():
             again.verify(step)
-    assert (tmp_path / "step_00000003.aside/manifest.json").is_file()
+    assert (tmp_path / "step_00000003.quarantined/manifest.json").is_file()
 
 
 def test_a_damaged_known_good_step_gives_way_to_the_one_before(tmp_path):
@@ -120,7 +120,7 @@ def test_a_damaged_known_good_step_gives_way_to_the_one_before(tmp_path):
             save(again, 3, 4)
         assert again.steps() == (1, 4)
         assert again.known_good() == (1,)
-    (tmp_path / "step_00000002.aside").rename(tmp_path / "step_00000002")
+    (tmp_path / "step_00000002.quarantined").rename(tmp_path / "step_00000002")
     with pytest.raises(DamagedCheckpointError, match="step 2 is damaged"):
         again.verify(2)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from axcore.checkpoint import Checkpointer, CheckpointWarning
-from axcore.checkpoint.replicated_storage import open_mirror
+from axcore.checkpoint.replicated_storage import open_replicated
 from axcore.checkpoint.storage import open_storage
 from axcore.errors import CheckpointError
 
@@ -45,7 +45,7 @@ def test_a_scheme_that_nobody_brings_is_an_error():
 @pytest.mark.parametrize("place", ["/a", "?copy=/a", "/a?copy=", "/a?copy=/a", "/a/?copy=/a"])
 def test_a_mirror_of_one_directory_is_an_error(place):
     with pytest.raises(CheckpointError, match="does not name two directories"):
-        open_mirror(place)
+        open_replicated(place)
 
 
 def test_a_lost_disk_is_filled_from_its_copy(tmp_path):
@@ -95,7 +95,9 @@ def test_a_damaged_step_is_replaced_by_its_copy(tmp_path):
     with pytest.warns(CheckpointWarning, match="step 2 is damaged: .* and its copy restored"):
         restored = mirrored(tmp_path).restore(STATE)
     assert np.array_equal(restored.state["w"], STATE["w"] * 2)
-    assert names(tmp_path / "fast") == [*("step_00000001", "step_00000002", "step_00000002.aside")]
+    assert names(tmp_path / "fast") == [
+        *("step_00000001", "step_00000002", "step_00000002.quarantined")
+    ]
     mirrored(tmp_path).verify(2)
 
 

@@ -138,7 +138,7 @@ def test_show_on_a_target_has_its_rule_and_what_the_user_set_over_it(capsys):
     [
         ("tpu-v9-8", "no plugin knows target 'tpu-v9-8'; did you mean 'tpu-v"),
         ("gpu-h100-12", "12 chips are not a whole number of hosts of 8"),
-        ("tpu-v5p-3", "the number counts 2 per chip, and 3 is no multiple"),
+        ("tpu-v5p-3", "the number counts 2 per chip, and 3 is not a multiple"),
         ("llama", "does not end in a number"),
     ],
 )

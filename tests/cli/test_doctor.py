@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from axcore import testing
 from axcore._jax_compat import is_whole_program
-from axcore.cli.doctor import doctor, looked_at
-from axcore.cli.doctor_checks import caches
+from axcore.cli.doctor import caches, doctor, looked_at
 from axcore.errors import PluginError
 from axcore.plugins import DoctorCheck, Finding, Fix, Ref
 from axcore.resilience.compile_cache import programs_folder
@@ -36,7 +35,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def check():
-    return DoctorCheck(name="caches", fn=Ref("axcore.cli.doctor_checks:caches"), summary="")
+    return DoctorCheck(name="caches", fn=Ref("axcore.cli.doctor:caches"), summary="")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a command is to write is checked before it works, and written whole or not at all."""
+"""What a command is to write is checked before it works, and written atomically."""
 
 import subprocess
 import sys

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from axcore.cli import doctor_checks
-from axcore.cli.doctor import findings
-from axcore.cli.doctor_checks import (
+import axcore.cli.doctor as doctor_module
+from axcore.cli.doctor import (
     OWN_VARIABLES,
     environment_findings,
+    findings,
     jax_finding,
     process_findings,
 )
@@ -310,12 +310,12 @@ def test_flag_without_dashes_is_found():
 
 def test_doctor_names_what_confines_programs_here_and_what_to_install(monkeypatch):
     reasons = {"bubblewrap": "bwrap is not installed", "namespaces": None, "landlock": None}
-    monkeypatch.setattr(doctor_checks, "why_not", reasons.get)
-    (found,) = doctor_checks.sandbox()
+    monkeypatch.setattr(doctor_module, "why_not", reasons.get)
+    (found,) = doctor_module.sandbox()
     assert (found.level, "run under namespaces" in found.text) == ("ok", True)
     assert "bubblewrap does not work: bwrap is not installed" in found.text
-    monkeypatch.setattr(doctor_checks, "why_not", lambda name: "no")
-    (found,) = doctor_checks.sandbox()
+    monkeypatch.setattr(doctor_module, "why_not", lambda name: "no")
+    (found,) = doctor_module.sandbox()
     assert (found.level, found.hint) == ("warning", "apt install bubblewrap libseccomp2")
 
 

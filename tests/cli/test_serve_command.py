@@ -56,13 +56,13 @@ def test_a_host_that_is_not_this_machine_is_an_error(host):
 
 
 def test_a_setting_that_is_none_is_an_error_with_what_is_near():
-    assert "did you mean 'max_rows'" in str(refused("x", "--set", "engine.max_row=3"))
+    assert "did you mean 'max_num_seqs'" in str(refused("x", "--set", "engine.max_num_seq=3"))
 
 
 def test_what_is_no_model_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such directory"):
         open_model(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="the directory is no run"):
+    with pytest.raises(CheckpointError, match="not a run directory"):
         open_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
     with pytest.raises(AxcoreError, match="unheard-of"):
@@ -93,7 +93,7 @@ def trained(tmp_path_factory):
 @contextlib.contextmanager
 def served(folder):
     """Yields a process that serves a folder, and its address."""
-    few = ("max_rows=2", "max_length=32", "step_tokens=20", "tokens_per_call=1")
+    few = ("max_num_seqs=2", "max_length=32", "max_num_batched_tokens=20", "num_decode_steps=1")
     sets = [word for one in few for word in ("--set", f"engine.{one}")]
     command = [sys.executable, "-m", "axcore", "serve", str(folder), "--port", "0", *sets]
     process = subprocess.Popen(

@@ -15,7 +15,7 @@ from quick_flags import quick_environment
 
 from axcore.testing.tiny import small_experiment
 
-FEW = ("max_rows=2", "max_length=32", "step_tokens=20", "tokens_per_call=1")
+FEW = ("max_num_seqs=2", "max_length=32", "max_num_batched_tokens=20", "num_decode_steps=1")
 SERVE = """
 import os, signal, sys, time
 from axcore.cli.main import main

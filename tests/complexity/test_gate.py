@@ -19,7 +19,7 @@ from axcore.models import llama2, llama3, mistral, mixtral, qwen2
 from axcore.module import DTypes, functional
 from axcore.ops import KernelPolicy, use_policy
 from axcore.plugins import Experiment, Feature, Hardware, plugin_host
-from axcore.trainer import Trainer
+from axcore.trainer import KernelsConfig, Trainer
 
 pytestmark = pytest.mark.gate
 

@@ -18,9 +18,10 @@ def test_every_cause_is_on_the_page_with_its_budget():
     rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (\w+) \|$", PAGE, re.MULTILINE))
     policy = Policy()
     assert policy.window_s == 24 * 3600
-    budgets = {cause: policy.ladder.get(cause, ()) for cause in get_args(Cause)}
+    budgets = {cause: policy.escalation.get(cause, ()) for cause in get_args(Cause)}
     assert rows == {
-        cause: str(sum(rung.times for rung in rungs) or "none") for cause, rungs in budgets.items()
+        cause: str(sum(level.times for level in levels) or "none")
+        for cause, levels in budgets.items()
     }
 
 

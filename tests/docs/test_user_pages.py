@@ -49,10 +49,10 @@ SHORT_OF = {
     "train": SHORT,
     "serve": (
         "--port=0",
-        "--set=engine.max_rows=1",
+        "--set=engine.max_num_seqs=1",
         "--set=engine.max_length=32",
-        "--set=engine.step_tokens=20",
-        "--set=engine.tokens_per_call=1",
+        "--set=engine.max_num_batched_tokens=20",
+        "--set=engine.num_decode_steps=1",
     ),
 }
 

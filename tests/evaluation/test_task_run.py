@@ -52,7 +52,7 @@ def test_a_sample_that_was_changed_in_its_file_is_noticed(tmp_path):
     cfg = find_tasks([str(task)])["rows"]
     run(cfg, KnownAnswers(), tmp_path / "out")
     file.write_text(json.dumps({**QUESTIONS[0], "prompt": "another"}) + "\n")
-    with pytest.raises(DataError, match=r"sample 0 is another than the one that was answered"):
+    with pytest.raises(DataError, match=r"sample 0 differs from the one that was answered"):
         run(cfg, KnownAnswers(), tmp_path / "out")
 
 

@@ -89,9 +89,11 @@ def test_standard_errors_are_those_that_resampling_finds():
 
 
 def test_malformed_samples_are_set_aside_by_name_and_the_others_count(tmp_path):
-    rows = (*QUESTIONS, "it is no JSON", {"prompt": "c", "choices": ["x", "y"], "answer": 2})
+    rows = (*QUESTIONS, "it is not valid JSON", {"prompt": "c", "choices": ["x", "y"], "answer": 2})
     cfg = MultipleChoice.Config(samples=listed(*rows))
-    with pytest.warns(UserWarning, match=r"t: 2 samples do not count.*rows:2: it is no JSON"):
+    with pytest.warns(
+        UserWarning, match=r"t: 2 samples do not count.*rows:2: it is not valid JSON"
+    ):
         found = result(cfg, KnownAnswers(), tmp_path)
     assert (found.num_samples, found.num_bad) == (2, 2)
     kept = (tmp_path / "t.bad.jsonl").read_text().splitlines()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 CPU = Hardware.parse("cpu-1")
 CFG = llama2("toy")
 MODEL = CFG.build()
-ROOM = KVCacheConfig(num_rows=4, capacity=64, max_length=64)
+CACHE_CONFIG = KVCacheConfig(num_rows=4, capacity=64, max_length=64)
 TOKENS = np.random.default_rng(1).integers(0, CFG.vocab_size, (4, 9)).astype(np.int32)
 NUMBERS = (1, NO_ADAPTER, 0, 1)
 
@@ -35,8 +35,8 @@ def adapter(seed, **options):
     cfg = LoRA(**{"rank": 4, "alpha": 6.0, **options}).apply(CFG, CPU)
     fresh = adapters_of(cfg.build(), cfg.build().init(seed))
     keys = jax.random.split(jax.random.key(seed), len(fresh))
-    drawn = zip(fresh.items(), keys, strict=True)
-    return Adapter(cfg, {n: 0.2 * jax.random.normal(key, a.shape) for (n, a), key in drawn})
+    sampled = zip(fresh.items(), keys, strict=True)
+    return Adapter(cfg, {n: 0.2 * jax.random.normal(key, a.shape) for (n, a), key in sampled})
 
 
 @functools.cache
@@ -53,11 +53,11 @@ def logits_of(model, weights, adapters=None):
 
 def served(**options):
     model = CachedModel(
-        MODEL, base(), ROOM, adapters=AdapterSlots(num_adapters=3, rank=4), **options
+        MODEL, base(), CACHE_CONFIG, adapters=AdapterSlots(num_adapters=3, rank=4), **options
     )
     weights = model.weights
     for number, one in enumerate(adapters()):
-        weights = with_adapter(weights, number, factors_of(one, ROOM))
+        weights = with_adapter(weights, number, factors_of(one, CACHE_CONFIG))
     return model, weights
 
 
@@ -67,7 +67,7 @@ def merged(one):
 
 
 def plain_logits(state):
-    model = CachedModel(MODEL, state, ROOM)
+    model = CachedModel(MODEL, state, CACHE_CONFIG)
     return logits_of(model, model.weights)
 
 
@@ -93,7 +93,7 @@ def test_adapters_correct_narrow_weights_too():
     found = logits_of(narrow, weights, NUMBERS)
     wide = logits_of(*served(), NUMBERS)
     assert 0 < np.abs(found - wide).max() < 0.1 * np.abs(wide).max()
-    plain = CachedModel(MODEL, base(), ROOM, quantization=QuantizedWeights())
+    plain = CachedModel(MODEL, base(), CACHE_CONFIG, quantization=QuantizedWeights())
     np.testing.assert_allclose(found[1], logits_of(plain, plain.weights)[1], atol=1e-5)
 
 
@@ -101,8 +101,8 @@ def test_adapters_are_read_from_a_folder_of_peft(tmp_path):
     for number, one in enumerate(adapters()):
         state = with_adapters(one.cfg.build(), base(), one.arrays)
         to_peft(tmp_path / str(number), one.cfg, state)
-        read = factors_of(read_adapter(tmp_path / str(number), CFG), ROOM)
-        kept = factors_of(one, ROOM)
+        read = factors_of(read_adapter(tmp_path / str(number), CFG), CACHE_CONFIG)
+        kept = factors_of(one, CACHE_CONFIG)
         assert read.keys() == kept.keys()
         for path, factors in kept.items():
             for ours, theirs in zip(factors, read[path], strict=True):
@@ -110,10 +110,10 @@ def test_adapters_are_read_from_a_folder_of_peft(tmp_path):
 
 
 def test_adapters_that_do_not_fit_are_refused():
-    model = CachedModel(MODEL, base(), ROOM, adapters=AdapterSlots(num_adapters=1, rank=3))
+    model = CachedModel(MODEL, base(), CACHE_CONFIG, adapters=AdapterSlots(num_adapters=1, rank=3))
     with pytest.raises(ModuleError, match="the adapter has rank 4, and there is room for 3"):
-        with_adapter(model.weights, 0, factors_of(adapters()[0], ROOM))
+        with_adapter(model.weights, 0, factors_of(adapters()[0], CACHE_CONFIG))
     attention = AdapterSlots(exclude=("**.feed_forward.**", "**.head.**", "**.embedding.**"))
-    model = CachedModel(MODEL, base(), ROOM, adapters=attention)
+    model = CachedModel(MODEL, base(), CACHE_CONFIG, adapters=attention)
     with pytest.raises(ModuleError, match=r"no layer for adapters at decoder.*feed_forward"):
-        with_adapter(model.weights, 0, factors_of(adapters()[0], ROOM))
+        with_adapter(model.weights, 0, factors_of(adapters()[0], CACHE_CONFIG))

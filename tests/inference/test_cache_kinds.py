@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from axl_attention.across_layers import with_value_residual
 from cache_kinds import int8, rings, shared_keys
-from cache_law import PAGED, ROOM
+from cache_law import CACHE_CONFIG, PAGED
 from parity_pairs import MODELS
 
 from axcore.config import evolve, find_config, replace_config, update_config
@@ -55,20 +55,21 @@ def test_a_cache_of_8_bits_takes_half_of_16_and_a_scale():
     narrow = int8(cfg)
     head_dim = find_config(cfg, Attention)[0].node.head_dim or 16
     share = (head_dim + 4) / (2 * head_dim)
-    assert kept_bytes(narrow, ROOM) == share * kept_bytes(cfg, ROOM)
+    assert kept_bytes(narrow, CACHE_CONFIG) == share * kept_bytes(cfg, CACHE_CONFIG)
 
 
-def kept_bytes(cfg, room):
+def kept_bytes(cfg, cache_config):
     """Bytes of the caches of a model."""
     specs = jax.tree.leaves(
-        for_serving(cfg, room).build().param_specs(), is_leaf=lambda x: isinstance(x, ParamSpec)
+        for_serving(cfg, cache_config).build().param_specs(),
+        is_leaf=lambda x: isinstance(x, ParamSpec),
     )
     kept = [spec.abstract for spec in specs if spec.is_buffer]
     return sum(array.size * array.dtype.itemsize for array in kept)
 
 
 def test_rings_do_not_grow_with_the_texts():
-    short, long = (attrs.evolve(ROOM, call_tokens=4, capacity=size) for size in (16, 4096))
+    short, long = (attrs.evolve(CACHE_CONFIG, call_tokens=4, capacity=size) for size in (16, 4096))
     plain, ring = MODELS["mistral"](), rings(MODELS["mistral"]())
     assert kept_bytes(ring, long) == kept_bytes(ring, short) == kept_bytes(plain, short) // 2
     assert kept_bytes(plain, long) == 256 * kept_bytes(plain, short)
@@ -83,9 +84,9 @@ def test_rings_belong_to_rows_and_pages_to_nobody():
 
 def test_a_call_of_more_tokens_than_a_ring_has_room_for_is_refused():
     model = rings(MODELS["mistral"]()).build()
-    cached = CachedModel(model, model.init(0), ROOM)
+    cached = CachedModel(model, model.init(0), CACHE_CONFIG)
     none = np.zeros(3, np.int32)
-    with pytest.raises(ModuleError, match="8 tokens of a row; there is room for 6"):
+    with pytest.raises(ModuleError, match="8 tokens of a row; the cache takes 6"):
         cached.extend(cached.weights, cached.empty_caches(), np.ones((3, 8), np.int32), none, none)
 
 
@@ -96,12 +97,12 @@ def test_a_model_without_a_window_gets_no_rings():
 
 def test_latent_attention_keeps_its_latents_alone():
     cfg = MODELS["deepseek_v2"]()
-    tokens, num_layers, num_heads = ROOM.num_rows * ROOM.capacity, 3, 4
-    assert kept_bytes(cfg, ROOM) == 4 * num_layers * tokens * (32 + 8)
+    tokens, num_layers, num_heads = CACHE_CONFIG.num_rows * CACHE_CONFIG.capacity, 3, 4
+    assert kept_bytes(cfg, CACHE_CONFIG) == 4 * num_layers * tokens * (32 + 8)
     biased = update_config(cfg, {"**.attention.linear.has_bias": True})
-    assert kept_bytes(biased, ROOM) == 4 * num_layers * tokens * (32 + 1 + 8)
+    assert kept_bytes(biased, CACHE_CONFIG) == 4 * num_layers * tokens * (32 + 1 + 8)
     mixed = replace_config(cfg, lambda node: hasattr(node, "value_linear"), with_value_residual)
-    assert kept_bytes(mixed, ROOM) == 4 * num_layers * tokens * num_heads * (16 + 8 + 12)
+    assert kept_bytes(mixed, CACHE_CONFIG) == 4 * num_layers * tokens * num_heads * (16 + 8 + 12)
 
 
 def test_layers_that_share_keys_keep_them_once():

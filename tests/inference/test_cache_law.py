@@ -50,7 +50,7 @@ def assert_law(kind, family):
     tolerance = max(tolerance, TOLERANCES_OF_ROUNDING.get(how.rounding, 0))
     assert_splits_change_nothing(
         cfg,
-        how.room,
+        how.cache_config,
         plain_cfg=with_rounded_keys(cfg, how.rounding) if how.rounding else None,
         tolerance=tolerance,
         seed=seed_of(kind, family),
@@ -91,7 +91,7 @@ def test_any_split_does_so_whatever_the_roundings(kind, family):
 @pytest.mark.slow
 def test_every_kind_of_cache_builds_in_every_family_that_can_have_it():
     for kind, family in CASES:
-        for_serving(KINDS[kind].of(family), KINDS[kind].room).build()
+        for_serving(KINDS[kind].of(family), KINDS[kind].cache_config).build()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 import pytest
-from cache_law import ROOM
+from cache_law import CACHE_CONFIG
 from parity_pairs import MODELS
 
 from axcore.errors import ModuleError
@@ -37,7 +37,7 @@ def test_products_of_one_row_are_computed_in_parts(num_tokens, number):
     # Of two tokens only the head's, whose logits after the last one are wanted.
     model = transformer(vocab_size=512, dim=256, num_layers=1, num_heads=2, hidden_dim=512).build()
     with use_policy(PORTABLE):
-        served = CachedModel(model, model.init(0), attrs.evolve(ROOM, num_rows=1))
+        served = CachedModel(model, model.init(0), attrs.evolve(CACHE_CONFIG, num_rows=1))
         one = jnp.ones(1, jnp.int32)
         tokens = jnp.zeros((1, num_tokens), jnp.int32)
         args = served.weights, served.empty_caches(), tokens, one, one

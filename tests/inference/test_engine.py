@@ -28,10 +28,10 @@ from axcore.inference import (
     RequestError,
     Sampling,
 )
-from axcore.inference.call_shapes import call_shapes
+from axcore.inference.config import batch_buckets
 from axcore.inference.grammar import regex
 from axcore.inference.programs import Programs
-from axcore.inference.served_weights import ServedWeights
+from axcore.inference.weights import ServedWeights
 
 TOKENIZER = ByteTokenizer.Config().build()
 GREEDY = Sampling(temperature=0)
@@ -57,8 +57,14 @@ def request(text="a", max_tokens=20, **values):
 
 
 def opened(state=None, **values):
-    cfg = {"max_rows": 2, "max_length": LONGEST, "page_size": 4, "tokens_per_call": 1, **values}
-    cfg = {"step_tokens": 18, "decode_sizes": (cfg["max_rows"],), **cfg}
+    cfg = {
+        "max_num_seqs": 2,
+        "max_length": LONGEST,
+        "page_size": 4,
+        "num_decode_steps": 1,
+        **values,
+    }
+    cfg = {"max_num_batched_tokens": 18, "batch_size_buckets": (cfg["max_num_seqs"],), **cfg}
     return Engine(MODEL, state or chain(ALPHABET), TOKENIZER, EngineConfig(**cfg))
 
 
@@ -115,8 +121,8 @@ def test_log_probabilities_are_those_of_the_model(engine):
     expected = row - np.log(np.exp(row).sum())
     first = answer.tokens[0]
     np.testing.assert_allclose(first.logprob, expected[ord("b")], atol=1e-6)
-    assert [token for token, _ in first.likeliest] == [ord("b"), 0]
-    np.testing.assert_allclose(first.likeliest[1][1], expected[0], rtol=1e-5)
+    assert [token for token, _ in first.top_logprobs] == [ord("b"), 0]
+    np.testing.assert_allclose(first.top_logprobs[1][1], expected[0], rtol=1e-5)
 
 
 def test_log_probabilities_of_a_prompt_are_those_of_the_model(engine):
@@ -128,8 +134,8 @@ def test_log_probabilities_of_a_prompt_are_those_of_the_model(engine):
     assert answer.prompt_logprobs[0] is None
     np.testing.assert_allclose(answer.prompt_logprobs[1:], expected, atol=1e-5)
     rows = [table[ord(before)] for before in text[:-1]]
-    for row, likeliest in zip(rows, answer.prompt_likeliest[1:], strict=True):
-        ((number, logprob),) = likeliest
+    for row, top_tokens in zip(rows, answer.prompt_top_logprobs[1:], strict=True):
+        ((number, logprob),) = top_tokens
         assert row[number] == row.max()
         np.testing.assert_allclose(logprob, row.max(), atol=1e-5)
     assert answer.text == "b"
@@ -139,9 +145,9 @@ def test_as_many_of_the_likeliest_tokens_of_a_prompt_are_returned_as_of_its_answ
     answer = engine.submit(request("abxbcd", 1, prompt_logprobs=True, num_logprobs=5)).result(60)
     table = np.asarray(chain(ALPHABET)["table"])
     table = table - np.log(np.exp(table).sum(axis=1, keepdims=True))
-    found = [*answer.prompt_likeliest[1:], answer.tokens[0].likeliest]
-    for before, likeliest in zip("abxbcd", found, strict=True):
-        numbers, logprobs = zip(*likeliest, strict=True)
+    found = [*answer.prompt_top_logprobs[1:], answer.tokens[0].top_logprobs]
+    for before, top_tokens in zip("abxbcd", found, strict=True):
+        numbers, logprobs = zip(*top_tokens, strict=True)
         assert len(set(numbers)) == 5
         np.testing.assert_allclose(logprobs, table[ord(before), list(numbers)], atol=1e-5)
         np.testing.assert_allclose(logprobs, np.sort(table[ord(before)])[:-6:-1], atol=1e-5)
@@ -163,12 +169,12 @@ def test_a_grammar_decides_what_is_drawn(endless):
 
 
 def test_a_seed_decides_an_answer_and_another_gives_another(engine):
-    def drawn(seed):
+    def sampled(seed):
         hot = request("z", 8, sampling=Sampling(temperature=1.0), seed=seed, ignores_end=True)
         return [token.id for token in engine.submit(hot).result(60).tokens]
 
-    assert drawn(1) == drawn(1)
-    assert drawn(1) != drawn(2)
+    assert sampled(1) == sampled(1)
+    assert sampled(1) != sampled(2)
 
 
 def test_a_penalty_counts_what_was_drawn(engine):
@@ -243,7 +249,7 @@ def test_a_request_that_can_never_be_answered_is_refused(engine, values, text):
 
 
 def test_a_full_queue_refuses_and_draining_finishes_what_there_is():
-    with opened(chain("ab", ends=False), max_rows=1, max_queue=2) as engine:
+    with opened(chain("ab", ends=False), max_num_seqs=1, max_queue=2) as engine:
         with held(engine):
             answers = [engine.submit(request("a", 31)) for _ in range(2)]
             with pytest.raises(QueueFull, match="2 requests wait already"):
@@ -314,7 +320,7 @@ def test_a_step_that_fails_ends_its_answers_and_the_engine_says_so(monkeypatch):
         raise RuntimeError("device lost")
 
     with opened() as engine:
-        monkeypatch.setattr(Programs, "read", fail)
+        monkeypatch.setattr(Programs, "prefill", fail)
         answer = engine.submit(request())
         with pytest.raises(EngineError, match=r"a step of the engine failed.*device lost"):
             answer.result(60)
@@ -340,7 +346,7 @@ def of_every_kind(engine):
 
 def test_nothing_is_compiled_after_warm_up():
     calls = []
-    with opened(tokens_per_call=2) as engine:
+    with opened(num_decode_steps=2) as engine:
         engine.warm_up(lambda done, total, name: calls.append((done, total, name)))
         assert [done for done, _, _ in calls] == list(range(1, calls[0][1] + 1))
         of_every_kind(engine)
@@ -350,7 +356,7 @@ def test_nothing_is_compiled_after_warm_up():
 @pytest.mark.slow
 def test_a_few_programs_answer_while_the_others_are_compiled_and_no_request_waits_for_one():
     totals, ended = set(), queue.SimpleQueue()
-    with opened(tokens_per_call=2, decode_sizes=(1, 2), num_pages=12) as engine:
+    with opened(num_decode_steps=2, batch_size_buckets=(1, 2), num_pages=12) as engine:
         engine.warm_up(lambda _, total, __: totals.add(total), when_all=ended.put)
         by_few = of_every_kind(engine)
         assert ended.get(timeout=60) is None
@@ -365,7 +371,7 @@ def test_a_few_programs_answer_while_the_others_are_compiled_and_no_request_wait
 
 def test_closing_an_engine_ends_the_compilation_of_what_is_left():
     ended = queue.SimpleQueue()
-    with opened(tokens_per_call=2, decode_sizes=(1, 2)) as engine:
+    with opened(num_decode_steps=2, batch_size_buckets=(1, 2)) as engine:
         engine.warm_up(when_all=ended.put)
     assert ended.empty()
     assert "axcore-warm-up" not in {thread.name for thread in threading.enumerate()}
@@ -385,18 +391,20 @@ def test_several_threads_may_submit_and_read(engine):
     assert texts == {letter: ALPHABET[place + 1 :] for place, letter in enumerate(ALPHABET[:6])}
 
 
-@pytest.mark.parametrize("step_tokens", [8, 16, 100, 512])
-def test_no_call_reads_more_than_step_tokens(step_tokens):
-    shapes = call_shapes(EngineConfig(step_tokens=step_tokens, max_length=4096))
-    for length, rows in zip(shapes.chunk_lengths, shapes.read_sizes, strict=True):
-        assert length * max(rows) <= step_tokens
-    assert shapes.chunk_lengths[-1] == step_tokens
+@pytest.mark.parametrize("max_num_batched_tokens", [8, 16, 100, 512])
+def test_no_call_reads_more_than_max_num_batched_tokens(max_num_batched_tokens):
+    shapes = batch_buckets(
+        EngineConfig(max_num_batched_tokens=max_num_batched_tokens, max_length=4096)
+    )
+    for length, rows in zip(shapes.chunk_lengths, shapes.prefill_buckets, strict=True):
+        assert length * max(rows) <= max_num_batched_tokens
+    assert shapes.chunk_lengths[-1] == max_num_batched_tokens
 
 
 def test_sizes_that_do_not_fit_together_are_refused():
-    with pytest.raises(ConfigError, match="decode_sizes end at 1, and max_rows is 2"):
-        opened(decode_sizes=(1,))
+    with pytest.raises(ConfigError, match="batch_size_buckets end at 1; max_num_seqs is 2"):
+        opened(batch_size_buckets=(1,))
     with pytest.raises(ConfigError, match="num_pages is 15; 2 rows of 32 tokens need 16"):
-        opened(num_pages=15, fixed_shapes=True, decode_sizes=None)
+        opened(num_pages=15, fixed_shapes=True, batch_size_buckets=None)
     with pytest.raises(ConfigError, match="max_length is None"):
         opened(max_length=None)

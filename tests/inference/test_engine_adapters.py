@@ -18,7 +18,7 @@ TOKENIZER = ByteTokenizer.Config().build()
 CFG = transformer(vocab_size=264, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
 MODEL = CFG.build()
 PROMPT = tuple(b"the prompt of all of them")
-SIZES = {"max_rows": 4, "max_length": 48, "step_tokens": 32, "tokens_per_call": 1}
+SIZES = {"max_num_seqs": 4, "max_length": 48, "max_num_batched_tokens": 32, "num_decode_steps": 1}
 
 
 @functools.cache
@@ -30,8 +30,8 @@ def adapter(seed):
     cfg = LoRA(rank=4, alpha=8.0).apply(CFG, Hardware.parse("cpu-1"))
     fresh = adapters_of(cfg.build(), cfg.build().init(seed))
     keys = jax.random.split(jax.random.key(seed), len(fresh))
-    drawn = zip(fresh.items(), keys, strict=True)
-    return Adapter(cfg, {name: jax.random.normal(key, a.shape) for (name, a), key in drawn})
+    sampled = zip(fresh.items(), keys, strict=True)
+    return Adapter(cfg, {name: jax.random.normal(key, a.shape) for (name, a), key in sampled})
 
 
 def merged(one, state):

@@ -20,12 +20,12 @@ TOKENIZER = ByteTokenizer.Config().build()
 MODEL = transformer(vocab_size=264, dim=16, num_layers=2, num_heads=2, hidden_dim=16).build()
 SMALLER = transformer(vocab_size=280, dim=8, num_layers=1, num_heads=1, hidden_dim=8).build()
 SIZES = {
-    "draw_kinds": ("full",),
-    "max_rows": 3,
+    "sampler_kinds": ("full",),
+    "max_num_seqs": 3,
     "max_length": 48,
     "page_size": 4,
-    "step_tokens": 18,
-    "decode_sizes": (3,),
+    "max_num_batched_tokens": 18,
+    "batch_size_buckets": (3,),
 }
 SAMPLINGS = [
     Sampling(temperature=0),
@@ -57,14 +57,14 @@ def requests(**values):
 
 @pytest.fixture(scope="module")
 def plain():
-    return answers(requests(), tokens_per_call=1)
+    return answers(requests(), num_decode_steps=1)
 
 
 @pytest.mark.slow
 def test_a_draft_equal_to_the_model_is_always_right_and_saves_steps(plain):
     found, stats = answers(requests(), draft_of(MODEL))
     assert found == plain[0]
-    assert stats.num_right_guesses == stats.num_guesses > 60
+    assert stats.num_accepted_draft_tokens == stats.num_draft_tokens > 60
     assert stats.num_steps < plain[1].num_steps / 2
 
 
@@ -73,7 +73,7 @@ def test_a_draft_equal_to_the_model_is_always_right_and_saves_steps(plain):
 def test_answers_are_those_without_a_draft_also_where_pages_run_out(plain, num_pages):
     found, stats = answers(requests(), draft_of(SMALLER), num_pages=num_pages)
     assert [one.tokens for one in found] == [one.tokens for one in plain[0]]
-    assert 0 < stats.num_right_guesses < stats.num_guesses
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
     assert stats.pages_used == 0
     assert stats.num_cached_prompt_tokens > 0
     assert (stats.num_preemptions > 0) == (num_pages is not None)
@@ -88,7 +88,7 @@ def test_a_prompt_that_was_read_before_is_not_read_by_the_draft_again():
         stats = engine.stats()
     assert again.tokens == first.tokens
     assert again.num_cached_prompt_tokens >= 12
-    assert stats.num_right_guesses == stats.num_guesses > 0
+    assert stats.num_accepted_draft_tokens == stats.num_draft_tokens > 0
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_answers_with_log_probabilities_and_grammars_are_as_without_a_draft():
     found, _ = answers(asked, draft_of(SMALLER))
     for one, other in zip(found, expected, strict=True):
         assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
-        for name in ("logprob", "likeliest"):
+        for name in ("logprob", "top_logprobs"):
             own, theirs = ([getattr(t, name) for t in x.tokens] for x in (one, other))
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), own, theirs)
         assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
@@ -119,7 +119,7 @@ def table_of(noise):
 def test_drawn_tokens_pass_a_chi_square_test():
     model = NextLetter.Config(vocab_size=264).build()
     draft = Draft(model=model, state=table_of(noise=0.7), tokenizer=TOKENIZER)
-    values = {**SIZES, "max_rows": 8, "decode_sizes": (8,), "step_tokens": 128}
+    values = {**SIZES, "max_num_seqs": 8, "batch_size_buckets": (8,), "max_num_batched_tokens": 128}
     cfg = EngineConfig(**values, speculation=DraftModel(num_tokens=3))
     hot = Sampling(temperature=0.9)
     with Engine(model, table_of(noise=0), TOKENIZER, cfg, draft=draft) as engine:
@@ -129,8 +129,8 @@ def test_drawn_tokens_pass_a_chi_square_test():
         ]
         found = [answer.result(60) for answer in submitted]
         stats = engine.stats()
-    assert 0.4 < stats.num_right_guesses / stats.num_guesses < 0.95
-    assert stats.num_right_guesses > 1000
+    assert 0.4 < stats.num_accepted_draft_tokens / stats.num_draft_tokens < 0.95
+    assert stats.num_accepted_draft_tokens > 1000
     counts = np.zeros((5, 5))
     for answer in found:
         letters = [0, *(token.id - ord("a") for token in answer.tokens)]
@@ -151,9 +151,9 @@ def test_new_weights_are_taken_over_beside_the_draft():
         engine.replace_weights(MODEL.init(4))
         engine.submit(one).result(60)
         after = engine.stats()
-    assert before.num_right_guesses < before.num_guesses
-    added = after.num_guesses - before.num_guesses
-    assert after.num_right_guesses - before.num_right_guesses == added > 0
+    assert before.num_accepted_draft_tokens < before.num_draft_tokens
+    added = after.num_draft_tokens - before.num_draft_tokens
+    assert after.num_accepted_draft_tokens - before.num_accepted_draft_tokens == added > 0
 
 
 class OtherTokens(ByteTokenizer):
@@ -188,4 +188,4 @@ def test_a_draft_that_could_not_be_used_is_refused():
     with pytest.raises(ConfigError, match="there is a draft model, and speculation is NGram"):
         answers([], draft_of(SMALLER), speculation=NGramLookup())
     with pytest.raises(ConfigError, match="calls of fixed shapes draw a fixed number"):
-        answers([], draft_of(SMALLER), fixed_shapes=True, decode_sizes=None)
+        answers([], draft_of(SMALLER), fixed_shapes=True, batch_size_buckets=None)

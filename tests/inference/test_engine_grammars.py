@@ -23,8 +23,8 @@ HOT = Sampling(temperature=2.0)
 
 def opened(**values):
     model = transformer(vocab_size=264, dim=16, num_layers=1, num_heads=2, hidden_dim=16).build()
-    sizes = {"max_rows": 4, "max_length": 64, "page_size": 8, "step_tokens": 19}
-    cfg = EngineConfig(**{**sizes, "decode_sizes": (4,), "tokens_per_call": 4, **values})
+    sizes = {"max_num_seqs": 4, "max_length": 64, "page_size": 8, "max_num_batched_tokens": 19}
+    cfg = EngineConfig(**{**sizes, "batch_size_buckets": (4,), "num_decode_steps": 4, **values})
     return Engine(model, model.init(0), TOKENIZER, cfg)
 
 

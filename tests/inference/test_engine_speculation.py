@@ -12,12 +12,12 @@ from axcore.models import transformer
 TOKENIZER = ByteTokenizer.Config().build()
 CFG = transformer(vocab_size=264, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
 SIZES = {
-    "draw_kinds": ("full",),
-    "max_rows": 3,
+    "sampler_kinds": ("full",),
+    "max_num_seqs": 3,
     "max_length": 64,
     "page_size": 4,
-    "step_tokens": 18,
-    "decode_sizes": (3,),
+    "max_num_batched_tokens": 18,
+    "batch_size_buckets": (3,),
 }
 SAMPLINGS = [
     Sampling(temperature=0),
@@ -29,7 +29,7 @@ SAMPLINGS = [
 
 def answers(requests, warms_up=False, **values):
     model = CFG.build()
-    cfg = EngineConfig(**{**SIZES, "tokens_per_call": 4, **values})
+    cfg = EngineConfig(**{**SIZES, "num_decode_steps": 4, **values})
     with Engine(model, model.init(3), TOKENIZER, cfg) as engine:
         if warms_up:
             engine.warm_up()
@@ -56,7 +56,7 @@ def test_answers_are_those_without_guesses_also_where_pages_run_out(plain):
     found, stats = answers(requests(), speculation=speculation, num_pages=20)
     assert found == plain[0]
     assert stats.num_preemptions > 0
-    assert 0 < stats.num_right_guesses < stats.num_guesses
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
     assert stats.pages_used == 0
 
 
@@ -64,18 +64,18 @@ def test_answers_are_those_without_guesses_also_where_pages_run_out(plain):
 def test_no_guess_compiles_anything(plain):
     found, stats = answers(requests(), warms_up=True, speculation=NGramLookup(shortest=1))
     assert found == plain[0]
-    assert stats.num_guesses > 0
+    assert stats.num_draft_tokens > 0
     assert stats.compilations_after_warm_up == 0
 
 
 @pytest.mark.slow
 def test_right_guesses_save_steps():
     greedy = [Request(prompt=tuple(b"aaaa"), max_tokens=48, sampling=Sampling(temperature=0))]
-    one_by_one, slow = answers(greedy, tokens_per_call=1)
+    one_by_one, slow = answers(greedy, num_decode_steps=1)
     guessed, fast = answers(greedy, speculation=NGramLookup(num_tokens=3, shortest=1))
     assert guessed == one_by_one
-    assert fast.num_right_guesses > 10
-    assert fast.num_steps <= slow.num_steps - fast.num_right_guesses
+    assert fast.num_accepted_draft_tokens > 10
+    assert fast.num_steps <= slow.num_steps - fast.num_accepted_draft_tokens
 
 
 @pytest.mark.slow
@@ -83,13 +83,13 @@ def test_log_probabilities_and_grammars_are_as_without_guesses():
     asked = [*requests(num_logprobs=2)[:2], requests(grammar=regex("(ab|c){4,8}"))[1]]
     expected, _ = answers(asked)
     found, stats = answers(asked, speculation=NGramLookup(num_tokens=3, shortest=1))
-    assert stats.num_guesses > 0
+    assert stats.num_draft_tokens > 0
     for one, other in zip(found, expected, strict=True):
         assert one.text == other.text
         for a, b in zip(one.tokens, other.tokens, strict=True):
             assert a.id == b.id
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
-            assert [t for t, _ in a.likeliest] == [t for t, _ in b.likeliest]
+            assert [t for t, _ in a.top_logprobs] == [t for t, _ in b.top_logprobs]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def model():
 
 
 def opened(model, draft=None, **values):
-    sizes = {"max_rows": 4, "max_length": LONGEST, "page_size": 8, "step_tokens": 40}
+    sizes = {"max_num_seqs": 4, "max_length": LONGEST, "page_size": 8, "max_num_batched_tokens": 40}
     return Engine(*model, TOKENIZER, EngineConfig(**{**sizes, **values}), draft=draft)
 
 
@@ -59,7 +59,7 @@ def opened(model, draft=None, **values):
 def answered_alone(model, adapters=(), **values):
     """What a request gets from an engine that has no other, shares nothing and guesses nothing."""
     found = {}
-    sizes = {"max_rows": 1, "shares_prefixes": False, "tokens_per_call": 1}
+    sizes = {"max_num_seqs": 1, "enable_prefix_caching": False, "num_decode_steps": 1}
     with opened(model, **sizes, **values) as engine:
         for name, adapter in adapters:
             engine.add_adapter(name, adapter)
@@ -105,12 +105,12 @@ def test_greedy_answers_follow_the_plain_logits(model):
     prompt = tuple(b"the quick brown fox")
     with opened(model) as engine:
         request = Request(prompt=prompt, max_tokens=12, sampling=Sampling(temperature=0))
-        drawn = [token.id for token in engine.submit(request).result(60).tokens]
-    logits, _ = functional(*model, jnp.asarray([[*prompt, *drawn]]), method="logits")
+        sampled = [token.id for token in engine.submit(request).result(60).tokens]
+    logits, _ = functional(*model, jnp.asarray([[*prompt, *sampled]]), method="logits")
     rows = np.array(logits[0, len(prompt) - 1 : -1])
     rows[:, [TOKENIZER.bos_id, TOKENIZER.pad_id]] = -np.inf
     rows[:, TOKENIZER.vocab_size :] = -np.inf
-    assert drawn == rows.argmax(axis=1).tolist()
+    assert sampled == rows.argmax(axis=1).tolist()
 
 
 def answers_under_load(engine, requests, rng):
@@ -157,21 +157,21 @@ def adapter(seed):
     cfg = LoRA(rank=4, alpha=8.0).apply(CFG, CPU)
     fresh = adapters_of(cfg.build(), cfg.build().init(seed))
     keys = jax.random.split(jax.random.key(seed), len(fresh))
-    drawn = zip(fresh.items(), keys, strict=True)
-    return Adapter(cfg, {name: jax.random.normal(key, a.shape) for (name, a), key in drawn})
+    sampled = zip(fresh.items(), keys, strict=True)
+    return Adapter(cfg, {name: jax.random.normal(key, a.shape) for (name, a), key in sampled})
 
 
 def test_answers_by_adapters_under_load_are_those_computed_alone(model):
     rng = random.Random(4)
     adapters = tuple((name, adapter(seed)) for seed, name in enumerate(("one", "two")))
     requests = [random_request(rng, number, (None, "one", "two")) for number in range(24)]
-    room = {"num_adapters": 2, "adapter_rank": 4}
-    with opened(model, num_pages=12, **room) as engine:
+    cache_config = {"num_adapters": 2, "adapter_rank": 4}
+    with opened(model, num_pages=12, **cache_config) as engine:
         for name, one in adapters:
             engine.add_adapter(name, one)
         together, stats = answers_under_load(engine, requests, rng)
     assert stats.num_cached_prompt_tokens > 0
-    with answered_alone(model, adapters, **room) as alone:
+    with answered_alone(model, adapters, **cache_config) as alone:
         assert_same(requests, together, alone)
         other = [alone(attrs.evolve(one, adapter=None)) for one in requests if one.adapter]
         assert other != [alone(one) for one in requests if one.adapter]
@@ -189,7 +189,7 @@ def test_guessed_answers_under_load_are_those_computed_alone(model, alone, specu
         draft = Draft(model=model[0], state=model[0].init(0), tokenizer=TOKENIZER)
     with opened(model, draft, num_pages=12, speculation=speculation) as engine:
         together, stats = answers_under_load(engine, requests, rng)
-    assert 0 < stats.num_right_guesses <= stats.num_guesses
+    assert 0 < stats.num_accepted_draft_tokens <= stats.num_draft_tokens
     assert_same(requests, together, alone)
 
 
@@ -226,7 +226,7 @@ def test_fixed_shapes_give_the_same_bits_whatever_else_runs(cfg):
         attrs.evolve(random_request(rng, number), num_logprobs=3, priority=0)
         for number in range(10)
     ]
-    sizes = {"fixed_shapes": True, "step_tokens": 20, "tokens_per_call": 3}
+    sizes = {"fixed_shapes": True, "max_num_batched_tokens": 20, "num_decode_steps": 3}
     with opened(model, **sizes) as engine:
         alone = [engine.submit(request).result(60).tokens for request in requests]
         shuffled = rng.sample(requests, len(requests))

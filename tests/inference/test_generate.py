@@ -45,7 +45,7 @@ def generator():
 
 @pytest.mark.slow
 def test_greedy_text_is_the_likeliest_token_after_each_prefix(generator):
-    (drawn,) = generator.generate("ab", max_tokens=6, sampling=Sampling(temperature=0))
+    (sampled,) = generator.generate("ab", max_tokens=6, sampling=Sampling(temperature=0))
     tokens = list(TOKENIZER.encode_prompt("ab"))
     for _ in range(6):
         window = jnp.asarray([tokens[-CONTEXT:]])
@@ -54,8 +54,8 @@ def test_greedy_text_is_the_likeliest_token_after_each_prefix(generator):
         row[[TOKENIZER.bos_id, TOKENIZER.pad_id]] = -np.inf
         row[TOKENIZER.vocab_size :] = -np.inf
         tokens.append(int(row.argmax()))
-    assert drawn.text == TOKENIZER.decode(tokens[3:])
-    assert drawn.num_tokens == 6
+    assert sampled.text == TOKENIZER.decode(tokens[3:])
+    assert sampled.num_tokens == 6
 
 
 def test_special_tokens_of_a_prompt_are_these_tokens_unless_that_is_switched_off():
@@ -69,8 +69,8 @@ def test_special_tokens_of_a_prompt_are_these_tokens_unless_that_is_switched_off
 
 def test_the_window_slides_over_a_text_longer_than_the_context():
     a, b = ord("a"), ord("b")
-    (drawn,) = scripted((a, b), (b, a)).generate("a" * 40, max_tokens=30)
-    assert drawn.text == "ba" * 15
+    (sampled,) = scripted((a, b), (b, a)).generate("a" * 40, max_tokens=30)
+    assert sampled.text == "ba" * 15
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ def test_top_k_of_one_is_greedy_at_any_temperature(generator):
 
 def test_samples_of_one_prompt_differ_from_their_first_token_on():
     hot = Sampling(temperature=3.0)
-    drawn = scripted().generate("x", max_tokens=1, num_samples=40, sampling=hot, seed=0)
-    assert len({one.text for one in drawn}) > 16
+    sampled = scripted().generate("x", max_tokens=1, num_samples=40, sampling=hot, seed=0)
+    assert len({one.text for one in sampled}) > 16
 
 
 @pytest.mark.slow
@@ -97,8 +97,8 @@ def test_a_sample_does_not_depend_on_how_many_are_drawn_beside_it(generator):
 
 
 def test_an_end_token_in_first_place_ends_the_text():
-    (drawn,) = scripted((ord("x"), TOKENIZER.eos_id)).generate("x", max_tokens=9)
-    assert (drawn.text, drawn.num_tokens, drawn.is_ended) == ("", 0, True)
+    (sampled,) = scripted((ord("x"), TOKENIZER.eos_id)).generate("x", max_tokens=9)
+    assert (sampled.text, sampled.num_tokens, sampled.is_ended) == ("", 0, True)
 
 
 def test_a_text_ends_at_any_of_the_tokens_that_end_one():
@@ -107,22 +107,24 @@ def test_a_text_ends_at_any_of_the_tokens_that_end_one():
 
     generator = scripted((ord("x"), ord("y")), (ord("y"), ord(".")))
     generator.tokenizer = TwoEnds.Config().build()
-    (drawn,) = generator.generate("x", max_tokens=9, sampling=Sampling(temperature=0))
-    assert (drawn.text, drawn.is_ended) == ("y", True)
+    (sampled,) = generator.generate("x", max_tokens=9, sampling=Sampling(temperature=0))
+    assert (sampled.text, sampled.is_ended) == ("y", True)
 
 
 @pytest.mark.slow
 def test_tokens_that_are_no_text_are_never_drawn():
     width = TOKENIZER.vocab_size + 8  # a model wider than the tokenizer
-    cfg = EngineConfig(max_rows=4, max_length=CONTEXT, step_tokens=20, decode_sizes=(4,))
+    cfg = EngineConfig(
+        max_num_seqs=4, max_length=CONTEXT, max_num_batched_tokens=20, batch_size_buckets=(4,)
+    )
     for banned in (TOKENIZER.bos_id, TOKENIZER.pad_id, width - 1):
         model = Scripted.Config(vocab_size=width, script=((ord("x"), banned),)).build()
         with Engine(model, {}, TOKENIZER, cfg) as engine:
             asked = [Request(prompt=(ord("x"),), max_tokens=1, seed=seed) for seed in range(24)]
             answers = [engine.submit(one).result(60) for one in asked]
-        drawn = [token.id for answer in answers for token in answer.tokens]
-        assert banned not in drawn
-        assert max(drawn) < TOKENIZER.vocab_size
+        sampled = [token.id for answer in answers for token in answer.tokens]
+        assert banned not in sampled
+        assert max(sampled) < TOKENIZER.vocab_size
 
 
 @pytest.mark.parametrize(

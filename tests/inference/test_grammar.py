@@ -16,7 +16,7 @@ from tokenizers import models
 
 from axcore.data import ByteTokenizer, HuggingFaceTokenizer
 from axcore.errors import RequestError
-from axcore.inference.answer_text import AnswerText
+from axcore.inference.detokenizer import IncrementalDetokenizer
 from axcore.inference.grammar import (
     KEPT_GRAMMARS,
     MAX_OPTIONAL,
@@ -66,7 +66,7 @@ def allowed_tokens(matcher, vocab_size):
 def random_answer(tokenizer, matcher, seed, max_tokens=400):
     """Returns a text drawn by random logits, and whether it ended; the model is a bit wider."""
     random = np.random.default_rng(seed)
-    text, answer = "", AnswerText(tokenizer, tokenizer.encode("x").tolist())
+    text, answer = "", IncrementalDetokenizer(tokenizer, tokenizer.encode("x").tolist())
     for _ in range(max_tokens):
         allowed = allowed_tokens(matcher, tokenizer.vocab_size + 40)
         ends = [t for t in allowed if t in tokenizer.end_ids and random.random() < 0.3]

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from axcore.config import update_config
 from axcore.errors import CheckpointError
-from axcore.inference import EngineConfig, Request, Sampling, open_engine, weight_conversion
+from axcore.inference import EngineConfig, Request, Sampling, open_engine, weights
 from axcore.inference.cached_model import CachedModel
-from axcore.inference.weight_conversion import WeightConversion
+from axcore.inference.weights import WeightConversion
 from axcore.interop import from_hugging_face, host_arrays, to_hugging_face
 from axcore.layers import KVCacheConfig
 from axcore.models import llama2, mixtral
@@ -21,8 +21,10 @@ from axcore.modifiers import NAMED_WEIGHTS
 from axcore.parallel import make_mesh
 from axcore.runs import open_model
 
-ROOM = KVCacheConfig(num_rows=2, capacity=16, max_length=13)
-SIZES = EngineConfig(max_rows=1, max_length=32, step_tokens=17, draw_kinds=("greedy",))
+CACHE_CONFIG = KVCacheConfig(num_rows=2, capacity=16, max_length=13)
+SIZES = EngineConfig(
+    max_num_seqs=1, max_length=32, max_num_batched_tokens=17, sampler_kinds=("greedy",)
+)
 REQUEST = Request(prompt=(65, 66), max_tokens=6, sampling=Sampling(temperature=0), ignores_end=True)
 DEEP = update_config(
     llama2("toy"), {"decoder.stack.num_layers": 8, "**.feed_forward.hidden_dim": 256}
@@ -46,7 +48,7 @@ def served(folder, weights, mesh=None, **how):
     """Returns the weights that a model of a folder is served with."""
     read = from_hugging_face(folder, **how)
     narrow = weights and NAMED_WEIGHTS[weights]
-    return CachedModel(read.model, read.state, ROOM, mesh=mesh, quantization=narrow).weights
+    return CachedModel(read.model, read.state, CACHE_CONFIG, mesh=mesh, quantization=narrow).weights
 
 
 def over(num_devices):
@@ -75,10 +77,12 @@ def peaks(monkeypatch):
     found = [0, 0]
 
     def look():
-        now = [bytes_on(device) - least for device, least in zip(devices, before, strict=True)]
+        now = [
+            bytes_on(device) - min_kind for device, min_kind in zip(devices, before, strict=True)
+        ]
         found[:] = map(max, found, now)
 
-    kept, made = weight_conversion.kept_weight, WeightConversion.arrays
+    kept, made = weights.kept_weight, WeightConversion.arrays
 
     def kept_watched(specs, weight):
         arrays = jax.block_until_ready(kept(specs, weight))
@@ -90,7 +94,7 @@ def peaks(monkeypatch):
             look()
             yield one
 
-    monkeypatch.setattr(weight_conversion, "kept_weight", kept_watched)
+    monkeypatch.setattr(weights, "kept_weight", kept_watched)
     monkeypatch.setattr(WeightConversion, "arrays", arrays_watched)
     return found
 

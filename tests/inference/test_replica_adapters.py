@@ -19,13 +19,13 @@ CFG = transformer(vocab_size=264, dim=16, num_layers=1, num_heads=2, hidden_dim=
 MODEL = CFG.build()
 PROMPT = tuple(b"the prompt of all")
 SIZES = EngineConfig(
-    max_rows=2,
+    max_num_seqs=2,
     max_length=32,
     page_size=8,
-    step_tokens=32,
-    tokens_per_call=1,
-    decode_sizes=(2,),
-    draw_kinds=("greedy",),
+    max_num_batched_tokens=32,
+    num_decode_steps=1,
+    batch_size_buckets=(2,),
+    sampler_kinds=("greedy",),
     num_adapters=1,
     adapter_rank=4,
 )
@@ -35,8 +35,8 @@ def adapter(seed, rank=4):
     cfg = LoRA(rank=rank, alpha=8.0).apply(CFG, Hardware.parse("cpu-1"))
     fresh = adapters_of(cfg.build(), cfg.build().init(seed))
     keys = jax.random.split(jax.random.key(seed), len(fresh))
-    drawn = zip(fresh.items(), keys, strict=True)
-    return Adapter(cfg, {name: jax.random.normal(key, a.shape) for (name, a), key in drawn})
+    sampled = zip(fresh.items(), keys, strict=True)
+    return Adapter(cfg, {name: jax.random.normal(key, a.shape) for (name, a), key in sampled})
 
 
 def request(name=None):
@@ -112,7 +112,7 @@ def test_a_request_is_not_moved_to_a_replica_where_its_adapter_was_replaced():
         replicas.add_adapter("one", adapter(1))
         with replicas._choosing:  # so that nothing is moved yet
             with held(replicas):
-                answers = [last.submit(request("one")) for _ in range(SIZES.max_rows + 1)]
+                answers = [last.submit(request("one")) for _ in range(SIZES.max_num_seqs + 1)]
                 broken(last)
             with last._changed:
                 assert last._changed.wait_for(lambda: last.error is not None, 60)

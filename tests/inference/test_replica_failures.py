@@ -16,12 +16,12 @@ from axcore.parallel import make_mesh
 TOKENIZER = ByteTokenizer.Config().build()
 MODEL = NextLetter.Config(vocab_size=TOKENIZER.vocab_size).build()
 CFG = EngineConfig(
-    max_rows=2,
+    max_num_seqs=2,
     max_length=32,
     page_size=4,
-    tokens_per_call=1,
-    step_tokens=18,
-    decode_sizes=(2,),
+    num_decode_steps=1,
+    max_num_batched_tokens=18,
+    batch_size_buckets=(2,),
     max_queue=3,
 )
 TEXTS = "abcdab"

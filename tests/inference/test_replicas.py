@@ -25,15 +25,20 @@ from axcore.inference import (
     Sampling,
     open_engine,
 )
-from axcore.inference.compiled import CompiledPrograms
-from axcore.inference.engine_adapters import EngineAdapter
+from axcore.inference.adapters import EngineAdapter
 from axcore.inference.grammar import GrammarCompiler, regex
+from axcore.inference.programs import CompiledPrograms
 from axcore.parallel import make_mesh
 
 TOKENIZER = ByteTokenizer.Config().build()
 MODEL = NextLetter.Config(vocab_size=TOKENIZER.vocab_size).build()
 CFG = EngineConfig(
-    max_rows=2, max_length=32, page_size=4, tokens_per_call=1, step_tokens=18, decode_sizes=(2,)
+    max_num_seqs=2,
+    max_length=32,
+    page_size=4,
+    num_decode_steps=1,
+    max_num_batched_tokens=18,
+    batch_size_buckets=(2,),
 )
 
 
@@ -73,7 +78,10 @@ def test_replicas_share_the_work_and_answer_as_one_engine(replicas):
     parts = replicas.replica_stats()
     assert [one.num_prompt_tokens for one in parts] == [2, 2]
     total = replicas.stats()
-    assert (total.num_slots, total.num_drawn) == (4, sum(one.num_drawn for one in parts))
+    assert (total.num_slots, total.num_sampled_tokens) == (
+        4,
+        sum(one.num_sampled_tokens for one in parts),
+    )
 
 
 def test_prompts_that_begin_alike_go_to_one_replica(replicas):
@@ -93,7 +101,7 @@ def test_a_cancelled_answer_ends_at_its_replica_and_frees_its_room(replicas):
     replicas.drain()
     stats = replicas.stats()
     assert (stats.num_waiting, stats.num_running, stats.pages_used) == (0, 0, 0)
-    assert stats.num_drawn == 60
+    assert stats.num_sampled_tokens == 60
 
 
 def test_requests_are_refused_where_every_queue_is_full():
@@ -214,7 +222,7 @@ def test_each_replica_guesses_by_a_draft_of_its_own():
         ]
         parts = found.replica_stats()
         trees = [jax.tree.leaves(one._programs.weights.value) for one in found._engines]
-    assert all(0 < one.num_right_guesses < one.num_guesses for one in parts)
+    assert all(0 < one.num_accepted_draft_tokens < one.num_draft_tokens for one in parts)
     devices = [{device for leaf in leaves for device in leaf.devices()} for leaves in trees]
     assert devices == [{device} for device in jax.devices()[1:3]]
 

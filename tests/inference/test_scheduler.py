@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 from schedule_simulation import Simulation
 
+from axcore.config import evolve
+from axcore.inference import EngineConfig
+from axcore.inference.config import batch_buckets
+from axcore.inference.schedule import SchedulerConfig, SequenceState
 from axcore.inference.scheduler import Scheduler
-from axcore.inference.step_plan import Job, Limits
+from axcore.plugins import Hardware
 
 
 def simulate(seeds):
@@ -18,35 +22,37 @@ def simulate(seeds):
             raise
 
 
-def scheduler_of_pages(num_pages, *, page_size=1, shares_prefixes=False):
+def scheduler_of_pages(num_pages, *, page_size=1, enable_prefix_caching=False):
     """Returns a scheduler of three slots."""
-    limits = Limits(
+    limits = SchedulerConfig(
         num_slots=3,
         max_length=num_pages * page_size,
         page_size=page_size,
         num_pages=num_pages,
-        tokens_per_call=1,
+        num_decode_steps=1,
         chunk_lengths=(16,),
-        read_sizes=((1, 3),),
+        prefill_buckets=((1, 3),),
         alone_length=16,
         tokens_of_call=100,
-        shares_prefixes=shares_prefixes,
+        enable_prefix_caching=enable_prefix_caching,
     )
     return Scheduler(limits)
 
 
 def added(scheduler, number, priority, size, limit):
     text = np.arange(size, dtype=np.int32)
-    job = Job(number=number, priority=priority, text=text, num_prompt=size, limit=limit)
-    scheduler.add(job)
-    return job
+    sequence = SequenceState(
+        number=number, priority=priority, text=text, num_prompt=size, limit=limit
+    )
+    scheduler.add(sequence)
+    return sequence
 
 
 def step(scheduler):
-    plan = scheduler.plan()
-    for call in (plan.read, plan.draw):
+    plan = scheduler.schedule()
+    for call in (plan.prefill, plan.decode):
         if call is not None:
-            scheduler.record(call, np.zeros((len(call.slots), 1), np.int32))
+            scheduler.update_from_output(call, np.zeros((len(call.slots), 1), np.int32))
     return plan
 
 
@@ -64,7 +70,7 @@ def test_a_waiting_text_takes_pages_only_where_they_are_enough(size, is_taken):
 
 def test_a_page_that_two_share_is_left_to_the_first_where_none_is_free():
     """The last row loses its pages, and what the first is to write on need not be copied."""
-    scheduler = scheduler_of_pages(3, page_size=2, shares_prefixes=True)
+    scheduler = scheduler_of_pages(3, page_size=2, enable_prefix_caching=True)
     last = added(scheduler, 0, 1, 4, 6)
     step(scheduler)
     shared = list(last.pages)
@@ -91,3 +97,66 @@ def test_many_random_schedules_lose_no_page_and_starve_nobody():
 @pytest.mark.long
 def test_very_many_random_schedules_lose_no_page_and_starve_nobody():
     simulate(range(11_000, 101_000))
+
+
+HOST, CHIP = "cpu-1", "tpu-v5p-8"
+
+
+def limits_on(hardware, **changes):
+    shapes = batch_buckets(
+        evolve(EngineConfig(max_length=4096), **changes), Hardware.parse(hardware)
+    )
+    return SchedulerConfig(
+        num_slots=16,
+        max_length=4096,
+        page_size=16,
+        num_pages=4096,
+        num_decode_steps=8,
+        **shapes.limits,
+    )
+
+
+def pieces(limits, missing):
+    found = []
+    while missing > 0:
+        found.append(limits.piece_length(missing))
+        missing -= found[-1]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("hardware", "missing", "wanted"),
+    [
+        (HOST, 275, [256, 32]),
+        (CHIP, 275, [512]),
+        (HOST, 256, [256]),
+        (HOST, 250, [256]),
+        (HOST, 1, [16]),
+        (HOST, 1300, [512, 512, 256, 32]),
+        (CHIP, 1300, [512, 512, 512]),
+    ],
+)
+def test_a_text_is_padded_or_cut_by_what_a_call_costs(hardware, missing, wanted):
+    assert pieces(limits_on(hardware), missing) == wanted
+
+
+@pytest.mark.parametrize("hardware", [HOST, CHIP])
+def test_no_other_pieces_take_less_time(hardware):
+    limits = limits_on(hardware, max_num_batched_tokens=128)
+    min_kind = {0: 0}
+    for missing in range(1, 200):
+        min_kind[missing] = min(
+            length + limits.tokens_of_call + min_kind[max(0, missing - length)]
+            for length in limits.chunk_lengths
+        )
+        found = pieces(limits, missing)
+        assert sum(found) + limits.tokens_of_call * len(found) == min_kind[missing], missing
+
+
+def test_texts_are_read_together_where_that_reads_more_in_a_time():
+    """A program of 4 rows of 64 tokens costs as much for two texts as for four."""
+    texts = np.full(4, 60)
+    assert limits_on(HOST).num_read(64, texts[:2]) == 1
+    assert limits_on(HOST).num_read(64, texts) == 4
+    assert limits_on(CHIP).num_read(64, texts[:1]) == 1
+    assert limits_on(CHIP).num_read(64, texts[:2]) == 2

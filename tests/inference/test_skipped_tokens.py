@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cache_law import MORE_ROWS, PAGED, ROOM, assert_splits_change_nothing, texts
+from cache_law import CACHE_CONFIG, MORE_ROWS, PAGED, assert_splits_change_nothing, texts
 from parity_pairs import model_logits
 
 from axcore.config import REQUIRED, config, replace_config, update_config
@@ -60,11 +60,14 @@ def model(*, layout=None, **fields):
     )
 
 
-def extend(cfg, room=ROOM):
+def extend(cfg, cache_config=CACHE_CONFIG):
     built = cfg.build()
-    served = CachedModel(built, built.init(1), room)
-    rows, more = jnp.zeros(room.num_rows, jnp.int32), jnp.full(room.num_rows, 4, jnp.int32)
-    tokens = jnp.asarray(texts(cfg, 0)[: room.num_rows, :4])
+    served = CachedModel(built, built.init(1), cache_config)
+    rows, more = (
+        jnp.zeros(cache_config.num_rows, jnp.int32),
+        jnp.full(cache_config.num_rows, 4, jnp.int32),
+    )
+    tokens = jnp.asarray(texts(cfg, 0)[: cache_config.num_rows, :4])
     return served.extend(served.weights, served.empty_caches(), tokens, rows, more)
 
 
@@ -77,10 +80,12 @@ def test_a_layer_that_skips_tokens_is_refused_by_name(gathers):
 
 
 @pytest.mark.parametrize("gathers", [False, True])
-@pytest.mark.parametrize("room", [ROOM, MORE_ROWS, PAGED], ids=["rows", "slots", "pages"])
+@pytest.mark.parametrize(
+    "cache_config", [CACHE_CONFIG, MORE_ROWS, PAGED], ids=["rows", "slots", "pages"]
+)
 @pytest.mark.slow
-def test_any_split_of_a_text_gives_the_logits_of_the_whole(room, gathers):
-    assert_splits_change_nothing(model(layout=GappedCache.Config(), gathers=gathers), room)
+def test_any_split_of_a_text_gives_the_logits_of_the_whole(cache_config, gathers):
+    assert_splits_change_nothing(model(layout=GappedCache.Config(), gathers=gathers), cache_config)
 
 
 def test_a_text_in_two_calls_has_the_logits_of_the_whole():
@@ -88,7 +93,7 @@ def test_a_text_in_two_calls_has_the_logits_of_the_whole():
     built = cfg.build()
     state, tokens = built.init(1), texts(cfg, 0)[:, :8]
     whole = model_logits(built, state, tokens)
-    served = CachedModel(built, state, ROOM)
+    served = CachedModel(built, state, CACHE_CONFIG)
     caches, new = served.empty_caches(), jnp.full(len(tokens), 4)
     for first in (0, 4):
         some = tokens[:, first : first + 4]

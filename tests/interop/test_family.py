@@ -66,7 +66,7 @@ def test_an_edited_model_that_is_no_more_of_its_family_is_one_that_fits_with_a_w
     read = from_hugging_face(folder)
     cfg = update_config(read.config, {"**.attention.linear.has_bias": True})
     state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
-    with pytest.warns(UserWarning, match="read as mistral, which it is no more; .* as qwen2"):
+    with pytest.warns(UserWarning, match="read as mistral, which it no longer is; .* as qwen2"):
         assert to_hugging_face(tmp_path / "back", cfg, state) == "qwen2"
 
 

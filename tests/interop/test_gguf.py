@@ -162,7 +162,7 @@ def test_numbers_that_a_type_lacks_leave_no_file(tmp_path):
 
 def test_a_file_that_is_there_is_left_alone(tmp_path):
     (tmp_path / "model.gguf").write_text("mine")
-    with pytest.raises(CheckpointError, match="there is something of that name already"):
+    with pytest.raises(CheckpointError, match="file already exists"):
         write_model(tmp_path / "model.gguf", llama2("toy"))
     assert (tmp_path / "model.gguf").read_text() == "mine"
 

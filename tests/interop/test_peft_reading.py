@@ -21,7 +21,7 @@ from axcore.modifiers import LoRA
 from axcore.module import functional
 from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run
-from axcore.serving.adapters import open_adapters
+from axcore.serving.startup import open_adapters
 
 CPU = Hardware.parse("cpu-1")
 ADAPTED = LoRA(rank=4, alpha=6.0).apply(llama2("toy"), CPU)
@@ -299,7 +299,7 @@ def test_adapters_of_tables_are_added_to_them(folders, state, name):
         alpha_pattern={name: 3},
         rank_pattern={name: 2},
     )
-    with pytest.warns(UserWarning, match=rf"no adapter layer here corrects {name}"):
+    with pytest.warns(UserWarning, match=rf"no adapter layer here adapts {name}"):
         read, _ = begun(folders)
     correction = 3 / 2 * (up @ down)
     old, new = (one["head"] if is_head else one["decoder"]["embedding"] for one in (state, read))
@@ -317,7 +317,7 @@ def test_adapters_of_experts_are_added_to_them(tmp_path):
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "w1"]
     factors = {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
     with_tensors(tmp_path, factors, target_modules=targets)
-    with pytest.warns(UserWarning, match=r"no adapter layer here corrects .*experts\.5\.w1"):
+    with pytest.warns(UserWarning, match=r"no adapter layer here adapts .*experts\.5\.w1"):
         read, _ = begun(tmp_path, cfg)
     old, new = (one["decoder"]["stack"]["layer"]["feed_forward"] for one in (state, read))
     changes = jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), old, new))
@@ -362,7 +362,7 @@ def test_adapters_of_another_model_are_refused(folders):
 @pytest.mark.slow
 def test_a_base_is_a_folder_and_dtypes_are_one_unless_named(folders):
     changed(folders, base_model_name_or_path="some/model")
-    with pytest.raises(CheckpointError, match="are of some/model, which is no folder"):
+    with pytest.raises(CheckpointError, match="are of some/model, not a folder"):
         import_run(folders / "adapters", folders / "run")
     with pytest.raises(CheckpointError, match=r"holds no adapters that .* could be the base of"):
         import_run(folders / "base", folders / "run", base="other")

@@ -215,7 +215,7 @@ def test_another_model_is_an_error_that_shows_how_it_differs(folder):
 
 
 def test_nothing_is_written_over_and_nothing_is_left_of_what_failed(folder, state, tmp_path):
-    with pytest.raises(CheckpointError, match="there is something in the folder"):
+    with pytest.raises(CheckpointError, match="the folder is not empty"):
         to_hugging_face(folder, CFG, state)
     with pytest.raises(ConfigError, match="no family"):
         to_hugging_face(tmp_path / "new", RMSNorm.Config(), state)
@@ -239,7 +239,7 @@ def test_a_damaged_config_is_an_error(folder):
 def test_a_model_with_a_head_that_is_not_over_tokens_is_refused_as_what_it_is(folder, name):
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "architectures": [name]}))
-    with pytest.raises(ConfigError, match=f"{name}, which is no language model"):
+    with pytest.raises(ConfigError, match=f"{name}, which is not a language model"):
         PretrainedCheckpoint(folder)
 
 
@@ -332,7 +332,7 @@ def test_an_index_reaches_no_file_outside_its_folder(state, tmp_path):
     to_hugging_face(tmp_path / "many", CFG, state, max_shard_bytes=50_000)
     index = tmp_path / "many" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {K: "../other.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"'\.\./other\.safetensors', which is no file of"):
+    with pytest.raises(CheckpointError, match=r"'\.\./other\.safetensors', which is not a file of"):
         from_hugging_face(tmp_path / "many")
 
 

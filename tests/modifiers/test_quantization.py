@@ -167,7 +167,12 @@ def test_a_model_without_a_layer_to_change_is_refused():
 def test_an_engine_serves_narrow_weights_and_takes_over_new_ones():
     model, tokenizer = TEXT_CFG.build(), ByteTokenizer.Config().build()
     cfg = EngineConfig(
-        max_rows=1, max_length=32, page_size=8, step_tokens=16, tokens_per_call=1, weights="int8"
+        max_num_seqs=1,
+        max_length=32,
+        page_size=8,
+        max_num_batched_tokens=16,
+        num_decode_steps=1,
+        weights="int8",
     )
     request = Request(prompt=tuple(b"ab"), max_tokens=6, sampling=Sampling(temperature=0))
     with Engine(model, model.init(0), tokenizer, cfg) as engine:

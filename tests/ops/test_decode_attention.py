@@ -17,7 +17,7 @@ from axcore.ops.decode_attention.kernels import (
     decode_attention_portable,
     decode_attention_reference,
 )
-from axcore.ops.decode_attention.op import decode_call
+from axcore.ops.decode_attention.op import DECODE_ATTENTION_OP
 from axcore.plugins import Hardware
 
 SAMPLES = {sample.name: sample for sample in DECODE_TEST_CASES}
@@ -130,7 +130,7 @@ def test_work_ends_with_the_longest_row_and_begins_with_the_window(length, monke
 )
 def test_blocks_are_small_where_a_host_copies_them_for_few_queries(hardware, queries, block):
     inputs, spec = DecodeTestCase(name="blocks", queries=queries).make()
-    entry = BLOCK_SIZES.entry(decode_call(inputs, spec), Hardware.parse(hardware))
+    entry = BLOCK_SIZES.entry(DECODE_ATTENTION_OP.call(inputs, spec), Hardware.parse(hardware))
     assert entry.block_sizes == block
 
 

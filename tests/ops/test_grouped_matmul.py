@@ -19,13 +19,13 @@ from axcore.ops.grouped_matmul.kernels import (
     grouped_matmul_portable_backward,
     grouped_matmul_reference,
 )
-from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_custom_vjp
+from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP, GroupedMatmulInputs
 
 SAMPLES = {sample.name: sample for sample in GROUPED_MATMUL_TEST_CASES}
 
 
 PORTABLE = partial(
-    grouped_matmul_custom_vjp,
+    GROUPED_MATMUL_OP.custom_vjp,
     forward=grouped_matmul_portable,
     backward=grouped_matmul_portable_backward,
 )

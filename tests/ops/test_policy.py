@@ -9,17 +9,16 @@ import pytest
 
 from axcore.errors import KernelError
 from axcore.ops import (
+    ATTENTION_OP,
     KernelPlan,
     KernelPolicy,
     attention,
-    attention_parts,
     cross_entropy,
     current_policy,
     recording_choices,
     use_policy,
 )
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES
-from axcore.ops.attention.op import attention_call
 from axcore.ops.contract import relative_error
 from axcore.plugins import Hardware
 
@@ -131,8 +130,8 @@ def test_backward_pin_that_would_be_ignored_is_refused():
 @pytest.mark.parametrize("sample", ATTENTION_TEST_CASES[-1:] + ATTENTION_TEST_CASES[:1])
 def test_abstract_call_gives_back_its_parts(sample):
     inputs, spec = sample.make()
-    call = attention_call(inputs, spec, with_lse=True)
-    abstract, same_spec = attention_parts(call)
+    call = ATTENTION_OP.call(inputs, spec, lse=True)
+    abstract, same_spec = ATTENTION_OP.parts(call)
     assert same_spec == spec
     assert call.feature("lse") is True
     for array, part in zip(inputs, abstract, strict=True):

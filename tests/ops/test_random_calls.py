@@ -34,7 +34,7 @@ from axcore.ops.grouped_matmul.kernels import (
     grouped_matmul_portable_backward,
     grouped_matmul_reference,
 )
-from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_custom_vjp
+from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP, GroupedMatmulInputs
 
 pytestmark = pytest.mark.slow
 
@@ -169,7 +169,7 @@ GROUPED = Subject(
     drawn_groups,
     grouped_matmul_reference,
     (
-        lambda inputs: grouped_matmul_custom_vjp(
+        lambda inputs: GROUPED_MATMUL_OP.custom_vjp(
             inputs,
             None,
             forward=grouped_matmul_portable,

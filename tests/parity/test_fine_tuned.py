@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from parity_pairs import load_theirs
+from parity_pairs import load_hf
 
 import axcore as ax
 from axcore.experiments.named import load_experiment
@@ -45,9 +45,9 @@ def both(tmp_path_factory):
     trainer_on(cfg, 1).run(folder / "chat", quiet=True)
     run = load_run(folder / "chat")
     export_run(run, folder / "published")
-    theirs, complaints = load_theirs(folder / "published")
+    hf, complaints = load_hf(folder / "published")
     assert not any(complaints.values()), complaints
-    return run, theirs, run.trainer.data.tokenizer
+    return run, hf, run.trainer.data.tokenizer
 
 
 def prompt_of(tokenizer, question):
@@ -57,7 +57,9 @@ def prompt_of(tokenizer, question):
 def greedy_here(run):
     """Returns the tokens of each greedy answer, by the engine."""
     tokenizer = run.trainer.data.tokenizer
-    few = EngineConfig(max_rows=8, max_length=48, step_tokens=64, draw_kinds=("greedy",))
+    few = EngineConfig(
+        max_num_seqs=8, max_length=48, max_num_batched_tokens=64, sampler_kinds=("greedy",)
+    )
     with Engine(run.model, run.state, tokenizer, few) as engine:
         asked = [
             Request(
@@ -71,13 +73,13 @@ def greedy_here(run):
         return [[token.id for token in one.result().tokens] for one in answers]
 
 
-def greedy_there(theirs, tokenizer):
+def greedy_there(hf, tokenizer):
     import torch
 
     found = []
     for question in QUESTIONS:
         prompt = torch.tensor([prompt_of(tokenizer, question)])
-        ids = theirs.generate(
+        ids = hf.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=LONGEST,
@@ -95,11 +97,11 @@ def exact_match(answers):
 
 
 def test_exact_match_of_greedy_answers_is_the_same(both):
-    run, theirs, tokenizer = both
-    ours, there = greedy_here(run), greedy_there(theirs, tokenizer)
-    ours = [[*one, 257] if len(one) < LONGEST and one[-1:] != [257] else one for one in ours]
-    assert ours == there
-    score = exact_match(ours)
+    run, hf, tokenizer = both
+    axcore, there = greedy_here(run), greedy_there(hf, tokenizer)
+    axcore = [[*one, 257] if len(one) < LONGEST and one[-1:] != [257] else one for one in axcore]
+    assert axcore == there
+    score = exact_match(axcore)
     print(f"exact match {score:.4f} here, {exact_match(there):.4f} in transformers")
     assert score == exact_match(there) > 0.1
 
@@ -107,7 +109,7 @@ def test_exact_match_of_greedy_answers_is_the_same(both):
 def test_log_likelihoods_of_answers_are_the_same(both):
     import torch
 
-    run, theirs, tokenizer = both
+    run, hf, tokenizer = both
     prompts = [prompt_of(tokenizer, question) for question in QUESTIONS]
     right = list(QUESTIONS.values())
     answers = [*right[:32], *right[:32]]  # the last half of them are wrong
@@ -117,9 +119,9 @@ def test_log_likelihoods_of_answers_are_the_same(both):
         info = whole_rows(tokens)
         return functional(run.model, run.state, tokens, targets, info, method="log_probs")[0]
 
-    ours = np.asarray(jax.jit(read)(rows[:, :-1], rows[:, 1:]))[:, -2:].sum(axis=-1)
+    axcore = np.asarray(jax.jit(read)(rows[:, :-1], rows[:, 1:]))[:, -2:].sum(axis=-1)
     with torch.no_grad():
-        every = theirs(torch.tensor(rows[:, :-1], dtype=torch.long)).logits.log_softmax(-1)
+        every = hf(torch.tensor(rows[:, :-1], dtype=torch.long)).logits.log_softmax(-1)
     there = every.gather(-1, torch.tensor(rows[:, 1:], dtype=torch.long)[..., None])[:, -2:, 0]
-    np.testing.assert_allclose(ours, there.sum(-1).numpy(), rtol=1e-4, atol=1e-4)
-    assert ours[:32].min() > ours[32:].max()
+    np.testing.assert_allclose(axcore, there.sum(-1).numpy(), rtol=1e-4, atol=1e-4)
+    assert axcore[:32].min() > axcore[32:].max()

@@ -39,8 +39,8 @@ def test_gemma_3_with_a_vision_tower_is_read_as_its_text_part(tmp_path):
     cfg = transformers.Gemma3Config(text_config=TEXT, vision_config=VISION, mm_tokens_per_image=4)
     model = transformers.Gemma3ForConditionalGeneration(cfg).float().eval()
     model.save_pretrained(tmp_path / "whole")
-    ours = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
-    np.testing.assert_allclose(ours, their_logits(model, TOKENS), atol=1e-4)
+    axcore = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
+    np.testing.assert_allclose(axcore, their_logits(model, TOKENS), atol=1e-4)
 
 
 def test_llama_4_with_a_vision_tower_is_read_as_its_text_part(tmp_path):
@@ -60,5 +60,5 @@ def test_llama_4_with_a_vision_tower_is_read_as_its_text_part(tmp_path):
         for param in model.parameters():  # experts are zero at first, and some are not set at all
             param.normal_(std=0.05)
     model.save_pretrained(tmp_path / "whole")
-    ours = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
-    np.testing.assert_allclose(ours, their_logits(model, TOKENS), atol=1e-4)
+    axcore = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
+    np.testing.assert_allclose(axcore, their_logits(model, TOKENS), atol=1e-4)

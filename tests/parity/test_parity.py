@@ -31,7 +31,7 @@ def test_transformers_finds_every_tensor_in_its_place(pair):
 
 def test_logits_are_the_same(pair):
     assert np.abs(pair.logits).max() > 0.5
-    np.testing.assert_allclose(our_logits(pair.ours, TOKENS), pair.logits, atol=CLOSE)
+    np.testing.assert_allclose(our_logits(pair.axcore, TOKENS), pair.logits, atol=CLOSE)
 
 
 def test_documents_packed_in_a_row_have_the_logits_that_they_have_alone(pair):
@@ -39,9 +39,9 @@ def test_documents_packed_in_a_row_have_the_logits_that_they_have_alone(pair):
     starts = np.where(np.arange(length) < SPLIT, 0, SPLIT)
     positions = np.broadcast_to(np.arange(length) - starts, TOKENS.shape).astype(np.int32)
     segments = np.broadcast_to(1 + (starts > 0), TOKENS.shape).astype(np.int32)
-    packed = our_logits(pair.ours, TOKENS, TokenInfo(positions, segments))
+    packed = our_logits(pair.axcore, TOKENS, TokenInfo(positions, segments))
     documents = TOKENS[:, :SPLIT], TOKENS[:, SPLIT:]
-    alone = np.concatenate([their_logits(pair.theirs, one) for one in documents], axis=1)
+    alone = np.concatenate([their_logits(pair.hf, one) for one in documents], axis=1)
     np.testing.assert_allclose(packed, alone, atol=CLOSE)
 
 
@@ -50,13 +50,13 @@ def test_bfloat16_costs_no_more_than_it_costs_transformers(pair):
     import torch
 
     narrow = from_hugging_face(pair.folder, dtype="bfloat16")
-    theirs = copy.deepcopy(pair.theirs).to(torch.bfloat16)
+    hf = copy.deepcopy(pair.hf).to(torch.bfloat16)
     errors = [
         np.sqrt(np.mean(np.square(np.asarray(logits, np.float32) - pair.logits), axis=-1))
-        for logits in (our_logits(narrow, TOKENS), their_logits(theirs, TOKENS))
+        for logits in (our_logits(narrow, TOKENS), their_logits(hf, TOKENS))
     ]
-    ours, theirs = map(np.median, errors)  # a token that goes to another expert is far off
-    assert ours < 1.25 * theirs
+    axcore, hf = map(np.median, errors)  # a token that goes to another expert is far off
+    assert axcore < 1.25 * hf
 
 
 def batch():
@@ -77,17 +77,17 @@ def test_losses_and_gradients_are_the_same(pair, tmp_path):
     import torch
 
     def loss(state, batch):
-        total, weight = functional(pair.ours.model, state, batch)[0]
+        total, weight = functional(pair.axcore.model, state, batch)[0]
         return total / weight
 
-    ours, gradients = jax.jit(jax.value_and_grad(loss))(pair.ours.state, batch())
+    axcore, gradients = jax.jit(jax.value_and_grad(loss))(pair.axcore.state, batch())
     tokens = torch.tensor(TOKENS).long()
-    pair.theirs.zero_grad()
-    theirs = pair.theirs(tokens, labels=tokens).loss
-    theirs.backward()
-    assert float(ours) == pytest.approx(theirs.item(), abs=1e-5)
-    to_hugging_face(tmp_path / "gradients", pair.ours.config, gradients)
-    expected = saved_gradients(pair.theirs, tmp_path / "theirs")
+    pair.hf.zero_grad()
+    hf = pair.hf(tokens, labels=tokens).loss
+    hf.backward()
+    assert float(axcore) == pytest.approx(hf.item(), abs=1e-5)
+    to_hugging_face(tmp_path / "gradients", pair.axcore.config, gradients)
+    expected = saved_gradients(pair.hf, tmp_path / "hf")
     named = load_file(tmp_path / "gradients" / "model.safetensors")
     assert named.keys() == expected.keys()
     for name, value in expected.items():
@@ -114,7 +114,7 @@ def test_greedy_text_is_the_same(pair):
 
     prompt = TOKENS[:1, :5]
     with torch.no_grad():
-        drawn = pair.theirs.generate(
+        drawn = pair.hf.generate(
             torch.tensor(prompt).long(),
             max_new_tokens=NUM_DRAWN,
             do_sample=False,
@@ -123,18 +123,18 @@ def test_greedy_text_is_the_same(pair):
     row = np.zeros((1, prompt.shape[1] + NUM_DRAWN), np.int32)
     row[:, : prompt.shape[1]] = prompt
     for place in range(prompt.shape[1], row.shape[1]):
-        row[0, place] = our_logits(pair.ours, row)[0, place - 1].argmax()
+        row[0, place] = our_logits(pair.axcore, row)[0, place - 1].argmax()
     assert row.tolist() == drawn.tolist()
 
 
 def test_what_transformers_saves_is_read_here(pair, tmp_path):
-    pair.theirs.save_pretrained(tmp_path / "theirs")
-    read = from_hugging_face(tmp_path / "theirs")
-    same = jax.tree.map(np.array_equal, read.state, pair.ours.state)
+    pair.hf.save_pretrained(tmp_path / "hf")
+    read = from_hugging_face(tmp_path / "hf")
+    same = jax.tree.map(np.array_equal, read.state, pair.axcore.state)
     assert all(jax.tree.leaves(same))
-    assert evolve(read.config, published=None) == evolve(pair.ours.config, published=None)
-    assert read.config.published.family == pair.ours.config.published.family
-    assert read.config.published.max_length == pair.ours.config.published.max_length
+    assert evolve(read.config, published=None) == evolve(pair.axcore.config, published=None)
+    assert read.config.published.family == pair.axcore.config.published.family
+    assert read.config.published.max_length == pair.axcore.config.published.max_length
 
 
 def mutated(name, value):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy_state import numpy_state
-from parity_pairs import MODELS, TOKENS, load_theirs, model_logits, their_logits
+from parity_pairs import MODELS, TOKENS, load_hf, model_logits, their_logits
 from safetensors.numpy import load_file
 
 from axcore.interop import HuggingFace, read_adapters, to_hugging_face, to_peft
@@ -36,17 +36,17 @@ def test_adapters_and_their_merged_model_give_the_same_logits(name, tmp_path):
     cfg = lora.apply(MODELS[name](), Hardware.parse("cpu-1"))
     module = cfg.build()
     state = jax.tree.map(jnp.asarray, numpy_state(module.param_specs()))
-    ours = model_logits(module, state, TOKENS)
+    axcore = model_logits(module, state, TOKENS)
     to_peft(tmp_path / "adapters", cfg, state)
     plain, merged = without_lora(cfg), merge_adapters(module, state)
     to_hugging_face(tmp_path / "merged", plain, merged)
     to_hugging_face(tmp_path / "base", plain, zeroed(cfg, state))
-    base, _ = load_theirs(tmp_path / "base")
-    assert np.abs(their_logits(base, TOKENS) - ours).max() > 0.1
+    base, _ = load_hf(tmp_path / "base")
+    assert np.abs(their_logits(base, TOKENS) - axcore).max() > 0.1
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapters")
-    np.testing.assert_allclose(their_logits(adapted, TOKENS), ours, atol=1e-4)
+    np.testing.assert_allclose(their_logits(adapted, TOKENS), axcore, atol=1e-4)
     np.testing.assert_allclose(
-        their_logits(load_theirs(tmp_path / "merged")[0], TOKENS), ours, atol=1e-4
+        their_logits(load_hf(tmp_path / "merged")[0], TOKENS), axcore, atol=1e-4
     )
 
 
@@ -68,7 +68,7 @@ def test_adapters_that_peft_saved_are_read_as_the_same_model(options, tmp_path):
     torch = pytest.importorskip("torch", reason="run make parity")
     cfg = MODELS["llama"]()
     to_hugging_face(tmp_path / "base", cfg, numpy_state_of(cfg))
-    base, _ = load_theirs(tmp_path / "base")
+    base, _ = load_hf(tmp_path / "base")
     settings = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"], **options}
     adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
     with torch.no_grad():
@@ -77,9 +77,9 @@ def test_adapters_that_peft_saved_are_read_as_the_same_model(options, tmp_path):
                 one.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
             if "magnitude" in name:
                 one *= 1.3
-    theirs = their_logits(adapted, TOKENS)
-    np.testing.assert_allclose(logits_as_read(adapted, cfg, tmp_path), theirs, atol=1e-4)
-    assert np.abs(model_logits(cfg.build(), numpy_state_of(cfg), TOKENS) - theirs).max() > 0.05
+    hf = their_logits(adapted, TOKENS)
+    np.testing.assert_allclose(logits_as_read(adapted, cfg, tmp_path), hf, atol=1e-4)
+    assert np.abs(model_logits(cfg.build(), numpy_state_of(cfg), TOKENS) - hf).max() > 0.05
 
 
 BESIDE = {
@@ -92,22 +92,22 @@ BESIDE = {
 
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")  # peft's own
-@pytest.mark.filterwarnings("ignore:no adapter layer here corrects:UserWarning")
+@pytest.mark.filterwarnings("ignore:no adapter layer here adapts:UserWarning")
 @pytest.mark.parametrize("kind", BESIDE)
 def test_what_peft_trained_beside_linear_layers_is_read(kind, tmp_path):
     peft = pytest.importorskip("peft", reason="run make parity")
     torch = pytest.importorskip("torch", reason="run make parity")
     cfg = MODELS["llama-biased"]()
     to_hugging_face(tmp_path / "base", cfg, numpy_state_of(cfg))
-    base, _ = load_theirs(tmp_path / "base")
+    base, _ = load_hf(tmp_path / "base")
     settings = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], **BESIDE[kind]}
     adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
     with torch.no_grad():
         for one in adapted.parameters():
             if one.requires_grad:
                 one += 0.2 * torch.randn(one.shape, generator=torch.Generator().manual_seed(1))
-    theirs = their_logits(adapted, TOKENS)
-    np.testing.assert_allclose(logits_as_read(adapted, cfg, tmp_path), theirs, atol=2e-4)
+    hf = their_logits(adapted, TOKENS)
+    np.testing.assert_allclose(logits_as_read(adapted, cfg, tmp_path), hf, atol=2e-4)
 
 
 KINDS = {
@@ -126,20 +126,20 @@ def test_loss_and_gradients_are_those_of_peft(name, kind, tmp_path):
     module, state = cfg.build(), numpy_state_of(cfg)
     to_peft(tmp_path / "adapters", cfg, state)
     to_hugging_face(tmp_path / "base", without_lora(cfg), zeroed(cfg, state))
-    base, _ = load_theirs(tmp_path / "base")
+    base, _ = load_hf(tmp_path / "base")
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapters", is_trainable=True)
     logits = adapted(torch.tensor(TOKENS, dtype=torch.long)).logits[:, :-1].float()
     targets = torch.tensor(TOKENS[:, 1:], dtype=torch.long)
-    theirs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    theirs.backward()
+    hf = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    hf.backward()
 
     def loss(state):
         logits, _ = functional(module, state, jnp.asarray(TOKENS), method="logits")
         log_probs = jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32))
         return -jnp.take_along_axis(log_probs, jnp.asarray(TOKENS)[:, 1:, None], 2).mean()
 
-    ours, gradient = jax.jit(jax.value_and_grad(loss))(state)
-    assert float(ours) == pytest.approx(theirs.item(), rel=2e-5)
+    axcore, gradient = jax.jit(jax.value_and_grad(loss))(state)
+    assert float(axcore) == pytest.approx(hf.item(), rel=2e-5)
     to_peft(tmp_path / "gradient", cfg, with_base_of_zeros(gradient))
     found = load_file(tmp_path / "gradient" / "adapter_model.safetensors")
     wanted = {

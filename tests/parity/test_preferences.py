@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from chat_tokenizer import write_chat_tokenizer
 from numpy_state import numpy_state
-from parity_pairs import load_theirs
+from parity_pairs import load_hf
 from safetensors.numpy import load_file
 
 from axcore.interop import to_hugging_face
@@ -34,17 +34,17 @@ def both(tmp_path_factory):
     states = [
         jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), one) for one in (first, moved)
     ]
-    theirs = []
+    hf = []
     for name, state in zip(("policy", "reference"), states, strict=True):
         to_hugging_face(folder / name, MODEL, state)
-        theirs.append(load_theirs(folder / name)[0].float())
+        hf.append(load_hf(folder / name)[0].float())
     write_chat_tokenizer(folder / "tokenizer")
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer" / "tokenizer.json"),
         eos_token="<|end|>",
         pad_token="<|end|>",
     )
-    return states, theirs, tokenizer
+    return states, hf, tokenizer
 
 
 def pairs():
@@ -80,7 +80,7 @@ def trainer_of(kind, settings, both, folder, rows, *, has_reference=True):
 
 
 def batch_of(inputs, order):
-    """Returns our batch of TRL's, whose rows are `order` of ours."""
+    """Returns our batch of TRL's, whose rows are `order` of axcore's."""
     tokens, counts = (inputs[name].numpy()[order] for name in ("input_ids", "completion_mask"))
     found = {
         "tokens": tokens[..., :-1].astype(np.int32),
@@ -92,7 +92,7 @@ def batch_of(inputs, order):
     return jax.tree.map(jnp.asarray, found)
 
 
-def check(task, batch, both, theirs, trainer, folder):
+def check(task, batch, both, hf, trainer, folder):
     """Checks that loss and gradient are the same."""
     (policy, reference), _, _ = both
     made = task.build(model=MODEL)
@@ -101,11 +101,11 @@ def check(task, batch, both, theirs, trainer, folder):
         kept = {"reference": reference} if made.has_reference else {}
         return functional(made, {**state, **kept}, batch)[1].total_loss()
 
-    ours, gradient = jax.jit(jax.value_and_grad(loss))(policy)
-    assert float(ours) == pytest.approx(theirs.item(), rel=2e-5)
-    theirs.backward()
-    to_hugging_face(folder / "ours", MODEL, gradient)
-    found = load_file(folder / "ours" / "model.safetensors")
+    axcore, gradient = jax.jit(jax.value_and_grad(loss))(policy)
+    assert float(axcore) == pytest.approx(hf.item(), rel=2e-5)
+    hf.backward()
+    to_hugging_face(folder / "axcore", MODEL, gradient)
+    found = load_file(folder / "axcore" / "model.safetensors")
     wanted = {
         name: parameter.grad.numpy()
         for name, parameter in trainer.model.named_parameters()

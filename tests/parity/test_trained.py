@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from parity_pairs import load_theirs, model_logits, their_logits
+from parity_pairs import load_hf, model_logits, their_logits
 
 from axcore.config import update_config
 from axcore.interop import family_of
@@ -50,30 +50,30 @@ def trained(cfg, directory):
 
 def test_a_model_of_transformers_is_trained_and_is_one_of_transformers_again(published, tmp_path):
     folder, cfg = published
-    first = their_logits(load_theirs(folder)[0], tokens())
+    first = their_logits(load_hf(folder)[0], tokens())
     begun = trainer_on(cfg, 1)
     np.testing.assert_allclose(
         model_logits(begun.model, begun.first_state().model, tokens()), first, atol=1e-4
     )
-    run, ours = trained(cfg, tmp_path / "run")
-    assert np.abs(ours - first).max() > 0.5
+    run, axcore = trained(cfg, tmp_path / "run")
+    assert np.abs(axcore - first).max() > 0.5
     export_run(run, tmp_path / "exported")
-    theirs, complaints = load_theirs(tmp_path / "exported")
+    hf, complaints = load_hf(tmp_path / "exported")
     assert complaints == {}
-    np.testing.assert_allclose(their_logits(theirs, tokens()), ours, atol=1e-4)
+    np.testing.assert_allclose(their_logits(hf, tokens()), axcore, atol=1e-4)
 
 
 def test_adapters_that_a_run_trained_are_loaded_onto_what_it_began_with(published, tmp_path):
     peft = pytest.importorskip("peft", reason="run make parity")
     folder, cfg = published
-    run, ours = trained(LoRA(rank=4).apply(cfg, CPU), tmp_path / "run")
+    run, axcore = trained(LoRA(rank=4).apply(cfg, CPU), tmp_path / "run")
     export_run(run, tmp_path / "adapters")
     export_run(run, tmp_path / "merged", merged=True)
     config = peft.PeftConfig.from_pretrained(tmp_path / "adapters")
     assert config.base_model_name_or_path == str(folder)
-    base = load_theirs(folder)[0]
-    assert np.abs(their_logits(base, tokens()) - ours).max() > 0.1
+    base = load_hf(folder)[0]
+    assert np.abs(their_logits(base, tokens()) - axcore).max() > 0.1
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapters")
-    np.testing.assert_allclose(their_logits(adapted, tokens()), ours, atol=1e-4)
-    merged = load_theirs(tmp_path / "merged")[0]
-    np.testing.assert_allclose(their_logits(merged, tokens()), ours, atol=1e-4)
+    np.testing.assert_allclose(their_logits(adapted, tokens()), axcore, atol=1e-4)
+    merged = load_hf(tmp_path / "merged")[0]
+    np.testing.assert_allclose(their_logits(merged, tokens()), axcore, atol=1e-4)

@@ -27,8 +27,7 @@ from axcore.plugins import (
     wanted_compiler_options,
 )
 from axcore.plugins.flags import present_family
-from axcore.trainer.callbacks.events import Observers, RunFinished
-from axcore.trainer.callbacks.observers import named_observers
+from axcore.trainer.callbacks.events import Observers, RunFinished, named_observers
 from axcore.trainer.callbacks.writers import Writers, find_writers
 
 CODE = """

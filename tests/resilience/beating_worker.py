@@ -1,10 +1,10 @@
 """A supervised process that makes steps and goes wrong as it is asked to; it needs no jax.
 
 Arguments: a run directory, its index, the number of processes, steps to make, and faults as JSON,
-each an index, a step, a name and the number of attempts in which it strikes; files count them. What
-a fault does is real. No process is a step ahead, as in a collective. The variable ATTEMPT names the
-attempt. A spare notes its process in a file; the fault "spared" waits for those of all before it
-kills, and "bereft" kills them, too.
+each an index, a step, a name and the number of attempts in which it is triggered; files count them.
+What a fault does is real. No process is a step ahead, as in a collective. The variable ATTEMPT
+names the attempt. A standby worker notes its process in a file; the fault "spared" waits for those
+of all before it kills, and "bereft" kills them, too.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 
 from axcore.resilience.heartbeat import connect_heartbeat
-from axcore.resilience.standby_workers import Turns
+from axcore.resilience.standby_workers import StandbyControl
 
 STEP_S = 0.02
 
 
-def strike(name, heartbeat, spares):
+def trigger(name, heartbeat, standby_workers):
     if name == "data_wait":
         heartbeat.report(phase="data_wait")
         time.sleep(3600)
@@ -33,9 +33,9 @@ def strike(name, heartbeat, spares):
     elif name == "raise":
         raise ArithmeticError("a poisoned batch")
     elif name in ("spared", "bereft"):
-        while not all(map(size_of, spares)):
+        while not all(map(size_of, standby_workers)):
             time.sleep(STEP_S)
-        doomed = [file.read_text() for file in spares] if name == "bereft" else []
+        doomed = [file.read_text() for file in standby_workers] if name == "bereft" else []
         for pid in (*doomed, os.getpid()):
             os.kill(int(pid), signal.SIGKILL)
     elif name.startswith("late"):
@@ -72,8 +72,8 @@ def main():
     heartbeat = connect_heartbeat()
     run = Path(directory)
     run.mkdir(exist_ok=True)
-    spares = [run / f"spare_{each}" for each in range(int(count))]
-    Turns(heartbeat).wait(lambda: note_process(spares[int(index)]))
+    standby_workers = [run / f"standby_{each}" for each in range(int(count))]
+    StandbyControl(heartbeat).wait(lambda: note_process(standby_workers[int(index)]))
     attempt = os.environ["ATTEMPT"]
     (run / "config.txt").touch()
     asked = []
@@ -83,11 +83,11 @@ def main():
     for step in range(1, int(steps) + 1):
         heartbeat.report(step=step, phase="step")
         for at, when, name, times in json.loads(faults):
-            struck = run / f"struck_{at}_{when}_{name}"
-            before = size_of(struck)
+            triggered = run / f"struck_{at}_{when}_{name}"
+            before = size_of(triggered)
             if (at, when) == (int(index), step) and before < times:
-                struck.write_text("x" * (before + 1))
-                strike(name, heartbeat, spares)
+                triggered.write_text("x" * (before + 1))
+                trigger(name, heartbeat, standby_workers)
         wait_for_others(run / attempt, int(index), int(count), step, asked)
     (run / f"done_{index}").write_text(str(os.getpid()))
 

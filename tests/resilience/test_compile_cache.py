@@ -1,4 +1,4 @@
-"""Compiled programs are kept where nobody says otherwise, and take a bounded room."""
+"""Compiled programs are kept where nobody says otherwise, and take bounded space."""
 
 import os
 

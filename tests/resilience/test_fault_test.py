@@ -1,4 +1,4 @@
-"""`axcore fault-test`: faults of a plan strike a real run, and the report says what happened."""
+"""`axcore fault-test`: faults of a plan are triggered in a run, and the report says so."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Faults strike when their step comes, so often as the plan says, over all starts of a run."""
+"""Faults are triggered at their step, as often as the plan says, over all starts of a run."""
 
 import signal
 import threading
@@ -30,8 +30,8 @@ from axcore.resilience.faults import (
     SlowDisk,
     SlowStep,
     refuse_files,
+    set_disk_fault_roots,
     slow_files,
-    strike_below,
 )
 from axcore.trainer import StepsDone
 from axcore.trainer.step import TrainState
@@ -70,7 +70,7 @@ def test_a_fault_that_fired_does_not_fire_again_after_a_restart(tmp_path):
     assert kinds == [("Raise", 3, 1), ("Raise", 3, 2)]
 
 
-def test_a_fault_strikes_its_process_only(tmp_path):
+def test_a_fault_triggers_its_process_only(tmp_path):
     assert raised_at(plan(tmp_path, Raise(at_step=1, process=1)), range(1, 4)) == []
     assert raised_at(plan(tmp_path, Raise(at_step=1, process=None)), range(1, 4)) == [1]
 
@@ -122,13 +122,13 @@ def test_a_signal_reaches_the_process(tmp_path):
     ("kind", "method"),
     [(HangAfterStep, "on_state"), (HangInCallback, "on_metrics"), (HangInSave, "on_save")],
 )
-def test_a_hang_strikes_where_it_is_meant_to_and_once(tmp_path, kind, method):
-    strike = getattr(plan(tmp_path, kind(at_step=2, seconds=0.2)), method)
-    strike(1, {})
+def test_a_hang_triggers_where_it_is_meant_to_and_once(tmp_path, kind, method):
+    trigger = getattr(plan(tmp_path, kind(at_step=2, seconds=0.2)), method)
+    trigger(1, {})
     began = time.monotonic()
-    strike(2, {})
+    trigger(2, {})
     assert time.monotonic() - began >= 0.2
-    strike(3, {})
+    trigger(3, {})
     assert [one["step"] for one in read_events(tmp_path).events] == [2]
 
 
@@ -199,7 +199,7 @@ NORM = "decoder.norm.weight"
         (FlipBit(at_step=1, parameter=NORM, device=1), "device is 1; .* has 1 here, from 0"),
         (FlipBit(at_step=1, parameter=NORM, element=10**6), "element is 1000000; "),
         (FlipBit(at_step=1, parameter=NORM, bit=32), "bit is 32; .* has 32 here, from 0"),
-        (Raise(at_step=10**6), "strikes at step 1000000, of "),
+        (Raise(at_step=10**6), "is set for step 1000000, of "),
     ],
 )
 def test_a_fault_that_cannot_strike_is_refused_before_anything_is_written(tmp_path, fault, message):
@@ -211,7 +211,7 @@ def test_a_fault_that_cannot_strike_is_refused_before_anything_is_written(tmp_pa
 
 def test_a_fault_of_a_process_that_is_not_there_is_named(tmp_path):
     guard = FaultPlan.Config(faults=(Raise(at_step=1, process=1),)).build()
-    with pytest.warns(UserWarning, match="strikes process 1, and there are 1"):
+    with pytest.warns(UserWarning, match="is set for process 1, and there are 1"):
         guard.check(guarded_trainer(tmp_path / "texts"))
 
 
@@ -219,7 +219,7 @@ def test_a_full_disk_refuses_what_is_new_and_only_below_the_run(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "old").write_text("a")
-    strike_below(run)
+    set_disk_fault_roots(run)
     refuse_files(600.0)
     for attempt in (
         lambda: (run / "new").write_text("b"),
@@ -237,7 +237,7 @@ def test_a_full_disk_refuses_what_is_new_and_only_below_the_run(tmp_path):
 
 
 def test_a_slow_disk_makes_each_new_file_wait(tmp_path):
-    strike_below(tmp_path)
+    set_disk_fault_roots(tmp_path)
     slow_files(600.0, 0.3)
     began = time.monotonic()
     for name in "ab":

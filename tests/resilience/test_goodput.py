@@ -15,8 +15,8 @@ from quick_flags import compile_cache, quick_environment
 
 from axcore.resilience import EventLog
 from axcore.resilience.faults import Signal
-from axcore.resilience.goodput import Goodput, process_start
-from axcore.resilience.ledger import GOODPUT_NAME, LABELS, Ledger, read_ledger
+from axcore.resilience.goodput import Goodput
+from axcore.resilience.ledger import GOODPUT_NAME, LABELS, Ledger, process_start, read_ledger
 from axcore.trainer import PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
 
@@ -319,5 +319,5 @@ def test_the_summary_names_goodput_and_the_largest_losses():
     ],
 )
 def test_data_that_are_no_ledger_are_refused(change):
-    with pytest.raises(ValueError, match=r"no ledger|tuple.index|are no seconds|goes back"):
+    with pytest.raises(ValueError, match=r"no ledger|tuple.index|expected seconds|goes back"):
         Ledger.from_dict({**Ledger(START).as_dict(), **change})

@@ -5,7 +5,7 @@ import pytest
 
 from axcore.resilience.attempt import Hang, find_hang
 from axcore.resilience.heartbeat import Beat
-from axcore.resilience.policy import Policy, Rung
+from axcore.resilience.policy import EscalationLevel, Policy
 
 LIMITS = {"beat_s": 5.0, "step_s": 6.0, "phase_s": {"start": 120.0, "save": 6.0}}
 
@@ -30,7 +30,7 @@ def test_a_hang_is_noticed_named_and_ended(supervisor, events, tmp_path, capfd, 
     stacks = tmp_path / "run" / hang["stacks"]
     texts = [(stacks / f"process_{i}.txt").read_text(encoding="utf-8") for i in (0, 1)]
     assert ["beating_worker.py" in text for text in texts] == [True, True], texts
-    assert "in strike" in texts[index]
+    assert "in trigger" in texts[index]
     shown = capfd.readouterr().err
     assert f"[supervisor] process {index} " in shown
     assert what in shown
@@ -38,9 +38,9 @@ def test_a_hang_is_noticed_named_and_ended(supervisor, events, tmp_path, capfd, 
 
 @pytest.mark.slow
 def test_a_run_that_hangs_again_and_again_ends_with_a_code_of_its_own(supervisor, events):
-    ladder = {"hung": (Rung(times=1),)}
+    escalation = {"hung": (EscalationLevel(times=1),)}
     faults = [[1, step, "data_wait", 1] for step in (3, 6)]
-    assert supervisor(*faults, ladder=ladder, **LIMITS).run() == 12
+    assert supervisor(*faults, escalation=escalation, **LIMITS).run() == 12
     assert len(events("hang")) == 2
 
 

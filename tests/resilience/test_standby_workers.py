@@ -7,12 +7,12 @@ import pytest
 from engine_run import wait_for
 
 from axcore.launch.children import ProcessStart
-from axcore.resilience.standby_workers import SpareProcess
+from axcore.resilience.standby_workers import StandbyProcess
 
 WAITS = """
 import os, sys
 beats = int(os.environ["AXCORE_SUPERVISOR"].split(",")[1])
-lines = open(int(os.environ["AXCORE_SPARE"]))
+lines = open(int(os.environ["AXCORE_STANDBY"]))
 os.write(beats, b"-1 stood_down\\n")
 lines.readline()
 os.write(beats, b"-1 stood_down\\n")  # it does not know of its turn yet
@@ -24,15 +24,15 @@ lines.readline()
 
 
 @pytest.fixture
-def spare():
+def standby():
     start = ProcessStart(command=(sys.executable, "-c", WAITS), environment=dict(os.environ))
-    process = SpareProcess(start, 0, "")
+    process = StandbyProcess(start, 0, "")
     yield process, start
     process.close()
 
 
-def test_a_survivor_that_reports_late_that_it_waits_has_not_left_again(spare):
-    process, start = spare
+def test_a_survivor_that_reports_late_that_it_waits_has_not_left_again(standby):
+    process, start = standby
     wait_for(lambda: process.read_beats() and process.has_stood_down, "the survivor")
     assert process.begin(start)
     wait_for(lambda: list(process.child.error_tail) == ["late"], "a late report")

@@ -23,7 +23,7 @@ from axcore.runs import Run
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory):
-    """Starts a supervised run of two processes, which faults strike."""
+    """Starts a supervised run of two processes, in which faults are triggered."""
 
     folder = tmp_path_factory.mktemp("experiment")
 
@@ -77,11 +77,13 @@ def assert_equal_bits(wanted, found):
 @pytest.mark.slow
 def test_a_run_that_loses_each_of_its_processes_ends_as_one_that_lost_none(launch, calm, tmp_path):
     faults = (Signal(at_step=12, process=1), Signal(at_step=21, process=0))
-    finish(launch(tmp_path / "struck", faults=faults))
-    lost = [one for one in read_events(tmp_path / "struck").events if one["event"].endswith("lost")]
+    finish(launch(tmp_path / "triggered", faults=faults))
+    lost = [
+        one for one in read_events(tmp_path / "triggered").events if one["event"].endswith("lost")
+    ]
     assert [one["lost_process"] for one in lost] == [1, 0]
-    assert [one["is_step_kept"] for one in starts(tmp_path / "struck")] == [False, True, True]
-    assert_equal_bits(calm, parameters(tmp_path / "struck"))
+    assert [one["is_step_kept"] for one in starts(tmp_path / "triggered")] == [False, True, True]
+    assert_equal_bits(calm, parameters(tmp_path / "triggered"))
 
 
 @pytest.mark.slow
@@ -148,7 +150,7 @@ def test_a_supervisor_that_is_killed_leaves_no_trainer_and_the_next_one_goes_on(
 @pytest.mark.slow
 def test_a_run_whose_process_is_left_out_trains_on_the_same_batches(launch, calm, tmp_path):
     run = tmp_path / "run"
-    policy = ("shrink_to=1", "failures_of_one=1", "spares=false")
+    policy = ("shrink_to=1", "failures_of_one=1", "standby_workers=false")
     options = [word for one in policy for word in ("--policy", one)]
     finish(launch(run, *options, faults=(Signal(at_step=12, process=1),)))
     assert list(map(len, pids(run))) == [2, 1]

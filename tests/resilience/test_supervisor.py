@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from axcore.cli.main import group
-from axcore.resilience.policy import Failure, Policy, Restarts, Rung
+from axcore.resilience.policy import EscalationLevel, Failure, Policy, Restarts
 from axcore.resilience.standby_workers import process_state
 
 
@@ -82,15 +82,18 @@ def test_ends_at_different_steps_are_no_loop_and_those_at_one_step_are():
 @pytest.mark.slow
 def test_progress_is_no_loop_but_the_budget_of_its_cause_counts(supervisor, events):
     faults = [[0, step, "SIGKILL", 1] for step in (3, 6, 9, 12)]
-    ladder = {"killed": (Rung(times=3),)}
-    assert supervisor(*faults, ladder=ladder).run() == 13
+    escalation = {"killed": (EscalationLevel(times=3),)}
+    assert supervisor(*faults, escalation=escalation).run() == 13
     assert len(pids(events)) == 4
     (ended,) = events("supervision_ended")
     assert ended["reason"] == "the restart budget for 'killed' is spent"
 
 
 def test_a_lost_process_without_a_budget_is_exit_code_9_with_its_name(supervisor, capfd):
-    assert supervisor([1, 3, "SIGKILL", 1], ladder={"killed": (Rung(times=0),)}).run() == 9
+    assert (
+        supervisor([1, 3, "SIGKILL", 1], escalation={"killed": (EscalationLevel(times=0),)}).run()
+        == 9
+    )
     assert "[supervisor] process 1 was ended by SIGKILL at step 3" in capfd.readouterr().err
 
 
@@ -102,7 +105,10 @@ def test_who_only_lost_another_is_not_blamed(supervisor, events):
 
 
 def test_a_run_whose_devices_change_parameters_again_and_again_ends_with_code_15(supervisor):
-    assert supervisor([1, 3, "exit15", 1], ladder={"corrupted": (Rung(times=0),)}).run() == 15
+    assert (
+        supervisor([1, 3, "exit15", 1], escalation={"corrupted": (EscalationLevel(times=0),)}).run()
+        == 15
+    )
 
 
 @pytest.mark.slow
@@ -172,16 +178,16 @@ def test_a_stop_request_reaches_all_and_is_waited_for(started, events, number):
 
 
 def spares_of(run):
-    """The processes that ever were spares, by index, the oldest first."""
-    return [list(map(int, (run / f"spare_{i}").read_text().split())) for i in (0, 1)]
+    """The processes that ever were standby workers, by index, the oldest first."""
+    return [list(map(int, (run / f"standby_{i}").read_text().split())) for i in (0, 1)]
 
 
 def test_spares_take_the_places_of_all_where_one_is_lost(supervisor, events, tmp_path):
     assert supervisor([1, 5, "spared", 1], can_wait=True).run() == 0
     first, second = pids(events)
-    spares = spares_of(tmp_path / "run")
-    assert second == [one[0] for one in spares]
-    assert not any(map(is_alive, first + spares[0] + spares[1]))
+    standby_workers = spares_of(tmp_path / "run")
+    assert second == [one[0] for one in standby_workers]
+    assert not any(map(is_alive, first + standby_workers[0] + standby_workers[1]))
 
 
 @pytest.mark.slow
@@ -193,12 +199,12 @@ def test_spares_that_died_are_replaced_by_new_processes(supervisor, events, tmp_
 
 
 def test_a_policy_without_spares_starts_none(supervisor, tmp_path):
-    assert supervisor(can_wait=True, spares=False).run() == 0
+    assert supervisor(can_wait=True, standby_workers=False).run() == 0
     assert not list((tmp_path / "run").glob("spare_*"))
 
 
 def test_a_supervisor_that_is_killed_leaves_no_spare(started, tmp_path):
-    files = [tmp_path / f"run/spare_{index}" for index in (0, 1)]
+    files = [tmp_path / f"run/standby_{index}" for index in (0, 1)]
     while not all(file.exists() and file.read_text() for file in files):
         time.sleep(0.01)
     started.kill()
@@ -245,8 +251,8 @@ def test_a_fault_of_the_program_and_a_loss_that_names_nobody_leave_none_out(answ
 
 
 def test_where_no_restarts_are_left_the_process_that_failed_is_left_out(answers):
-    ladder = {"killed": (Rung(times=1),)}
-    assert answers(failure(0), failure(1), ladder=ladder) == [AGAIN, OUT]
+    escalation = {"killed": (EscalationLevel(times=1),)}
+    assert answers(failure(0), failure(1), escalation=escalation) == [AGAIN, OUT]
 
 
 def test_a_number_that_does_not_fit_is_lowered_again_and_another_refusal_ends_the_run(answers):

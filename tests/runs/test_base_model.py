@@ -149,7 +149,7 @@ def test_dpo_raises_the_margin_resumes_and_leaves_an_ordinary_model(trained, pai
     assert first.state.keys() == load_run(trained[0]).state.keys()
     assert first.generate("<user>\n1?\n", max_tokens=2).num_tokens <= 2
     tokenizer = first.trainer.data.tokenizer
-    few = EngineConfig(max_rows=1, max_length=32, step_tokens=16)
+    few = EngineConfig(max_num_seqs=1, max_length=32, max_num_batched_tokens=16)
     with Engine(first.trainer.model, first.state, tokenizer, few) as engine:
         served = ServedModel(
             name="a", engine=engine, tokenizer=tokenizer, max_length=32, limits=Limits(), step=2

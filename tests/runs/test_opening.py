@@ -20,7 +20,9 @@ from axcore.runs import export_run, import_run, load_run, merge_models_and_runs,
 from axcore.serving import ServerConfig, start_engine
 from axcore.testing import small_experiment, trainer_on
 
-SMALL = ServerConfig(engine=EngineConfig(max_rows=1, step_tokens=16, tokens_per_call=1))
+SMALL = ServerConfig(
+    engine=EngineConfig(max_num_seqs=1, max_num_batched_tokens=16, num_decode_steps=1)
+)
 GREEDY = Sampling(temperature=0.0)
 
 

@@ -120,7 +120,7 @@ def test_a_run_without_metrics_and_one_with_damaged_ones_say_so(run):
     (run.directory / "metrics.jsonl").write_text("")
     assert "nothing is logged yet" in shown(run)
     (run.directory / "metrics.jsonl").write_text('{"split"\n{"split"\n')
-    assert "the line is no metrics" in " ".join(shown(run))
+    assert "the line does not hold metrics" in " ".join(shown(run))
 
 
 def test_a_curve_goes_from_left_to_right_and_down_as_values_fall():

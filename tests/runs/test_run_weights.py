@@ -292,7 +292,7 @@ def test_a_step_or_a_run_that_is_not_there_is_an_error(folders, tmp_path):
     run = folders[0] / "run"
     with pytest.raises(CheckpointError, match="no checkpoint of step 5; there are: 0"):
         RunWeights.Config(path=str(run), step=5).build().plan(TOY)
-    with pytest.raises(CheckpointError, match="the directory is no run"):
+    with pytest.raises(CheckpointError, match="not a run directory"):
         RunWeights.Config(path=str(tmp_path)).build().plan(TOY)
 
 

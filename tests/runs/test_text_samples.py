@@ -57,7 +57,7 @@ def test_lines_that_are_no_samples_are_named(tmp_path):
         assert [one["step"] for one in read_samples(tmp_path)] == [1]
     messages = [str(one.message) for one in found]
     assert any("is damaged at line 3" in one for one in messages)
-    assert f"1 lines of {path} are no samples" in messages
+    assert f"1 lines of {path} are not samples" in messages
 
 
 def test_a_model_without_text_is_refused(tmp_path, monkeypatch):
@@ -65,5 +65,5 @@ def test_a_model_without_text_is_refused(tmp_path, monkeypatch):
     trainer = trainer_on(DrawSamples().apply(cfg, CPU), 1)
     (guard,) = (one.build() for one in trainer.config.guards)
     monkeypatch.delattr(type(trainer.model), "logits")
-    with pytest.raises(ConfigError, match="no samples can be drawn: CausalLM has no entry"):
+    with pytest.raises(ConfigError, match="no text can be sampled: CausalLM has no entry"):
         guard.on_start(trainer, tmp_path)

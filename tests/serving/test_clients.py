@@ -11,7 +11,7 @@ import pytest
 from model_server import serving
 
 from axcore.serving import ApiKeys
-from axcore.serving.fields import say_ignored
+from axcore.serving.request_parser import say_ignored
 
 KEY = "key-of-somebody"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
@@ -60,7 +60,7 @@ def test_openai_chats_whole_and_streamed(client):
     assert whole.choices[0].finish_reason in ("stop", "length")
 
 
-class Answer(pydantic.BaseModel):
+class CompletionStream(pydantic.BaseModel):
     """What `parse` asks for."""
 
     is_right: bool
@@ -71,7 +71,11 @@ def test_openai_parses_what_a_greedy_model_writes_that_likes_white_space_best(cl
     spaces = {str(int(chat_engine.tokenizer.encode(one)[0])): 100 for one in " \n\t"}
     asked = {"model": "small", "messages": TURNS, "max_tokens": 60, "temperature": 0}
     parse = client.chat.completions.parse
-    found = parse(**asked, response_format=Answer, logit_bias=spaces).choices[0].message.parsed
+    found = (
+        parse(**asked, response_format=CompletionStream, logit_bias=spaces)
+        .choices[0]
+        .message.parsed
+    )
     assert found.kind in ("sum", "product")
 
 
@@ -120,10 +124,10 @@ def test_openai_raises_what_the_server_says(client, chat_server):
     wrong = client.with_options(api_key="another-key")
     with pytest.raises(openai.AuthenticationError, match="not one of this server's"):
         wrong.models.list()
-    chat_server.served.num_answering, most = 256, chat_server.served.num_answering
+    chat_server.served.num_active_requests, most = 256, chat_server.served.num_answering
     with pytest.raises(openai.RateLimitError, match="as many as it may"):
         client_of(chat_server).completions.create(model="small", prompt="a")
-    chat_server.served.num_answering = most
+    chat_server.served.num_active_requests = most
     chat_server.served.is_draining = True
     with pytest.raises(openai.InternalServerError, match="about to end"):
         client_of(chat_server).completions.create(model="small", prompt="a")

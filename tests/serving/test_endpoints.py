@@ -17,9 +17,9 @@ from axcore.errors import DataError
 from axcore.inference import Request, Sampling
 from axcore.inference.programs import Programs
 from axcore.serving import ApiKeys, HttpServer, ServedModel
-from axcore.serving.answering import Answers, RequestFigures
 from axcore.serving.api_error import ApiError
-from axcore.serving.event_stream import EventStream
+from axcore.serving.metrics import RequestStats
+from axcore.serving.responses import CompletionSet, EventStream
 
 GREEDY = Sampling(temperature=0)
 
@@ -331,14 +331,14 @@ def test_a_long_body_that_waits_while_the_server_ends_is_refused(engine):
 
 def test_more_requests_than_may_be_are_sent_away(engine):
     with serving(engine, max_requests=1, retry_after_s=7) as server:
-        server.served.num_answering = 1
+        server.served.num_active_requests = 1
         reply = server.send("v1/completions", {"prompt": "a"})
         assert (reply.status, reply.headers["retry-after"]) == (429, "7")
         assert reply.json["error"]["type"] == "rate_limit_error"
         assert server.send("health").status == 200
-        server.served.num_answering = 0
+        server.served.num_active_requests = 0
         assert server.send("v1/completions", {"prompt": "a"}).status == 200
-        assert server.served.num_answering == 0
+        assert server.served.num_active_requests == 0
 
 
 def test_keys_are_asked_for_wherever_something_is_to_be_learnt(engine):
@@ -377,7 +377,7 @@ def test_a_server_whose_engine_failed_says_so_without_its_inside_and_ends(monkey
 
     asked = [("health", None), ("ready", None), ("v1/completions", {"prompt": "a"})]
     with small_engine(byte_tokenizer()) as engine, serving(engine) as server:
-        monkeypatch.setattr(Programs, "read", fail)
+        monkeypatch.setattr(Programs, "prefill", fail)
         with monkeypatch.context() as patched:
             patched.setattr(HttpServer, "on_tick", _goes_on)
             for path, body in asked[::-1] + asked:
@@ -435,9 +435,9 @@ def test_metrics_count_what_was_asked(server):
         lines = server.send("metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"axcore_{name}"))
 
-    before = figure("answer_tokens_total"), figure("time_to_first_token_seconds_count")
+    before = figure("completion_tokens_total"), figure("time_to_first_token_seconds_count")
     server.complete("ab", max_tokens=6, ignore_eos=True)
-    after = figure("answer_tokens_total"), figure("time_to_first_token_seconds_count")
+    after = figure("completion_tokens_total"), figure("time_to_first_token_seconds_count")
     assert (after[0] - before[0], after[1] - before[1]) == (6, 1)
     assert figure("cache_pages ") == server.served.engine.stats().pages_total
     assert figure("compilations_total") == 0
@@ -472,7 +472,7 @@ def test_a_fault_in_the_middle_of_a_stream_is_its_last_event(caplog):
         async def send(message):
             sent.append(message)
 
-        stream = EventStream(items(), Answers((), RequestFigures()), on_end=lambda: None)
+        stream = EventStream(items(), CompletionSet((), RequestStats()), on_end=lambda: None)
         await stream({"type": "http"}, receive, send)
 
     asyncio.run(run())
@@ -491,14 +491,14 @@ def test_a_client_that_goes_away_leaves_its_slot(server, is_streamed):
     host, port = server.url.removeprefix("http://").rstrip("/").split(":")
     body = {"prompt": "ab", "max_tokens": 120, "ignore_eos": True, "n": 64, "stream": is_streamed}
     sent = json.dumps(body).encode()
-    drawn = stats().num_drawn
+    drawn = stats().num_sampled_tokens
     with socket.create_connection((host, int(port)), timeout=30) as client:
         head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         client.sendall(f"{head}content-length: {len(sent)}\r\n\r\n".encode() + sent)
         wait_until(lambda: stats().num_running)
     wait_until(lambda: stats().num_running + stats().num_waiting == 0)
-    assert stats().num_drawn - drawn < 64 * 120 / 2
-    wait_until(lambda: server.served.num_answering == 0)
+    assert stats().num_sampled_tokens - drawn < 64 * 120 / 2
+    wait_until(lambda: server.served.num_active_requests == 0)
 
 
 def test_an_answer_follows_its_schema(server):

@@ -11,8 +11,8 @@ from known_answers import IDENTITY
 from model_server import chat_tokenizer, ending_engine, serving
 
 from axcore.evaluation import EngineModel, Likelihood, MultipleChoice, SampleFile, evaluate_tasks
-from axcore.inference import DrawnToken
-from axcore.serving.token_texts import TokenTexts
+from axcore.inference import SampledToken
+from axcore.serving.logprobs import TokenTexts
 
 WORDS = ("a", "to be", "x" * 9, "or not", "zz", "é", "the end.")
 QUESTIONS = [
@@ -77,7 +77,7 @@ def test_scores_by_a_client_of_completions_are_those_of_axcore_evaluate(ending, 
 
 def test_the_bytes_of_tokens_are_those_of_the_text_also_within_a_character(ending):
     texts, tokens = TokenTexts(ending.tokenizer), ending.tokenizer.encode("aé🙂").tolist()
-    entries = texts.as_chat([DrawnToken(token, -1.0) for token in [*tokens, 257]])["content"]
+    entries = texts.as_chat([SampledToken(token, -1.0) for token in [*tokens, 257]])["content"]
     assert bytes(byte for one in entries[:-1] for byte in one["bytes"]) == "aé🙂".encode()
     assert (entries[0]["token"], entries[1]["token"]) == ("a", f"token_id:{tokens[1]}")
     assert entries[-1]["bytes"] is None
@@ -86,7 +86,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text_also_within_a_character(endin
 def test_tokens_of_a_sentencepiece_model_are_written_with_their_spaces(tmp_path):
     tokenizer = pieces(tmp_path / "pieces.model", byte_fallback=True)
     tokens = tokenizer.encode("the text of words").tolist()
-    listed, _ = TokenTexts(tokenizer).as_completion([DrawnToken(one) for one in tokens], 0)
+    listed, _ = TokenTexts(tokenizer).as_completion([SampledToken(one) for one in tokens], 0)
     assert "".join(listed["tokens"]) == " the text of words"
 
 
@@ -96,7 +96,7 @@ def test_of_tokens_with_one_text_the_likeliest_is_listed(tmp_path):
     for token in range(tokenizer.vocab_size):
         same.setdefault(tokenizer.token_bytes(token), []).append(token)
     first, second = next(found for text, found in same.items() if text and len(found) > 1)[:2]
-    drawn = DrawnToken(first, -1.0, ((first, -1.0), (second, -2.0)))
+    drawn = SampledToken(first, -1.0, ((first, -1.0), (second, -2.0)))
     listed, _ = TokenTexts(tokenizer).as_completion([drawn], 0)
     assert list(listed["top_logprobs"][0].values()) == [-1.0]
 

@@ -23,18 +23,18 @@ import pytest
 from chat_tokenizer import write_chat_tokenizer
 from model_server import LENGTH, byte_tokenizer, chat_tokenizer, serving, small_engine
 
-from axcore.inference import Answer, EngineConfig
+from axcore.inference import CompletionStream, EngineConfig
 
 NUM_CLIENTS = 64
 FIXED = EngineConfig(
-    max_rows=8,
+    max_num_seqs=8,
     max_length=LENGTH,
     page_size=16,
-    step_tokens=40,
-    tokens_per_call=4,
+    max_num_batched_tokens=40,
+    num_decode_steps=4,
     fixed_shapes=True,
 )
-FEW_PAGES = EngineConfig(max_rows=8, max_length=LENGTH, num_pages=20)
+FEW_PAGES = EngineConfig(max_num_seqs=8, max_length=LENGTH, num_pages=20)
 """Two of the longest texts and a half fit into its pages."""
 
 TEXTS = (("a", 5), ("the quick", 40), ("x" * 60, 20), ("é", 90))
@@ -184,14 +184,14 @@ def under_load(engine, server, requests, seconds):
     assert min(done.values()) > 10, done
     stats = engine.stats
     wait_until(lambda: stats().num_running + stats().num_waiting == 0)
-    wait_until(lambda: server.served.num_answering == 0)
+    wait_until(lambda: server.served.num_active_requests == 0)
     wait_until(lambda: not server.http.server_state.connections)
     assert stats().pages_used == 0
     assert stats().compilations_after_warm_up == 0
     assert resident_bytes() - used < 32 << 20
     gc.collect()
-    kept = [one for one in gc.get_objects() if isinstance(one, Answer)]
-    assert len(kept) <= 2 * engine.config.max_rows  # it keeps what its last steps were of
+    kept = [one for one in gc.get_objects() if isinstance(one, CompletionStream)]
+    assert len(kept) <= 2 * engine.config.max_num_seqs  # it keeps what its last steps were of
 
 
 def alone(server, path, body):

@@ -50,6 +50,6 @@ def test_a_request_that_only_looks_at_its_prompt_is_timed_and_draws_no_token(cou
     assert reply.json["usage"]["completion_tokens"] == 0
     assert reply.json["choices"][0]["finish_reason"] == "length"
     assert figure("axcore_prompt_tokens_total") == reply.json["usage"]["prompt_tokens"] == 4
-    assert figure("axcore_answer_tokens_total") == 0
+    assert figure("axcore_completion_tokens_total") == 0
     assert figure("axcore_request_seconds_count") == 1
     assert figure("axcore_time_to_first_token_seconds_count") == 0

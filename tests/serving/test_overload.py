@@ -63,7 +63,7 @@ def test_a_server_that_ends_refuses_new_requests_and_finishes_those_it_has(engin
     with serving(engine) as server, ThreadPoolExecutor() as pool:
         with busy(engine):
             begun = pool.submit(server.send, "v1/completions", LONG)
-            _wait_until(lambda: server.served.num_answering == 1)
+            _wait_until(lambda: server.served.num_active_requests == 1)
             server.http.handle_exit(signal.SIGTERM, None)
             for path, body in (("v1/completions", LONG), *TOKENS.items(), ("ready", None)):
                 reply = server.send(path, body)
@@ -78,11 +78,11 @@ def test_a_server_that_ends_refuses_new_requests_and_finishes_those_it_has(engin
 @pytest.mark.parametrize("path", TOKENS)
 def test_tokens_of_texts_count_as_a_request(engine, path):
     with serving(engine, max_requests=1) as server:
-        server.served.num_answering = 1
+        server.served.num_active_requests = 1
         assert server.send(path, TOKENS[path]).status == 429
-        server.served.num_answering = 0
+        server.served.num_active_requests = 0
         assert server.send(path, TOKENS[path]).status == 200
-        assert server.served.num_answering == 0
+        assert server.served.num_active_requests == 0
 
 
 @pytest.mark.slow

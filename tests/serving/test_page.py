@@ -9,7 +9,7 @@ from driven_browser import opened
 from model_server import SMALL, byte_tokenizer, serving, small_engine
 
 from axcore.inference import Engine
-from axcore.inference.engine_adapters import EngineAdapter
+from axcore.inference.adapters import EngineAdapter
 from axcore.serving import ApiKeys
 
 pytestmark = pytest.mark.slow

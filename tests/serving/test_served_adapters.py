@@ -15,7 +15,9 @@ from axcore.serving import ServerConfig, named_folders, open_adapters, start_eng
 from axcore.testing import small_experiment, trainer_on
 
 CPU = Hardware.parse("cpu-1")
-SMALL = EngineConfig(max_rows=2, max_length=32, step_tokens=20, tokens_per_call=1, adapter_rank=4)
+SMALL = EngineConfig(
+    max_num_seqs=2, max_length=32, max_num_batched_tokens=20, num_decode_steps=1, adapter_rank=4
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_what_does_not_fit_is_an_error_before_anything_is_compiled(runs):
         open_adapters({"a": runs["other"]}, cfg)
     with pytest.raises(ConfigError, match="trained no adapters but a whole model"):
         open_adapters({"a": runs["base"]}, cfg)
-    with pytest.raises(CheckpointError, match="the directory is no run"):
+    with pytest.raises(CheckpointError, match="not a run directory"):
         open_adapters({"a": runs["folder"]}, cfg)
     with pytest.raises(ConfigError, match="the model has adapters itself"):
         open_adapters({"a": runs["lora"]}, open_model(runs["lora"]).model.config)

@@ -18,7 +18,7 @@ from axcore.serving import ServerConfig, start_engine
 from axcore.testing import small_experiment, trainer_on
 
 GUESSED = EngineConfig(
-    max_rows=2, max_length=32, step_tokens=20, speculation=DraftModel(num_tokens=3)
+    max_num_seqs=2, max_length=32, max_num_batched_tokens=20, speculation=DraftModel(num_tokens=3)
 )
 
 
@@ -43,7 +43,7 @@ def test_answers_are_those_without_guesses_and_no_request_compiles(run):
         found
         == load_run(run).generate("The ", max_tokens=12, sampling=Sampling(temperature=0)).text
     )
-    assert 0 < stats.num_guesses == stats.num_right_guesses
+    assert 0 < stats.num_draft_tokens == stats.num_accepted_draft_tokens
     assert stats.compilations_after_warm_up == 0
 
 

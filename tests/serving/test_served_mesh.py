@@ -15,7 +15,9 @@ from axcore.serving.placement import Placement
 from axcore.testing import small_experiment, trainer_on
 
 CPU = Hardware.parse("cpu-1")
-SMALL = EngineConfig(max_rows=2, max_length=32, step_tokens=20, tokens_per_call=1, adapter_rank=4)
+SMALL = EngineConfig(
+    max_num_seqs=2, max_length=32, max_num_batched_tokens=20, num_decode_steps=1, adapter_rank=4
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from held_engines import broken, busy
 from model_server import SMALL, byte_tokenizer, serving, small_model
 
 from axcore.inference import open_engine, replicas
-from axcore.inference.engine_adapters import EngineAdapter
+from axcore.inference.adapters import EngineAdapter
 from axcore.parallel import make_mesh
 
 
@@ -38,7 +38,7 @@ def test_a_server_goes_on_without_a_replica_and_says_so(caplog):
         assert "axcore_failed_replicas 1.0" in text
         assert "axcore_lost_requests_total 1.0" in text
         assert "axcore_moved_requests_total 0.0" in text
-        assert server.send("stats").json["num_slots"] == SMALL.max_rows
+        assert server.send("stats").json["num_slots"] == SMALL.max_num_seqs
     said = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
     assert "replica 0 of 2 answers no more" in "".join(said)
 
@@ -62,9 +62,10 @@ def test_an_error_of_a_failed_replica_names_the_adapter_and_what_to_do(monkeypat
         asked = {"prompt": "abc", "model": "poems", "max_tokens": 4}
         with busy(first):
             sent = [
-                pool.submit(server.send, "v1/completions", asked) for _ in range(cfg.max_rows + 1)
+                pool.submit(server.send, "v1/completions", asked)
+                for _ in range(cfg.max_num_seqs + 1)
             ]
-            while first.stats().num_waiting <= cfg.max_rows:
+            while first.stats().num_waiting <= cfg.max_num_seqs:
                 time.sleep(0.01)
             broken(first)
         errors = [one.result(60).json["error"] for one in sent]

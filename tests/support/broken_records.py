@@ -19,7 +19,7 @@ from axcore.config import evolve
 from axcore.evaluation.evaluate import find_task
 from axcore.experiments.named import experiment
 from axcore.experiments.tiny import tiny
-from axcore.inference.text_stream import TextStream
+from axcore.inference.detokenizer import TextStream
 from axcore.interop.adapters import find_adapter_format
 from axcore.interop.family import family_named
 from axcore.launch.job import find_launcher, launcher_class
@@ -39,8 +39,7 @@ from axcore.plugins.flags import present_family
 from axcore.testing.tiny import small_experiment
 from axcore.testing.trainers import trainer_on
 from axcore.trainer import RunFinished
-from axcore.trainer.callbacks.events import Observers
-from axcore.trainer.callbacks.observers import named_observers
+from axcore.trainer.callbacks.events import Observers, named_observers
 from axcore.trainer.callbacks.writers import Writers, find_writers
 from axcore.trainer.step import TrainStep, task_of
 
@@ -493,14 +492,12 @@ OBSERVERS = [
 ]
 
 STORAGE = """
-from axcore.checkpoint.steps import open_directory
+from pathlib import Path
+from axcore.checkpoint.steps import StepDirectories
 
-class Odd:
+class Odd(StepDirectories):
     def __init__(self, place):
-        self.kept = open_directory("runs/tiny/checkpoints")
-
-    def __getattr__(self, name):
-        return getattr(self.kept, name)
+        super().__init__(Path("runs/tiny/checkpoints").absolute())
 
     def {}
 """

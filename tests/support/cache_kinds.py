@@ -8,7 +8,7 @@ import attrs
 from axl_attention.across_layers import ReceivedCache
 from axl_attention.latent_attention import LatentAttention
 from axl_attention.rope_scaling import LongRoPE
-from cache_law import MORE_ROWS, PAGED, ROOM
+from cache_law import CACHE_CONFIG, MORE_ROWS, PAGED
 from parity_pairs import MODELS
 
 from axcore.config import REQUIRED, PositiveInt, config, find_config, map_config, replace_config
@@ -46,7 +46,7 @@ def shared_keys(cfg: Any) -> Any:
 
 
 def latents(cfg: Any) -> Any:
-    """Latent attention: a family's own, or in the place of attention of another kind.
+    """Latent attention: a family's own, or instead of attention of another kind.
 
     Its heads have another size, so factors that were found for each pair of theirs fit none.
     """
@@ -70,12 +70,12 @@ class CacheKind:
 
     Args:
         changes: Functions of a config, each refusing those that they do not fit.
-        room: What the model serves in.
+        cache_config: What the model serves in.
         rounding: Dtype that keys and values are rounded to; None where they are not.
     """
 
     changes: tuple[Callable[[Any], Any], ...] = ()
-    room: KVCacheConfig = PAGED
+    cache_config: KVCacheConfig = PAGED
     rounding: str | None = None
 
     def of(self, family: str) -> Any:
@@ -90,21 +90,21 @@ class CacheKind:
 FLOAT8 = "float8_e4m3fn"
 
 KINDS = {
-    "rows": CacheKind(room=ROOM),
-    "slots": CacheKind(room=MORE_ROWS),
+    "rows": CacheKind(cache_config=CACHE_CONFIG),
+    "slots": CacheKind(cache_config=MORE_ROWS),
     "pages": CacheKind(),
     "rings": CacheKind((rings,)),
     "half": CacheKind((half,), rounding="float16"),
     "int8": CacheKind((int8,), rounding="int8"),
-    "int8-rows": CacheKind((int8,), ROOM, "int8"),
+    "int8-rows": CacheKind((int8,), CACHE_CONFIG, "int8"),
     "float8": CacheKind((float8,), MORE_ROWS, FLOAT8),
     "latents": CacheKind((latents,)),
-    "latents-half-rows": CacheKind((latents, half), ROOM, "float16"),
+    "latents-half-rows": CacheKind((latents, half), CACHE_CONFIG, "float16"),
     "shared": CacheKind((shared_keys,)),
     "state": CacheKind((states,), MORE_ROWS),
     "rings-int8": CacheKind((rings, int8), rounding="int8"),
     "latents-int8": CacheKind((latents, int8), rounding="int8"),
-    "latents-float8-rows": CacheKind((latents, float8), ROOM, FLOAT8),
+    "latents-float8-rows": CacheKind((latents, float8), CACHE_CONFIG, FLOAT8),
     "shared-rings": CacheKind((rings, shared_keys)),
     "shared-int8": CacheKind((shared_keys, int8), rounding="int8"),
     "shared-rings-int8": CacheKind((rings, int8, shared_keys), MORE_ROWS, "int8"),
@@ -156,7 +156,9 @@ def with_rounded_keys(cfg: Any, dtype: str) -> Any:
     rounded = RoundedKeys.Config(format=dtype)
     cfg = replace_config(cfg, ReceivedCache, rounded, missing_ok=True)
     cfg = replace_config(cfg, NoCache, rounded)
-    return map_config(cfg, lambda node: node.for_serving(ROOM) if _is_latent(node) else node)
+    return map_config(
+        cfg, lambda node: node.for_serving(CACHE_CONFIG) if _is_latent(node) else node
+    )
 
 
 def _is_latent(node: Any) -> bool:

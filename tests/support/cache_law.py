@@ -27,10 +27,10 @@ NUM_NEARBY, MOST_DRAWS = 32, 64
 NUM_PLACES = NUM_TEXTS + 1
 """Rows of a call where the caches have more rows than are in it: one at least is padding."""
 
-ROOM = KVCacheConfig(
+CACHE_CONFIG = KVCacheConfig(
     num_rows=NUM_TEXTS, capacity=LONGEST + 8, max_length=LONGEST, call_tokens=AT_ONCE
 )
-MORE_ROWS = attrs.evolve(ROOM, num_rows=5)
+MORE_ROWS = attrs.evolve(CACHE_CONFIG, num_rows=5)
 PAGED = attrs.evolve(MORE_ROWS, pages=PagedKVCacheConfig(num_pages=21, page_size=4))
 
 
@@ -80,30 +80,30 @@ class Seats:
     """Where the caches hold some texts.
 
     Args:
-        room: Of the caches.
+        cache_config: Of the caches.
         slots: Row of each text.
         table: Pages of each text, `[texts, pages]`.
     """
 
-    room: KVCacheConfig
+    cache_config: KVCacheConfig
     slots: np.ndarray
     table: np.ndarray
 
     @classmethod
-    def drawn(cls, room: KVCacheConfig, rng: np.random.Generator) -> "Seats":
+    def drawn(cls, cache_config: KVCacheConfig, rng: np.random.Generator) -> "Seats":
         """Returns any."""
-        slots = rng.permutation(room.num_rows)[:NUM_TEXTS].astype(np.int32)
-        pages = room.pages or PAGED.pages
+        slots = rng.permutation(cache_config.num_rows)[:NUM_TEXTS].astype(np.int32)
+        pages = cache_config.pages or PAGED.pages
         of_a_text = -(-LONGEST // pages.page_size)
         table = rng.permutation(pages.num_pages)[: NUM_TEXTS * of_a_text]
-        return cls(room, slots, table.reshape(NUM_TEXTS, of_a_text).astype(np.int32))
+        return cls(cache_config, slots, table.reshape(NUM_TEXTS, of_a_text).astype(np.int32))
 
     def rows(self, new: np.ndarray, shuffle: np.ndarray) -> np.ndarray:
         """Returns the text of each row of a call, `NUM_TEXTS` for padding.
 
         Where a call has not all rows of the caches, a text that pauses is in it or not.
         """
-        if self.room.num_rows == NUM_TEXTS:
+        if self.cache_config.num_rows == NUM_TEXTS:
             return np.arange(NUM_TEXTS)
         present = [text for text in np.argsort(shuffle) if new[text] or shuffle[text] < 0.5]
         padding = [NUM_TEXTS] * (NUM_PLACES - len(present))
@@ -111,14 +111,14 @@ class Seats:
 
     def of(self, rows: np.ndarray, ends: np.ndarray) -> dict[str, np.ndarray]:
         """Returns what a call says of its rows; pages that none of them has reached are any."""
-        if self.room.num_rows == NUM_TEXTS:
+        if self.cache_config.num_rows == NUM_TEXTS:
             return {}
-        slots = np.append(self.slots, self.room.num_rows).astype(np.int32)[rows]
-        if self.room.pages is None:
+        slots = np.append(self.slots, self.cache_config.num_rows).astype(np.int32)[rows]
+        if self.cache_config.pages is None:
             return {"slots": slots}
-        pages = np.arange(self.table.shape[1]) * self.room.pages.page_size
+        pages = np.arange(self.table.shape[1]) * self.cache_config.pages.page_size
         table = np.concatenate([self.table, self.table[:1]])[rows]
-        others = (table[::-1, ::-1] + 1) % (self.room.pages.num_pages + 2) - 1
+        others = (table[::-1, ::-1] + 1) % (self.cache_config.pages.num_pages + 2) - 1
         return {"slots": slots, "page_table": np.where(pages < ends[:, None], table, others)}
 
 
@@ -128,7 +128,14 @@ def used_before(leaf):
 
 
 def assert_splits_change_nothing(
-    cfg, room=ROOM, *, plain_cfg=None, place=None, tolerance=TOLERANCE, num_splits=8, seed=0
+    cfg,
+    cache_config=CACHE_CONFIG,
+    *,
+    plain_cfg=None,
+    place=None,
+    tolerance=TOLERANCE,
+    num_splits=8,
+    seed=0,
 ):
     """Compares random splits with the plain forward pass, each call at every text's last token.
 
@@ -136,7 +143,7 @@ def assert_splits_change_nothing(
 
     Args:
         cfg: Of a model.
-        room: What the model serves in.
+        cache_config: What the model serves in.
         plain_cfg: Of the model whose plain forward pass it is compared with; None takes `cfg`.
         place: Puts a model's state where it serves.
         tolerance: Of logits, absolute and relative.
@@ -146,13 +153,13 @@ def assert_splits_change_nothing(
     model, rng = cfg.build(), np.random.default_rng(seed)
     state = model.init(1)
     tokens, plain = steady_texts((plain_cfg or cfg).build(), state, rng, tolerance)
-    cached = CachedModel(model, state if place is None else place(model, state), room)
+    cached = CachedModel(model, state if place is None else place(model, state), cache_config)
     caches = cached.empty_caches()
     for number in range(num_splits):
         split = drawn_split(rng) if number else token_by_token()
         if number % 2 == 0:
             caches = jax.tree.map(used_before, caches)
-        seats = Seats.drawn(room, rng)
+        seats = Seats.drawn(cache_config, rng)
         for call in _calls(split, seats, tokens):
             logits, caches = call.run(cached, caches, seats)
             np.testing.assert_allclose(

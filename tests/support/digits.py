@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import Fraction, config
+from axcore.config import Fraction, config, update_config
 from axcore.data import (
     DataLoader,
     DataShard,

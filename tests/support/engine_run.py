@@ -3,7 +3,7 @@
 import json
 import time
 
-from axcore.config import evolve, to_json
+from axcore.config import evolve, to_json, update_config
 from axcore.resilience.faults import FaultPlan
 from axcore.testing.tiny import small_experiment
 

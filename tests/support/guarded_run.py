@@ -6,6 +6,7 @@ from typing import Any
 from texts import write_text
 
 from axcore.checkpoint import Checkpointer
+from axcore.config import update_config
 from axcore.data import Data, TextFiles
 from axcore.learner import Learner, WarmupCosine
 from axcore.models import transformer

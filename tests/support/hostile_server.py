@@ -21,7 +21,9 @@ def main() -> None:
         tokenizer = chat_tokenizer(
             write_chat_tokenizer(Path(folder) / "model", HOSTILE_TEMPLATE + TEMPLATE)
         )
-        engine = small_engine(tokenizer, attrs.evolve(SMALL, max_length=LENGTH, step_tokens=256))
+        engine = small_engine(
+            tokenizer, attrs.evolve(SMALL, max_length=LENGTH, max_num_batched_tokens=256)
+        )
         with engine, serving(engine) as server:
             print(server.url, flush=True)
             sys.stdin.read()

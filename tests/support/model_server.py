@@ -15,17 +15,16 @@ from axcore.data import ByteTokenizer, Tokenizer, tokenizer_in
 from axcore.inference import Engine, EngineConfig
 from axcore.models import transformer
 from axcore.serving import NO_KEYS, ApiKeys, HttpServer, Limits, ServedModel, listen, serving_app
-from axcore.serving.seeds import Seeds
-from axcore.serving.settings import Settings
+from axcore.serving.request_settings import Seeds, Settings
 
 LENGTH = 128
 SMALL = EngineConfig(
-    max_rows=4,
+    max_num_seqs=4,
     max_length=LENGTH,
     page_size=16,
-    step_tokens=20,
-    decode_sizes=(4,),
-    tokens_per_call=1,
+    max_num_batched_tokens=20,
+    batch_size_buckets=(4,),
+    num_decode_steps=1,
 )
 """Few shapes, so that little is compiled."""
 

@@ -129,19 +129,19 @@ class Pair:
 
     Args:
         folder: What axcore wrote.
-        ours: What axcore reads from it.
-        theirs: What transformers reads from it.
+        axcore: What axcore reads from it.
+        hf: What transformers reads from it.
         complaints: What transformers says was missing, unexpected or of another shape.
     """
 
     folder: Path
-    ours: Any
-    theirs: Any
+    axcore: Any
+    hf: Any
     complaints: dict[str, Any]
 
     @functools.cached_property
     def logits(self) -> np.ndarray:
-        return their_logits(self.theirs, TOKENS)
+        return their_logits(self.hf, TOKENS)
 
 
 def our_logits(read: Any, tokens: np.ndarray, info: Any = None) -> np.ndarray:
@@ -168,7 +168,7 @@ def their_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
     return logits
 
 
-def load_theirs(folder: Path) -> tuple[Any, dict[str, Any]]:
+def load_hf(folder: Path) -> tuple[Any, dict[str, Any]]:
     transformers = pytest.importorskip("transformers", reason="run make parity")
     import torch
 
@@ -184,8 +184,8 @@ def make_pair(name: str, folder: Path) -> Pair:
     cfg = MODELS[name]()
     state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
     to_hugging_face(folder, cfg, state, max_length=128)
-    theirs, complaints = load_theirs(folder)
-    return Pair(folder, from_hugging_face(folder), theirs, complaints)
+    hf, complaints = load_hf(folder)
+    return Pair(folder, from_hugging_face(folder), hf, complaints)
 
 
 def config_of(folder: Path) -> dict[str, Any]:

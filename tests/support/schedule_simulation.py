@@ -10,8 +10,8 @@ import random
 import attrs
 import numpy as np
 
+from axcore.inference.schedule import SchedulerConfig, SequenceState
 from axcore.inference.scheduler import Scheduler
-from axcore.inference.step_plan import Job, Limits
 
 END = 7
 """The token that ends a text in these schedules."""
@@ -30,17 +30,17 @@ def random_limits(rng):
     pages_of_one = -(-max_length // page_size)
     lengths = rng.choice(((2, 4, 8), (4,), (1, 16)))
     alone = rng.choice(lengths)
-    return Limits(
+    return SchedulerConfig(
         num_slots=num_slots,
         max_length=max_length,
         page_size=page_size,
         num_pages=pages_of_one + rng.randint(0, 2 * pages_of_one),
-        tokens_per_call=rng.choice((1, 3)),
+        num_decode_steps=rng.choice((1, 3)),
         chunk_lengths=lengths,
-        read_sizes=tuple(tuple(sorted({1, rng.randint(1, 4)})) for _ in lengths),
+        prefill_buckets=tuple(tuple(sorted({1, rng.randint(1, 4)})) for _ in lengths),
         tokens_of_call=rng.choice((0, 1, 8)),
         alone_length=alone,
-        shares_prefixes=rng.random() < 0.8,
+        enable_prefix_caching=rng.random() < 0.8,
     )
 
 
@@ -54,7 +54,7 @@ def of_fixed_shapes(limits, rng):
         limits,
         num_pages=limits.num_slots * -(-limits.max_length // limits.page_size),
         chunk_lengths=(length,),
-        read_sizes=((1,),),
+        prefill_buckets=((1,),),
         alone_length=length,
         chunk_alignment=length,
         fixed_calls=True,
@@ -63,7 +63,7 @@ def of_fixed_shapes(limits, rng):
 
 def of_few_programs(limits):
     """Returns the limits of an engine whose programs are not all compiled."""
-    return attrs.evolve(limits, chunk_lengths=(limits.alone_length,), read_sizes=((1,),))
+    return attrs.evolve(limits, chunk_lengths=(limits.alone_length,), prefill_buckets=((1,),))
 
 
 class Simulation:
@@ -79,14 +79,14 @@ class Simulation:
         if rng.random() < 0.2:
             self.limits = of_fixed_shapes(self.limits, rng)
         self.is_fixed = self.limits.fixed_calls
-        self.guesses = not self.is_fixed and rng.random() < 0.3
+        self.draft_tokens = not self.is_fixed and rng.random() < 0.3
         is_growing = not self.is_fixed and rng.random() < 0.3
         self.scheduler = Scheduler(of_few_programs(self.limits) if is_growing else self.limits)
         pages, size = self.limits.num_pages, self.limits.page_size
-        self.memory = [[NOTHING] * size for _ in range(pages)]
+        self.sampler_state = [[NOTHING] * size for _ in range(pages)]
         self.num_weights = 0  # how often there were new ones
         self.pending = []
-        self.jobs, self.texts, self.oldest_weights = [], {}, {}
+        self.sequences, self.texts, self.oldest_weights = [], {}, {}
         self.common = [rng.randrange(6) for _ in range(self.limits.max_length)]
 
     def submit(self):
@@ -95,8 +95,8 @@ class Simulation:
         keep = rng.randint(0, size)
         prompt = self.common[:keep] + [rng.randrange(6) for _ in range(size - keep)]
         adapter = rng.choice(ADAPTERS)
-        job = Job(
-            number=len(self.jobs),
+        sequence = SequenceState(
+            number=len(self.sequences),
             priority=rng.choice((0, 0, 0, -1, 1)),
             text=np.asarray(prompt, np.int32),
             num_prompt=size,
@@ -105,38 +105,43 @@ class Simulation:
             one_by_one=not self.is_fixed and rng.random() < 0.1,
             reads_alone=rng.random() < 0.1,
         )
-        self.jobs.append(job)
-        self.texts[job.number] = list(prompt)
-        self.oldest_weights[job.number] = self.num_weights
-        self.scheduler.add(job)
+        self.sequences.append(sequence)
+        self.texts[sequence.number] = list(prompt)
+        self.oldest_weights[sequence.number] = self.num_weights
+        self.scheduler.add(sequence)
 
     def replace_weights(self):
         """Lets no request from now on find what is computed up to now."""
         self.num_weights += 1
-        self.scheduler.forget_prefixes()
+        self.scheduler.reset_prefix_cache()
 
-    def expected(self, job, length):
+    def expected(self, sequence, length):
         """Returns a text continued as the model would alone."""
-        text = self.texts[job.number][: job.num_prompt]
+        text = self.texts[sequence.number][: sequence.num_prompt]
         while len(text) < length:
-            text.append(next_token(text, job))
+            text.append(next_token(text, sequence))
         return text
 
     def step(self):
         scheduler = self.scheduler
-        if self.guesses:
+        if self.draft_tokens:
             self.take_in_all()
-        before = [(job, job.num_preemptions, list(job.pages)) for job in self.jobs]
+        before = [
+            (sequence, sequence.num_preemptions, list(sequence.pages))
+            for sequence in self.sequences
+        ]
         holders = list(scheduler.pool.holders)
-        plan = scheduler.plan()
+        plan = scheduler.schedule()
         self.assert_taken_for_somebody(before, holders, plan)
         for source, target in plan.copies:
-            self.memory[target] = list(self.memory[source])
-        scheduler.pool.check([job.pages for job in scheduler.jobs if job is not None])
+            self.sampler_state[target] = list(self.sampler_state[source])
+        scheduler.pool.check(
+            [sequence.pages for sequence in scheduler.sequences if sequence is not None]
+        )
         self.assert_within_limits(plan)
-        for call in (plan.read, plan.draw):
+        for call in (plan.prefill, plan.decode):
             if call is not None:
-                self.launch(call, is_guessed=self.guesses and call is plan.draw)
+                self.launch(call, is_guessed=self.draft_tokens and call is plan.decode)
         while len(self.pending) > (0 if self.rng.random() < 0.3 else 2):
             self.take_in(*self.pending.pop(0))
         if plan.is_empty:
@@ -144,14 +149,14 @@ class Simulation:
         return plan
 
     def assert_within_limits(self, plan):
-        limits, read, draw = self.scheduler.limits, plan.read, plan.draw
+        limits, read, decode = self.scheduler.limits, plan.prefill, plan.decode
         if read is not None:
             assert read.sizes.max() <= read.length
-            most = limits.read_sizes[limits.chunk_lengths.index(read.length)][-1]
+            most = limits.prefill_buckets[limits.chunk_lengths.index(read.length)][-1]
             assert len(read.slots) <= most
         if self.is_fixed:
             assert read is None or not (read.starts % limits.chunk_alignment).any()
-            assert draw is None or draw.length == limits.tokens_per_call
+            assert decode is None or decode.length == limits.num_decode_steps
             assert self.scheduler.num_preemptions == 0
 
     def assert_taken_for_somebody(self, before, holders, plan):
@@ -159,115 +164,127 @@ class Simulation:
 
         A page that a row shared and is to write on it also gets by the others losing it.
         """
-        taken = [job.order for job, number, _ in before if job.num_preemptions > number]
+        taken = [
+            sequence.order for sequence, number, _ in before if sequence.num_preemptions > number
+        ]
         if taken:
-            got = [job.order for job, _, pages in before if job.pages and job.pages != pages]
-            got += [job.order for job in plan.started if job.slot is not None]
-            got += [job.order for job, page in self.written_first(plan) if holders[page] > 1]
+            got = [
+                sequence.order
+                for sequence, _, pages in before
+                if sequence.pages and sequence.pages != pages
+            ]
+            got += [sequence.order for sequence in plan.started if sequence.slot is not None]
+            got += [
+                sequence.order for sequence, page in self.written_first(plan) if holders[page] > 1
+            ]
             assert min(got, default=max(taken)) < min(taken), "pages are taken for nothing"
 
     def written_first(self, plan):
         """Yields the rows of a plan, each with the first page that it writes on."""
-        for call in filter(None, (plan.read, plan.draw)):
+        for call in filter(None, (plan.prefill, plan.decode)):
             for slot, start in zip(call.slots, call.starts, strict=True):
-                job = self.scheduler.jobs[slot]
-                yield job, job.pages[start // self.limits.page_size]
+                sequence = self.scheduler.sequences[slot]
+                yield sequence, sequence.pages[start // self.limits.page_size]
 
     def launch(self, call, *, is_guessed):
         """Runs a call; where tokens are guessed ahead, some rows draw fewer than was planned."""
         counts = None
         if is_guessed and call.length > 1:
             if self.rng.random() < 0.3:  # there was nothing to guess
-                call = self.scheduler.take_back(call, np.ones_like(call.sizes))
+                call = self.scheduler.truncate(call, np.ones_like(call.sizes))
             else:
                 counts = np.asarray([self.rng.randint(1, int(size)) for size in call.sizes])
         self.pending.append((call, self.run(call, counts), counts))
 
     def run(self, call, counts):
-        width = int(max(1, call.num_drawn.max(initial=0)))
+        width = int(max(1, call.num_sampled.max(initial=0)))
         drawn = np.zeros((len(call.slots), width), np.int32)
         written = []
         for row, slot in enumerate(call.slots):
-            job = self.scheduler.jobs[slot]
+            sequence = self.scheduler.sequences[slot]
             start, size = int(call.starts[row]), int(call.sizes[row])
-            text = self.expected(job, start + size + 1)
-            assert start + size <= job.limit - 1
-            self.assert_holds(job, text[:start])
+            text = self.expected(sequence, start + size + 1)
+            assert start + size <= sequence.limit - 1
+            self.assert_holds(sequence, text[:start])
             right = size if counts is None else int(counts[row])
-            written += self.write(job, text, (start, start + right, start + size))
-            for i in range(int(call.num_drawn[row])):
-                drawn[row, i] = text[int(call.first_drawn[row]) + i]
+            written += self.write(sequence, text, (start, start + right, start + size))
+            for i in range(int(call.num_sampled[row])):
+                drawn[row, i] = text[int(call.first_sampled[row]) + i]
         assert len(set(written)) == len(written)
         return drawn
 
-    def assert_holds(self, job, text):
-        held = [one for page in job.pages for one in self.memory[page]][: len(text)]
-        wanted = [digest(job, text[: i + 1]) for i in range(len(text))]
-        assert [what for what, _ in held] == wanted, job
-        oldest = self.oldest_weights[job.number]
+    def assert_holds(self, sequence, text):
+        held = [one for page in sequence.pages for one in self.sampler_state[page]][: len(text)]
+        wanted = [digest(sequence, text[: i + 1]) for i in range(len(text))]
+        assert [what for what, _ in held] == wanted, sequence
+        oldest = self.oldest_weights[sequence.number]
         assert all(weights >= oldest for _, weights in held), "it reads what old weights computed"
 
-    def write(self, job, text, places):
+    def write(self, sequence, text, places):
         """Writes a text on pages, and wrong guesses behind it; returns those pages."""
         start, right, end = places
         size = self.limits.page_size
         for place in range(start, end):
-            page = job.pages[place // size]
+            page = sequence.pages[place // size]
             assert self.scheduler.pool.holders[page] == 1
-            what = digest(job, text[: place + 1]) if place < right else None
-            self.memory[page][place % size] = (what, self.num_weights) if what else NOTHING
-        return {job.pages[place // size] for place in range(start, end)}
+            what = digest(sequence, text[: place + 1]) if place < right else None
+            self.sampler_state[page][place % size] = (what, self.num_weights) if what else NOTHING
+        return {sequence.pages[place // size] for place in range(start, end)}
 
     def take_in_all(self):
         while self.pending:
             self.take_in(*self.pending.pop(0))
 
     def take_in(self, call, drawn, counts):
-        jobs = [self.scheduler.jobs[slot] for slot in call.slots]
+        sequences = [self.scheduler.sequences[slot] for slot in call.slots]
         if counts is not None:
-            call = self.scheduler.take_back(call, counts)
-        current = self.scheduler.record(call, drawn)
+            call = self.scheduler.truncate(call, counts)
+        current = self.scheduler.update_from_output(call, drawn)
         for row in np.flatnonzero(current):
-            job, first = jobs[row], int(call.first_drawn[row])
-            tokens = drawn[row, : int(call.num_drawn[row])].tolist()
-            known = self.texts[job.number]
+            sequence, first = sequences[row], int(call.first_sampled[row])
+            tokens = drawn[row, : int(call.num_sampled[row])].tolist()
+            known = self.texts[sequence.number]
             if tokens:
                 assert len(known) == first
             for token in tokens:
                 known.append(token)
-                if token == END or len(known) == job.limit:
-                    self.scheduler.finish(job)
+                if token == END or len(known) == sequence.limit:
+                    self.scheduler.finish(sequence)
                     break
 
     def run_all(self, num_jobs):
         steps = 0
-        while len(self.jobs) < num_jobs or not all(job.is_over for job in self.jobs):
-            while len(self.jobs) < num_jobs and self.rng.random() < 0.4:
+        while len(self.sequences) < num_jobs or not all(
+            sequence.is_over for sequence in self.sequences
+        ):
+            while len(self.sequences) < num_jobs and self.rng.random() < 0.4:
                 self.submit()
-            if self.jobs and self.rng.random() < 0.03:
-                self.scheduler.finish(self.rng.choice(self.jobs))
+            if self.sequences and self.rng.random() < 0.03:
+                self.scheduler.finish(self.rng.choice(self.sequences))
             if self.rng.random() < 0.03:
                 self.replace_weights()
             if self.rng.random() < 0.1:
                 self.scheduler.limits = self.limits  # all programs are compiled
             self.step()
             steps += 1
-            work = sum(job.limit * (1 + job.num_preemptions) for job in self.jobs)
+            work = sum(
+                sequence.limit * (1 + sequence.num_preemptions) for sequence in self.sequences
+            )
             assert steps <= 20 + 4 * num_jobs + 3 * work, "somebody starves"
         assert self.scheduler.pool.num_used == 0
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        for job in self.jobs:
-            text = self.texts[job.number]
-            assert text == self.expected(job, len(text))
+        for sequence in self.sequences:
+            text = self.texts[sequence.number]
+            assert text == self.expected(sequence, len(text))
 
 
-def adapter_of(job):
-    return job.salt.partition(b"/")[2]
+def adapter_of(sequence):
+    return sequence.salt.partition(b"/")[2]
 
 
-def digest(job, text):
-    return hash((adapter_of(job), tuple(text)))
+def digest(sequence, text):
+    return hash((adapter_of(sequence), tuple(text)))
 
 
-def next_token(text, job):
-    return (sum(text) * 31 + len(text) * 7 + text[-1] + len(adapter_of(job))) % 8
+def next_token(text, sequence):
+    return (sum(text) * 31 + len(text) * 7 + text[-1] + len(adapter_of(sequence))) % 8

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cache_law import ROOM
+from cache_law import CACHE_CONFIG
 from numpy_state import numpy_state
 
 from axcore.config import evolve, replace_config, update_config
@@ -182,7 +182,9 @@ def test_of_labelled_answers(task, gradient, tmp_path):
 
 @pytest.mark.slow
 def test_of_a_prompt_that_is_read_to_serve():
-    served = CachedModel(MODEL.build(), MODEL.build().init(0), attrs.evolve(ROOM, num_rows=4))
+    served = CachedModel(
+        MODEL.build(), MODEL.build().init(0), attrs.evolve(CACHE_CONFIG, num_rows=4)
+    )
     tokens = np.random.default_rng(0).integers(9, 264, (4, 8))
 
     def logits(length, sizes, pad_id):

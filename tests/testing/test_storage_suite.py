@@ -14,7 +14,7 @@ class CopiesInPlace(StepDirectories):
     """Commits file by file, under the step's own name."""
 
     def commit(self, step):
-        shutil.copytree(self.draft(step), self.path(step))
+        shutil.copytree(self.staging_directory(step), self.path(step))
         self.abandon(step)
 
 
@@ -61,10 +61,10 @@ class ListsOnce(StepDirectories):
 
 
 class KeepsOneAside(StepDirectories):
-    """Of a step that is set aside twice the first is lost."""
+    """Of a step that is quarantined twice the first is lost."""
 
-    def set_aside(self, step):
-        target = self.root / f"{step}.aside"
+    def quarantine(self, step):
+        target = self.root / f"{step}.quarantined"
         shutil.rmtree(target, ignore_errors=True)
         os.rename(self.path(step), target)
 
@@ -81,5 +81,5 @@ def test_a_storage_that_lists_once_is_found(monkeypatch, tmp_path):
 def test_a_storage_that_keeps_one_step_aside_is_found(tmp_path):
     storage = KeepsOneAside(tmp_path / "steps")
     storage.lock()
-    with pytest.raises(AssertionError, match="lost when another was set aside"):
-        StorageSuite().test_what_is_set_aside_is_kept_each_time(storage, tmp_path)
+    with pytest.raises(AssertionError, match="lost when another was quarantined"):
+        StorageSuite().test_each_quarantined_step_is_kept(storage, tmp_path)

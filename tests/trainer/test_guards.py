@@ -148,13 +148,13 @@ def test_a_run_stopped_after_a_rollback_goes_on_with_the_same_batches(
 
 
 @pytest.mark.slow
-def test_checkpoints_of_the_steps_undone_are_set_aside(guarded, tmp_path):
+def test_checkpoints_of_the_steps_undone_are_quarantined(guarded, tmp_path):
     directory, events = tmp_path / "run", []
     guarded(GoesBack.Config(at=9, steps=3)).run(directory, [events.append])
     (back,) = [event for event in events if isinstance(event, RolledBack)]
     assert (back.from_step, back.step) == (9, 4)
     names = sorted(path.name for path in (directory / "checkpoints").glob("step*"))
-    assert names == ["step_00000004", "step_00000008", "step_00000008.aside", "step_00000012"]
+    assert names == ["step_00000004", "step_00000008", "step_00000008.quarantined", "step_00000012"]
 
 
 @pytest.mark.slow

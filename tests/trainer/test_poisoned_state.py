@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from axcore.config import config, evolve
+from axcore.config import config, evolve, update_config
 from axcore.errors import CheckpointError, TrainingError
 from axcore.trainer import Guard, RolledBack, RunStarted, SpikeRollback, StepsDone
 
@@ -79,7 +79,7 @@ def test_the_run_goes_back_to_the_checkpoint_before_the_damage(poisoned, tmp_pat
     assert "3 steps in a row had a loss, gradient or update that is not finite" in back.reason
     assert np.isfinite(result.state.model["bias"]).all()
     assert (result.step, int(result.state.skipped)) == (12, 0)
-    aside = ["step_00000008.aside"] if at == 8 else []
+    aside = ["step_00000008.quarantined"] if at == 8 else []
     good = ["step_00000004", "step_00000008", *aside, "step_00000012"]
     assert steps_in(tmp_path) == good
 
@@ -93,7 +93,7 @@ def test_without_a_budget_the_run_stops_and_its_hints_can_be_followed(poisoned, 
     assert steps_in(tmp_path) == ["step_00000004", "step_00000008"]
     result = poisoned(**{"rollback.max_rollbacks": 0}).run(tmp_path, from_step=4)
     assert (result.step, int(result.state.skipped)) == (12, 0)
-    assert "step_00000008.aside" in steps_in(tmp_path)
+    assert "step_00000008.quarantined" in steps_in(tmp_path)
 
 
 def stop_at(step):

@@ -9,7 +9,7 @@ import pytest
 from quick_flags import quick_environment
 
 from axcore.checkpoint import CheckpointWarning, DamagedCheckpointError
-from axcore.config import evolve
+from axcore.config import evolve, update_config
 from axcore.errors import CheckpointError, ConfigError, DataError
 from axcore.trainer import (
     Evaluated,
@@ -248,13 +248,13 @@ def test_a_checkpoint_cut_short_falls_back_to_the_one_before(
     started = []
     with (
         pytest.warns(CheckpointWarning, match="going back to step 8"),
-        pytest.warns(CheckpointWarning, match="kept as step_N.aside"),
+        pytest.warns(CheckpointWarning, match="renamed to step_N.quarantined"),
     ):
         resumed = toy_trainer.run(tmp_path / "run", [started.append])
     assert started[0].step == 8
     assert same_bits(resumed.state, whole_run[1].state)
     assert losses_of(tmp_path / "run") == losses_of(whole_run[0])
-    assert (tmp_path / "run/checkpoints/step_00000010.aside").is_dir()
+    assert (tmp_path / "run/checkpoints/step_00000010.quarantined").is_dir()
 
 
 @pytest.mark.slow

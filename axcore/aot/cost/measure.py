@@ -1,4 +1,4 @@
-"""Compiling a trainer's step in this process, and analysis everything off the result."""
+"""Compile a trainer's step in this process, and read its costs off the compiled program."""
 
 import time
 from collections import defaultdict
@@ -28,7 +28,7 @@ NO_MEMORY = "RESOURCE_EXHAUSTED"
 
 
 def measure(resolved: ResolvedConfig, target: AotTarget, *, experiment: str) -> Report:
-    """Returns the report of a trainer's step, compiled here for devices that need not be here.
+    """Return the report of a trainer's step, compiled here for devices that need not be here.
 
     Args:
         resolved: The trainer's config, and the hardware that it is for; no data is needed.
@@ -194,7 +194,7 @@ def _collectives(analysis: ProgramAnalysis, names: ModuleNames) -> tuple[Collect
 def analyse(
     program: Program, hardware: Hardware, choices: Sequence[ChosenKernel]
 ) -> ProgramAnalysis:
-    """Returns what a program costs.
+    """Return what a program costs.
 
     Args:
         program: The program.
@@ -215,6 +215,6 @@ def analyse(
 
 
 def total_s(parts: Iterable[float | None]) -> float | None:
-    """Returns the sum, None where a part is not known."""
+    """Return the sum, None where a part is not known."""
     known = list(parts)
     return None if None in known else float(sum(part for part in known if part is not None))

@@ -8,15 +8,15 @@ from typing import Any
 import attrs
 import jax
 
-from axcore.aot.hlo.buffers import Buffer, Peak
+from axcore.aot.hlo.buffers import Buffer, MemoryPeak
 from axcore.aot.hlo.program import ModuleNames
 from axcore.aot.report.report import LargeBuffer, Memory
 from axcore.plugins import Hardware
 
-RESERVED_FRACTION = 0.02
+_RESERVED_FRACTION = 0.02
 """Share of a chip's nominal memory that drivers keep for themselves."""
 
-NUM_LARGEST = 10
+_NUM_LARGEST = 10
 
 _NEEDED = re.compile(
     r"temporaries \((?P<size>[\d.]+)(?P<unit>[KMGT])\) exceeds available HBM"
@@ -29,14 +29,14 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def capacity_bytes(hardware: Hardware) -> int | None:
-    """Returns the bytes that a program can have of a device's memory, None where unknown."""
+    """Return the bytes that a program can have of a device's memory, None where unknown."""
     if hardware.memory_bytes is None:
         return None
-    return int(hardware.memory_bytes * (1 - RESERVED_FRACTION)) // hardware.devices_per_chip
+    return int(hardware.memory_bytes * (1 - _RESERVED_FRACTION)) // hardware.devices_per_chip
 
 
-def measured_memory(stats: Any, trainer: Any, peak: Peak, names: ModuleNames) -> Memory:
-    """Returns a program's memory.
+def measured_memory(stats: Any, trainer: Any, peak: MemoryPeak, names: ModuleNames) -> Memory:
+    """Return a program's memory.
 
     Args:
         stats: The compiler's memory statistics of the program.
@@ -64,8 +64,8 @@ def measured_memory(stats: Any, trainer: Any, peak: Peak, names: ModuleNames) ->
     )
 
 
-def _largest(peak: Peak, names: ModuleNames) -> tuple[LargeBuffer, ...]:
-    """Returns buffers, those alike as one, and what takes most together first."""
+def _largest(peak: MemoryPeak, names: ModuleNames) -> tuple[LargeBuffer, ...]:
+    """Return buffers, those alike as one, and what takes most together first."""
     counts = Counter(
         LargeBuffer(
             nbytes=one.nbytes,
@@ -76,11 +76,11 @@ def _largest(peak: Peak, names: ModuleNames) -> tuple[LargeBuffer, ...]:
         for one in peak.buffers
     )
     alike = [attrs.evolve(one, count=count) for one, count in counts.items()]
-    return tuple(sorted(alike, key=lambda one: -one.nbytes * one.count)[:NUM_LARGEST])
+    return tuple(sorted(alike, key=lambda one: -one.nbytes * one.count)[:_NUM_LARGEST])
 
 
 def memory_from_oom_error(refusal: str, trainer: Any) -> Memory | None:
-    """Returns the memory of a program that a compiler refuses; None where it names no total.
+    """Return the memory of a program that a compiler refuses; None where it names no total.
 
     The total holds arguments, results and temporaries, so what is no state and no batch of it is
     temporaries, the program among them.
@@ -104,13 +104,13 @@ def memory_from_oom_error(refusal: str, trainer: Any) -> Memory | None:
 
 
 def _is_kept(buffer: Buffer) -> bool:
-    """Returns whether the forward pass makes a buffer that the backward pass reads."""
+    """Return whether the forward pass makes a buffer that the backward pass reads."""
     is_forward = "jvp(" in buffer.op_name and "transpose(" not in buffer.op_name
     return is_forward and "transpose(" in buffer.last_use
 
 
 def bytes_on_a_device(tree: Any) -> int:
-    """Returns the bytes that a device holds of abstract arrays with shardings."""
+    """Return the bytes that a device holds of abstract arrays with shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)

@@ -1,7 +1,6 @@
-"""FLOPs of a program's products: `dot`, `convolution`, and calls of libraries that multiply.
+"""FLOPs and bytes of single operations: products, what an instruction moves, custom kernels.
 
-A multiplication and an addition are two. What is not a product is left out: beside products it
-takes next to none of the FLOPs, and its time shows in the bytes it moves.
+Products are `dot`, `convolution`, and calls of libraries that multiply.
 """
 
 import math
@@ -32,7 +31,7 @@ class Product:
 
 
 def products(program: Program, instruction: Instruction, within: Computation) -> Iterator[Product]:
-    """Yields the products that a scheduled instruction makes, those inside of a fusion included."""
+    """Yield the products that a scheduled instruction makes, those inside of a fusion included."""
     if instruction.opcode == "fusion":
         called = program.computations[instruction.called["calls"]]
         for one in called.instructions:
@@ -57,7 +56,7 @@ def _flops(instruction: Instruction, within: Computation) -> float:
 
 
 def _convolution_flops(instruction: Instruction, within: Computation) -> float:
-    """Counts products inside of the input only: compilers write products as padded convolutions."""
+    """Count products inside of the input only: compilers write products as padded convolutions."""
     labels = _LABELS.search(instruction.text)
     assert labels is not None, instruction.text
     lhs, rhs = (within.by_name[name].shape for name in instruction.operands[:2])
@@ -82,7 +81,7 @@ def _window(instruction: Instruction) -> dict[str, list[str]]:
 
 
 def _pairs(outputs: int, taps: int, pixels: int, window: dict[str, list[str]], at: int) -> int:
-    """Returns how many pairs of an output and a tap of the kernel fall on a pixel of the input."""
+    """Return how many pairs of an output and a tap of the kernel fall on a pixel of the input."""
 
     def number(name: str, default: int) -> int:
         return int(window[name][at].split("_")[0]) if name in window else default
@@ -98,7 +97,7 @@ def _pairs(outputs: int, taps: int, pixels: int, window: dict[str, list[str]], a
 
 
 def dtype_name(dtype: str) -> str:
-    """Returns XLA's dtype as `Hardware.peak_flops` names it: `bf16` is `bfloat16`."""
+    """Return XLA's dtype as `Hardware.peak_flops` names it: `bf16` is `bfloat16`."""
     if dtype.startswith("f8"):
         return "float8"
     named = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "s8": "int8", "u8": "int8"}
@@ -123,8 +122,16 @@ _FREE = (
 )
 
 
+# -- Bytes moved -----------------------------------------------------------------------------------
+#
+# A fusion reads its operands and writes its results once, whatever is inside. Where it takes or
+# puts only a slice of an operand, as the body of a loop does with stacked layers, the slice counts;
+# of an array into which it scatters, what it puts there. A kernel that is given more than it reads
+# says what it moves by `moved_bytes_scope`. Smaller memories on the chip are left out.
+
+
 def bytes_moved(program: Program, instruction: Instruction, within: Computation) -> int:
-    """Returns the bytes that one run of a scheduled instruction moves."""
+    """Return the bytes that one run of a scheduled instruction moves."""
     opcode = instruction.opcode
     if opcode in _FREE or opcode.endswith("-done") or 'target="AllocateBuffer"' in instruction.text:
         return 0
@@ -148,7 +155,7 @@ _COPIES_STARTED = ("copy-start", "slice-start")
 
 
 def _started_bytes(instruction: Instruction, source: Shape) -> int:
-    """Returns the bytes of a copy on its way; its shape holds the source beside the target."""
+    """Return the bytes of a copy on its way; its shape holds the source beside the target."""
     made = instruction.shape.arrays
     target = made[0] if instruction.opcode == "copy-start" else made[len(source.arrays)]
     return target.device_bytes + (target.nbytes if source.device_bytes else 0)
@@ -167,7 +174,7 @@ def _fusion_bytes(fused: Computation, operands: list[Shape]) -> int:
 
 
 def _read_bytes(fused: Computation, parameter: Instruction, shape: Shape) -> int:
-    """Counts slices where an operand is only sliced, and nothing where a slice is put into it."""
+    """Count slices where an operand is only sliced, and nothing where a slice is put into it."""
     same = _same_array(fused, parameter)
     read = 0
     for user in _users(fused, parameter.name):
@@ -179,7 +186,7 @@ def _read_bytes(fused: Computation, parameter: Instruction, shape: Shape) -> int
 
 
 def _users(fused: Computation, name: str) -> list[Instruction]:
-    """Returns what uses a value, looking through bitcasts."""
+    """Return what uses a value, looking through bitcasts."""
     users = []
     for one in fused.instructions:
         if name in one.operands:
@@ -212,7 +219,7 @@ def _written_bytes(fused: Computation, name: str) -> int:
 
 
 def _is_given(fused: Computation, name: str) -> bool:
-    """Returns whether a value is a parameter, which is then written in place."""
+    """Return whether a value is a parameter, which is then written in place."""
     one = fused.by_name[name]
     while one.opcode == "bitcast":
         one = fused.by_name[one.operands[0]]
@@ -220,8 +227,22 @@ def _is_given(fused: Computation, name: str) -> bool:
 
 
 def _updates(operands: Sequence[T]) -> Sequence[T]:
-    """Returns what a scatter puts in: its operands are arrays, indices, and as many updates."""
+    """Return what a scatter puts in: its operands are arrays, indices, and as many updates."""
     return operands[len(operands) // 2 + 1 :]
+
+
+# -- Custom kernels --------------------------------------------------------------------------------
+#
+# The compiler did not write these, and so knows no time of them: theirs is from FLOPs and bytes.
+#
+# FLOPs of attention kernels are counted from what they are called with. A forward kernel makes two
+# products of all queries with all keys. A backward kernel makes two as well, of scores and of their
+# gradients, and one for each gradient that it returns: five for all three in one kernel, seven for
+# two kernels. Causal attention is half of all pairs. A kernel may serve any call of as many queries
+# as it takes, or any at all where padding hides how many, and counts as their mean. Grouped
+# products, of experts for example, take every row once that is expected to be of a group, and those
+# of a quantized matrix all of both. A kernel that states its FLOPs is believed, and one of which
+# nothing is known counts by the bytes that it moves.
 
 
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
@@ -255,7 +276,7 @@ class CustomKernel:
 
 
 def custom_kernels(program: Program, choices: Sequence[ChosenKernel]) -> Iterator[CustomKernel]:
-    """Yields the kernels that a program calls.
+    """Yield the kernels that a program calls.
 
     Args:
         program: The program.
@@ -304,7 +325,7 @@ def _is_kernel(one: Execution) -> bool:
 
 
 def _num_products(one: Execution, given: Sequence[Shape]) -> int:
-    """Returns how many products an attention kernel makes."""
+    """Return how many products an attention kernel makes."""
     if not is_backward(one.instruction.op_name):
         return 2
     dtypes = {array.dtype for array in _heads(given)[:1]}
@@ -314,12 +335,12 @@ def _num_products(one: Execution, given: Sequence[Shape]) -> int:
 
 
 def _dtype_of_products(given: Sequence[Shape]) -> str:
-    """Returns the dtype of the largest operand: lists of blocks, sizes and scales are small."""
+    """Return the dtype of the largest operand: lists of blocks, sizes and scales are small."""
     return max(given, key=lambda shape: shape.size).dtype if given else ""
 
 
 def _role(op: str, choices: Sequence[ChosenKernel], *, is_backward: bool) -> str:
-    """Returns an op with the kernel that serves it, where one kernel serves all its calls."""
+    """Return an op with the kernel that serves it, where one kernel serves all its calls."""
     if not op:
         return ""
     role = op + "_backward" * is_backward
@@ -335,7 +356,7 @@ def _stated_flops(one: Execution) -> float | None:
 
 
 def _attention_product(given: Sequence[Shape], choices: Sequence[ChosenKernel]) -> float:
-    """Returns the FLOPs of one product of queries and keys; 0 where it is no attention."""
+    """Return the FLOPs of one product of queries and keys; 0 where it is not attention."""
     calls = [choice.call for choice in choices if choice.call.op == "attention"]
     arrays = _heads(given)
     if not calls or len(arrays) < 3:
@@ -347,7 +368,7 @@ def _attention_product(given: Sequence[Shape], choices: Sequence[ChosenKernel]) 
 
 
 def _grouped_product(arrays: Sequence[Shape], choices: Sequence[ChosenKernel]) -> float:
-    """Returns the FLOPs of rows times a matrix of their group; 0 where it is no such product.
+    """Return the FLOPs of rows times a matrix of their group; 0 where it is not such a product.
 
     Rows are a matrix, and matrices of groups a stack; in the gradient of those the stack is what
     comes out.
@@ -366,7 +387,7 @@ def _grouped_product(arrays: Sequence[Shape], choices: Sequence[ChosenKernel]) -
 def _quantized_product(
     given: Sequence[Shape], made: Sequence[Shape], choices: Sequence[ChosenKernel]
 ) -> float:
-    """Returns the FLOPs of a product of two matrices of one byte a number; 0 where it is none."""
+    """Return the FLOPs of a product of two matrices of one byte a number; 0 where it is none."""
     if not any(choice.call.op == "quantized_dot" for choice in choices):
         return 0.0
     narrow = [one for one in _of_rank(2, given) if one.dtype.startswith(("f8", "s8"))]
@@ -380,12 +401,12 @@ def _quantized_product(
 
 
 def _op_by_name(name: str, choices: Sequence[ChosenKernel]) -> str:
-    """Returns the op of the chosen kernel that an instruction is named after; empty for none."""
+    """Return the op of the chosen kernel that an instruction is named after; empty for none."""
     return next((one.call.op for one in choices if name.startswith(one.kernel.name)), "")
 
 
 def _heads(arrays: Sequence[Shape]) -> list[Shape]:
-    """Returns arrays of heads, side by side or as an axis of their own."""
+    """Return arrays of heads, side by side or as an axis of their own."""
     return [
         shape
         for shape in arrays
@@ -398,7 +419,7 @@ def _of_rank(rank: int, arrays: Sequence[Shape]) -> list[Shape]:
 
 
 def _visible(call: Call) -> float:
-    """Returns how many keys a query sees on average."""
+    """Return how many keys a query sees on average."""
     length = call.shape("k")[1]
     left, right = call.feature("left"), call.feature("right")
     if right != 0:

@@ -51,7 +51,7 @@ class Cost:
 def costs(
     program: Program, hardware: Hardware, kernels: Sequence[CustomKernel] = ()
 ) -> tuple[Cost, ...]:
-    """Returns what each scheduled instruction takes.
+    """Return what each scheduled instruction takes.
 
     Args:
         program: The program.
@@ -96,7 +96,7 @@ def _cost(
 
 
 def _is_moved_without_estimate(program: Program, one: Execution) -> bool:
-    """Returns whether an instruction gathers rows or lays them out again, without cycles."""
+    """Return whether an instruction gathers rows or lays them out again, without cycles."""
     instruction = one.instruction
     if instruction.opcode != "fusion":
         return instruction.opcode in ("reshape", "gather")
@@ -107,7 +107,7 @@ def _is_moved_without_estimate(program: Program, one: Execution) -> bool:
 def roofline_s(
     made: Sequence[Product], nbytes: float, hardware: Hardware, *, role: str = ""
 ) -> float | None:
-    """Returns the longer of the time of products and that of bytes; None without figures.
+    """Return the longer of the time of products and that of bytes; None without figures.
 
     Args:
         made: The products.
@@ -125,12 +125,12 @@ def roofline_s(
 
 
 def products_s(made: Sequence[Product], hardware: Hardware, *, role: str = "") -> float:
-    """Returns how long products take, at the share of the peak that is reached."""
+    """Return how long products take, at the share of the peak that is reached."""
     return sum(product.flops / _speed(product.dtype, hardware, role) for product in made)
 
 
 def kernel_s(kernel: CustomKernel, hardware: Hardware) -> float | None:
-    """Returns the time of a kernel that the compiler did not write."""
+    """Return the time of a kernel that the compiler did not write."""
     product = Product(kernel.flops, kernel.dtype, kernel.op_name)
     return roofline_s((product,), kernel.nbytes, hardware, role=kernel.role)
 
@@ -142,7 +142,7 @@ def waiting_s(
     kernels: Sequence[CustomKernel],
     hardware: Hardware,
 ) -> tuple[float, ...] | None:
-    """Returns how long a step waits for each collective; None where figures are missing.
+    """Return how long a step waits for each collective; None where figures are missing.
 
     Args:
         program: The program.
@@ -169,7 +169,7 @@ def waiting_s(
 
 
 def _of_one_run(timed: Sequence[tuple[str, int, float | None]]) -> Mapping[str, float] | None:
-    """Returns seconds of one run by name; None where one is not known."""
+    """Return seconds of one run by name; None where one is not known."""
     work_s: dict[str, float] = {}
     for name, _, seconds in timed:
         if seconds is None:
@@ -182,7 +182,7 @@ def _of_one_run(timed: Sequence[tuple[str, int, float | None]]) -> Mapping[str, 
 
 
 def transfer_s(one: Collective, hardware: Hardware) -> float | None:
-    """Returns how long one run of a collective takes by itself; None without figures."""
+    """Return how long one run of a collective takes by itself; None without figures."""
     if one.times == 0 or one.sent_bytes == 0:
         return 0.0
     if hardware.interconnect_bandwidth is None:
@@ -199,7 +199,7 @@ def transfer_s(one: Collective, hardware: Hardware) -> float | None:
 
 
 def _outside(one: Collective, sent: float) -> float:
-    """Returns what a device sends beyond its interconnect of what it sends in all.
+    """Return what a device sends beyond its interconnect of what it sends in all.
 
     A ring enters and leaves an interconnect once, and its devices' networks share that.
     """
@@ -212,7 +212,7 @@ def _outside(one: Collective, sent: float) -> float:
 
 
 def _speed(dtype: str, hardware: Hardware, role: str) -> float:
-    """Returns FLOP/s that a device reaches; float32 runs as narrowly as JAX lets it by default."""
+    """Return FLOP/s that a device reaches; float32 runs as narrowly as JAX lets it by default."""
     name = dtype_name(dtype)
     wanted = ("tensorfloat32", "bfloat16") if name == "float32" else (name,)
     widest = max(hardware.peak_flops, key=lambda one: hardware.peak_flops[one])
@@ -224,13 +224,21 @@ def _speed(dtype: str, hardware: Hardware, role: str) -> float:
 
 
 def has_unknown_loops(mfu: float | None, num_unknown: int) -> bool:
-    """Returns whether a step is predicted faster than its chips can be, for loops counted once.
+    """Return whether a step is predicted faster than its chips can be, for loops counted once.
 
     Args:
         mfu: Model FLOPs over the peak in the predicted time.
         num_unknown: Loops whose rounds could not be read off.
     """
     return num_unknown > 0 and mfu is not None and mfu > 1.0
+
+
+# -- Waiting for transfers -------------------------------------------------------------------------
+#
+# The schedule is played with one queue for each kind of transfer. Work runs in the order of the
+# program. A transfer goes off where it is started, behind those that are on their way, and whoever
+# needs it waits until it is there. What a loop starts, it awaits in the same round. That transfers
+# slow the work beside them down, as they share memory with it, is left out.
 
 
 @attrs.frozen(kw_only=True)
@@ -251,7 +259,7 @@ class Transfer:
 def waits_s(
     program: Program, work_s: Mapping[str, float], transfers: Sequence[Transfer]
 ) -> tuple[float, ...]:
-    """Returns how long each transfer is waited for when it runs once.
+    """Return how long each transfer is waited for when it runs once.
 
     Args:
         program: The program.
@@ -264,7 +272,7 @@ def waits_s(
 
 
 class _Player:
-    """Plays computations, each once, from a time at which nothing is on its way."""
+    """A simulation of the schedule, from a time at which no transfer is on its way."""
 
     def __init__(
         self, program: Program, work_s: Mapping[str, float], transfers: Sequence[Transfer]
@@ -281,7 +289,7 @@ class _Player:
         self._durations: dict[str, float] = {}
 
     def duration(self, computation: Computation) -> float:
-        """Returns how long a computation takes, waits included."""
+        """Return how long a computation takes, waits included."""
         if computation.name not in self._durations:
             self._durations[computation.name] = self._play(computation)
         return self._durations[computation.name]

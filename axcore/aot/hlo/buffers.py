@@ -38,7 +38,7 @@ class Buffer:
 
 
 @attrs.frozen
-class Peak:
+class MemoryPeak:
     """The buffers alive at a program's peak, largest first, and where that is."""
 
     buffers: tuple[Buffer, ...]
@@ -50,10 +50,10 @@ class Peak:
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
-def peak_of(program: Program) -> Peak:
-    """Returns the buffers alive at the peak, without arguments and results."""
+def peak_of(program: Program) -> MemoryPeak:
+    """Return the buffers alive at the peak, without arguments and results."""
     peak = _Lifetimes(program, program.entry).peak()
-    return Peak(tuple(sorted(peak.buffers, key=lambda one: -one.nbytes)), peak.op_name)
+    return MemoryPeak(tuple(sorted(peak.buffers, key=lambda one: -one.nbytes)), peak.op_name)
 
 
 class _Lifetimes:
@@ -61,7 +61,7 @@ class _Lifetimes:
 
     def __init__(self, program: Program, computation: Computation) -> None:
         self.program = program
-        self.computation = inlined(program, computation)
+        self.computation = _inlined(program, computation)
         self.held: dict[str, tuple[tuple[Buffer, ...], ...]] = {}
         self.births: dict[Buffer, int] = {}
         self.deaths: dict[Buffer, int] = {}
@@ -87,7 +87,7 @@ class _Lifetimes:
                     self.deaths[buffer] = place
 
     def _result(self, one: Instruction) -> tuple[tuple[Buffer, ...], ...]:
-        """Returns the buffers of a result: one group for each part of a tuple."""
+        """Return the buffers of a result: one group for each part of a tuple."""
         if one.opcode == "parameter" or one.opcode in _NOTHING:
             return tuple(() for _ in one.shape.parts or (one.shape,))
         given = [self._held(name) for name in one.operands]
@@ -118,7 +118,7 @@ class _Lifetimes:
                     self.written[buffer] = op_name
 
     def _op_name(self, one: Instruction) -> str:
-        """Returns the scopes of an instruction; those of what it copies, where it has none."""
+        """Return the scopes of an instruction; those of what it copies, where it has none."""
         if one.opcode.startswith("copy"):
             copied = next(iter(self._held(one.operands[0])[0]), None)
             if copied is not None:
@@ -138,8 +138,8 @@ class _Lifetimes:
             root = inside[root.operands[0]]
         return root.opcode == "dynamic-update-slice"
 
-    def peak(self) -> Peak:
-        best = Peak((), "")
+    def peak(self) -> MemoryPeak:
+        best = MemoryPeak((), "")
         ends: dict[int, list[Buffer]] = {}
         starts: dict[int, list[Buffer]] = {}
         for buffer, birth in self.births.items():
@@ -156,7 +156,7 @@ class _Lifetimes:
             if alive_bytes + inner.nbytes > best_bytes:
                 best_bytes = alive_bytes + inner.nbytes
                 named = (self._named(buffer) for buffer in alive)
-                best = Peak((*named, *inner.buffers), inner.op_name or one.op_name)
+                best = MemoryPeak((*named, *inner.buffers), inner.op_name or one.op_name)
             for buffer in ends.get(place, ()):
                 del alive[buffer]
                 alive_bytes -= buffer.nbytes
@@ -170,17 +170,17 @@ class _Lifetimes:
             last_use=_scopes_of(self.program, reader),
         )
 
-    def _inner(self, one: Instruction) -> Peak:
-        """Returns the peak inside of what an instruction calls."""
+    def _inner(self, one: Instruction) -> MemoryPeak:
+        """Return the peak inside of what an instruction calls."""
         peaks = [
             _Lifetimes(self.program, self.program.computations[name]).peak()
             for name in _called(one)
         ]
-        return max(peaks, key=lambda peak: peak.nbytes, default=Peak((), ""))
+        return max(peaks, key=lambda peak: peak.nbytes, default=MemoryPeak((), ""))
 
 
 def _scopes_of(program: Program, one: Instruction) -> str:
-    """Returns the scopes of an instruction; of a loop without any, those of what it does last."""
+    """Return the scopes of an instruction; of a loop without any, those of what it does last."""
     if one.op_name or one.opcode != "while":
         return program.scopes(one)
     within = program.computations[one.called["body"]].instructions
@@ -197,7 +197,7 @@ def _called(one: Instruction) -> Iterator[str]:
 
 
 def _new_arrays(one: Instruction) -> tuple[Shape, ...]:
-    """Returns the arrays that an instruction makes; one that is started also names its operands."""
+    """Return the arrays that an instruction makes; one that is started also names its operands."""
     arrays = one.shape.arrays
     if one.opcode.endswith("-start"):
         return arrays[:1] if one.opcode == "copy-start" else arrays[-1:]
@@ -205,7 +205,7 @@ def _new_arrays(one: Instruction) -> tuple[Shape, ...]:
 
 
 def _is_empty(buffer: Buffer) -> bool:
-    """Returns whether a buffer starts out as an empty array, or a copy of one, to be filled."""
+    """Return whether a buffer starts out as an empty array, or a copy of one, to be filled."""
     return "dot_general" not in buffer.op_name and (
         "broadcast" in buffer.op_name
         or buffer.op_name == ""
@@ -219,7 +219,7 @@ def _counts(shape: Shape) -> bool:
 
 
 def _matching(shape: Shape, given: list[tuple[tuple[Buffer, ...], ...]]) -> tuple[Buffer, ...]:
-    """Returns the operand's buffer that a result of this shape is written into."""
+    """Return the operand's buffer that a result of this shape is written into."""
     for parts in given:
         for part in parts:
             if any(buffer.shape.dims == shape.dims for buffer in part):
@@ -227,8 +227,14 @@ def _matching(shape: Shape, given: list[tuple[tuple[Buffer, ...], ...]]) -> tupl
     return ()
 
 
-def inlined(program: Program, computation: Computation) -> Computation:
-    """Returns a computation that holds what its calls run in place of the calls."""
+# -- Inlined calls ---------------------------------------------------------------------------------
+#
+# A call's arguments and results are the caller's own buffers. XLA puts a small loop into a
+# computation of its own, for example, and calls that.
+
+
+def _inlined(program: Program, computation: Computation) -> Computation:
+    """Return a computation that holds what its calls run in place of the calls."""
     return Computation(computation.name, tuple(_instructions(program, computation)))
 
 
@@ -238,11 +244,11 @@ def _instructions(program: Program, computation: Computation) -> Iterator[Instru
         if called is None or called.root.opcode == "parameter":
             yield one
         else:
-            yield from _of_call(one, inlined(program, called))
+            yield from _of_call(one, _inlined(program, called))
 
 
 def _of_call(call: Instruction, called: Computation) -> Iterator[Instruction]:
-    """Yields what a call runs, under the call's names of its arguments and its result."""
+    """Yield what a call runs, under the call's names of its arguments and its result."""
     names = {one.name: f"{one.name}@{call.name}" for one in called.instructions}
     names[called.root.name] = call.name
     for one in called.instructions:
@@ -257,11 +263,17 @@ def _of_call(call: Instruction, called: Computation) -> Iterator[Instruction]:
             )
 
 
+# -- Who writes into the arrays that a loop carries ------------------------------------------------
+#
+# A stack of values, one a round, is made before the loop as an empty array, by nobody in
+# particular, and so is a sum. What it holds was made by what is put into it.
+
+
 _SAME = ("bitcast", "copy", "convert", "reshape", "transpose", "get-tuple-element")
 
 
 def writers(program: Program, loop: Instruction) -> tuple[str, ...]:
-    """Returns, for each part of a loop's tuple, the scopes of what the loop puts into it.
+    """Return, for each part of a loop's tuple, the scopes of what the loop puts into it.
 
     Empty for a part that the loop leaves as it is.
     """
@@ -299,7 +311,7 @@ def _made(program: Program, within: Computation, name: str) -> str:
 
 
 def _source(within: Computation, name: str) -> Instruction:
-    """Returns the instruction that computed a value, looking through changes of its layout."""
+    """Return the instruction that computed a value, looking through changes of its layout."""
     one = within.by_name[name]
     while one.opcode in _SAME and one.operands:
         one = within.by_name[one.operands[0]]

@@ -89,7 +89,7 @@ class _Found:
 
 
 def collectives(program: Program, hardware: Hardware) -> Iterator[Collective]:
-    """Yields the collectives of a program; one that several fusions share out counts once.
+    """Yield the collectives of a program; one that several fusions share out counts once.
 
     Such fusions have the same channel. So do all collectives that JAX writes for a `shard_map`,
     which are not the same.
@@ -109,7 +109,7 @@ def collectives(program: Program, hardware: Hardware) -> Iterator[Collective]:
 
 
 def _found(program: Program, one: Execution) -> Iterator[_Found]:
-    """Yields the collectives that a scheduled instruction starts or, as a fusion, is part of."""
+    """Yield the collectives that a scheduled instruction starts or, as a fusion, is part of."""
     instruction, name = one.instruction, one.instruction.name
     if instruction.opcode == "async-start":
         started = program.computations[instruction.called["calls"]]
@@ -139,7 +139,7 @@ def _fused(program: Program, name: str) -> Iterator[tuple[Instruction, Computati
 
 
 def _awaited(started: Instruction, within: Computation) -> str:
-    """Returns the name of the instruction that awaits what another starts; its own for none."""
+    """Return the name of the instruction that awaits what another starts; its own for none."""
     names = {started.name}
     for one in within.instructions:
         if names.intersection(one.operands[:1]):
@@ -151,7 +151,7 @@ def _awaited(started: Instruction, within: Computation) -> str:
 
 
 def _received(send: Instruction, within: Computation) -> str:
-    """Returns the name of the instruction that awaits what hosts make of what a device sends."""
+    """Return the name of the instruction that awaits what hosts make of what a device sends."""
     place = _RENDEZVOUS.findall(send.text)
     for one in within.instructions:
         if one.opcode == "recv" and _RENDEZVOUS.findall(one.text) == place:
@@ -160,7 +160,7 @@ def _received(send: Instruction, within: Computation) -> str:
 
 
 def _asynchronous(program: Program) -> frozenset[str]:
-    """Returns the computations that are started, and run beside others."""
+    """Return the computations that are started, and run beside others."""
     return frozenset(
         one.called["calls"]
         for computation in program.computations.values()
@@ -189,7 +189,7 @@ def _collective(found: _Found, hardware: Hardware) -> Collective:
 
 
 def _by_hosts(found: _Found, slices: str, transfer: str) -> Collective:
-    """Returns a collective that hosts carry out over slices, one device of each."""
+    """Return a collective that hosts carry out over slices, one device of each."""
     one = found.instruction
     if transfer not in _BY_HOSTS:
         raise AotError(
@@ -213,7 +213,7 @@ def _by_hosts(found: _Found, slices: str, transfer: str) -> Collective:
 
 
 def _length(part: str) -> int:
-    """Returns how many slices `3` or `0:31` means."""
+    """Return how many slices `3` or `0:31` means."""
     first, _, last = part.partition(":")
     return int(last or first) - int(first) + 1
 
@@ -231,12 +231,20 @@ def _whole_bytes(one: Instruction, within: Computation) -> int:
 
 
 def _num_islands(one: Instruction, group: tuple[int, ...], hardware: Hardware) -> int:
-    """Returns how many interconnects a group is on; 2 for a permutation that leaves one."""
+    """Return how many interconnects a group is on; 2 for a permutation that leaves one."""
     linked = hardware.linked_devices
     if _kind(one) == "collective-permute":
         pairs = source_target_pairs(one.text)
         return 2 if any(here // linked != there // linked for here, there in pairs) else 1
     return len({device // linked for device in group})
+
+
+# -- Groups of devices -----------------------------------------------------------------------------
+#
+# XLA writes them in three ways. Every device once, as `{{0,1},{2,3}}`; an iota, reshaped and
+# transposed, as `[2,4]<=[4,2]T(1,0)`; or by axes of a mesh, as `mesh['x'=2,'y'=4] {'y'}`, where
+# `'y':(2)2` is a part of an axis: 2 large, with steps of 4 / (2 * 2). Groups of one collective are
+# alike: the first represents all.
 
 
 _LISTED = re.compile(r"replica_groups=\{(?:\{([\d,]*)\})?")
@@ -252,7 +260,7 @@ _USED = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 
 
 def first_group(text: str, num_devices: int) -> tuple[int, ...]:
-    """Returns the devices of the first group: all of them where the text names none.
+    """Return the devices of the first group: all of them where the text names none.
 
     Args:
         text: The attributes of the collective.
@@ -271,14 +279,14 @@ def first_group(text: str, num_devices: int) -> tuple[int, ...]:
 
 
 def source_target_pairs(text: str) -> tuple[tuple[int, int], ...]:
-    """Returns who sends to whom in a permutation."""
+    """Return who sends to whom in a permutation."""
     found = _PAIRS.search(text)
     numbers = [int(one) for one in re.findall(r"\d+", found[1])] if found else []
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _iota(text: str) -> np.ndarray:
-    """Returns the devices that `[2,4]T(1,0)` counts: 0 to 7 as two rows of four, by columns."""
+    """Return the devices that `[2,4]T(1,0)` counts: 0 to 7 as two rows of four, by columns."""
     found = _IOTA.match(text)
     assert found is not None, text
     dims = [int(size) for size in found[1].split(",")]

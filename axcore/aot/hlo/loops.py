@@ -31,7 +31,7 @@ class Scalar:
 
 
 def trip_count(program: Program, loop: Instruction, within: Computation) -> int | None:
-    """Returns a `while` loop's trip count, None where the text does not show it.
+    """Return a `while` loop's trip count, None where the text does not show it.
 
     Args:
         program: The program.
@@ -54,7 +54,7 @@ def trip_count(program: Program, loop: Instruction, within: Computation) -> int 
 
 
 def _rounds(way: int, step: int, direction: str) -> int | None:
-    """Returns how many steps stay below a limit at distance `way`."""
+    """Return how many steps stay below a limit at distance `way`."""
     if direction in ("GT", "GE"):
         way, step = -way, -step
     if direction in ("LE", "GE"):
@@ -65,7 +65,7 @@ def _rounds(way: int, step: int, direction: str) -> int | None:
 
 
 def _limit(program: Program, condition: Computation) -> tuple[int, str, int] | None:
-    """Returns the counter's place, how it is compared, and with what; None for any other test."""
+    """Return the counter's place, how it is compared, and with what; None for any other test."""
     found = _compared(program, condition, condition.root.name, lambda place: None)
     if found is None:
         return None
@@ -99,7 +99,7 @@ def _compared(
 
 
 def _part(program: Program, within: Computation, name: str, place: int) -> Scalar | None:
-    """Returns one part of a tuple, in the body of a loop or where no loop is around."""
+    """Return one part of a tuple, in the body of a loop or where no loop is around."""
     one = within.by_name[name]
     while one.opcode in _SAME:
         one = within.by_name[one.operands[0]]
@@ -111,7 +111,7 @@ def _part(program: Program, within: Computation, name: str, place: int) -> Scala
 def _scalar(
     program: Program, within: Computation, name: str, arguments: _Arguments
 ) -> Scalar | None:
-    """Returns what a number is, None where it is neither constant nor carried.
+    """Return what a number is, None where it is neither constant nor carried.
 
     Args:
         program: The program.
@@ -150,7 +150,7 @@ def _sum(left: Scalar, right: Scalar, opcode: str) -> Scalar | None:
 def _element(
     program: Program, within: Computation, one: Instruction, arguments: _Arguments
 ) -> Scalar | None:
-    """Returns a part of what a loop carries, or of what a fusion returns."""
+    """Return a part of what a loop carries, or of what a fusion returns."""
     place = int(one.attribute("index") or 0)
     whole = within.by_name[one.operands[0]]
     if whole.opcode == "parameter":
@@ -179,6 +179,11 @@ def _operands_of(
     return lambda number: _scalar(program, within, fusion.operands[number], arguments)
 
 
+# -- Executions ------------------------------------------------------------------------------------
+#
+# How often each instruction of a program runs: the call graph, with loops counted.
+
+
 CALLS = ("call", "async-start")
 
 
@@ -198,7 +203,7 @@ class Execution:
 
 
 def executions(program: Program) -> Iterator[Execution]:
-    """Yields every scheduled instruction in the order of the program's text of execution.
+    """Yield every scheduled instruction in the order of the program's text of execution.
 
     Bodies of loops count as often as the loop goes round, or once where that cannot be read off.
     Every branch of a conditional counts, though one alone is taken.
@@ -222,7 +227,7 @@ def _within(program: Program, computation: Computation, times: int) -> Iterator[
 
 
 def unknown_loops(program: Program) -> int:
-    """Returns how many loops run a number of times that cannot be read off, and count as one."""
+    """Return how many loops run a number of times that cannot be read off, and count as one."""
     return sum(
         one.opcode == "while" and trip_count(program, one, computation) is None
         for computation in program.computations.values()

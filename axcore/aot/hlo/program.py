@@ -1,4 +1,4 @@
-"""Shapes as XLA prints them: `bf16[4,128]{1,0:T(8,128)(2,1)S(1)}`, and tuples of them."""
+"""A compiled program, parsed from the text that XLA prints of it: shapes, instructions, modules."""
 
 import math
 import re
@@ -74,7 +74,7 @@ class Shape:
 
 
 def bits(dtype: str) -> int:
-    """Returns the bits of an element: those that its name ends in, or starts with for `f8e4m3`."""
+    """Return the bits of an element: those that its name ends in, or start with for `f8e4m3`."""
     if dtype in _BITS:
         return _BITS[dtype]
     number = re.match(r"[a-z]+(\d+)", dtype)
@@ -82,7 +82,7 @@ def bits(dtype: str) -> int:
 
 
 def parse_shape(text: str) -> tuple[Shape, str]:
-    """Returns the shape that `text` begins with, and the rest of the text."""
+    """Return the shape that `text` begins with, and the rest of the text."""
     if not text.startswith("("):
         found = _ARRAY.match(text)
         assert found is not None, text
@@ -100,7 +100,7 @@ def parse_shape(text: str) -> tuple[Shape, str]:
 
 
 def _stored(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """Returns sizes from the outermost to the innermost in memory, rounded up to whole tiles."""
+    """Return sizes from the outermost to the innermost in memory, rounded up to whole tiles."""
     order, tile = _ORDER.search(layout), _TILE.search(layout)
     if order is None:
         return dims
@@ -110,6 +110,16 @@ def _stored(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
         if place <= len(stored):
             stored[-place] = -(-stored[-place] // size) * size
     return tuple(stored)
+
+
+# -- Programs --------------------------------------------------------------------------------------
+#
+# Only what reports need is read. A line is one instruction,
+#
+#     %name = SHAPE opcode(%operand, ...), calls=%other, metadata={op_name="..."}, ...
+#
+# and a computation is a header line that ends in `{`, its instructions in the order of execution,
+# and a line `}`.
 
 
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
@@ -161,12 +171,12 @@ class Instruction:
         return tuple(_NAME.findall(found[1])) if found else ()
 
     def attribute(self, name: str) -> str | None:
-        """Returns an attribute's text up to the next comma or blank, or None."""
+        """Return an attribute's text up to the next comma or blank, or None."""
         found = re.search(rf"[ ,]{name}=([^, ]+)", self.text)
         return found[1] if found else None
 
     def number(self, key: str) -> int | None:
-        """Returns a number of the backend config, written as `"key":"123"` or `"key":123`."""
+        """Return a number of the backend config, written as `"key":"123"` or `"key":123`."""
         found = re.search(rf'"{key}":"?(\d+)', self.text)
         return int(found[1]) if found else None
 
@@ -206,7 +216,7 @@ class Program:
     entry: Computation
 
     def scopes(self, instruction: Instruction) -> str:
-        """Returns the scopes of an instruction; of a fusion without any, those within it.
+        """Return the scopes of an instruction; of a fusion without any, those within it.
 
         Compilers that merge or move an instruction may leave it a name of their own.
         """
@@ -217,13 +227,13 @@ class Program:
         return next((one.op_name for one in reversed(within) if "/" in one.op_name), named)
 
     def scopes_around(self, instruction: Instruction, within: Computation) -> str:
-        """Returns the scopes of an instruction; where it has none, of the first that takes it."""
+        """Return the scopes of an instruction; where it has none, of the first that takes it."""
         near = (instruction, *within.users.get(instruction.name, ()))
         return next((found for found in map(self.scopes, near) if "/" in found), "")
 
 
 def parse_program(text: str) -> Program:
-    """Returns the program that XLA printed as `text`."""
+    """Return the program that XLA printed as `text`."""
     found: dict[str, Computation] = {}
     entry = ""
     name = ""
@@ -262,13 +272,20 @@ def _parse_instruction(line: str) -> Instruction:
 
 
 def _in_parentheses(text: str) -> str:
-    """Returns the start of `text` up to the parenthesis that closes one opened before it."""
+    """Return the start of `text` up to the parenthesis that closes one opened before it."""
     depth = 1
     for place, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")
         if depth == 0:
             return text[:place]
     return text
+
+
+# -- Modules by scope ------------------------------------------------------------------------------
+#
+# A scope is the last step of a module's path, and scopes nest as calls do: attention that a
+# residual connection calls is in `attention_residual/attention`, though both are parts of a layer.
+# What a gradient is made of is in the scopes of the forward pass.
 
 
 OUTSIDE_MODULES = "(outside of modules)"
@@ -282,7 +299,7 @@ Path = tuple[str, ...]
 
 
 def module_paths(model: Module) -> frozenset[Path]:
-    """Returns the paths of all modules of a tree as the scopes that they open."""
+    """Return the paths of all modules of a tree as the scopes that they open."""
     return frozenset(_scopes(place.path) for place in index_of(model).values())
 
 
@@ -297,14 +314,14 @@ def _scopes(path: Iterable[str | int]) -> Path:
 
 
 class ModuleNames:
-    """Names the module that an operation belongs to."""
+    """The module that an operation belongs to, by its scopes."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = frozenset(paths)
         self._found: dict[str, str] = {}
 
     def __call__(self, op_name: str) -> str:
-        """Returns the path of the innermost module that an operation's scopes lead to."""
+        """Return the path of the innermost module that an operation's scopes lead to."""
         if op_name not in self._found:
             self._found[op_name] = self._resolved(op_name)
         return self._found[op_name]
@@ -324,7 +341,7 @@ class ModuleNames:
         return "model" if is_inside else OUTSIDE_MODULES
 
     def _below(self, here: Path, scope: str) -> Path | None:
-        """Returns the nearest module of that scope, a part of where we are or of what is around."""
+        """Return the nearest module of that scope, a part of where we are or of what is around."""
         for length in range(len(here), -1, -1):
             if (*here[:length], scope) in self._paths:
                 return (*here[:length], scope)
@@ -332,11 +349,11 @@ class ModuleNames:
 
 
 def _unwrapped(scope: str) -> str:
-    """Returns a scope without the transformations around it: `transpose(jvp(head))` is `head`."""
+    """Return a scope without the transformations around it: `transpose(jvp(head))` is `head`."""
     found = _WRAPPED.match(scope)
     return _unwrapped(found[1]) if found else scope
 
 
 def is_backward(op_name: str) -> bool:
-    """Returns whether an operation is of the backward pass, recomputation not counted."""
+    """Return whether an operation is of the backward pass, recomputation not counted."""
     return "transpose(" in op_name and "rematted_computation" not in op_name

@@ -38,7 +38,7 @@ NUM_ROWS = 15
 
 
 def report_page(report: Report) -> str:
-    """Returns the page."""
+    """Return the page."""
     name = f"{escape(report.experiment)} on {escape(report.target)}"
     state = {True: "yes", False: "no", None: "unknown"}[report.fits]
     parts = (
@@ -72,12 +72,12 @@ def _facts(report: Report) -> Iterator[str]:
 def _memory(memory: Memory) -> Iterator[str]:
     kept = min(memory.activations_bytes, memory.temporaries_bytes)
     parts = (
-        Bar("parameters", memory.parameters_bytes),
-        Bar("optimizer state", memory.optimizer_bytes),
-        Bar("batch and counters", memory.batch_bytes),
-        Bar("activations kept", kept),
-        Bar("other temporaries", memory.temporaries_bytes - kept),
-        Bar("program", memory.program_bytes),
+        _Bar("parameters", memory.parameters_bytes),
+        _Bar("optimizer state", memory.optimizer_bytes),
+        _Bar("batch and counters", memory.batch_bytes),
+        _Bar("activations kept", kept),
+        _Bar("other temporaries", memory.temporaries_bytes - kept),
+        _Bar("program", memory.program_bytes),
     )
     yield "<h2>Memory of a device</h2>"
     yield stacked(parts, limit=memory.capacity_bytes, show=show_bytes)
@@ -108,7 +108,7 @@ def _time(report: Report, time: StepTime) -> Iterator[str]:
         return
     yield f"<h2>Predicted step: {show_seconds(time.step_s)}, {show_mfu(time)}</h2>"
     parts = [
-        Bar(name, seconds)
+        _Bar(name, seconds)
         for name, seconds in (
             *_compute(time),
             ("kernels", time.kernels_s),
@@ -133,7 +133,7 @@ def _time(report: Report, time: StepTime) -> Iterator[str]:
 
 
 def _compute(time: StepTime) -> tuple[tuple[str, float | None], ...]:
-    """Returns what the compiler wrote; of a roofline, by what it is bound."""
+    """Return what the compiler wrote; of a roofline, by what it is bound."""
     if time.source == "cycles" or time.compute_s is None or time.products_s is None:
         return (("compute", time.compute_s),)
     return (("products", time.products_s), ("moving bytes", time.compute_s - time.products_s))
@@ -145,8 +145,8 @@ def _modules(report: Report) -> Iterator[str]:
         return
     has_times = rows[0].seconds is not None
     yield "<h2>Modules</h2>"
-    yield bars(
-        [Bar(one.module, (one.seconds if has_times else one.flops) or 0.0) for one in rows],
+    yield _bars(
+        [_Bar(one.module, (one.seconds if has_times else one.flops) or 0.0) for one in rows],
         show=show_seconds if has_times else show_count,
     )
     yield _table(
@@ -195,7 +195,7 @@ def _kernels(report: Report) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int) -> str:
-    """Returns a table whose first columns are numbers, without those that nobody knows."""
+    """Return a table whose first columns are numbers, without those that nobody knows."""
 
     numbers -= sum(all(row[at] == UNKNOWN for row in rows) for at in range(numbers))
     header, rows = without_unknown(header, rows)
@@ -211,80 +211,80 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int
     return f"<table>{''.join(lines)}</table>"
 
 
-COLOURS = ("#3b6fb6", "#7a9fd4", "#c3d3ea", "#e08a3c", "#f0be8c", "#8a94a6")
+_COLOURS = ("#3b6fb6", "#7a9fd4", "#c3d3ea", "#e08a3c", "#f0be8c", "#8a94a6")
 WIDTH = 900
-BAR_HEIGHT = 44
-ROW_HEIGHT = 24
-LABEL_WIDTH = 420
+_BAR_HEIGHT = 44
+_ROW_HEIGHT = 24
+_LABEL_WIDTH = 420
 LETTERS = 58
 """Letters of a label that fit its width."""
 
 
 @attrs.frozen
-class Bar:
+class _Bar:
     """A part with its size."""
 
     name: str
     size: float
 
 
-def stacked(parts: Sequence[Bar], *, limit: float | None, show: Callable[[float], str]) -> str:
-    """Returns one bar of all parts side by side, over a legend.
+def stacked(parts: Sequence[_Bar], *, limit: float | None, show: Callable[[float], str]) -> str:
+    """Return one bar of all parts side by side, over a legend.
 
     Args:
         parts: From left to right.
-        limit: Where a line is drawn, such as a memory's capacity.
+        limit: Where a line is elements, such as a memory's capacity.
         show: A size as text.
     """
     shown = [part for part in parts if part.size > 0]
     total = sum(part.size for part in shown)
     whole = max(total, limit or 0.0) or 1.0
-    drawn, x = [], 0.0
+    elements, x = [], 0.0
     for place, part in enumerate(shown):
         width = WIDTH * part.size / whole
         title = escape(f"{part.name}: {show(part.size)}")
-        drawn.append(
-            f'<rect x="{x:.1f}" y="20" width="{width:.1f}" height="{BAR_HEIGHT}" '
-            f'fill="{COLOURS[place % len(COLOURS)]}"><title>{title}</title></rect>'
+        elements.append(
+            f'<rect x="{x:.1f}" y="20" width="{width:.1f}" height="{_BAR_HEIGHT}" '
+            f'fill="{_COLOURS[place % len(_COLOURS)]}"><title>{title}</title></rect>'
         )
         x += width
     if limit:
         edge = WIDTH * limit / whole
         anchor = "end" if edge > WIDTH / 2 else "start"
-        drawn.append(
-            f'<line x1="{edge:.1f}" x2="{edge:.1f}" y1="14" y2="{24 + BAR_HEIGHT}" '
+        elements.append(
+            f'<line x1="{edge:.1f}" x2="{edge:.1f}" y1="14" y2="{24 + _BAR_HEIGHT}" '
             'stroke="#b42318" stroke-width="3"/>'
             f'<text x="{edge:.1f}" y="11" font-size="12" text-anchor="{anchor}" fill="#b42318">'
             f"{escape(show(limit))} can be had</text>"
         )
-    top = BAR_HEIGHT + 44
-    drawn += [_legend(place, part, show(part.size), top) for place, part in enumerate(shown)]
-    height = top + ROW_HEIGHT * ((len(shown) + 2) // 3)
-    return _svg(drawn, height)
+    top = _BAR_HEIGHT + 44
+    elements += [_legend(place, part, show(part.size), top) for place, part in enumerate(shown)]
+    height = top + _ROW_HEIGHT * ((len(shown) + 2) // 3)
+    return _svg(elements, height)
 
 
-def bars(parts: Sequence[Bar], *, show: Callable[[float], str]) -> str:
-    """Returns one bar a part, below one another, each with its name and size."""
+def _bars(parts: Sequence[_Bar], *, show: Callable[[float], str]) -> str:
+    """Return one bar a part, below one another, each with its name and size."""
     most = max((part.size for part in parts), default=0.0) or 1.0
-    room = WIDTH - LABEL_WIDTH - 90
-    drawn = []
+    full_width = WIDTH - _LABEL_WIDTH - 90
+    elements = []
     for row, part in enumerate(parts):
-        y = row * ROW_HEIGHT
-        width = room * part.size / most
-        drawn.append(
-            f'<text x="{LABEL_WIDTH - 8}" y="{y + 16}" font-size="12" text-anchor="end">'
+        y = row * _ROW_HEIGHT
+        width = full_width * part.size / most
+        elements.append(
+            f'<text x="{_LABEL_WIDTH - 8}" y="{y + 16}" font-size="12" text-anchor="end">'
             f"{escape(_shortened(part.name))}</text>"
-            f'<rect x="{LABEL_WIDTH}" y="{y + 4}" width="{width:.1f}" height="{ROW_HEIGHT - 8}" '
-            f'fill="{COLOURS[0]}"/>'
-            f'<text x="{LABEL_WIDTH + width + 6:.1f}" y="{y + 16}" font-size="12">'
+            f'<rect x="{_LABEL_WIDTH}" y="{y + 4}" width="{width:.1f}" height="{_ROW_HEIGHT - 8}" '
+            f'fill="{_COLOURS[0]}"/>'
+            f'<text x="{_LABEL_WIDTH + width + 6:.1f}" y="{y + 16}" font-size="12">'
             f"{escape(show(part.size))}</text>"
         )
-    return _svg(drawn, ROW_HEIGHT * len(parts))
+    return _svg(elements, _ROW_HEIGHT * len(parts))
 
 
-def _legend(place: int, part: Bar, size: str, top: int) -> str:
-    x, y = (place % 3) * WIDTH / 3, top + ROW_HEIGHT * (place // 3)
-    colour = COLOURS[place % len(COLOURS)]
+def _legend(place: int, part: _Bar, size: str, top: int) -> str:
+    x, y = (place % 3) * WIDTH / 3, top + _ROW_HEIGHT * (place // 3)
+    colour = _COLOURS[place % len(_COLOURS)]
     return (
         f'<rect x="{x:.0f}" y="{y - 11}" width="12" height="12" fill="{colour}"/>'
         f'<text x="{x + 18:.0f}" y="{y}" font-size="13">{escape(f"{part.name}  {size}")}</text>'
@@ -295,8 +295,8 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LETTERS else f"...{name[3 - LETTERS :]}"
 
 
-def _svg(drawn: Sequence[str], height: float) -> str:
+def _svg(elements: Sequence[str], height: float) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" xmlns="http://www.w3.org/2000/svg" '
-        f'font-family="system-ui, sans-serif" role="img">{"".join(drawn)}</svg>'
+        f'font-family="system-ui, sans-serif" role="img">{"".join(elements)}</svg>'
     )

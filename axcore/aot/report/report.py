@@ -1,4 +1,7 @@
-"""Numbers as people read them."""
+"""`Report`: the result of compiling a train step, as values and as JSON.
+
+Bytes and FLOPs are those of one device, times those of a step; a chip may show several devices.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +17,7 @@ _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def show_bytes(nbytes: float) -> str:
-    """Returns `10.8 GiB`, with three digits that count.
+    """Return `10.8 GiB`, with three digits that count.
 
     >>> show_bytes(11622099648)
     '10.8 GiB'
@@ -28,7 +31,7 @@ def show_bytes(nbytes: float) -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """Returns `2.47 s`, `12.3 ms` or `unknown`.
+    """Return `2.47 s`, `12.3 ms` or `unknown`.
 
     >>> show_seconds(0.0123)
     '12.3 ms'
@@ -42,20 +45,20 @@ def show_seconds(seconds: float | None) -> str:
 
 
 def show_count(number: float) -> str:
-    """Returns `8.14e+14`, or a small number in full."""
+    """Return `8.14e+14`, or a small number in full."""
     return f"{number:,.0f}" if number < 1e6 else f"{number:.3g}"
 
 
 def without_unknown(
     header: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Returns a table without the columns in which no row has a figure."""
+    """Return a table without the columns in which no row has a figure."""
     kept = [at for at in range(len(header)) if not all(row[at] == UNKNOWN for row in rows)]
     return [header[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 def no_times(target: str) -> str:
-    """Returns the line in place of times where a target's figures are not known."""
+    """Return the line in place of times where a target's figures are not known."""
     return f"no times: how fast {target} computes is not known"
 
 
@@ -230,12 +233,12 @@ class Report:
     compile_s: float
 
     def describe_batch(self) -> str:
-        """Returns the batch as people read it: `8 rows of 128 tokens, 1,024 in all`."""
+        """Return the batch as people read it: `8 rows of 128 tokens, 1,024 in all`."""
         (_, rows), (unit, count) = self.batch.items()
         return f"{rows:,} rows of {count:,} {unit}, {rows * count:,} in all"
 
     def to_json(self) -> str:
-        """Returns the report as JSON, with `predicted_step_s` and `predicted_mfu` at the top."""
+        """Return the report as JSON, with `predicted_step_s` and `predicted_mfu` at the top."""
         fields = attrs.asdict(self)
         fields["predicted_step_s"] = self.time.step_s if self.time else None
         fields["predicted_mfu"] = self.time.mfu if self.time else None
@@ -243,7 +246,7 @@ class Report:
 
 
 def report_from_json(text: str) -> Report:
-    """Returns the report that `to_json` wrote."""
+    """Return the report that `to_json` wrote."""
     fields: dict[str, Any] = parse_json(text)
     del fields["predicted_step_s"], fields["predicted_mfu"]
     memory, time = fields.pop("memory"), fields.pop("time")

@@ -21,7 +21,7 @@ NUM_ROWS = 12
 
 
 def report_text(report: Report) -> str:
-    """Returns the report as lines of text."""
+    """Return the report as lines of text."""
     return "\n".join(
         line.rstrip()
         for part in (
@@ -37,7 +37,7 @@ def report_text(report: Report) -> str:
 
 
 def verdict(report: Report) -> str:
-    """Returns whether the step fits, and by how much, in one line."""
+    """Return whether the step fits, and by how much, in one line."""
     memory = report.memory
     if report.fits is None:
         return f"needs {show_bytes(memory.peak_bytes if memory else 0)}; memory is not known"
@@ -122,7 +122,7 @@ def _time(report: Report, time: StepTime) -> Iterator[str]:
 
 
 def show_mfu(time: StepTime) -> str:
-    """Returns the model FLOPs utilisation, or why it is not known."""
+    """Return the model FLOPs utilisation, or why it is not known."""
     if time.mfu is not None:
         return f"MFU {100 * time.mfu:.1f} % of the {time.mfu_peak} peak"
     if time.step_s is None:
@@ -131,7 +131,7 @@ def show_mfu(time: StepTime) -> str:
 
 
 def show_fractions(time: StepTime) -> str:
-    """Returns which shares of the hardware's figures a prediction counts with, as text."""
+    """Return which shares of the hardware's figures a prediction counts with, as text."""
     return ", ".join(
         f"{name.replace('_', ' ').replace('/', ' by ')} {100 * share:.0f} %"
         for name, share in time.achievable_fraction.items()
@@ -189,7 +189,7 @@ def _rest(count: int) -> Iterator[str]:
 
 
 def search_text(attempts: Sequence[Attempt]) -> str:
-    """Returns a table of what a search tried, and which of it fits and is fastest."""
+    """Return a table of what a search tried, and which of it fits and is fastest."""
     rows = [
         (
             " ".join(attempt.changes) or "as it is",

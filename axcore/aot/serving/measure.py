@@ -1,4 +1,7 @@
-"""Compiling what an engine runs in this process, and reading it."""
+"""Compile what an engine runs in this process, and read its costs off the compiled programs.
+
+`ServingPrograms` lowers them for devices that need not exist.
+"""
 
 import math
 import time
@@ -28,41 +31,34 @@ from axcore.aot.serving.report import (
 from axcore.aot.targets import compile_devices
 from axcore.errors import AotError, ConfigError
 from axcore.inference.cached_model import CachedModel
-from axcore.inference.call_shapes import call_shapes
-from axcore.inference.drawing import packed_mask
-from axcore.inference.engine_room import (
-    draw_kinds,
-    program_keys,
-    room_within,
-    schedule_limits,
-    serving_room,
-    with_caches,
-)
-from axcore.inference.model_calls import ModelCalls
-from axcore.inference.program_table import program_table
-from axcore.inference.programs import drawing_values
-from axcore.inference.serving_mesh import serving_mesh
+from axcore.inference.config import batch_buckets
+from axcore.inference.engine_core import sampler_kinds, scheduler_config
+from axcore.inference.kv_cache import cached_model_of, fit_kv_cache, kv_cache_config, serving_mesh
+from axcore.inference.model_functions import ModelFunctions
+from axcore.inference.programs import program_table, sampler_values
+from axcore.inference.sampler import packed_mask
+from axcore.inference.warm_up import program_keys
 from axcore.layers import KVCacheConfig, PagedKVCacheConfig
 from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import AotTarget, Hardware, wanted_compiler_options
 
-NUM_AHEAD = 2
+_NUM_AHEAD = 2
 """Calls that may be under way when a request comes: one runs, and the next one was started."""
 
 
 Key = tuple[Any, ...]
 """Of a program: its name, and the sizes that it is made for; see `program_table`."""
 
-READING = ("read", "score")
-DRAWING = ("draw_many", "advance")
+_PREFILLING = ("prefill", "score_prompt")
+_DECODING = ("multi_step_decode", "decode")
 """Names of programs that run the model: on texts, and on the last token of each row."""
 
 
 def measure_serving(
     cfg: Any, hardware: Hardware, target: AotTarget, load: ServingLoad, *, experiment: str
 ) -> ServingReport:
-    """Returns the report of a trainer's config that serves.
+    """Return the report of a trainer's config that serves.
 
     Args:
         cfg: The trainer's config.
@@ -75,11 +71,14 @@ def measure_serving(
         AxcoreError: The config does not fit the hardware.
     """
     programs = ServingPrograms(cfg, hardware, compile_devices(target, hardware), load)
-    engine, pages = load.engine, programs.room.pages
+    engine, pages = load.engine, programs.cache_config.pages
     row_bytes, page_bytes = programs.cache_bytes()
     measured = _Measured(programs, row_bytes + programs.pages_of_row * page_bytes)
-    beside = (0, *dict.fromkeys(min(size, engine.max_rows - 1) for size in programs.draw_sizes))
-    decode = {size: measured.token(size) for size in programs.draw_sizes}
+    beside = (
+        0,
+        *dict.fromkeys(min(size, engine.max_num_seqs - 1) for size in programs.decode_buckets),
+    )
+    decode = {size: measured.token(size) for size in programs.decode_buckets}
     first = [measured.first_token(rows, decode) for rows in dict.fromkeys(beside)]
     return ServingReport(
         experiment=experiment,
@@ -91,9 +90,9 @@ def measure_serving(
         mesh={name: size for name, size in programs.mesh.shape.items() if size > 1},
         prompt=load.prompt,
         context=load.context,
-        max_rows=engine.max_rows,
-        step_tokens=engine.step_tokens,
-        tokens_per_call=programs.tokens_per_call,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        num_decode_steps=programs.num_decode_steps,
         page_size=None if pages is None else pages.page_size,
         num_pages=None if pages is None else pages.num_pages,
         num_programs=len(programs.keys),
@@ -113,7 +112,7 @@ def measure_serving(
 
 
 @attrs.frozen(kw_only=True)
-class ServingProgram:
+class _ServingProgram:
     """A program that was lowered.
 
     Args:
@@ -140,10 +139,10 @@ class ServingPrograms:
 
     Attributes:
         mesh: What the model is split over.
-        room: Of the engine: as many pages as it takes there.
+        cache_config: Of the engine: as many pages as it takes there.
         keys: Of all programs that it compiles.
-        draw_sizes: Numbers of rows that programs draw for.
-        tokens_per_call: Tokens of a row that a call draws.
+        decode_buckets: Numbers of rows that programs sample for.
+        num_decode_steps: Tokens that a call samples for a row.
         pages_of_row: Pages of the longest text.
 
     Raises:
@@ -162,21 +161,21 @@ class ServingPrograms:
             shape = cfg.mesh or serving_mesh(self._trained, engine, hardware, len(devices))
         used = devices if -1 in shape.values() else devices[: math.prod(shape.values())]
         self.mesh: Mesh = make_mesh(shape, used)
-        self.room = self._held_room(serving_room(engine))
-        self._served = self._with_caches(self.room)
-        shapes = call_shapes(engine, hardware)
-        limits = schedule_limits(
-            engine, self.room, shapes, keeps_pages_only=self._served.keeps_pages_only
+        self.cache_config = self._fitting_config(kv_cache_config(engine))
+        self._served = self._with_caches(self.cache_config)
+        shapes = batch_buckets(engine, hardware)
+        limits = scheduler_config(
+            engine, self.cache_config, shapes, keeps_pages_only=self._served.keeps_pages_only
         )
         self._limits, self._shapes = limits, shapes
-        self._kind, *_ = kinds = draw_kinds(engine)
+        self._kind, *_ = kinds = sampler_kinds(engine)
         self.keys: tuple[Key, ...] = tuple(program_keys(engine, limits, shapes, kinds))
-        self.draw_sizes = shapes.draw_sizes
-        self.tokens_per_call = limits.tokens_per_call
+        self.decode_buckets = shapes.decode_buckets
+        self.num_decode_steps = limits.num_decode_steps
         self.compute_dtype = str(self._served.model.dtypes.compute)
         self.pages_of_row = -(-limits.max_length // limits.page_size)
         self._table = program_table(
-            ModelCalls(self._served, self.pages_of_row),
+            ModelFunctions(self._served, self.pages_of_row),
             pages_per_row=self.pages_of_row,
             vocab_size=self._served.vocab_size,
             mask=self._held["allowed"],
@@ -188,10 +187,10 @@ class ServingPrograms:
         return dict(wanted_compiler_options(self.hardware, serves=True)) or None
 
     def token_keys(self, rows: int) -> tuple[Key, ...]:
-        """Returns the programs that draw `tokens_per_call` tokens of rows, the likeliest ones."""
-        if self.tokens_per_call > 1:
-            return (("draw_many", rows, self.tokens_per_call, self._kind),)
-        return ("advance", rows), ("draw", rows, self._kind)
+        """Return the programs that draw `num_decode_steps` tokens of rows, the likeliest ones."""
+        if self.num_decode_steps > 1:
+            return (("multi_step_decode", rows, self.num_decode_steps, self._kind),)
+        return ("decode", rows), ("sample", rows, self._kind)
 
     @property
     def pieces(self) -> tuple[int, ...]:
@@ -205,42 +204,46 @@ class ServingPrograms:
     @property
     def reading_keys(self) -> tuple[Key, ...]:
         """The programs that read a prompt, and draw its first token, one by one."""
-        read = (("read", self._shapes.read_rows(1, size), size) for size in self.pieces)
-        return *read, ("draw", self._shapes.read_rows(1, self.pieces[-1]), self._kind)
+        read = (("prefill", self._shapes.prefill_bucket(1, size), size) for size in self.pieces)
+        return *read, ("sample", self._shapes.prefill_bucket(1, self.pieces[-1]), self._kind)
 
     def weight_bytes(self) -> int:
-        """Returns the bytes of weights on a device."""
+        """Return the bytes of weights on a device."""
         return bytes_on_a_device(self._served.conversion.abstract)
 
     def drawing_bytes(self) -> int:
-        """Returns the bytes on a device of what slots draw by."""
-        return bytes_on_a_device([self._held[name] for name in ("memory", "sampling", "allowed")])
+        """Return the bytes on a device of what slots draw by."""
+        return bytes_on_a_device(
+            [self._held[name] for name in ("sampler_state", "sampling", "allowed")]
+        )
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Returns the bytes on a device that caches keep of a row, and besides of a page."""
-        if self.room.pages is None:
-            return self._served.cache_bytes // self.room.num_rows, 0
-        size = self.room.pages.page_size
+        """Return the bytes on a device that caches keep of a row, and besides of a page."""
+        if self.cache_config.pages is None:
+            return self._served.cache_bytes // self.cache_config.num_rows, 0
+        size = self.cache_config.pages.page_size
         one, two = (
             self._with_caches(
-                attrs.evolve(self.room, pages=PagedKVCacheConfig(num_pages=number, page_size=size))
+                attrs.evolve(
+                    self.cache_config, pages=PagedKVCacheConfig(num_pages=number, page_size=size)
+                )
             ).cache_bytes
             for number in (1, 2)
         )
-        return (2 * one - two) // self.room.num_rows, two - one
+        return (2 * one - two) // self.cache_config.num_rows, two - one
 
     def all_cache_bytes(self) -> int:
-        """Returns the bytes of all caches of the engine on a device."""
+        """Return the bytes of all caches of the engine on a device."""
         return self._served.cache_bytes
 
-    def lowered(self, key: Key) -> ServingProgram:
-        """Returns the program of a key."""
+    def lowered(self, key: Key) -> _ServingProgram:
+        """Return the program of a key."""
         name, *sizes = key
-        places = {"caches": self._placed_caches, "memory": self._whole}
+        places = {"caches": self._placed_caches, "sampler_state": self._whole}
         with recording_plan() as recording, use_policy(self._policy):
             lowered = self._table[name].lowered(tuple(sizes), self._held, (self._whole, places))
-        passes = {"read": 1, "advance": 1, "draw_many": self.tokens_per_call}
-        return ServingProgram(
+        passes = {"prefill": 1, "decode": 1, "multi_step_decode": self.num_decode_steps}
+        return _ServingProgram(
             lowered=lowered, plan=recording.plan(), num_passes=passes.get(name, 0), rows=sizes[0]
         )
 
@@ -257,19 +260,21 @@ class ServingPrograms:
         """Shape, type and place of what an engine holds."""
         vocab_size = self._served.vocab_size
         allowed = packed_mask(np.ones((1, vocab_size), bool))
-        drawing = jax.eval_shape(lambda: drawing_values(self.room.num_rows, allowed, vocab_size))
+        drawing = jax.eval_shape(
+            lambda: sampler_values(self.cache_config.num_rows, allowed, vocab_size)
+        )
         return {
             "weights": self._served.conversion.abstract,
             "caches": self._served.abstract_caches,
             **jax.tree.map(lambda leaf: leaf.update(sharding=self._whole), drawing),
         }
 
-    def _held_room(self, room: KVCacheConfig) -> KVCacheConfig:
-        served, capacity = self._with_caches(room), capacity_bytes(self.hardware)
+    def _fitting_config(self, cache_config: KVCacheConfig) -> KVCacheConfig:
+        served, capacity = self._with_caches(cache_config), capacity_bytes(self.hardware)
         weights = bytes_on_a_device(served.conversion.abstract)
         free = None if capacity is None else capacity - weights
         try:
-            return room_within(self.load.engine, room, served, free)
+            return fit_kv_cache(self.load.engine, cache_config, served, free)
         except ConfigError as error:
             raise AotError(
                 f"it does not fit: weights take {weights:,} of {capacity:,} bytes, and "
@@ -278,15 +283,17 @@ class ServingPrograms:
                 hint=f"{error.hint}; or name more chips, or chips with more memory",
             ) from error
 
-    def _with_caches(self, room: KVCacheConfig) -> CachedModel:
+    def _with_caches(self, cache_config: KVCacheConfig) -> CachedModel:
         with use_policy(self._policy):
-            made = with_caches(self._trained, self.load.engine, room, mesh=self.mesh, draft=None)
+            made = cached_model_of(
+                self._trained, self.load.engine, cache_config, mesh=self.mesh, draft=None
+            )
         assert isinstance(made, CachedModel)  # there is no draft
         return made
 
 
 def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
-    """Returns what all programs of an engine take.
+    """Return what all programs of an engine take.
 
     One that runs the model and was not compiled counts as the largest of its kind that was; those
     that do not run it are small, and count as nothing.
@@ -297,7 +304,7 @@ def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
             (cost.program_bytes for key, cost in costs.items() if key[0] in names), default=0
         )
 
-    kinds = {name: largest(names) for names in (READING, DRAWING) for name in names}
+    kinds = {name: largest(names) for names in (_PREFILLING, _DECODING) for name in names}
     return sum(costs[key].program_bytes if key in costs else kinds.get(key[0], 0) for key in keys)
 
 
@@ -311,22 +318,22 @@ class _Measured:
         self.compile_s = 0.0
 
     def token(self, rows: int) -> CallCost:
-        """Returns what a token of each row takes while no text is read."""
+        """Return what a token of each row takes while no text is read."""
         keys = self._programs.token_keys(rows)
         return shared_evenly(
             sum_of_calls([self._cost(key) for key in keys], rows=rows),
-            self._programs.tokens_per_call,
+            self._programs.num_decode_steps,
         )
 
     def first_token(self, beside: int, decode: Mapping[int, CallCost]) -> FirstToken:
-        """Returns what the first token after a prompt takes beside rows that draw."""
+        """Return what the first token after a prompt takes beside rows that draw."""
         pieces = self._programs.pieces
         costs = [self._cost(key) for key in self._programs.reading_keys]
         waits_s: float | None = 0.0
         if beside:
             token = decode[min(size for size in decode if size >= beside)]
             costs += [token] * (len(pieces) - 1)
-            count = NUM_AHEAD * self._programs.tokens_per_call
+            count = _NUM_AHEAD * self._programs.num_decode_steps
             waits_s = None if token.seconds is None else count * token.seconds
         total = sum_of_calls(costs, rows=1, tokens=self._programs.load.prompt)
         return FirstToken(beside=beside, pieces=pieces, waits_s=waits_s, cost=total)
@@ -342,7 +349,7 @@ class _Measured:
             self.costs[key] = self._read(lowered, compiled)
         return self.costs[key]
 
-    def _read(self, one: ServingProgram, compiled: Any) -> CallCost:
+    def _read(self, one: _ServingProgram, compiled: Any) -> CallCost:
         programs, hardware = self._programs, self._programs.hardware
         stats, program = compiled.memory_analysis(), parse_program(compiled.as_text())
         analysis = analyse(program, hardware, one.plan.choices)
@@ -351,14 +358,14 @@ class _Measured:
         moved_s = _memory_s(sum(found.nbytes for found in analysis.costs), hardware)
         known = compiled_s is not None and moved_s is not None
         caches = programs.all_cache_bytes() if one.num_passes else 0
-        least = one.num_passes * (programs.weight_bytes() + one.rows * self._text_bytes)
+        min_kind = one.num_passes * (programs.weight_bytes() + one.rows * self._text_bytes)
         return CallCost(
             rows=one.rows,
             tokens=one.num_passes,
             seconds=max(compiled_s or 0.0, moved_s or 0.0) if known else None,
             compiled_s=compiled_s,
             moved_s=moved_s,
-            floor_s=_memory_s(least, hardware),
+            floor_s=_memory_s(min_kind, hardware),
             products_s=_products_s(analysis, programs),
             waiting_s=waiting,
             num_collectives=sum(found.times for found in analysis.collectives),

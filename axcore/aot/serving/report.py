@@ -1,4 +1,8 @@
-"""`CallCost`: what calls of a serving model's programs take."""
+"""`ServingReport`: what a model takes that serves, as values and as JSON.
+
+Bytes are those of one device. `ServingLoad` is what is asked of the model, `CallCost` what calls
+of its programs take.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -81,7 +85,7 @@ _LARGEST = ("temporaries_bytes", "program_bytes", "copied_bytes", "unknown_loops
 
 
 def sum_of_calls(costs: Sequence[CallCost], *, rows: int, tokens: int | None = None) -> CallCost:
-    """Returns what calls take, one after the other.
+    """Return what calls take, one after the other.
 
     Args:
         costs: Of each call.
@@ -103,7 +107,7 @@ def sum_of_calls(costs: Sequence[CallCost], *, rows: int, tokens: int | None = N
 
 
 def shared_evenly(cost: CallCost, count: int) -> CallCost:
-    """Returns an even part of what calls take: of those that draw so many tokens, of one token."""
+    """Return an even part of what calls take: of those that draw so many tokens, of one token."""
     times = {name: getattr(cost, name) for name in _TIMES}
     fields: dict[str, Any] = {
         **{name: None if time is None else time / count for name, time in times.items()},
@@ -142,10 +146,10 @@ class ServingReport:
         versions: Of jax and jaxlib.
         mesh: Sizes of the mesh's axes above 1.
         prompt: Tokens of a prompt.
-        context: Tokens of every row in caches while it draws.
-        max_rows: Rows of the engine.
-        step_tokens: Tokens of prompts that a step reads at most.
-        tokens_per_call: Tokens of each row that a call draws while none is read.
+        context: Tokens of every row in caches while it decodes.
+        max_num_seqs: Rows of the engine.
+        max_num_batched_tokens: Tokens of prompts that a step reads at most.
+        num_decode_steps: Tokens that a call samples for each row while no prompt is read.
         page_size: Tokens of a page; None where caches have no pages.
         num_pages: Pages that the engine takes there.
         num_programs: Programs that the engine compiles.
@@ -172,9 +176,9 @@ class ServingReport:
     mesh: Mapping[str, int] = {}
     prompt: int
     context: int
-    max_rows: int
-    step_tokens: int
-    tokens_per_call: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_decode_steps: int
     page_size: int | None
     num_pages: int | None
     num_programs: int
@@ -194,7 +198,7 @@ class ServingReport:
     @property
     def engine_cache_bytes(self) -> int:
         """What the engine's caches take."""
-        return self.max_rows * self.row_bytes + (self.num_pages or 0) * self.page_bytes
+        return self.max_num_seqs * self.row_bytes + (self.num_pages or 0) * self.page_bytes
 
     @property
     def spare_bytes(self) -> int | None:
@@ -212,7 +216,7 @@ class ServingReport:
         return max(0, self.num_pages + self.spare_bytes // self.page_bytes)
 
     def to_json(self) -> str:
-        """Returns the report as JSON, with all that follows from its fields."""
+        """Return the report as JSON, with all that follows from its fields."""
         fields = attrs.asdict(self)
         for name in _OF_REPORT:
             fields[name] = getattr(self, name)
@@ -228,7 +232,7 @@ _OF_COST = ("tokens_per_s", "over_floor", "bound_by")
 
 
 def serving_report_from_json(text: str) -> ServingReport:
-    """Returns the report that `to_json` wrote."""
+    """Return the report that `to_json` wrote."""
     fields: dict[str, Any] = parse_json(text)
     for name in _OF_REPORT:
         del fields[name]
@@ -254,7 +258,7 @@ class ServingLoad:
     """An engine, and the texts that times are reported for.
 
     Args:
-        engine: Its config, with `max_length`: each row has so many tokens in caches while it draws.
+        engine: Its config, with `max_length`: so many tokens of each row are in caches.
         prompt: Tokens of a prompt.
     """
 
@@ -262,28 +266,28 @@ class ServingLoad:
     prompt: int = 512
 
     def __attrs_post_init__(self) -> None:
-        """Checks that times can be reported.
+        """Check that times can be reported.
 
         Raises:
-            ConfigError: The prompt does not fit, or the engine guesses tokens.
+            ConfigError: The prompt does not fit, or the engine uses speculative decoding.
         """
         context = self.engine.max_length
         if context is None or not 1 <= self.prompt < context:
             raise ConfigError(
-                f"a prompt of {self.prompt} tokens and one drawn token do not fit a context of "
+                f"a prompt of {self.prompt} tokens and one sampled token do not fit a context of "
                 f"{context}",
                 where="prompt",
                 hint="--prompt or --context changes them",
             )
         if self.engine.speculation is not None:
             raise ConfigError(
-                "how often guesses are right is not known before a model answers",
+                "how many draft tokens are accepted is not known before a model runs",
                 where="engine.speculation",
-                hint="leave it out, and measure guesses where the model runs",
+                hint="leave it out, and measure speculation where the model runs",
             )
 
     @property
     def context(self) -> int:
-        """Tokens of every row in caches while it draws."""
+        """Tokens of every row in caches while it decodes."""
         assert self.engine.max_length is not None
         return self.engine.max_length

@@ -12,7 +12,7 @@ DECODE = ("ROWS", "TIME", "TOKENS/S", *_PARTS)
 
 
 def serving_text(report: ServingReport) -> str:
-    """Returns the report as lines of text."""
+    """Return the report as lines of text."""
     parts = (_head(report), _memory(report), _times(report), _remarks(report), _kernels(report))
     return "\n".join(line.rstrip() for part in parts for line in part)
 
@@ -25,8 +25,8 @@ def _head(report: ServingReport) -> Iterator[str]:
     yield f"{report.experiment} serving on {report.target}: {_verdict(report)}"
     yield ""
     yield f"mesh      {mesh}, {report.chips} chips"
-    yield f"engine    {report.max_rows} rows of {report.context:,} tokens, {pages}"
-    yield f"calls     {report.step_tokens} tokens of prompts, else {_tokens(report)}"
+    yield f"engine    {report.max_num_seqs} rows of {report.context:,} tokens, {pages}"
+    yield f"calls     {report.max_num_batched_tokens} tokens of prompts, else {_tokens(report)}"
     yield f"compiler  {report.compiler} ({versions})"
     yield f"took      {report.compile_s:.1f} s to compile {programs}"
     if report.limits:
@@ -34,7 +34,7 @@ def _head(report: ServingReport) -> Iterator[str]:
 
 
 def _tokens(report: ServingReport) -> str:
-    return f"{report.tokens_per_call} of each row"
+    return f"{report.num_decode_steps} of each row"
 
 
 def _verdict(report: ServingReport) -> str:
@@ -45,7 +45,7 @@ def _verdict(report: ServingReport) -> str:
         return f"does not fit: {show_bytes(-spare)} too much"
     if pages is None or report.page_size is None or report.pages_that_fit is None:
         return f"fits: {show_bytes(spare)} to spare"
-    whole = report.max_rows * -(-report.context // report.page_size)
+    whole = report.max_num_seqs * -(-report.context // report.page_size)
     rows = "all that its rows can need" if pages >= whole else f"of {whole:,} wanted"
     return f"fits: {pages:,} pages, {rows}; memory holds {report.pages_that_fit:,}"
 
@@ -89,7 +89,7 @@ def _first_row(one: FirstToken) -> tuple[str, ...]:
 
 
 def _pieces(one: FirstToken) -> str:
-    """Returns how often a prompt is read in each length, as `2 x 256`."""
+    """Return how often a prompt is read in each length, as `2 x 256`."""
     counts = {size: one.pieces.count(size) for size in one.pieces}
     return " + ".join(f"{count} x {size}" for size, count in counts.items())
 

@@ -17,6 +17,7 @@ from axcore.data.packing.packing import PADDING_ROW, Batch
 from axcore.data.packing.shuffling import Permutation
 from axcore.errors import ConfigError, DataError
 
+# A batch may span epochs, and sources of a mixture are in epochs of their own.
 _NUM_CACHED_EPOCHS = 4
 
 
@@ -119,6 +120,7 @@ class _TrainOrder:
         self._epoch = lru_cache(_NUM_CACHED_EPOCHS)(
             lambda epoch: range(num_rows) if key is None else _shuffled(num_rows, key, epoch)
         )
+        # Now, so that too many rows are an error before the first step.
         self._epoch(0)
 
     def __len__(self) -> int:

@@ -41,6 +41,7 @@ def count_sizes(lengths: Iterable[NDArray[np.int64]], seq_len: int) -> NDArray[n
         whole, rest = np.divmod(one - 1, seq_len)
         counts += np.bincount(rest, minlength=seq_len + 1)
         counts[seq_len] += whole.sum()
+    # A document whose pairs fill whole rows has no last piece.
     counts[0] = 0
     return counts
 
@@ -66,7 +67,7 @@ def fill_begins(
         next_of_size += found
 
 
-def patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
+def _patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
     """Return the rows of pieces of so many of each size, those opened first before others."""
     seq_len = len(counts) - 1
     with_room: list[list[Pattern]] = [[] for _ in range(seq_len + 1)]
@@ -76,6 +77,7 @@ def patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
         while left:
             fitting = has_rows >> size
             if fitting:
+                # The lowest bit that is set: the fullest row that still takes the piece.
                 room = size + (fitting & -fitting).bit_length() - 1
                 pattern = with_room[room].pop()
                 if not with_room[room]:
@@ -128,7 +130,7 @@ class BestFitRows:
         self._counts = counts
         self._begins = begins_P
         self._first_of_size = np.cumsum(counts) - counts
-        self._patterns = patterns_of(counts)
+        self._patterns = _patterns_of(counts)
         self._first_row = np.cumsum([0, *(one.num_rows for one in self._patterns)])
         self._first_use = self._uses()
         self._order = lru_cache(_NUM_CACHED_PERMUTATIONS)(

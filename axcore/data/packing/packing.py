@@ -249,6 +249,8 @@ class PackedRows:
         document_n = np.repeat(np.arange(len(pairs.counts)), pairs.counts)
         place_n = np.arange(len(document_n))
         here = slice(len(document_n))
+        # A document has one token more than it has pairs, so pair p of document d begins at token p
+        # + d.
         targets = pairs.tokens[place_n + document_n + 1]
         row["tokens"][here] = plain_tokens(pairs.tokens[place_n + document_n])
         row["targets"][here] = plain_tokens(targets)
@@ -262,20 +264,20 @@ class PackedRows:
             row["token_mask"][here] = True
 
 
-class PackedShape(Protocol):
+class _PackedShape(Protocol):
     """What decides the arrays of a batch of packed rows."""
 
     @property
-    def batch_size(self) -> int: ...  # noqa: D102
+    def batch_size(self) -> int: ...
 
     @property
-    def seq_len(self) -> int: ...  # noqa: D102
+    def seq_len(self) -> int: ...
 
     @property
-    def masks_documents(self) -> bool: ...  # noqa: D102
+    def masks_documents(self) -> bool: ...
 
 
-def packed_batch_spec(cfg: PackedShape, vocab_size: int) -> BatchSpec:
+def packed_batch_spec(cfg: _PackedShape, vocab_size: int) -> BatchSpec:
     """Return the arrays of `[batch, time]` that `PackedRows.batch` makes."""
     num_values = dict.fromkeys(("tokens", "targets"), vocab_size)
     return BatchSpec(
@@ -350,4 +352,5 @@ def _weighted(tokens_N: NDArray[Any], weights_N: NDArray[np.float32]) -> NDArray
 
 def token_dtype(vocab_size: int, *, is_masked: bool) -> "np.dtype[Any]":
     """Return the narrowest integers that hold a vocabulary, or its masked tokens too."""
+    # A token t that does not count is stored as ~t, so -vocab_size is the smallest number.
     return np.min_scalar_type(-vocab_size if is_masked else vocab_size - 1)

@@ -26,7 +26,7 @@ _MIN_CACHED_DOCUMENTS = 100_000
 _DTYPE = np.dtype("<i8")
 
 
-Allocate = Callable[[int], NDArray[np.int64]]
+_Allocate = Callable[[int], NDArray[np.int64]]
 _NUM_CACHED_EPOCHS = 2
 
 
@@ -60,10 +60,10 @@ def row_layout(
     if packing == "best_fit":
         return BestFitRows(store, index[: seq_len + 1], index[seq_len + 1 :], shuffle)
     begins, sizes = index.reshape(2, -1)
-    return PieceRows(store, begins, sizes)
+    return _PieceRows(store, begins, sizes)
 
 
-class PieceRows:
+class _PieceRows:
     """Rows of a piece of a document each."""
 
     def __init__(
@@ -84,10 +84,11 @@ class PieceRows:
         return self._store.read(begin, begin + int(self._sizes[row]))
 
 
-def _cached_index(path: Path, make: Callable[[Allocate], Any]) -> NDArray[np.int64]:
+def _cached_index(path: Path, make: Callable[[_Allocate], Any]) -> NDArray[np.int64]:
     """Return an index that is kept in a file; of several processes one makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
+        # One process of a machine makes the index; the others wait and share its pages.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             with whole_file(path) as file:
@@ -96,7 +97,7 @@ def _cached_index(path: Path, make: Callable[[Allocate], Any]) -> NDArray[np.int
 
 
 def _index(
-    store: TokenReader, seq_len: int, packing: Packing, allocate: Allocate
+    store: TokenReader, seq_len: int, packing: Packing, allocate: _Allocate
 ) -> NDArray[np.int64]:
     """Make the index of a packing: nothing of the corpus but the index is in memory as a whole."""
     counts = count_sizes(store.lengths(), seq_len)

@@ -78,6 +78,8 @@ class Permutation:
         if not 0 <= place < self._size:
             raise IndexError(place)
         number = self._permuted(place)
+        # Cycle walking: a * b is a little larger than `size`. It ends, as every cycle comes back to
+        # the number below `size` that it started from.
         while number >= self._size:
             number = self._permuted(number)
         return number

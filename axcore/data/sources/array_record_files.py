@@ -79,6 +79,8 @@ def _raw_records(file: NamedFile) -> Iterator[bytes]:
     )
     try:
         check_is_regular(file)
+        # Without read-ahead, which is for a reader that goes record by record; here runs are asked
+        # for.
         reader = module.ArrayRecordReader(str(file.path), "readahead_buffer_size:0")
     except OSError as error:
         raise unreadable(file, error) from error

@@ -46,14 +46,14 @@ class ArrowFiles(Files):
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yield a document for each row."""
-        yield from arrow_records(self, span.file, self.config.field)
+        yield from _arrow_records(self, span.file, self.config.field)
 
     def describe(self) -> str:
         """Name the folder, the glob and the column."""
         return f"rows of {self.config.folder}/{self.config.glob}, column {self.config.field!r}"
 
 
-def arrow_records(
+def _arrow_records(
     source: FileSource, file: NamedFile, field: str
 ) -> Iterator[Document | BadRecord]:
     """Yield a document for each row of a file, the text in a column."""
@@ -195,7 +195,7 @@ class HuggingFaceDataset(FileSource):
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yield a document for each row."""
-        yield from arrow_records(self, span.file, self.config.field)
+        yield from _arrow_records(self, span.file, self.config.field)
 
     @property
     def max_bad_fraction(self) -> float:

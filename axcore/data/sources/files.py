@@ -111,6 +111,7 @@ def list_files(folder: str, pattern: str) -> list[NamedFile]:
             where=str(root),
             hint="Put files there, or set the source's glob to match the files there.",
         )
+    # File systems list files in orders of their own; documents have to come alike on every machine.
     return sorted(found, key=lambda file: file.name)
 
 

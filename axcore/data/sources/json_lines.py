@@ -59,7 +59,7 @@ class JsonLines(Files):
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         """Yield runs of lines; a compressed file is one."""
-        return line_spans(file, size, target)
+        return _line_spans(file, size, target)
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yield a document for each line."""
@@ -77,6 +77,7 @@ class JsonLines(Files):
 def _read_lines(span: FileSpan, limit: int) -> Iterator["_Line"]:
     """Yield the lines of a span that are not empty, of each at most `limit` bytes and one."""
     offset, number = span.begin, span.first_record + 1
+    # `readline` with a limit: a file without line ends must not fill the memory.
     with open_decompressed(span.file) as stream:
         if span.begin:
             stream.seek(span.begin)
@@ -262,7 +263,7 @@ def _folder_and_glob(path: str) -> tuple[str, str]:
     return str(local.parent), glob.escape(local.name)
 
 
-def line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
+def _line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
     """Yield runs of lines of about `target` bytes; a larger file is read once, to count lines.
 
     A compressed file is one run: it can only be read from its beginning.

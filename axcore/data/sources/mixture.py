@@ -26,6 +26,8 @@ _PARTS = 1000
 SOURCE_IDS = "source_ids"
 """The array of a batch that says which source of a mixture each row is of."""
 
+# Exact ratios of token counts would make sequences that repeat after billions of rows, and a whole
+# period is held in memory (`LONGEST_PERIOD`).
 _PARTS_OF_WEIGHT = 10_000
 
 
@@ -44,7 +46,7 @@ class NewWeights:
     over_steps: NonNegativeInt = 0
 
 
-def weights_by_place(
+def _weights_by_place(
     weights: Mapping[str, float], changes: Sequence[NewWeights], batch_size: int
 ) -> Iterator[tuple[int, Mapping[str, float]]]:
     """Yield from which row of training on which weights hold.
@@ -175,13 +177,17 @@ class Mixture(Source):
         schedule = Schedule(
             [
                 (place, self._shares(weights, rows_a_unit))
-                for place, weights in weights_by_place(cfg.weights, cfg.changes, batch_size)
+                for place, weights in _weights_by_place(cfg.weights, cfg.changes, batch_size)
             ],
             [None if e is None else int(e * len(r)) for e, r in zip(epochs, rows, strict=True)],
         )
         orders = [
             train_order(
-                len(one), seed=f"{seed} {name}", shuffle=shuffle, counts_epochs=counts_epochs
+                len(one),
+                # By name, not by number: an added source leaves the order of the others as it was.
+                seed=f"{seed} {name}",
+                shuffle=shuffle,
+                counts_epochs=counts_epochs,
             )
             for name, one in zip(self.components, rows, strict=True)
         ]
@@ -194,6 +200,7 @@ class Mixture(Source):
             return integer_weights(by_source)
         of_rows = np.array(by_source) * np.array(sizes)
         parts = np.round(of_rows / of_rows.sum() * _PARTS_OF_WEIGHT)
+        # At least one part: a source with a small weight must not silently have none.
         return integer_weights(np.maximum(parts, of_rows > 0).astype(int).tolist())
 
 

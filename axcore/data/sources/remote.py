@@ -20,6 +20,7 @@ TRIES = 5
 FIRST_WAIT_S = 0.5
 """Before the second try; twice as long before each one after it."""
 
+# A broken connection costs one piece, not the whole file.
 _PIECE = 16 << 20
 _NUM_ASKING = 8
 _VERSIONS = (
@@ -69,7 +70,7 @@ def find_remote(folder: str, pattern: str) -> dict[str, RemoteFile]:
         return found
 
     try:
-        found = with_retries(f"{folder}/{pattern}", look)
+        found = _with_retries(f"{folder}/{pattern}", look)
     except FileNotFoundError:
         return {}
     infos = {place: info for place, info in found.items() if info.get("type") != "directory"}
@@ -127,7 +128,7 @@ def check_unchanged(remote: RemoteFile) -> None:
         )
 
 
-def with_retries(what: str, ask: Callable[[], T]) -> T:
+def _with_retries(what: str, ask: Callable[[], T]) -> T:
     """Return what a call returns, which is tried again while it fails for what may pass.
 
     Raises:
@@ -156,7 +157,7 @@ def _pieces(files: Any, place: str, remote: RemoteFile) -> Iterator[bytes]:
     begin = 0
     while begin < remote.size:
         end = min(begin + _PIECE, remote.size)
-        piece = with_retries(remote.url, lambda a=begin, b=end: _piece(files, place, a, b))  # type: ignore[misc]
+        piece = _with_retries(remote.url, lambda a=begin, b=end: _piece(files, place, a, b))  # type: ignore[misc]
         if begin == 0 and len(piece) == remote.size:  # of a server that knows no ranges
             end = remote.size
         if len(piece) != end - begin:
@@ -181,7 +182,7 @@ class _CutShortError(OSError):
 def _described(files: Any, place: str, info: dict[str, Any]) -> RemoteFile:
     url: str = files.unstrip_protocol(place)
     if info.get("size") is None:
-        info = with_retries(url, lambda: files.info(place))
+        info = _with_retries(url, lambda: files.info(place))
     if info.get("size") is None:
         raise DataError(
             f"The server does not say how long {url} is, so that a cut answer would not be "
@@ -197,6 +198,7 @@ def _open(url: str) -> tuple[Any, str]:
     core = import_extra("fsspec.core", used_by=url, error=DataError)
     scheme = url.partition("://")[0]
     try:
+        # Without the caches of fsspec, which would hide that a file has changed.
         files, place = core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
     except ImportError as error:
         extra = "data" if scheme in ("http", "https") else "object-stores"

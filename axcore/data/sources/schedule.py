@@ -22,6 +22,7 @@ LONGEST_PERIOD = 100_000
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
     """Return the smallest integers in the proportions of weights, as their decimals say."""
+    # By its decimals: as a float, 0.1 is a fraction over 2**55.
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
     scaled = [int(weight * scale) for weight in exact]
@@ -29,7 +30,7 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 @attrs.frozen(eq=False)
-class Period:
+class _Period:
     """One period of the sequence.
 
     Attributes:
@@ -60,14 +61,14 @@ class Period:
 
 
 @lru_cache(32)
-def period(weights: tuple[int, ...]) -> Period:
+def period(weights: tuple[int, ...]) -> _Period:
     """Return one period of the sequence of some weights."""
     sources = np.array(_sources(weights), np.int64)
     places = tuple(np.flatnonzero(sources == k) for k in range(len(weights)))
     ranks = np.empty(len(sources), np.int64)
     for of_source in places:
         ranks[of_source] = np.arange(len(of_source))
-    return Period(weights, sources, ranks, places)
+    return _Period(weights, sources, ranks, places)
 
 
 def _sources(weights: tuple[int, ...]) -> list[int]:

@@ -37,10 +37,10 @@ class TextFiles(Files):
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yield the document of a file."""
-        yield read_file(span.file)
+        yield _read_file(span.file)
 
 
-def read_file(file: NamedFile) -> Document | BadRecord:
+def _read_file(file: NamedFile) -> Document | BadRecord:
     """Return the document that a file is, or the bad record."""
     try:
         return Document(file.name, read_text(file))
@@ -61,7 +61,7 @@ class StandardLibrary(FileSource):
 
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yield the document of a file."""
-        yield read_file(span.file)
+        yield _read_file(span.file)
 
     @property
     def max_bad_fraction(self) -> float:

@@ -51,6 +51,7 @@ class TokenFiles(Files):
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         """Yield pieces; a document is in that in which it begins."""
+        # A multiple of four bytes, so that no token of two or four bytes is cut.
         begin, step = 0, -(-target // 4) * 4
         while size - begin >= 2 * step:
             yield FileSpan(file, begin, begin + step)
@@ -65,6 +66,7 @@ class TokenFiles(Files):
         begin = self._first_begin(tokens, span.begin // width)
         while begin < stop:
             end = self._after_end(tokens, begin)
+            # llm.c writes an end token before the first document too; nothing else is in that one.
             if end - begin > 1:
                 yield Document(f"{span.file.name}:{begin}", "", np.array(tokens[begin:end]))
             begin = end
@@ -84,7 +86,7 @@ class TokenFiles(Files):
 
     def _mapped(self, file: NamedFile) -> NDArray[Any]:
         dtype = np.dtype(self.config.dtype).newbyteorder("<")
-        return mapped_tokens(file, dtype)
+        return _mapped_tokens(file, dtype)
 
 
 def _is_of_llm_c(tokens: NDArray[Any]) -> bool:
@@ -132,7 +134,7 @@ class MegatronFiles(Files):
     def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
         """Yield the documents of a piece."""
         index = _read_index(span.file)
-        tokens = mapped_tokens(span.file, index.dtype)
+        tokens = _mapped_tokens(span.file, index.dtype)
         index.check(span.file, len(tokens))
         for number in range(span.first_record, len(index.lengths)):
             if span.end is not None and index.begins[number] >= span.end:
@@ -211,7 +213,7 @@ def _index_of(path: Path, changed_ns: int) -> _Index:
     return _Index(path.read_bytes())
 
 
-def mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
+def _mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
     """Return the tokens of a file, mapped into memory.
 
     Raises:

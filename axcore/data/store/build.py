@@ -100,10 +100,14 @@ def build_store(
         )
     with _locked(root):
         plan = _planned(root, source, tokenizer, validation_fraction)
+        # A store is whole once it has its manifest; without it, parts are missing or not yet
+        # joined.
         if not (root / MANIFEST).exists():
             _build_parts(root, plan, processes or os.cpu_count() or 1, report)
             _finish(root, plan, source, tokenizer)
         store = open_store(root)
+        # Shards with duplicates go only now: until a manifest names others, a resumed build needs
+        # them.
         _remove_replaced(root, store.manifest.splits)
     return store
 
@@ -115,6 +119,8 @@ def _planned(
     (root / "shards").mkdir(exist_ok=True)
     for draft in root.glob("**/*.tmp"):  # of a build that was killed
         draft.unlink(missing_ok=True)
+    # The plan is written before any part: whoever resumes must cut the source as it was cut before,
+    # since finished parts are known by their numbers alone.
     if not (root / PLAN).exists():
         plan = make_plan(source, tokenizer, validation_fraction)
         write_whole(root / PLAN, plan.to_json())
@@ -138,6 +144,7 @@ def _planned(
 def _build_parts(
     root: Path, plan: Plan, processes: int, report: Callable[[BuildProgress], None]
 ) -> None:
+    # A part counts as built when its done file is there, which is written after its shards.
     todo = [index for index in range(len(plan.parts)) if not done_file(root, index).exists()]
     total, done = sum(plan.sizes), sum(plan.sizes) - sum(plan.sizes[index] for index in todo)
     since, before = time.perf_counter(), done
@@ -174,6 +181,8 @@ def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Con
     infos = [{name: ShardInfo(**part["splits"][name]) for name in SPLITS} for part in parts]
     dropped = sum((Counter(part.get("dropped", {})) for part in parts), Counter[str]())
     if source.marks_duplicates:
+        # Here, not in the workers: which of equal documents comes first must not depend on which
+        # worker was faster.
         repeats = find_duplicates(root, len(parts))
         dropped[DUPLICATE] = sum(int(one.sum()) for one in repeats)
         infos = [
@@ -196,6 +205,7 @@ def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Con
     corpus = Corpus(store.splits["train"], store.splits["validation"])
     has_text = manifest.characters > 0
     check_corpus(corpus, source, plan.validation_fraction, has_text=has_text)
+    # Last, since it is what makes the folder a store.
     manifest.write(root)
 
 
@@ -258,6 +268,8 @@ def _locked(root: Path) -> Iterator[None]:
         )
     root.mkdir(parents=True, exist_ok=True)
     with open(root / LOCK, "w") as lock:
+        # Runs that need the same store wait for the one that builds it. The kernel releases the
+        # lock of a process that was killed.
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -296,15 +308,15 @@ class ProgressLine:
         """Show how far the build is; elsewhere than on a terminal not more often than need be."""
         is_first_or_last = progress.left_s in (None, 0)
         if self._is_live:
-            print(f"\r\x1b[K{progress_text(progress)}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{_progress_text(progress)}", end="", file=sys.stderr, flush=True)
         elif is_first_or_last or time.monotonic() - self._shown_at >= _EVERY_S:
-            print(progress_text(progress), file=sys.stderr, flush=True)
+            print(_progress_text(progress), file=sys.stderr, flush=True)
         else:
             return
         self._shown_at = time.monotonic()
 
 
-def progress_text(progress: BuildProgress) -> str:
+def _progress_text(progress: BuildProgress) -> str:
     """Return progress as one line."""
     done, total = progress.done_bytes / _MIB, progress.total_bytes / _MIB
     text = f"data: {done:,.1f} of {total:,.1f} MiB"

@@ -85,6 +85,7 @@ def tokenizer_digest(cfg: Tokenizer.Config) -> str:
     """Return a hash of what a tokenizer does: its config, and its files by what they hold."""
     digest = blake2b(digest_size=16)
     files = _files(cfg)
+    # Without paths: the same files in another folder are the same tokenizer.
     digest.update(to_json(update_config(cfg, dict.fromkeys(files, ""))).encode())
     for name in sorted(files):
         digest.update(name.encode() + blake2b(_content(files[name])).digest())

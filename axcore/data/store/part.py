@@ -70,14 +70,14 @@ class PartBuilder:
             }
             keys = None
             if self._source.marks_duplicates:
-                keys = stack.enter_context(whole_file(keys_file(self._folder, index)))
+                keys = stack.enter_context(whole_file(_keys_file(self._folder, index)))
             for group in groups(self._documents(index, tally)):
                 characters += sum(map(len, group))
                 encoded = encode_documents(group, self._tokenizer)
                 self._check_weights(group, encoded)
                 held = [is_validation(one.name, self._plan.validation_fraction) for one in group]
                 if keys is not None:
-                    write_keys(keys, group, encoded, held)
+                    _write_keys(keys, group, encoded, held)
                 for name, is_held in zip(SPLITS, (False, True), strict=True):
                     writers[name].add(
                         [t for t, h in zip(encoded, held, strict=True) if h is is_held]
@@ -93,6 +93,8 @@ class PartBuilder:
             "dropped": dict(tally.dropped),
             "splits": infos,
         }
+        # After the shards were renamed into place, so that no done file names a shard that is cut
+        # short.
         write_whole(done_file(self._folder, index), json.dumps(done) + "\n")
 
     def _check_weights(self, group: Sequence[Document], encoded: Sequence[NDArray[Any]]) -> None:
@@ -126,12 +128,12 @@ def _bad_record_to_json(record: BadRecord) -> str:
     return json.dumps(where) + "\n"
 
 
-def keys_file(folder: Path, index: int) -> Path:
+def _keys_file(folder: Path, index: int) -> Path:
     """Return the file of the keys of a part."""
     return folder / "shards" / f"{index:06}.keys"
 
 
-def write_keys(
+def _write_keys(
     file: IO[bytes],
     documents: Sequence[Document],
     tokens: Sequence[NDArray[Any]],
@@ -151,10 +153,11 @@ def write_keys(
 def find_duplicates(folder: Path, num_parts: int) -> list[NDArray[np.bool_]]:
     """Return for each part [D] which of its documents equal an earlier one of the source."""
     keys = [np.memmap(path, _KEY, "r") if path.stat().st_size else np.zeros(0, _KEY)
-            for path in (keys_file(folder, index) for index in range(num_parts))]  # fmt: skip
+            for path in (_keys_file(folder, index) for index in range(num_parts))]  # fmt: skip
     found = [np.zeros(len(one), np.bool_) for one in keys]
     num_shares = -(-sum(map(len, keys)) // _AT_ONCE)
     for share in range(num_shares):
+        # By the bits of the key itself, so that equal keys fall into one share.
         places = [np.flatnonzero(one["high"] % np.uint64(num_shares) == share) for one in keys]
         chosen = np.concatenate([one[place] for one, place in zip(keys, places, strict=True)])
         repeats = _repeats(chosen)
@@ -165,6 +168,8 @@ def find_duplicates(folder: Path, num_parts: int) -> list[NDArray[np.bool_]]:
 
 
 def _repeats(keys: NDArray[Any]) -> NDArray[np.bool_]:
+    # The place breaks ties: of equal keys, the first one in the source's order is the one that
+    # stays.
     order = np.lexsort((np.arange(len(keys)), keys["low"], keys["high"]))
     ordered = keys[["high", "low"]][order]
     repeats = np.zeros(len(keys), np.bool_)
@@ -178,7 +183,7 @@ def without_duplicates(
     """Write the shards of a part again, under other names, without some of its documents."""
     if not is_repeat.any():
         return infos
-    split = np.fromfile(keys_file(folder, index), _KEY)["split"]
+    split = np.fromfile(_keys_file(folder, index), _KEY)["split"]
     return {
         name: _rewritten(folder / "shards", infos[name], is_repeat[split == number], dtype)
         for number, name in enumerate(SPLITS)

@@ -21,6 +21,8 @@ from axcore.data.store.manifest import tokenizer_digest
 from axcore.data.tokenizers.tokenizer import Tokenizer
 
 PLAN = "plan.json"
+# Parts enough for many cores, and small enough that a killed build loses little. A smaller part
+# than a MiB would take longer to start than to build.
 _NUM_PARTS = 64
 _SMALLEST, _LARGEST = 1 << 20, 1 << 30
 
@@ -116,6 +118,7 @@ def source_size(source: FileSource) -> int:
 def _digest(source: FileSource) -> str:
     digest = blake2b(to_json(source.config).encode(), digest_size=16)
     for file in source.files():
+        # Indices that are read with a file decide what its documents are as much as the file does.
         states = [one.state() for one in (file, *source.read_with(file))]
         digest.update(json.dumps([file.name, *states]).encode())
     return digest.hexdigest()

@@ -14,9 +14,13 @@ from axcore.config.json_files import parse_json
 from axcore.data.store.plan import Plan
 from axcore.errors import DataError
 
+# Once more, since the kernel may have killed a worker for memory that is free again; not more
+# often, since a record may crash its decoder each time.
 _TRIES = 2
 _WORKER = "axcore.data.store.worker"
 
+# There is a worker for each core, so more threads in each only get in each other's way. No worker
+# may take an accelerator from a run on this machine.
 _ONE_THREAD_EACH = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
@@ -26,7 +30,7 @@ _ONE_THREAD_EACH = {
 }
 
 
-class WorkerDiedError(Exception):
+class _WorkerDiedError(Exception):
     """A worker ended before it answered."""
 
 
@@ -34,6 +38,8 @@ class Worker:
     """A process that builds parts."""
 
     def __init__(self, folder: Path, packages: str) -> None:
+        # A worker gets our process id, so that it notices when we are killed; and our `sys.path`,
+        # since a source may be defined next to the script that was started.
         self._process = subprocess.Popen(
             [sys.executable, "-m", _WORKER, str(folder), packages, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -46,7 +52,7 @@ class Worker:
         """Return the worker's answer on a part: empty, or what was wrong.
 
         Raises:
-            WorkerDiedError: There was none.
+            _WorkerDiedError: There was none.
         """
         try:
             self._process.stdin.write(f"{index}\n")  # type: ignore[union-attr]
@@ -55,7 +61,7 @@ class Worker:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise WorkerDiedError(f"exit code {self._process.wait()}")
+            raise _WorkerDiedError(f"exit code {self._process.wait()}")
         answered: dict[str, Any] = parse_json(answer)
         return answered
 
@@ -100,6 +106,8 @@ class _Pool:
         errors: list[Exception] = []
         running = len(self._threads)
         while running:
+            # Every thread puts None when it ends, also after an error, so this cannot wait for
+            # ever.
             answer = self._answers.get()
             if answer is None:
                 running -= 1
@@ -112,6 +120,7 @@ class _Pool:
 
     def kill(self) -> None:
         self._stop.set()
+        # Threads wait in `readline`; they wake when the pipes of their workers close.
         for worker in tuple(self._workers):
             worker.kill()
         for thread in self._threads:
@@ -141,10 +150,11 @@ class _Pool:
             worker = worker or self._started()
             try:
                 answer = worker.build(index)
-            except WorkerDiedError as error:
+            except _WorkerDiedError as error:
                 self._workers.discard(worker)
                 worker.kill()
                 worker = None
+                # After a stop it was us who killed the worker: no reason to try again.
                 if self._stop.is_set() or attempt == _TRIES - 1:
                     raise _died(self._name(index), error) from error
                 continue
@@ -167,7 +177,7 @@ class _Pool:
         return f"{first} and {len(others)} files more" if others else str(first)
 
 
-def _died(part: str, error: WorkerDiedError) -> DataError:
+def _died(part: str, error: _WorkerDiedError) -> DataError:
     return DataError(
         f"A worker died {_TRIES} times while it read {part}: {error}.",
         hint="Run it again: finished parts are kept. With --processes 1 it needs less memory.",

@@ -82,6 +82,7 @@ class StoredTokens:
         """Return how many pairs come before each of some documents; D counts as one after all."""
         found = np.empty(len(documents), np.int64)
         shards = self._first_document.searchsorted(documents, side="right") - 1
+        # Documents mostly come in runs of one shard: one lookup for each run.
         cuts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
         for begin, end in pairwise([0, *cuts.tolist(), len(documents)]):
             shard = int(shards[begin])
@@ -101,6 +102,8 @@ class StoredTokens:
     def lengths(self) -> Iterator[NDArray[np.int64]]:
         """Yield the tokens of each document, [D] of a shard at a time."""
         for index in range(len(self.shards)):
+            # Not through the cache: a pass over all shards would drop those that rows are read
+            # from.
             yield np.diff(self._opened(index).first_pair) + 1
 
     def _opened(self, index: int) -> Shard:

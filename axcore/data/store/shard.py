@@ -141,13 +141,15 @@ def _file_digest(path: Path) -> bytes:
 def _mapped(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
     with _opened(path) as file:
         size = file.seek(0, 2)
+    # A file that is too short can be mapped all the same, and reading past its end kills the
+    # process with SIGBUS.
     if size != length * dtype.itemsize:
         raise DataError(
             f"{path.name} has {size} bytes; {length * dtype.itemsize} were written.",
             where=str(path),
             hint="Copy the store again, or build it again.",
         )
-    return map_file(path, dtype, length)
+    return _map_file(path, dtype, length)
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -161,7 +163,7 @@ def _opened(path: Path) -> IO[bytes]:
         ) from error
 
 
-def map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
+def _map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
     """Return `length` values of a file, read-only; the mapping ends with the last view of it.
 
     Differs: `numpy.memmap` and `mmap` keep the file open up to Python 3.12, and a process may have
@@ -183,6 +185,7 @@ def map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
     finally:
         os.close(descriptor)
     memory: Any = (ctypes.c_char * size).from_address(address)
+    # At exit the kernel unmaps it; unmapping earlier could take memory from arrays still in use.
     weakref.finalize(memory, _MUNMAP, address, size).atexit = False
     array: NDArray[Any] = np.ndarray((length,), dtype, buffer=memory)
     array.flags.writeable = False

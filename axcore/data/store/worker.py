@@ -20,6 +20,8 @@ def main() -> None:
     folder, packages, parent = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3])
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # what a source prints must not mix with the answers
+        # The plan may hold configs of the user's own packages. The parent has imported them, so it
+        # is safe to import them here.
         with trusting(packages):
             builder: PartBuilder | None = None
             for line in sys.stdin:
@@ -28,6 +30,7 @@ def main() -> None:
                 try:
                     builder = builder or PartBuilder(folder, read_plan(folder))
                     builder.build(int(line))
+                # Any error is an answer: the parent takes silence for a death, and would try again.
                 except Exception as error:
                     _answer(answers, _described(error))
                 else:

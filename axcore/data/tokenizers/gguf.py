@@ -82,19 +82,19 @@ def _vocabulary(tokenizer: Tokenizer) -> GGUFVocabulary:
     if isinstance(tokenizer, ByteTokenizer):
         return byte_vocabulary()
     if isinstance(tokenizer, SentencePieceTokenizer):
-        return pieces_vocabulary(tokenizer.model_proto, tokenizer.config.path)
+        return _pieces_vocabulary(tokenizer.model_proto, tokenizer.config.path)
     if isinstance(tokenizer, HuggingFaceTokenizer):
         content, path = tokenizer.content, tokenizer.config.path
         kind = content["model"]["type"]
         if kind != "BPE":
             raise unreadable(f"it is a {kind}; axcore writes BPE", path)
         if content["model"]["byte_fallback"]:
-            return merged_pieces_vocabulary(content, path)
-        return byte_level_vocabulary(content, path)
+            return _merged_pieces_vocabulary(content, path)
+        return _byte_level_vocabulary(content, path)
     raise unreadable(f"it is a {type(tokenizer).__name__}, which axcore does not know")
 
 
-def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
+def _pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
     """Return the vocabulary of a SentencePiece model.
 
     Args:
@@ -129,14 +129,14 @@ def pieces_vocabulary(proto: bytes, path: str) -> GGUFVocabulary:
     )
 
 
-def merged_pieces_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
+def _merged_pieces_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
     """Return the vocabulary of a `tokenizer.json` that was made from a SentencePiece model.
 
     Raises:
         ConfigError: It changes text otherwise, or its merges are not those of scored pieces.
     """
     adds_space, note = _adds_space(content, path)
-    tokens, kinds = listed_tokens(content, path)
+    tokens, kinds = _listed_tokens(content, path)
     vocabulary = content["model"]["vocab"]
     if missing := [name for name in _BYTES if name not in vocabulary]:
         raise unreadable(f"it lacks {len(missing)} bytes, {missing[0]} for one", path)
@@ -275,7 +275,7 @@ _NAMES: dict[tuple[tuple[_Step, ...], bool], str] = {
 """llama.cpp's names, by how text is cut and whether a word that is a token is not merged."""
 
 
-def byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
+def _byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
     """Return the vocabulary of a `tokenizer.json`.
 
     Raises:
@@ -299,7 +299,7 @@ def byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
             path,
         )
     name = _NAMES[steps, whole_words]
-    tokens, types = listed_tokens(content, path)
+    tokens, types = _listed_tokens(content, path)
     merges = [" ".join(pair) for pair in pairs_of(model["merges"])]
     return GGUFVocabulary(
         model="gpt2",
@@ -310,7 +310,7 @@ def byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
     )
 
 
-def listed_tokens(content: dict[str, Any], path: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _listed_tokens(content: dict[str, Any], path: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the texts of tokens in the order of their numbers, and their types.
 
     Raises:

@@ -28,7 +28,7 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 @attrs.frozen
-class TokenizerSettings:
+class _TokenizerSettings:
     """What a `tokenizer_config.json` says.
 
     Args:
@@ -45,7 +45,7 @@ class TokenizerSettings:
     tool_template: str | None = None
 
 
-def read_settings(path: str | None, special_tokens: str | None = None) -> TokenizerSettings:
+def read_settings(path: str | None, special_tokens: str | None = None) -> _TokenizerSettings:
     """Return the settings of a file, none without one.
 
     Args:
@@ -62,7 +62,7 @@ def read_settings(path: str | None, special_tokens: str | None = None) -> Tokeni
     if special_tokens is not None:
         further = read_json(special_tokens, "special_tokens_map.json", error=DataError)
     added = content.get("added_tokens_decoder", {})
-    return TokenizerSettings(
+    return _TokenizerSettings(
         tokens={**_tokens(further), **_tokens(content)},
         added={int(number): token for number, token in added.items()},
         **_templates(content.get("chat_template"), str(path)),
@@ -404,7 +404,7 @@ def _there(path: Path) -> str | None:
     return str(path) if path.is_file() else None
 
 
-def _load(path: str, settings: TokenizerSettings, *, reads_special: bool = False) -> Any:
+def _load(path: str, settings: _TokenizerSettings, *, reads_special: bool = False) -> Any:
     file = Path(path).expanduser()
     if not file.is_file():
         raise DataError(
@@ -422,6 +422,7 @@ def _load(path: str, settings: TokenizerSettings, *, reads_special: bool = False
             where=str(file.absolute()),
             hint="Save it again from the library that made it.",
         ) from error
+    # transformers saves the truncation and padding that were set last; documents are read in full.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _add_tokens(tokenizer, settings, path)
@@ -429,7 +430,7 @@ def _load(path: str, settings: TokenizerSettings, *, reads_special: bool = False
     return tokenizer
 
 
-def _add_tokens(tokenizer: Any, settings: TokenizerSettings, path: str) -> None:
+def _add_tokens(tokenizer: Any, settings: _TokenizerSettings, path: str) -> None:
     """Add tokens that the settings name and the file lacks, under the numbers that they name."""
     import tokenizers
 

@@ -13,7 +13,7 @@ from axcore.data.packing.packing import plain_tokens
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 from axcore.errors import ConfigError, DataError
 
-KEY_BYTES = 16
+_KEY_BYTES = 16
 DUPLICATE = "equal to an earlier document"
 
 
@@ -142,7 +142,7 @@ class Deduplicate(Transform):
         text = document.text
         if self.config.ignores_case_and_space:
             text = " ".join(text.casefold().split())
-        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES)
+        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES)
         if document.tokens is not None:
             digest.update(b"\0" + plain_tokens(document.tokens).astype("<i8").tobytes())
         return attrs.evolve(document, key=digest.digest())

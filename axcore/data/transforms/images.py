@@ -58,6 +58,8 @@ class ImagePixels(Transform):
         try:
             with warnings.catch_warnings(), image.open(self._raw(document)) as opened:
                 warnings.simplefilter("error")  # do not train on images that Pillow warns of
+                # Only the header has been read: a huge image is refused before its pixels take
+                # memory.
                 if opened.width * opened.height > cfg.max_pixels:
                     raise ValueError(f"it has {opened.width} x {opened.height} pixels")
                 scaled = opened.convert("RGB").resize((cfg.width, cfg.height))

@@ -82,6 +82,7 @@ class BatchedLoRALinear(Module):
                 f"the input has shape {x.shape}, and there are adapters of {rows.shape[0]} rows",
                 hint="exclude this layer from the adapters",
             )
+        # A row of number -1 has no adapter: it is equal to none of them.
         is_own = rows[:, None] == jnp.arange(self.config.num_adapters)[None, :]
         is_own = is_own.reshape(is_own.shape[0], *(1,) * (x.ndim - 2), is_own.shape[1], 1)
         narrow = jnp.einsum("...k,akr->...ar", x, self.adapters_down)
@@ -132,6 +133,7 @@ def _replaced(
             hint="serve with room for larger adapters: adapter_rank",
         )
     rank = 0 if own is None else own[0].shape[1]
+    # First all of the slot: an adapter of higher rank may have been there.
     down, up = down.at[number].set(0), up.at[number].set(0)
     if own is not None:
         down = down.at[number, :, :rank].set(own[0].astype(down.dtype))

@@ -171,7 +171,7 @@ class LoRALinear(Module):
         return y + self._by_rows(factors - 1.0, y) * plain + turned
 
     def _column_factors(self) -> Float[Array, "*copies N"]:
-        """Return what the corrected weight's columns are multiplied by, in float32."""
+        """Return the factor on each column of the corrected weight, in float32."""
         weight, down, up = self.base.weight, self.lora_down.weight, self.lora_up.weight
         product = jnp.matmul(down.astype(jnp.float32), up.astype(jnp.float32))
         factors: Array = self.lora_magnitude(weight, jax.lax.stop_gradient(self.scale * product))

@@ -39,7 +39,8 @@ def adapters_of(module: Module, state: State) -> dict[str, Array]:
 
 
 def new_adapters(module: Module, rng: Array | int) -> dict[str, Array]:
-    """Return adapters that correct nothing yet; makes no array of the base."""
+    """Return adapters that correct nothing yet, without making an array of the base."""
+    # Under jit what is not returned is not computed: the base may not fit the host a second time.
     fresh: dict[str, Array] = jax.jit(lambda rng: adapters_of(module, module.init(rng)))(rng)
     return fresh
 
@@ -73,6 +74,7 @@ def merge_adapters(module: Module, state: State) -> State:
     for path, layer in _lora_layers(module):
         part = _part(state, path)
         weight, down, up = (part[name]["weight"] for name in ("base", "lora_down", "lora_up"))
+        # In float32, rounded once: a correction may be smaller than a 16-bit weight's last digit.
         change = layer.scale * jnp.matmul(down.astype(jnp.float32), up.astype(jnp.float32))
         corrected = weight.astype(jnp.float32) + change
         if layer.config.use_dora:

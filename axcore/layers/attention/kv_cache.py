@@ -61,9 +61,9 @@ class ContiguousCache(Module):
         num_rows: PositiveInt = REQUIRED
         capacity: PositiveInt = REQUIRED
 
-        def with_size(self, room: KVCacheConfig) -> "ContiguousCache.Config":
+        def with_size(self, cache_size: KVCacheConfig) -> "ContiguousCache.Config":
             """Return the config of a cache for so much."""
-            return evolve(self, num_rows=room.num_rows, capacity=room.capacity)
+            return evolve(self, num_rows=cache_size.num_rows, capacity=cache_size.capacity)
 
     def setup(self, cfg: Config) -> None:
         """Build the store."""
@@ -94,6 +94,7 @@ class ContiguousCache(Module):
         size = math.gcd(self.config.capacity, PAGE_SIZE)
         count = self.config.capacity // size
         table = rows[:, None] * count + jnp.arange(count, dtype=jnp.int32)[None, :]
+        # Row r is pages r * count and on of the same memory, so this copies nothing.
         keys, values, scales = jax.tree.map(
             lambda x: x.reshape(-1, size, *x.shape[2:]), (keys, values, info.scales)
         )
@@ -132,10 +133,12 @@ class PagedCache(Module):
         page_size: PositiveInt = REQUIRED
         row_axis: str | None = None
 
-        def with_size(self, room: KVCacheConfig) -> "PagedCache.Config":
+        def with_size(self, cache_size: KVCacheConfig) -> "PagedCache.Config":
             """Return the config of a cache of so many pages."""
-            assert room.pages is not None
-            return evolve(self, num_pages=room.pages.num_pages, page_size=room.pages.page_size)
+            assert cache_size.pages is not None
+            return evolve(
+                self, num_pages=cache_size.pages.num_pages, page_size=cache_size.pages.page_size
+            )
 
     def setup(self, cfg: Config) -> None:
         """Build the store."""
@@ -187,13 +190,13 @@ class NoCache(Module):
         layout: Module.Config | None = None
         store: Module.Config = KVStore.Config()
 
-        def for_serving(self, room: KVCacheConfig) -> Module.Config:
-            """Return what keeps them."""
+        def for_serving(self, cache_size: KVCacheConfig) -> Module.Config:
+            """Return the cache of a model that serves."""
             layout: Any = self.layout
             if layout is None:
-                layout = (ContiguousCache if room.pages is None else PagedCache).Config()
+                layout = (ContiguousCache if cache_size.pages is None else PagedCache).Config()
             return evolve(
-                layout.with_size(room),
+                layout.with_size(cache_size),
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
@@ -210,7 +213,7 @@ class NoCache(Module):
         if info.num_cached is not None:
             raise ModuleError(
                 "the tokens of this call follow others, and this layer keeps no keys and values",
-                hint="build the model from for_serving(cfg, room)",
+                hint="build the model from for_serving(cfg, cache_size)",
             )
         return k, v, info
 
@@ -249,13 +252,13 @@ class SlidingCache(Module):
         capacity: PositiveInt = REQUIRED
         call_tokens: PositiveInt = REQUIRED
 
-        def with_size(self, room: KVCacheConfig) -> "SlidingCache.Config":
+        def with_size(self, cache_size: KVCacheConfig) -> "SlidingCache.Config":
             """Return the config of a cache for so many rows."""
             return evolve(
                 self,
-                num_rows=room.num_rows,
-                capacity=room.capacity,
-                call_tokens=min(room.call_tokens, room.capacity),
+                num_rows=cache_size.num_rows,
+                capacity=cache_size.capacity,
+                call_tokens=min(cache_size.call_tokens, cache_size.capacity),
             )
 
     def setup(self, cfg: Config) -> None:
@@ -324,10 +327,10 @@ class GappedCache(Module):
         store: Module.Config = KVStore.Config()
         cache: Module.Config = REQUIRED
 
-        def with_size(self, room: KVCacheConfig) -> "GappedCache.Config":
+        def with_size(self, cache_size: KVCacheConfig) -> "GappedCache.Config":
             """Return the config of a cache for so much."""
-            cache: Any = (ContiguousCache if room.pages is None else PagedCache).Config()
-            return evolve(self, cache=cache.with_size(room))
+            cache: Any = (ContiguousCache if cache_size.pages is None else PagedCache).Config()
+            return evolve(self, cache=cache.with_size(cache_size))
 
     def setup(self, cfg: Config) -> None:
         """Build the cache, and another of one number for each token."""
@@ -340,7 +343,7 @@ class GappedCache(Module):
         self.marks = cfg.cache.build(num_kv_heads=1, head_dim=1, value_dim=None)
 
     def forward(self, k: Keys, v: Values, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Return what the cache does, and in the info which of the keys are there.
+        """Return the cache's keys and values, and in the info which of them are there.
 
         Raises:
             ModuleError: The call does not say how many tokens each row has.
@@ -348,7 +351,9 @@ class GappedCache(Module):
         _check_counts(k, info)
         call = info.of_call()
         marks = self._is_there(info, call)[:, :, None, None].astype(k.dtype)
+        # A mark for all tokens of the call: 0 for a skipped one, over what was there before.
         marks, _, _ = self.marks(marks, marks, call)
+        # To the cache the layer's tokens are all that the call has; it would refuse a part of them.
         keys, values, read = self.cache(k, v, info._replace(call=info.tokens))
         return keys, values, read._replace(call=info.call, key_mask=marks[..., 0, 0] > 0)
 

@@ -95,7 +95,7 @@ def _cache_array(cfg: Any, size: tuple[int, ...], dtype: str) -> Any:
 
 
 def _write(held: Array, new: Array, places: Places) -> Array:
-    """Return what is held, `[R, S, ...]`, and what is new, `[batch, time, ...]`, in its places."""
+    """Return an array `[R, S, ...]` with new items `[batch, time, ...]` in their places."""
     # Places out of range are dropped: so padding, and tokens of rows without a page, write nothing.
     at = held.at[places.rows, places.places]
     kept: Array = at.set(new.astype(held.dtype), mode="drop", wrap_negative_indices=False)

@@ -18,7 +18,7 @@ Positions = Int[Array, "batch time"]
 
 
 class NoPosition(Module):
-    """Leaves queries and keys as they are. Slot protocol: the parent fills `head_dim`."""
+    """Leave queries and keys as they are. Slot protocol: the parent fills `head_dim`."""
 
     @config
     class Config(Module.Config["NoPosition"]):
@@ -32,7 +32,7 @@ class NoPosition(Module):
 
 
 class RoPE(Module):
-    """Rotates pairs of a head's dimensions by angles that grow with the position.
+    """Rotate pairs of a head's dimensions by angles that grow with the position.
 
     Dimension `i` is paired with `i + head_dim / 2` (the layout of Hugging Face's checkpoints), and
     turns by `position * theta ** (-2 i / head_dim)`.

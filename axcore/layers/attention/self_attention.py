@@ -70,7 +70,7 @@ class Attention(Module):
                 hint=f"set num_kv_heads to {_divisors(cfg.num_heads)}",
             )
         heads, kv_heads = cfg.num_heads * self.head_dim, num_kv_heads * self.head_dim
-        self.attention_width = heads
+        self.attention_width = heads  # read where FLOPs are counted: what each pair of tokens costs
         self.q = cfg.linear.build(in_dim=cfg.dim, out_dim=heads, axes=("embed", "heads"))
         kv = {"in_dim": cfg.dim, "out_dim": kv_heads, "axes": ("embed", "kv_heads")}
         self.k = (cfg.key_linear or cfg.linear).build(**kv)
@@ -88,6 +88,7 @@ class Attention(Module):
         """Return each token's mixture of the tokens that it sees."""
         q, k = self._split(self.q(x), "heads"), self._split(self.k(x), "kv_heads")
         v = self._split(self.v(x), "kv_heads")
+        # Before the cache: keys are kept with their positions, and never rotated again.
         q, k = self.position(q, k, info.positions)
         q, k = named_heads(q, ATTENTION_QUERY), named_heads(k, ATTENTION_KEY)
         k, v, info = self.kv_cache(k, named_heads(v, ATTENTION_VALUE), info)

@@ -77,7 +77,7 @@ class Experts(Module):
 
 
 class Dropless(Experts):
-    """Sorts rows by expert and runs all experts at once on them.
+    """Sort rows by expert and run all experts at once on them.
 
     Where a mesh splits experts, rows travel to the devices that hold theirs, and back.
 
@@ -113,19 +113,19 @@ class Dropless(Experts):
         x_ND = x.reshape(-1, x.shape[-1])
         permutation = TokenPermutation.of(experts.reshape(-1), self.config.num_experts)
         axes = expert_mesh_axes()
-        room = self.config.exchange_room
+        capacity_factor = self.config.exchange_room
         y_KND, dropped = (
-            expert_all_to_all(self._run, x_ND, permutation, axes, room)
+            expert_all_to_all(self._run, x_ND, permutation, axes, capacity_factor)
             if axes
             else (self._at_home(x_ND, permutation), jnp.zeros(()))
         )
-        if room is not None:
+        if capacity_factor is not None:
             self.add_summary("dropped", dropped)
         y_KBTD = y_KND.reshape(-1, *x.shape)
         return jnp.einsum("kbtd,btk->btd", y_KBTD, weights.astype(y_KBTD.dtype))
 
     def _at_home(self, x_ND: Rows, permutation: TokenPermutation) -> Array:
-        """Return what this device's experts make of its own tokens, choice by choice."""
+        """Return the output of this device's experts for its own tokens, choice by choice."""
         rows, places = permutation.order, permutation.place
         y_RD = self._run(spread(x_ND, rows, places, True), permutation.sizes)
         return collect(y_RD, rows, places, len(x_ND), True)
@@ -139,7 +139,7 @@ class Dropless(Experts):
 
 
 class CapacityLimited(Experts):
-    """Runs every expert on an array of fixed size. Any module can be the expert.
+    """Run every expert on an array of fixed size. Any module can be the expert.
 
     A choice beyond an expert's capacity adds nothing to its token. Capacity is counted in each row
     by itself, for the tokens that it has, so that neither padding nor other rows of a batch or a
@@ -158,8 +158,8 @@ class CapacityLimited(Experts):
 
         factor: float = 1.25
 
-        def for_serving(self, room: KVCacheConfig) -> Dropless.Config:
-            """Return what drops none: how many tokens come at once is by chance there."""
+        def for_serving(self, cache_size: KVCacheConfig) -> Dropless.Config:
+            """Return experts that drop nothing: how many tokens come at once is by chance there."""
             return Dropless.Config(
                 dim=self.dim,
                 num_experts=self.num_experts,
@@ -265,6 +265,7 @@ def _with_grouped_linears(cfg: Module.Config) -> Module.Config:
     """Return the config of a feed-forward with every `Linear` in it replaced by a grouped one."""
 
     def is_linear(node: Any) -> bool:
+        # Not isinstance: a class derived from Linear may do what a grouped product does not.
         return type(node) is Linear.Config
 
     def grouped(linear: Any) -> GroupedLinear.Config:
@@ -303,7 +304,7 @@ def _modules(module: Module) -> Iterator[Module]:
 
 
 class MoE(Module):
-    """Sends each token to the few experts that a router chooses, and adds up what they make of it.
+    """Send each token to the few experts that a router chooses, and add up what they make of it.
 
     Any feed-forward becomes its experts' config: `replace_config(cfg, FeedForward, lambda ffn:
     MoE.Config(expert=ffn, num_experts=8, top_k=2))`.
@@ -343,13 +344,15 @@ class MoE(Module):
             dim=cfg.dim, num_experts=cfg.num_experts, expert=cfg.expert
         )
         share = 1.0 - cfg.top_k / cfg.num_experts
+        # The count of FLOPs per token leaves out the experts that a token does not go to.
         self.inactive_params = share * count_params(self.experts.param_specs())
         self.shared = None if cfg.shared is None else cfg.shared.build(dim=cfg.dim)
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
         """Return the mixture for each token."""
         routing = self.router(x)
-        with self.with_shared(TOKEN_MASK, None):  # experts get rows in another order
+        # Experts get rows in another order, to which the mask of tokens does not apply.
+        with self.with_shared(TOKEN_MASK, None):
             y = self.experts(x, routing)
         return y if self.shared is None else y + self.shared(x)
 

@@ -36,7 +36,7 @@ class Routing(NamedTuple):
 
 @config
 class GroupLimit:
-    """Lets a token choose among the experts of its best groups only, so that it visits few devices.
+    """Let a token choose among the experts of its best groups only, so that it visits few devices.
 
     Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.2.2 (a group is rated by its best
     expert); DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2 (by the sum of its best two).
@@ -111,7 +111,7 @@ def counts(
 
 
 class Router(Module):
-    """Scores experts by a linear map of the token, and chooses the best.
+    """Score experts by a linear map of the token, and choose the best.
 
     Three ways keep the load even, apart or together: a loss on the load (`balance_loss`), a bias on
     the ratings that moves against the load (`bias_rate`), and limits to groups (`groups`). Padding

@@ -52,6 +52,7 @@ def inverse(place_R: Int[Array, " rows"], num_places: int) -> Int[Array, " place
     """Return the row at each place, R where there is none; places past the end do not exist."""
     num_rows = len(place_R)
     rows = jnp.arange(num_rows, dtype=jnp.int32)
+    # The one scatter there is: of a number for each row, not of the row, and without a gradient.
     return jnp.full((num_places,), num_rows, jnp.int32).at[place_R].set(rows, mode="drop")
 
 
@@ -99,6 +100,7 @@ def spread(
 
 
 def _spread_forward(x_ND: Array, row_S: Array, place_R: Array, is_total: bool) -> Any:
+    # Backward needs the number of tokens, a shape: residuals must be arrays, so one without memory.
     return spread(x_ND, row_S, place_R, is_total), (place_R, jnp.empty((len(x_ND), 0), x_ND.dtype))
 
 
@@ -118,7 +120,7 @@ def collect(
     num_tokens: int,
     is_total: bool,
 ) -> Float[Array, "choices tokens dim"]:
-    """Return what came back for each choice of each token, zeros for those that had no place.
+    """Return the output for each choice of each token, zeros for choices without a place.
 
     Args:
         y_SD: What there is at each place.
@@ -171,9 +173,9 @@ def expert_all_to_all(
     x_ND: Rows,
     permutation: TokenPermutation,
     axes: tuple[str, ...],
-    room: float | None = None,
+    capacity_factor: float | None = None,
 ) -> tuple[Float[Array, "choices tokens dim"], Float[Array, ""]]:
-    """Return what experts make of each choice of a token, and the share of rows that stay.
+    """Return the experts' output for each choice of a token, and the share of rows that stay.
 
     Those are rows beyond a block's size; zeros are in their place, and in that of rows that
     go to no expert, which do not count.
@@ -184,11 +186,11 @@ def expert_all_to_all(
         x_ND: Tokens of this device.
         permutation: The order of its rows by expert, of all devices.
         axes: Mesh axes that experts are split over, in order.
-        room: Size of a block, as a multiple of R / P; R where None.
+        capacity_factor: Size of a block, as a multiple of R / P; R where None.
     """
     num_rows = len(permutation.order)
     wanted_PL = permutation.sizes.reshape(jax.lax.axis_size(axes), -1)
-    block = _block_size(num_rows, wanted_PL.shape[0], room)
+    block = _block_size(num_rows, wanted_PL.shape[0], capacity_factor)
     sent_PL = _with_room(wanted_PL, block)
     place_R = _places(wanted_PL, num_rows, block)[permutation.place]
     num_places = wanted_PL.shape[0] * block
@@ -196,6 +198,7 @@ def expert_all_to_all(
     x_SD = _swapped(spread(x_ND, row_S, place_R, False), axes)
     arrived_PL = _swapped(sent_PL, axes)
     arrived = TokenPermutation.of(_experts(arrived_PL, block), sent_PL.shape[1])
+    # Most places of the blocks may be empty, which counts in the choice and the cost of kernels.
     with occupancy_scope(min(1.0, num_rows / num_places)):
         y_SD = run(permute(x_SD, arrived.order, arrived.place), arrived.sizes)
     y_SD = _swapped(permute(y_SD, arrived.place, arrived.order), axes)
@@ -204,8 +207,12 @@ def expert_all_to_all(
     return collect(y_SD, row_S, place_R, len(x_ND), False), left_behind
 
 
-def _block_size(num_rows: int, num_devices: int, room: float | None) -> int:
-    return num_rows if room is None else min(num_rows, math.ceil(room * num_rows / num_devices))
+def _block_size(num_rows: int, num_devices: int, capacity_factor: float | None) -> int:
+    return (
+        num_rows
+        if capacity_factor is None
+        else min(num_rows, math.ceil(capacity_factor * num_rows / num_devices))
+    )
 
 
 def _with_room(wanted_PL: Int[Array, "devices experts"], block: int) -> Int[Array, "d e"]:

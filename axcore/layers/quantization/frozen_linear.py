@@ -160,6 +160,7 @@ class FrozenLinear(GroupedRows, Module):
             first = deviation / _NF4_DEVIATION
         shape, axes = (blocks, cfg.out_dim), (None, out)
         if cfg.format == "nf4" and cfg.double_quant:
+            # The code of the level 0, so that every scale is the mean at first.
             middle = float(nf4.scale_levels().index(0.0))
             own = -(-blocks * cfg.out_dim // nf4.SCALES_PER_BLOCK)
             self.weight_scale = _kept(shape, axes, "uint8", middle)
@@ -226,6 +227,7 @@ def _frozen_part(specs: Any, state: Any) -> Any:
     if CODES not in specs:
         return {name: _frozen_part(specs[name], below) for name, below in state.items()}
     kept = _form_of(specs).kept
+    # Leading dimensions are layers and experts; blocks and their scales never span two of them.
     for _ in range(state["weight"].ndim - 2):
         kept = jax.vmap(kept)
     rest = {name: leaf for name, leaf in state.items() if name != "weight"}

@@ -178,7 +178,7 @@ class Fp8Delayed(Dot):
         return quantized_grouped_matmul(rows, weights, sizes, FLOAT8, amaxes=amaxes)
 
     def _from_histories(self, of_input: _Amax, of_weight: _Amax) -> Amaxes:
-        """Return what to scale by; in training, takes the magnitudes down."""
+        """Return the magnitudes to scale by; in training, keep those of this step."""
         # Backward overwrites `gradient_amax` after this forward pass, so it enters one step late.
         gradient_history = _pushed(self.gradient_history, self.gradient_amax)
         if self.training:

@@ -124,7 +124,7 @@ class QuantizedLinear(GroupedRows, Module):
         if self._num_groups > 1:
             values = jax.vmap(wide_weight)(values, scale)
         y = grouped_matmul(rows, values.astype(rows.dtype), sizes)
-        if self._num_groups == 1:
+        if self._num_groups == 1:  # one scale a column leaves the sum: it multiplies fewer numbers
             y = y.astype(jnp.float32) * take_by_group(scale[:, 0], sizes, len(rows))
             y = y.astype(x.dtype)
         if bias is not None:

@@ -18,11 +18,11 @@ from jax import Array
 
 from axcore.errors import ShardingError
 from axcore.ops.attention.op import (
+    ATTENTION_OP,
     HEADS,
     AttentionInputs,
     AttentionSpec,
     attention_sharding,
-    run_attention,
 )
 from axcore.ops.attention.ring import check_ring, ring_attention
 from axcore.parallel.activations import ContextParallelism, context_parallelism
@@ -76,7 +76,7 @@ def context_parallel_attention(
         call = _WholeCall.of(inputs, spec, with_lse=with_lse)
         if call.partition.axes["time"]:
             return _FORMS[form](call)
-    return run_attention(inputs, spec, with_lse=with_lse)
+    return ATTENTION_OP.run(inputs, spec, lse=with_lse)
 
 
 def _all_gather(call: _WholeCall) -> Outputs:
@@ -88,7 +88,7 @@ def _all_gather(call: _WholeCall) -> Outputs:
         keys = (part.k_BSKH, part.v_BSKV, part.k_segments_BS)
         k, v, k_segments = (_gathered(x, call.partition.axes["time"]) for x in keys)
         whole = part._replace(k_BSKH=k, v_BSKV=v, k_segments_BS=k_segments, query_offset_B=offset_B)
-        return run_attention(whole, call.spec, with_lse=call.with_lse)
+        return ATTENTION_OP.run(whole, call.spec, lse=call.with_lse)
 
     return call.in_parts(on_device)
 
@@ -117,7 +117,7 @@ def _ulysses(call: _WholeCall) -> Outputs:
         )
 
     def on_device(part: AttentionInputs) -> Outputs:
-        return run_attention(part, call.spec, with_lse=call.with_lse)
+        return ATTENTION_OP.run(part, call.spec, lse=call.with_lse)
 
     o_BTNV, lse_BTN = attrs.evolve(call, partition=by_heads).in_parts(on_device)
     back_BTNV, back_BTN = (

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from axcore.ops.attention.mask import dropout_seeds
-from axcore.ops.attention.op import AttentionInputs, AttentionSpec, attention_call
+from axcore.ops.attention.op import ATTENTION_OP, AttentionInputs, AttentionSpec
 from axcore.ops.contract import (
     HEAD_DIM,
     HEADS,
@@ -173,7 +173,7 @@ def arg_spec() -> Call:
         segments = spec_array(ROWS, TOKENS, dtype=jnp.int32)
         queries = spec_array(ROWS, TOKENS, HEADS, HEAD_DIM)
         inputs = AttentionInputs(queries, keys, keys, segments, segments)
-        return attention_call(inputs, AttentionSpec(scale=HEAD_DIM**-0.5, right=0), with_lse=False)
+        return ATTENTION_OP.call(inputs, AttentionSpec(scale=HEAD_DIM**-0.5, right=0), lse=False)
 
     return traced_call(call)
 

@@ -37,10 +37,10 @@ from jax import Array, lax
 from axcore.errors import ShardingError
 from axcore.ops.attention.block_math import finite_lse, row_delta, sink_gradient
 from axcore.ops.attention.op import (
+    ATTENTION_OP,
     AttentionInputs,
     AttentionSpec,
     name_attention_residuals,
-    run_attention,
 )
 from axcore.ops.blocks import branch
 
@@ -398,7 +398,7 @@ class _Ring:
         def see(spec: AttentionSpec | None) -> tuple[Array, Array]:
             if spec is None:
                 return _nothing(inputs)
-            o_BTNV, lse_BTN = run_attention(inputs, spec, with_lse=True)
+            o_BTNV, lse_BTN = ATTENTION_OP.run(inputs, spec, lse=True)
             return o_BTNV.astype(jnp.float32), lse_BTN
 
         return self._either(stop, tile, see)
@@ -423,7 +423,7 @@ class _Ring:
 
             def attend(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
                 replaced = inputs._replace(q_BTNH=q, k_BSKH=k, v_BSKV=v)
-                return run_attention(replaced, spec, with_lse=True)
+                return ATTENTION_OP.run(replaced, spec, lse=True)
 
             (o_part, lse_part), pull_back = jax.vjp(attend, *arrays)
             share_BTN = jnp.exp(lse_part - finite_lse(whole_lse_BTN))

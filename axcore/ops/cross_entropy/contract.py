@@ -18,7 +18,7 @@ from axcore.ops.contract import (
     spec_array,
     traced_call,
 )
-from axcore.ops.cross_entropy.op import cross_entropy_call
+from axcore.ops.cross_entropy.op import CROSS_ENTROPY_OP
 from axcore.ops.cross_entropy.sharding import CrossEntropyInputs, CrossEntropySpec
 from axcore.ops.dispatch import Call
 
@@ -71,7 +71,7 @@ def arg_spec() -> Call:
             spec_array(ROWS, TOKENS, dtype=jnp.int32),
             spec_array(ROWS, TOKENS, dtype=jnp.float32),
         )
-        return cross_entropy_call(inputs, CrossEntropySpec())
+        return CROSS_ENTROPY_OP.call(inputs, CrossEntropySpec())
 
     return traced_call(call)
 

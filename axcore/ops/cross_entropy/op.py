@@ -26,7 +26,6 @@ from axcore.ops.cross_entropy.sharding import (
     split_over_tokens,
     sums_sharding,
 )
-from axcore.ops.dispatch import Call
 from axcore.ops.op import KernelOp, ResultSpec
 from axcore.parallel.shard_op import Partition
 
@@ -122,8 +121,10 @@ def _sums(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> CrossEntropySum
     return CrossEntropySums(*cast(Any, sums))
 
 
-CROSS_ENTROPY_OP = KernelOp(
+CROSS_ENTROPY_OP = KernelOp[CrossEntropySums](
     name="cross_entropy",
+    inputs=CrossEntropyInputs,
+    spec=CrossEntropySpec,
     sharding=cross_entropy_sharding,
     differentiable_sharding=sums_sharding,
     results=_results,
@@ -196,26 +197,9 @@ def cross_entropy_sums(
 
     def sums_of(*arrays: Array) -> CrossEntropySums:
         own = CrossEntropyInputs(*arrays)
-        sums: CrossEntropySums = CROSS_ENTROPY_OP.run(cross_entropy_call(own, spec), own, spec)
-        return sums
+        return CROSS_ENTROPY_OP.run(own, spec)
 
     return split_over_tokens(sums_of, inputs, width_axis=1 if vocabulary_first else 0)
-
-
-_STAGE = ("for_gradient", "sums_are_partial")
-"""Fields of the spec that say which part of a call a kernel computes, not which call it is."""
-
-
-def cross_entropy_call(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> Call:
-    """Return the call that kernels are asked about."""
-    arrays = {
-        "x": inputs.x_BTD,
-        "w": inputs.w,
-        "targets": inputs.targets_BT,
-        "weights": inputs.weights_BT,
-    }
-    features = attrs.asdict(spec, filter=lambda field, _: field.name not in _STAGE)
-    return Call.of(CROSS_ENTROPY_OP.name, arrays, features)
 
 
 def _check(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> None:

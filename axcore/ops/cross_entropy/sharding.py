@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from axcore.ops.op import STAGE
 from axcore.parallel.rules import PARAM_RULES
 from axcore.parallel.shard_op import OpSharding, Partition, axes
 
@@ -72,8 +73,8 @@ class CrossEntropySpec:
     vocabulary_first: bool = False
     z_loss: float = 0.0
     soft_cap: float | None = None
-    for_gradient: bool = False
-    sums_are_partial: bool = False
+    for_gradient: bool = attrs.field(default=False, metadata=STAGE)
+    sums_are_partial: bool = attrs.field(default=False, metadata=STAGE)
 
 
 class CrossEntropySums(NamedTuple):

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from axcore.ops.contract import HEAD_DIM, HEADS, KEY_HEADS, case_numbers, spec_array, traced_call
-from axcore.ops.decode_attention.op import DecodeInputs, DecodeSpec, decode_call
+from axcore.ops.decode_attention.op import DECODE_ATTENTION_OP, DecodeInputs, DecodeSpec
 from axcore.ops.dispatch import Call
 
 
@@ -150,6 +150,6 @@ def arg_spec() -> Call:
         pages = spec_array(32 * 256, 16, KEY_HEADS, HEAD_DIM)
         lengths, table = spec_array(32, dtype=jnp.int32), spec_array(32, 256, dtype=jnp.int32)
         inputs = DecodeInputs(spec_array(32, 1, HEADS, HEAD_DIM), pages, pages, lengths, table)
-        return decode_call(inputs, DecodeSpec(scale=HEAD_DIM**-0.5))
+        return DECODE_ATTENTION_OP.call(inputs, DecodeSpec(scale=HEAD_DIM**-0.5))
 
     return traced_call(call)

@@ -27,10 +27,10 @@ from axcore.ops.attention.kernels import attention_reference
 from axcore.ops.attention.mask import Columns, Rows, visible
 from axcore.ops.blocks import bounded_fori_loop
 from axcore.ops.decode_attention.op import (
+    DECODE_ATTENTION_OP,
     DecodeInputs,
     DecodeSpec,
     decode_as_attention,
-    decode_call,
     widened,
 )
 from axcore.ops.dispatch import Call
@@ -88,7 +88,7 @@ BLOCK_SIZES = BlockSizeTable(
 
 def decode_attention_portable(inputs: DecodeInputs, spec: DecodeSpec) -> Array:
     """Return `o_BTNV`; see `decode_attention_reference` for the meaning."""
-    block = choose_block_sizes(BLOCK_SIZES, decode_call(inputs, spec))
+    block = choose_block_sizes(BLOCK_SIZES, DECODE_ATTENTION_OP.call(inputs, spec))
     batch = inputs.q_BTNH.shape[0]
     together = math.gcd(block.num_rows, batch)
     if inputs.page_table_BP is None or together == batch:

@@ -5,7 +5,7 @@ heads, H key width, V value width; M pages of the cache, C keys of a page, P pag
 """
 
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import attrs
 import jax
@@ -14,7 +14,7 @@ from jax import Array
 
 from axcore.errors import KernelError
 from axcore.ops.attention.api import check_numbers
-from axcore.ops.attention.op import AttentionInputs, AttentionSpec, attention_call
+from axcore.ops.attention.op import ATTENTION_OP, AttentionInputs, AttentionSpec
 from axcore.ops.dispatch import Call
 from axcore.ops.op import KernelOp, ResultSpec
 from axcore.parallel.shard_op import OpSharding, axes
@@ -125,28 +125,14 @@ def decode_as_attention(
 
 def attention_call_of(call: Call) -> Call:
     """Return the abstract call of attention that `decode_as_attention` makes of a decode call."""
-    arrays = {
-        field: jax.ShapeDtypeStruct(call.shape(name), jnp.dtype(call.dtype(name)))  # type: ignore[no-untyped-call]
-        if call.has(name)
-        else None
-        for field, name in _NAMES.items()
-    }
-    choices = {field.name: call.feature(field.name) for field in attrs.fields(DecodeSpec)}
-    spec = DecodeSpec(**cast(Any, choices))
-    inputs = DecodeInputs(**cast(Any, arrays))
+    inputs, spec = DECODE_ATTENTION_OP.parts(call)
     made: list[Call] = []
 
     def make(given: DecodeInputs) -> None:
-        made.append(attention_call(*decode_as_attention(given, spec), with_lse=False))
+        made.append(ATTENTION_OP.call(*decode_as_attention(given, spec), lse=False))
 
     jax.eval_shape(make, inputs)
     return made[0]
-
-
-_NAMES = {
-    field: field if field in ("k", "v") else field.rpartition("_")[0]
-    for field in DecodeInputs._fields
-}
 
 
 def _kept_by_row(inputs: DecodeInputs) -> dict[str, Any]:
@@ -253,15 +239,18 @@ def _check_integers(name: str, array: Array, expected: str, fits: bool) -> None:
         )
 
 
-DECODE_ATTENTION = "decode_attention"
-
-
 def _results(inputs: DecodeInputs, spec: DecodeSpec) -> ResultSpec:
     q_BTNH = inputs.q_BTNH
     return ResultSpec("o_BTNV", (*q_BTNH.shape[:3], inputs.v.shape[-1]), q_BTNH.dtype.name)
 
 
-DECODE_ATTENTION_OP = KernelOp(name=DECODE_ATTENTION, sharding=decode_sharding, results=_results)
+DECODE_ATTENTION_OP = KernelOp[Array](
+    name="decode_attention",
+    inputs=DecodeInputs,
+    spec=DecodeSpec,
+    sharding=decode_sharding,
+    results=_results,
+)
 
 
 def decode_attention(
@@ -310,29 +299,14 @@ def decode_attention(
         soft_cap=soft_cap,
     )
     check_decode(inputs, spec)
-    call = decode_call(inputs, spec)
 
     @jax.custom_jvp
     def run(inputs: DecodeInputs) -> Array:
-        o_BTNV: Array = DECODE_ATTENTION_OP.run(call, inputs, spec)
-        return o_BTNV
+        return DECODE_ATTENTION_OP.run(inputs, spec)
 
     run.defjvp(_refuse_gradient)
     o_BTNV: Array = run(inputs)
     return o_BTNV
-
-
-def decode_call(inputs: DecodeInputs, spec: DecodeSpec) -> Call:
-    """Return the call that kernels are asked about.
-
-    Arrays are `q`, `k`, `v`, `lengths`, and where given `page_table`, `sinks`, `key_scale` and
-    `value_scale`; features are the fields of `DecodeSpec`.
-    """
-    arrays = {
-        name if name in ("k", "v") else name.rpartition("_")[0]: array
-        for name, array in inputs._asdict().items()
-    }
-    return Call.of(DECODE_ATTENTION, arrays, attrs.asdict(spec))
 
 
 def _refuse_gradient(primals: Any, tangents: Any) -> Any:

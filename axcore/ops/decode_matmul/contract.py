@@ -7,9 +7,9 @@ from jax.typing import DTypeLike
 
 from axcore.ops.contract import DIM, case_numbers, spec_array, traced_call
 from axcore.ops.decode_matmul.op import (
+    DECODE_MATMUL_OP,
     DecodeMatmulInputs,
     DecodeMatmulSpec,
-    decode_matmul_call,
     in_panels,
     packed_int4,
 )
@@ -85,6 +85,6 @@ def arg_spec() -> Call:
 
     def call() -> Call:
         inputs = DecodeMatmulInputs(spec_array(32, DIM), spec_array(DIM, 4 * DIM))
-        return decode_matmul_call(inputs, DecodeMatmulSpec())
+        return DECODE_MATMUL_OP.call(inputs, DecodeMatmulSpec())
 
     return traced_call(call)

@@ -118,7 +118,13 @@ def _results(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> ResultSpec:
     return ResultSpec("y_RN", (x_RK.shape[0], width), x_RK.dtype.name)
 
 
-DECODE_MATMUL_OP = KernelOp(name="decode_matmul", sharding=decode_matmul_sharding, results=_results)
+DECODE_MATMUL_OP = KernelOp[Array](
+    name="decode_matmul",
+    inputs=DecodeMatmulInputs,
+    spec=DecodeMatmulSpec,
+    sharding=decode_matmul_sharding,
+    results=_results,
+)
 
 NARROW = ("int8", INT4_PAIRS, "float8_e4m3fn")
 
@@ -153,14 +159,7 @@ def decode_matmul(
     inputs = DecodeMatmulInputs(x_RK, weight, scale_GN)
     spec = DecodeMatmulSpec(transposed=transposed, out_dim=out_dim)
     _check(inputs, spec)
-    y_RN: Array = DECODE_MATMUL_OP.run(decode_matmul_call(inputs, spec), inputs, spec)
-    return y_RN
-
-
-def decode_matmul_call(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Call:
-    """Return the call that kernels are asked about: arrays `x`, `weight` and `scale`."""
-    arrays = {name.partition("_")[0]: array for name, array in inputs._asdict().items()}
-    return Call.of(DECODE_MATMUL_OP.name, arrays, attrs.asdict(spec))
+    return DECODE_MATMUL_OP.run(inputs, spec)
 
 
 def _check(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> None:

@@ -16,7 +16,7 @@ from axcore.ops.contract import (
     traced_call,
 )
 from axcore.ops.dispatch import Call
-from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_call
+from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP, GroupedMatmulInputs
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +59,7 @@ def arg_spec() -> Call:
     def call() -> Call:
         rows, matrices = spec_array(2 * ROWS * TOKENS, DIM), spec_array(EXPERTS, DIM, HIDDEN_DIM)
         sizes = spec_array(EXPERTS, dtype=jnp.int32)
-        return grouped_matmul_call(GroupedMatmulInputs(rows, matrices, sizes))
+        return GROUPED_MATMUL_OP.call(GroupedMatmulInputs(rows, matrices, sizes))
 
     return traced_call(call)
 

@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.lax import Precision
 
 from axcore.ops.blocks import bounded_fori_loop
-from axcore.ops.grouped_matmul.op import GroupedMatmulInputs, grouped_matmul_call
+from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP, GroupedMatmulInputs
 from axcore.ops.plan import BlockSizeTable, choose_block_sizes, power_of_two
 
 MIN_BLOCK, MAX_BLOCK = 8, 256
@@ -186,7 +186,7 @@ class _Blocks:
 
     @classmethod
     def of(cls, inputs: GroupedMatmulInputs) -> "_Blocks":
-        block_sizes = choose_block_sizes(BLOCK_SIZES, grouped_matmul_call(inputs))
+        block_sizes = choose_block_sizes(BLOCK_SIZES, GROUPED_MATMUL_OP.call(inputs))
         group_sizes_E, num_rows = inputs.group_sizes_E, inputs.x_RD.shape[0]
         num_groups = group_sizes_E.shape[0]
         size = min(block_sizes.max_rows, block_size(num_rows, num_groups))

@@ -1,18 +1,18 @@
 """The grouped matrix product op: rows sorted by group, each group with a matrix of its own.
 
+A backward kernel is a function `(inputs, spec, *, dy_RF) -> GroupedMatmulInputs`: the gradients of
+rows and of matrices, None for the sizes.
+
 Letters: R rows, E groups (experts), D input width, F output width.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from axcore.errors import KernelError
-from axcore.ops.dispatch import Call
-from axcore.ops.op import KernelOp, ResultSpec
+from axcore.ops.op import KernelOp, ResultSpec, vjp_from_inputs
 from axcore.parallel.shard_op import OpSharding, Partition, axes
 
 
@@ -46,50 +46,17 @@ def _own_rows(partition: Partition, own: GroupedMatmulInputs) -> GroupedMatmulIn
     return own._replace(group_sizes_E=jnp.clip(ends_E, first, first + num_rows) - starts_E)
 
 
-Forward = Callable[[GroupedMatmulInputs, None], Array]
-
-
-@runtime_checkable
-class Backward(Protocol):
-    """A backward kernel: the gradients of rows and of matrices, None for the sizes."""
-
-    def __call__(
-        self, inputs: GroupedMatmulInputs, spec: None, *, dy_RF: Array
-    ) -> GroupedMatmulInputs:
-        """Return the gradients, given that of the output."""
-        ...
-
-
-def grouped_matmul_custom_vjp(
-    inputs: GroupedMatmulInputs, spec: None, *, forward: Forward, backward: Backward
-) -> Array:
-    """Return `forward(inputs, spec)`, whose gradient is `backward`."""
-
-    @jax.custom_vjp
-    def run(inputs: GroupedMatmulInputs) -> Array:
-        return forward(inputs, spec)
-
-    def run_forward(inputs: GroupedMatmulInputs) -> tuple[Array, GroupedMatmulInputs]:
-        return forward(inputs, spec), inputs
-
-    def run_backward(inputs: GroupedMatmulInputs, dy_RF: Array) -> tuple[GroupedMatmulInputs]:
-        return (backward(inputs, spec, dy_RF=dy_RF),)
-
-    run.defvjp(run_forward, run_backward)
-    y_RF: Array = run(inputs)
-    return y_RF
-
-
 def _results(inputs: GroupedMatmulInputs, spec: None) -> ResultSpec:
     x_RD, w_EDF, _ = inputs
     return ResultSpec("y_RF", (x_RD.shape[0], w_EDF.shape[2]), x_RD.dtype.name)
 
 
-GROUPED_MATMUL_OP = KernelOp(
+GROUPED_MATMUL_OP = KernelOp[Array](
     name="grouped_matmul",
+    inputs=GroupedMatmulInputs,
     sharding=grouped_matmul_sharding,
     results=_results,
-    custom_vjp=grouped_matmul_custom_vjp,
+    custom_vjp=vjp_from_inputs("dy_RF"),
 )
 
 
@@ -110,15 +77,7 @@ def grouped_matmul(x_RD: Array, w_EDF: Array, group_sizes_E: Array) -> Array:
     """
     check_grouped("grouped_matmul", x_RD, w_EDF, group_sizes_E)
     inputs = GroupedMatmulInputs(x_RD, w_EDF, group_sizes_E)
-    y_RF: Array = GROUPED_MATMUL_OP.run(grouped_matmul_call(inputs), inputs, None)
-    return y_RF
-
-
-def grouped_matmul_call(inputs: GroupedMatmulInputs, spec: None = None) -> Call:
-    """Return the call that kernels are asked about."""
-    x_RD, w_EDF, group_sizes_E = inputs
-    arrays = {"x": x_RD, "w": w_EDF, "group_sizes": group_sizes_E}
-    return Call.of(GROUPED_MATMUL_OP.name, arrays, {})
+    return GROUPED_MATMUL_OP.run(inputs)
 
 
 def check_grouped(op: str, x: Array, w: Array, group_sizes: Array) -> None:

@@ -118,7 +118,13 @@ def _results(operands: Operands, spec: MatmulSpec) -> ResultSpec:
     return ResultSpec("the product", tuple(free), spec.dtype)
 
 
-QUANTIZED_DOT_OP = KernelOp(name="quantized_dot", sharding=quantized_dot_sharding, results=_results)
+QUANTIZED_DOT_OP = KernelOp[Array](
+    name="quantized_dot",
+    inputs=Operands,
+    spec=MatmulSpec,
+    sharding=quantized_dot_sharding,
+    results=_results,
+)
 
 WIDE = ("bfloat16", "float16", "float32")
 """Dtypes that can be made narrow."""

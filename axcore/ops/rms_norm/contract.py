@@ -14,7 +14,7 @@ from axcore.ops.contract import (
     traced_call,
 )
 from axcore.ops.dispatch import Call
-from axcore.ops.rms_norm.op import RmsNormInputs, RmsNormSpec, rms_norm_call
+from axcore.ops.rms_norm.op import RMS_NORM_OP, RmsNormInputs, RmsNormSpec
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +53,7 @@ RMS_NORM_TEST_CASES = (
 def arg_spec() -> Call:
     """Return the norm of all tokens."""
     return traced_call(
-        lambda: rms_norm_call(
+        lambda: RMS_NORM_OP.call(
             RmsNormInputs(spec_array(ROWS, TOKENS, DIM), spec_array(DIM)),
             RmsNormSpec(epsilon=1e-5),
         )

@@ -1,20 +1,20 @@
 """The RMS normalisation op.
 
+A backward kernel is a function `(inputs, spec, *, dy) -> RmsNormInputs`: the gradients of `x` and
+of the scale. It gets no residuals: to compute a row's factor again costs less than to keep it.
+
 Letters: D width; any leading dimensions.
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import attrs
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from axcore.errors import KernelError
-from axcore.ops.dispatch import Call
-from axcore.ops.op import KernelOp, ResultSpec
+from axcore.ops.op import KernelOp, ResultSpec, vjp_from_inputs
 from axcore.parallel.shard_op import OpSharding, axes, leading_axes
 
 
@@ -44,47 +44,17 @@ def rms_norm_sharding(inputs: RmsNormInputs, spec: RmsNormSpec) -> OpSharding:
     )
 
 
-Forward = Callable[[RmsNormInputs, RmsNormSpec], Array]
-
-
-@runtime_checkable
-class Backward(Protocol):
-    """A backward kernel: the gradients of `x` and of the scale, None where there is none."""
-
-    def __call__(self, inputs: RmsNormInputs, spec: RmsNormSpec, *, dy: Array) -> RmsNormInputs:
-        """Return the gradients, given that of the output."""
-        ...
-
-
-def rms_norm_custom_vjp(
-    inputs: RmsNormInputs, spec: RmsNormSpec, *, forward: Forward, backward: Backward
-) -> Array:
-    """Return `forward(inputs, spec)`, whose gradient is `backward`."""
-
-    @jax.custom_vjp
-    def run(inputs: RmsNormInputs) -> Array:
-        return forward(inputs, spec)
-
-    def run_forward(inputs: RmsNormInputs) -> tuple[Array, RmsNormInputs]:
-        return forward(inputs, spec), inputs
-
-    def run_backward(inputs: RmsNormInputs, dy: Array) -> tuple[RmsNormInputs]:
-        return (backward(inputs, spec, dy=dy),)
-
-    run.defvjp(run_forward, run_backward)
-    y: Array = run(inputs)
-    return y
-
-
 def _results(inputs: RmsNormInputs, spec: RmsNormSpec) -> ResultSpec:
     return ResultSpec.like("y", inputs.x)
 
 
-RMS_NORM_OP = KernelOp(
+RMS_NORM_OP = KernelOp[Array](
     name="rms_norm",
+    inputs=RmsNormInputs,
+    spec=RmsNormSpec,
     sharding=rms_norm_sharding,
     results=_results,
-    custom_vjp=rms_norm_custom_vjp,
+    custom_vjp=vjp_from_inputs("dy"),
 )
 
 
@@ -109,13 +79,7 @@ def rms_norm(
     _check(x, scale_D, epsilon)
     inputs = RmsNormInputs(x, scale_D)
     spec = RmsNormSpec(epsilon=float(epsilon), scale_offset=float(scale_offset))
-    y: Array = RMS_NORM_OP.run(rms_norm_call(inputs, spec), inputs, spec)
-    return y
-
-
-def rms_norm_call(inputs: RmsNormInputs, spec: RmsNormSpec) -> Call:
-    """Return the call that kernels are asked about."""
-    return Call.of(RMS_NORM_OP.name, inputs._asdict(), attrs.asdict(spec))
+    return RMS_NORM_OP.run(inputs, spec)
 
 
 def _check(x: Array, scale: Array | None, epsilon: float) -> None:

@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 
 from axcore.ops.contract import HEAD_DIM, HEADS, ROWS, TOKENS, case_numbers, spec_array, traced_call
 from axcore.ops.dispatch import Call
-from axcore.ops.rope.op import RopeInputs, RopeSpec, rope_call
+from axcore.ops.rope.op import ROPE_OP, RopeInputs, RopeSpec
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +51,6 @@ def arg_spec() -> Call:
     def call() -> Call:
         angles = spec_array(ROWS, TOKENS, HEAD_DIM // 2, dtype=jnp.float32)
         queries = spec_array(ROWS, TOKENS, HEADS, HEAD_DIM)
-        return rope_call(RopeInputs(queries, angles, angles), RopeSpec())
+        return ROPE_OP.call(RopeInputs(queries, angles, angles), RopeSpec())
 
     return traced_call(call)

@@ -13,7 +13,6 @@ from jax import Array
 
 from axcore.errors import KernelError
 from axcore.ops.attention.op import HEADS
-from axcore.ops.dispatch import Call
 from axcore.ops.op import KernelOp, ResultSpec
 from axcore.parallel.shard_op import OpSharding, axes
 
@@ -73,7 +72,9 @@ def _results(inputs: RopeInputs, spec: RopeSpec) -> ResultSpec:
     return ResultSpec.like("y_BTNH", inputs.x)
 
 
-ROPE_OP = KernelOp(name="rope", sharding=rope_sharding, results=_results)
+ROPE_OP = KernelOp[Array](
+    name="rope", inputs=RopeInputs, spec=RopeSpec, sharding=rope_sharding, results=_results
+)
 
 
 def rope(x_BTNH: Array, cos_BTF: Array, sin_BTF: Array) -> Array:
@@ -97,14 +98,8 @@ def rope(x_BTNH: Array, cos_BTF: Array, sin_BTF: Array) -> Array:
     return rope_custom_vjp(inputs, spec, forward=_run)
 
 
-def rope_call(inputs: RopeInputs, spec: RopeSpec) -> Call:
-    """Return the call that kernels are asked about."""
-    return Call.of(ROPE_OP.name, inputs._asdict(), attrs.asdict(spec))
-
-
 def _run(inputs: RopeInputs, spec: RopeSpec) -> Array:
-    y_BTNH: Array = ROPE_OP.run(rope_call(inputs, spec), inputs, spec)
-    return y_BTNH
+    return ROPE_OP.run(inputs, spec)
 
 
 def _check(inputs: RopeInputs) -> None:

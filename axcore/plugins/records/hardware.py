@@ -86,7 +86,7 @@ HOST_ENVIRONMENT = Ref("axcore.hardware.host_platform:host_environment")
 @record(hook="aot_targets")
 @attrs.frozen(kw_only=True)
 class AotTarget(Record):
-    """How a program is compiled for hardware that is not here: `axcore aot EXPERIMENT`.
+    """How a program is compiled for hardware you do not have: `axcore aot EXPERIMENT`.
 
     Args:
         name: Shown in reports as the compiler's name.

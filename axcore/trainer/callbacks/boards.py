@@ -135,7 +135,7 @@ def _prometheus_value(value: float) -> str:
 
 
 MLFLOW_FOLDER, EXPERIMENT, ID_TAG = "mlflow", "axcore", "axcore.run_id"
-AT_ONCE, MOST = 100, 6000
+_AT_ONCE, _MAX_CHARACTERS = 100, 6000
 """How many values of the config the library takes at once, and characters of each."""
 
 _USED_BY = "the metric writer 'mlflow'"
@@ -175,7 +175,7 @@ class MLflowWriter:
         """Add a point to each curve."""
         now = int(1000 * time.time())
         points = [
-            self._metric(f"{split}/{metric_name(name)}", float(value), now, step)
+            self._metric(f"{split}/{_metric_name(name)}", float(value), now, step)
             for name, value in metrics.items()
         ]
         self._client.log_batch(self._run_id, metrics=points)
@@ -202,9 +202,11 @@ class MLflowWriter:
         run_id: str = made.info.run_id
         lines = (directory / "config.txt").read_text("utf-8").splitlines()
         pairs = [line.partition(": ") for line in lines if ": " in line]
-        params = [self._param(metric_name(path), value[:MOST]) for path, _, value in pairs]
-        for start in range(0, len(params), AT_ONCE):
-            self._client.log_batch(run_id, params=params[start : start + AT_ONCE])
+        params = [
+            self._param(_metric_name(path), value[:_MAX_CHARACTERS]) for path, _, value in pairs
+        ]
+        for start in range(0, len(params), _AT_ONCE):
+            self._client.log_batch(run_id, params=params[start : start + _AT_ONCE])
         return run_id
 
     def _experiment(self) -> str:
@@ -214,7 +216,7 @@ class MLflowWriter:
         return identity
 
 
-def metric_name(name: str) -> str:
+def _metric_name(name: str) -> str:
     """Return a metric's name as MLflow allows it: `layer[3]` is `layer.3`."""
     return re.sub(r"[^\w.-]+", ".", name).strip(".")
 

@@ -1,18 +1,25 @@
-"""What happens in a run, as values that observers get.
+"""What happens in a run, as values that observers get; and observers that a config names.
 
 An observer only watches: it gets one frozen event, and one that raises is switched off with a
-warning, so that a broken display never ends a run.
+warning, so that a broken display never ends a run. `Heartbeat` is the core's own.
 """
 
+import json
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 import attrs
 
 from axcore.config import immutabledict
-from axcore.errors import AxcoreError
+from axcore.errors import AxcoreError, TrainingError
 from axcore.module import ModelFlops
+from axcore.plugins import RunObserver, plugin_host
+from axcore.plugins.time_limit import CallThread, TakesTooLongError, callback_timeout_s, longer
+from axcore.whole_files import write_whole
 
 
 def _frozen(metrics: Mapping[str, float]) -> Mapping[str, float]:
@@ -150,3 +157,82 @@ def _hint(error: Exception) -> str:
 def _shown(event: Event) -> str:
     step = getattr(event, "step", None)
     return type(event).__name__ + ("" if step is None else f" of step {step}")
+
+
+class _NamedObserver:
+    """An observer that a plugin brings, made at the first event; one that cannot be made raises.
+
+    It works in a thread of its own, while the run waits for it up to a time limit.
+    """
+
+    def __init__(self, record: RunObserver) -> None:
+        self._record = record
+        self._observer: Observer | None = None
+        self._limit_s = callback_timeout_s()
+        self._thread = CallThread(record.fn.target.partition(".")[0])
+
+    @property
+    def sees_phases(self) -> bool:
+        """Whether the observer gets `PhaseStarted`; not before it is made."""
+        return bool(getattr(self._observer, "sees_phases", False))
+
+    def __call__(self, event: Event) -> None:
+        """Hand the event on.
+
+        Raises:
+            TrainingError: The observer has not ended in time, or wants to end the process.
+        """
+        try:
+            self._thread.within(self._limit_s, lambda: self._observe(event))
+        except TakesTooLongError as place:
+            raise TrainingError(
+                f"it has not finished after {self._limit_s:g} s; it is at {place}",
+                where=repr(self),
+                hint=f"take it out of `observers`, or {longer(self._limit_s)}",
+            ) from None
+        except SystemExit as error:  # which would end the run without a word
+            raise TrainingError(
+                f"it wants to end the process: SystemExit({error.code!r})",
+                where=repr(self),
+                hint="take it out of `observers`; a guard can end a run",
+            ) from error
+
+    def _observe(self, event: Event) -> None:
+        if self._observer is None:
+            observer = self._record.call("fn", returns=object)
+            if not callable(observer):
+                raise self._record.wrong_return("fn", observer, "a function of an event")
+            self._observer = observer
+        self._observer(event)
+
+    def __repr__(self) -> str:
+        return f"{self._record.name!r} of plugin {self._record.plugin!r}"
+
+
+def named_observers(names: Iterable[str]) -> tuple[Observer, ...]:
+    """Return the observers of those names, for one run."""
+    known = {record.name: record for record in plugin_host().records(RunObserver)}
+    return tuple(_NamedObserver(known[name]) for name in names)
+
+
+_HEARTBEAT_NAME = "heartbeat.json"
+
+
+class Heartbeat:
+    """Writes `heartbeat.json` when a run starts and at each report of its steps.
+
+    A supervisor restarts a run whose file is older than some reports take; it is never there in
+    part.
+    """
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Write the file where the event is one of those."""
+        if isinstance(event, RunStarted):
+            self._directory = Path(event.directory)
+        if isinstance(event, RunStarted | StepsDone) and self._directory is not None:
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            beat = {"step": event.step, "time": now, "pid": os.getpid()}
+            write_whole(self._directory / _HEARTBEAT_NAME, f"{json.dumps(beat)}\n".encode())

@@ -191,12 +191,12 @@ class LiveProgress:
             self._task,
             completed=event.step,
             figures=figures(event.metrics, self._started),
-            course=sparkline(self._losses[-24:]),
+            course=_sparkline(self._losses[-24:]),
             left=f"{self._clock.left(event)} left",
         )
 
 
-def sparkline(values: list[float]) -> str:
+def _sparkline(values: list[float]) -> str:
     """Return values as a row of blocks, the highest the tallest."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0

@@ -27,7 +27,7 @@ from axcore.trainer.callbacks.events import (
     StepsDone,
 )
 
-SHOWN_PHASES = ("compile", "restore", "evaluation", "save")
+_SHOWN_PHASES = ("compile", "restore", "evaluation", "save")
 _NAME = "axcore"
 
 
@@ -89,7 +89,7 @@ class Traces:
             self._phase = None
         if self._run is None:
             return
-        if label in SHOWN_PHASES:
+        if label in _SHOWN_PHASES:
             self._phase = self._child(label)
         elif label == "step" and self._steps is None:
             self._steps = self._child("steps")

@@ -165,7 +165,7 @@ def _with_packages(todo: list[str]) -> Iterator[str]:
 
 
 def _local_imports(source: str, package: str) -> list[str]:
-    return sorted(name for name in imported_modules(source, package) if _is_local(name))
+    return sorted(name for name in _imported_modules(source, package) if _is_local(name))
 
 
 def _references(data: Any) -> Iterator[tuple[str, str]]:
@@ -253,7 +253,7 @@ def definitions_of(source: str, names: Iterable[str]) -> str:
         wanted |= {name for i in more for name in used[i]}
 
 
-def imported_modules(source: str, package: str = "") -> set[str]:
+def _imported_modules(source: str, package: str = "") -> set[str]:
     """Return the modules that a source imports, or may import: `a.b` of `from a import b`.
 
     Args:

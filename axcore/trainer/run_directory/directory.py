@@ -26,9 +26,9 @@ from axcore.trainer.run_directory.identity import RunIdentity, data_digest, writ
 from axcore.trainer.run_directory.origin import write_origin
 from axcore.whole_files import read_regular, write_whole
 
-LOCK_NAME = "axcore.lock"
-JSON_NAME = "config.json"
-TEXT_NAME = "config.txt"
+_LOCK_NAME = "axcore.lock"
+_JSON_NAME = "config.json"
+_TEXT_NAME = "config.txt"
 _SHOWN = 12
 
 
@@ -84,16 +84,16 @@ class RunDirectory:
     def _take_lock(self, config_text: str, config_json: str, resumable: Sequence[str]) -> None:
         _check_is_free_or_run(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self.path / LOCK_NAME, doing="training here")
-        self.is_new = not (self.path / TEXT_NAME).exists()
+        self._lock = FileLock(self.path / _LOCK_NAME, doing="training here")
+        self.is_new = not (self.path / _TEXT_NAME).exists()
         if self.is_new:
             _check_is_unused(self.path)
         else:
-            before = read_regular(self.path / TEXT_NAME).decode("utf-8", "replace")
-            _check_same_config(self.path / TEXT_NAME, before, config_text, resumable)
+            before = read_regular(self.path / _TEXT_NAME).decode("utf-8", "replace")
+            _check_same_config(self.path / _TEXT_NAME, before, config_text, resumable)
             self.changes = tuple(_changes(before, config_text))
-        _write_if_changed(self.path / JSON_NAME, config_json)
-        _write_if_changed(self.path / TEXT_NAME, config_text)
+        _write_if_changed(self.path / _JSON_NAME, config_json)
+        _write_if_changed(self.path / _TEXT_NAME, config_text)
 
     def __enter__(self) -> Self:
         return self
@@ -119,9 +119,10 @@ def check_is_there(path: Path) -> None:
     Raises:
         CheckpointError: It was.
     """
-    if is_process_zero() and not (path / TEXT_NAME).exists():
+    if is_process_zero() and not (path / _TEXT_NAME).exists():
         raise CheckpointError(
-            f"the run directory was removed or moved while the run trained: no {TEXT_NAME} is left",
+            "the run directory was removed or moved while the run trained: "
+            f"no {_TEXT_NAME} is left",
             where=str(path),
             hint="put it back and start the run again, which resumes from its newest checkpoint",
         )
@@ -131,7 +132,7 @@ def _check_is_free_or_run(path: Path) -> None:
     if not path.exists():
         return
     names = os.listdir(path)
-    if not names or LOCK_NAME in names or {JSON_NAME, TEXT_NAME} <= set(names):
+    if not names or _LOCK_NAME in names or {_JSON_NAME, _TEXT_NAME} <= set(names):
         return
     shown = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
     raise CheckpointError(
@@ -144,19 +145,19 @@ def _check_is_free_or_run(path: Path) -> None:
 def _check_is_unused(path: Path) -> None:
     """Refuse a run that has lost its config; an interrupted first start has nothing to lose."""
     names = {name for name in os.listdir(path) if not name.endswith(".tmp")}
-    lost = names - {LOCK_NAME, JSON_NAME}
+    lost = names - {_LOCK_NAME, _JSON_NAME}
     if lost:
         raise CheckpointError(
-            f"the run has no {TEXT_NAME} that this config could be compared with, "
+            f"the run has no {_TEXT_NAME} that this config could be compared with, "
             f"but it holds {', '.join(sorted(lost)[:4])}",
             where=str(path),
-            hint=f"put {TEXT_NAME} back, or use another --dir",
+            hint=f"put {_TEXT_NAME} back, or use another --dir",
         )
 
 
 def _check_same_config(path: Path, old: str, text: str, resumable: Sequence[str]) -> None:
-    before = compared_lines(old, resumable)
-    now = compared_lines(text, resumable)
+    before = _compared_lines(old, resumable)
+    now = _compared_lines(text, resumable)
     if before == now:
         return
     changes = [line for line in difflib.unified_diff(before, now, n=0) if not _is_header(line)]
@@ -184,7 +185,7 @@ def _values(text: str) -> dict[str, str]:
     return {path: value for path, _, value in parts}
 
 
-def compared_lines(text: str, resumable: Sequence[str]) -> list[str]:
+def _compared_lines(text: str, resumable: Sequence[str]) -> list[str]:
     """Return the lines of a config's text that a later start must have, too."""
     return [
         line
@@ -252,7 +253,7 @@ def locked_run_directory(
         resumable = resumable_paths(cfg)
         locks.append(RunDirectory(path, **texts, resumable=resumable))
         write_origin(path, cfg, code)
-        lines = compared_lines(texts["config_text"], resumable)
+        lines = _compared_lines(texts["config_text"], resumable)
         identity = write_identity(path, config_lines=lines, data=data_digest(data))
         return _digest(path), locks[0].changes, identity.as_json()
 
@@ -274,7 +275,7 @@ def _check_is_shared(path: Path, digest: str) -> None:
     blind = [f"process {index} on {host}" for index, host in enumerate(hosts) if host]
     if blind:
         raise CheckpointError(
-            f"{', '.join(blind[:8])} cannot see the {TEXT_NAME} that process 0 wrote",
+            f"{', '.join(blind[:8])} cannot see the {_TEXT_NAME} that process 0 wrote",
             where=str(path),
             hint="use a --dir on a file system that all processes share",
         )
@@ -282,6 +283,6 @@ def _check_is_shared(path: Path, digest: str) -> None:
 
 def _digest(path: Path) -> str:
     try:
-        return hashlib.sha256(read_regular(path / TEXT_NAME)).hexdigest()
+        return hashlib.sha256(read_regular(path / _TEXT_NAME)).hexdigest()
     except OSError:
         return ""

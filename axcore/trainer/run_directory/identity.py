@@ -24,7 +24,7 @@ from axcore.plugins.host import first_difference, require_consistency
 from axcore.trainer.run_directory.code import loaded_sources
 from axcore.whole_files import read_regular, write_whole
 
-IDENTITY_NAME = "run.json"
+_IDENTITY_NAME = "run.json"
 
 
 @attrs.frozen
@@ -70,7 +70,7 @@ def write_identity(directory: Path, *, config_lines: list[str], data: str) -> Ru
     Raises:
         CheckpointError: The file is damaged.
     """
-    path = directory / IDENTITY_NAME
+    path = directory / _IDENTITY_NAME
     digest = hashlib.sha256("\n".join(config_lines).encode()).hexdigest()[:16]
     identity = RunIdentity(_id_in(path) or secrets.token_hex(8), digest, data)
     text = json.dumps(identity.as_json(), indent=2) + "\n"

@@ -23,7 +23,7 @@ from axcore.errors import CheckpointError
 from axcore.trainer.run_directory.code import RunCode, diff_sources
 from axcore.whole_files import read_regular, write_whole
 
-ORIGIN_NAME = "origin.json"
+_ORIGIN_NAME = "origin.json"
 FILES = "files"
 CODE = "code"
 EARLIER_CODE = "earlier_code"
@@ -102,7 +102,7 @@ def _source(path: Path) -> str:
 
 
 def _write_json(run: Path, origin: Mapping[str, Any]) -> None:
-    write_whole(run / ORIGIN_NAME, (json.dumps(origin, indent=2) + "\n").encode())
+    write_whole(run / _ORIGIN_NAME, (json.dumps(origin, indent=2) + "\n").encode())
 
 
 def read_origin(run: Path) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def read_origin(run: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The file is damaged, or a copy is not what it was when the run began.
     """
-    path = run / ORIGIN_NAME
+    path = run / _ORIGIN_NAME
     if not path.exists():
         return {}
     try:

@@ -183,7 +183,7 @@ def _differences(key: str, before: Any, now: Any) -> list[tuple[str, Any, Any]]:
 
 
 FIRST_BATCH_NAME = "first_batch.npz"
-MOST_ROWS, MOST_TOKENS = 8, 2048
+_MAX_ROWS, _MAX_TOKENS = 8, 2048
 """How much of it is kept: rows, and tokens of each."""
 
 _NEEDED = ("tokens", "targets", "positions", "loss_weights")
@@ -194,7 +194,7 @@ def keep_first_batch(directory: Path, batch: Any) -> None:
     if not isinstance(batch, Mapping) or not set(_NEEDED) <= batch.keys():
         return
     kept = [name for name in (*_NEEDED, "segment_ids", "token_mask") if name in batch]
-    rows = {name: np.asarray(batch[name])[:MOST_ROWS, :MOST_TOKENS] for name in kept}
+    rows = {name: np.asarray(batch[name])[:_MAX_ROWS, :_MAX_TOKENS] for name in kept}
     with whole_file(directory / FIRST_BATCH_NAME) as file:
         np.savez_compressed(file, allow_pickle=False, **rows)
 

@@ -22,7 +22,7 @@ from axcore.layers import Attention, KVCacheConfig, Linear, NoCache, Sequence, T
 from axcore.module import Module, Param
 from axl_attention.wrapping import refuse_second
 
-Projected = Float[Array, "*batch out_dim"]
+_Projected = Float[Array, "*batch out_dim"]
 
 
 class SentProjection(Module):
@@ -53,8 +53,8 @@ class SentProjection(Module):
         """Build the projection."""
         self.linear = cfg.linear.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
 
-    def forward(self, x: Float[Array, "*batch in_dim"]) -> Projected:
-        """Return and sends the projection."""
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> _Projected:
+        """Return the projection, and send it to later layers."""
         projected = self.linear(x)
         self.set_shared(self.config.channel, projected)
         return projected
@@ -75,8 +75,8 @@ class ReceivedProjection(Module):
         axes: tuple[str | None, str | None] = REQUIRED
         channel: str = REQUIRED
 
-    def forward(self, x: Float[Array, "*batch in_dim"]) -> Projected:
-        """Return what was sent last.
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> _Projected:
+        """Return the projection that was sent last.
 
         Raises:
             ModuleError: Nothing was, or something of another size.
@@ -117,6 +117,7 @@ def with_shared_keys(old: Any) -> Any:
                 f"{old.num_layers} times {len(layers)} layers cannot share in pairs",
                 hint="change the number of layers by one",
             )
+        # A scan repeats one layer, and a pair has two that differ: half as many turns of a pair.
         layers, old = 2 * layers, evolve(old, num_layers=old.num_layers // 2)
     pairs = zip(layers[::2], layers[1::2], strict=True)
     paired = tuple(layer for pair in pairs for layer in _sharing(*pair))
@@ -194,7 +195,7 @@ class SentCache(Module):
         cache: Module.Config = NoCache.Config()
         is_serving: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "SentCache.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "SentCache.Config":
             """Return the config that sends; its cache is that of a serving model already."""
             return evolve(self, is_serving=True)
 
@@ -205,7 +206,7 @@ class SentCache(Module):
         )
 
     def forward(self, k: Any, v: Any, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Return what the cache returns, and sends it where the model serves."""
+        """Return the keys and values of the cache, and send them where the model serves."""
         k, v, info = self.cache(k, v, info)
         if self.config.is_serving:
             self.set_shared(self.config.channel, (k, v, info))
@@ -228,12 +229,12 @@ class ReceivedCache(Module):
         channel: str = REQUIRED
         is_serving: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "ReceivedCache.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "ReceivedCache.Config":
             """Return the config that receives."""
             return evolve(self, is_serving=True)
 
     def forward(self, k: Any, v: Any, info: TokenInfo) -> tuple[Any, Any, TokenInfo]:
-        """Return what was sent last; where the model trains, what it is given, which is the same.
+        """Return the cache that was sent last; in training its arguments, which are the same.
 
         Raises:
             ModuleError: Nothing was sent, or it was sent by a layer with other tokens.
@@ -247,6 +248,7 @@ class ReceivedCache(Module):
                 hint="give an earlier layer a SentCache of that channel",
             )
         keys, values, read_by = sent
+        # As objects: their numbers are not known while a program is traced.
         if any(own is not other for own, other in zip(info.tokens, read_by.tokens, strict=True)):
             raise ModuleError(
                 "a layer that receives a cache is called with other tokens than the layer that "
@@ -258,6 +260,7 @@ class ReceivedCache(Module):
 
 
 CHANNEL = "first_values"
+"""The shared value by which the first layer's values reach the others."""
 
 
 class ValueResidual(Module):
@@ -296,7 +299,7 @@ class ValueResidual(Module):
         """Return the mixed values; the first layer that runs sends its own to all others."""
         own = self.linear(x)
         first = self.get_shared(CHANNEL)
-        if first is None:
+        if first is None:  # the same module in every layer; whichever runs first is the first
             self.set_shared(CHANNEL, own)
             return own
         return self.share[0] * first + self.share[1] * own

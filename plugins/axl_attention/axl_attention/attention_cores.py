@@ -114,13 +114,14 @@ class ChunkedAttention(Module):
     def forward(self, q: Any, k: Any, v: Any, info: TokenInfo, **options: Any) -> Any:
         """Return each query's weighted mean of the values of its chunk."""
         chunk = self.config.chunk
+        # Keys of a cache have no segments of the call; a range of places says the same.
         if info.num_cached is not None:
             first = info.positions // chunk * chunk
             return self.core(q, k, v, info, key_ranges=(first, first + chunk), **options)
-        return self.core(q, k, v, info._replace(segment_ids=chunk_ids(info, chunk)), **options)
+        return self.core(q, k, v, info._replace(segment_ids=_chunk_ids(info, chunk)), **options)
 
 
-def chunk_ids(info: TokenInfo, chunk: int) -> Int[Array, "batch time"]:
+def _chunk_ids(info: TokenInfo, chunk: int) -> Int[Array, "batch time"]:
     """Return segments that number the chunks of each row from 1 on; padding stays 0."""
     begins = (info.positions % chunk == 0).astype(jnp.int32)
     ids = jnp.cumsum(begins, axis=1) + 1
@@ -133,7 +134,7 @@ def with_chunked(old: Any) -> ChunkedAttention.Config:
 
 
 class AttentionSinks(Module):
-    """Lets each head attend to nothing, by as much as it learns.
+    """Let each head attend to nothing, by as much as it learns.
 
     A weight of minus infinity is no sink. Learned in float32, zero at first.
 
@@ -188,7 +189,7 @@ def with_soft_cap(old: Any) -> Any:
 
 
 class ALiBi(Module):
-    """Adds `-slope * distance` to the logits of each head, in place of other positions.
+    """Add `-slope * distance` to the logits of each head, in place of other positions.
 
     Softmax does not see what is added to a whole row of logits, so under causality the bias
     `slope * key position` does the same. It has one value per key, not per pair, and costs no
@@ -211,7 +212,7 @@ class ALiBi(Module):
         core: Module.Config = DotProductAttention.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Build the core and computes the slopes."""
+        """Build the core and compute the slopes."""
         refuse_second(ALiBi, cfg.core)
         if find_config(cfg.core, lambda node: not getattr(node, "is_causal", True)):
             raise ConfigError(
@@ -227,6 +228,8 @@ class ALiBi(Module):
         """Return each query's weighted mean of values, near ones weighing more."""
         if "sinks_N" in options:
             raise _refused_sinks()
+        # A bias by key position: for one query it differs from `-slope * distance` by a constant,
+        # which softmax does not see.
         places = info.key_positions(k.shape[1]).astype(jnp.float32)[:, None, None, :]
         bias_BN1S: Float[Array, "batch heads 1 keys"] = self.slopes * places
         return self.core(q, k, v, info, bias_BNTS=bias_BN1S, **options)

@@ -49,7 +49,7 @@ def with_shared_cache(cfg: Any) -> Any:
 
 
 def with_state_cache(cfg: Any) -> Any:
-    """A recurrence in the place of attention, whose state is kept where the model serves."""
+    """A recurrence instead of attention, whose state is kept where the model serves."""
     state = Mamba2.Config(num_heads=2, head_dim=16, state_dim=8)
     return replace_config(cfg, lambda node: hasattr(node, "kv_cache"), state)
 
@@ -76,9 +76,9 @@ def with_value_residual(cfg: Any) -> Any:
 
 def has_latent_cache(trace: Trace) -> str | None:
     """Proof that latent attention serves, and keeps nothing but latents."""
-    room = KVCacheConfig(num_rows=1, capacity=1, max_length=1)
+    cache_size = KVCacheConfig(num_rows=1, capacity=1, max_length=1)
     found = find_config(trace.model.config, LatentAttention)
-    full = [one.path for one in found if not one.node.for_serving(room).keeps_latents]
+    full = [one.path for one in found if not one.node.for_serving(cache_size).keeps_latents]
     return f"{full[0]} keeps keys in full" if full else serves(LatentAttention)(trace)
 
 

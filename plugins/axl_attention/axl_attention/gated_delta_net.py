@@ -82,7 +82,7 @@ class GatedDeltaNet(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Return what each token makes of itself and those before it."""
+        """Return the output of each token, from it and those before it."""
         cfg = self.config
         before = self.state_cache.before(info, jnp.float32)
         mixed, after = delta_rule(self._inputs(x, info), before, chunk=cfg.chunk)
@@ -112,7 +112,9 @@ class GatedDeltaNet(Module):
         rate = jnp.exp(self.a_log.astype(jnp.float32))[None, None]
         log_decay = -rate * jax.nn.softplus(steps)
         beta, segments = jax.nn.sigmoid(self.b(x).astype(jnp.float32)), info.segment_ids
-        if info.num_cached is not None and segments is not None:  # padding leaves the memory
+        # Where it serves, padding is at the end of a row whose memory is kept: with no decay and no
+        # step it leaves the memory as it is. Documents are not packed there.
+        if info.num_cached is not None and segments is not None:
             is_new = segments[:, :, None] > 0
             log_decay, beta = (jnp.where(is_new, one, 0.0) for one in (log_decay, beta))
             segments = None

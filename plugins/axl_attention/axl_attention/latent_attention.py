@@ -109,9 +109,9 @@ class LatentAttention(Module):
         kv_cache: Module.Config = NoCache.Config()
         keeps_latents: bool = False
 
-        def for_serving(self, room: KVCacheConfig) -> "LatentAttention.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "LatentAttention.Config":
             """Return the form that keeps latents."""
-            moved = can_move(self.linear) and can_move(self.value_linear or self.linear)
+            moved = _can_move(self.linear) and _can_move(self.value_linear or self.linear)
             return evolve(self, keeps_latents=moved)
 
     def setup(self, cfg: Config) -> None:
@@ -138,12 +138,13 @@ class LatentAttention(Module):
         )
         self.position = cfg.position.build(head_dim=self.rope_dim)
         has_unit = has_bias(cfg.linear) or has_bias(cfg.value_linear or cfg.linear)
-        self.form = LatentForm(latent_dim, has_unit)
+        self.form = _LatentForm(latent_dim, has_unit)
         self._build_core(cfg, head_dim)
 
     def _build_core(self, cfg: Config, head_dim: int) -> None:
         width, value_dim = head_dim + self.rope_dim, cfg.value_dim or head_dim
-        core = with_scale(cfg.core, width) if cfg.keeps_latents else cfg.core
+        # Moved queries are wider, and a core divides by the root of the width that it sees.
+        core = _with_scale(cfg.core, width) if cfg.keeps_latents else cfg.core
         self.core = core.build(num_heads=cfg.num_heads)
         kept: dict[str, Any] = {
             "num_kv_heads": cfg.num_heads,
@@ -187,11 +188,12 @@ class LatentAttention(Module):
         return mixed.reshape(*mixed.shape[:2], -1)
 
     def _from_latents(self, parts: "Parts", info: TokenInfo) -> Hidden:
-        own_q = moved_queries(parts.own_q, self.k, self.form)
+        own_q = _moved_queries(parts.own_q, self.k, self.form)
         q = jnp.concatenate([own_q, parts.shared_q], axis=-1)
         k = jnp.concatenate([self.form.of(parts.latent)[:, :, None], parts.shared_k], axis=-1)
+        # One head that is key and value: the cache has `value_dim=None`, and keeps it once.
         k, v, info = self.kv_cache(k, k, info)
-        return moved_values(self.core(q, k, v, info), self.v, self.form)
+        return _moved_values(self.core(q, k, v, info), self.v, self.form)
 
     def _queries(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:
         if self.config.query_latent_dim:
@@ -237,7 +239,7 @@ def with_latent_attention(old: Any) -> LatentAttention.Config:
 Heads = Float[Array, "batch time heads size"]
 
 
-class LatentForm(NamedTuple):
+class _LatentForm(NamedTuple):
     """What is kept of a token besides the shared dimensions.
 
     Args:
@@ -254,12 +256,12 @@ class LatentForm(NamedTuple):
         return self.dim + self.has_unit
 
     def of(self, latent: Float[Array, "*batch latent"]) -> Float[Array, "*batch kept"]:
-        """Return what is kept of latents."""
+        """Return latents as the cache keeps them."""
         unit = jnp.ones((*latent.shape[:-1], int(self.has_unit)), latent.dtype)
         return jnp.concatenate([latent, unit], axis=-1)
 
 
-def can_move(linear: Any) -> bool:
+def _can_move(linear: Any) -> bool:
     """Whether a projection is a product with one matrix, and perhaps a bias."""
     return type(linear) is Linear.Config and isinstance(linear.dot, PlainDot.Config)
 
@@ -269,7 +271,7 @@ def has_bias(linear: Any) -> bool:
     return bool(find_config(linear, lambda node: getattr(node, "has_bias", False)))
 
 
-def with_scale(core: Any, head_dim: int) -> Any:
+def _with_scale(core: Any, head_dim: int) -> Any:
     """Return a core that divides by the root of what a query's width was before it was moved."""
     return map_config(
         core,
@@ -279,7 +281,7 @@ def with_scale(core: Any, head_dim: int) -> Any:
     )
 
 
-def moved_queries(q: Heads, k: Any, form: LatentForm) -> Heads:
+def _moved_queries(q: Heads, k: Any, form: _LatentForm) -> Heads:
     """Return queries of latents, `[B, T, N, L]`, from queries `[B, T, N, H]` of keys.
 
     Args:
@@ -290,25 +292,26 @@ def moved_queries(q: Heads, k: Any, form: LatentForm) -> Heads:
     return _through("btnh,{}lnh->btnl", q, k, form)
 
 
-def moved_values(mixed: Heads, v: Any, form: LatentForm) -> Float[Array, "batch time width"]:
+def _moved_values(mixed: Heads, v: Any, form: _LatentForm) -> Float[Array, "batch time width"]:
     """Return the values of all heads, `[B, T, N V]`, from what they mixed, `[B, T, N, L + R]`."""
     values = _through("btnl,{}lnv->btnv", mixed[..., : form.size], v, form)
     return values.reshape(*values.shape[:2], -1)
 
 
-def _through(equation: str, x: Heads, linear: Any, form: LatentForm) -> Heads:
+def _through(equation: str, x: Heads, linear: Any, form: _LatentForm) -> Heads:
     """Return a product of heads with the weight of a projection, `{}` for its rows."""
     weight = _weight(linear, form, x)
     weight = weight.reshape(*weight.shape[:-1], x.shape[2], -1)
     return jnp.einsum(equation.format("b" * (weight.ndim - 3)), x, weight)
 
 
-def _weight(linear: Any, form: LatentForm, x: Heads) -> Float[Array, "*rows latent width"]:
+def _weight(linear: Any, form: _LatentForm, x: Heads) -> Float[Array, "*rows latent width"]:
     """Return the matrix of a projection, `[L, width]`, or of each row, where it has its own.
 
     Where it is not at hand, it is what the projection makes of unit vectors.
     """
     unit = jnp.eye(form.dim, dtype=x.dtype)
+    # Batched adapters correct each row by its own: then each row needs a matrix of its own.
     if type(linear) not in (Linear, QuantizedLinear):
         unit = jnp.broadcast_to(unit, (x.shape[0], *unit.shape))
     if not form.has_unit:

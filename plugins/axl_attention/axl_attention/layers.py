@@ -194,7 +194,7 @@ Tokens = Float[Array, "batch time dim"]
 
 
 class InputScaled(Experts):
-    """Multiplies what enters an expert by the router's weight, and adds outputs up as they are.
+    """Multiply what enters an expert by the router's weight, and add outputs up as they are.
 
     Each choice of a token is to the experts inside a token of its own, of weight one.
 

@@ -104,7 +104,7 @@ class Mamba2(Module):
     def forward(
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
-        """Return what each token makes of itself and those before it."""
+        """Return the output of each token, from it and those before it."""
         gate = jax.nn.silu(shard(self.z(x), "batch", "time", "heads"))
         mixed = self._mixed(self._inputs(x, info), info).reshape(gate.shape).astype(x.dtype)
         return self.out(self.norm(mixed * gate))
@@ -128,7 +128,9 @@ class Mamba2(Module):
         )
         entering, b, c = convolved
         steps, segments = jax.nn.softplus(steps), info.segment_ids
-        if info.num_cached is not None and segments is not None:  # a step of 0 leaves the state
+        # Where it serves, padding is at the end of a row whose state is kept: a step of 0 leaves it
+        # as it is. Documents are not packed there.
+        if info.num_cached is not None and segments is not None:
             steps, segments = jnp.where(segments[:, :, None] > 0, steps, 0.0), None
         return Inputs(
             entering.reshape(*rows, *groups, cfg.head_dim),

@@ -15,7 +15,7 @@ from axl_attention.wrapping import refuse_second
 
 
 class QueryKeyNorm(Module):
-    """Normalises each head of queries and keys, then gives them positions.
+    """Normalise each head of queries and keys, then give them positions.
 
     Logits cannot grow without bound, so training bears higher learning rates.
 
@@ -58,7 +58,7 @@ Heads = Float[Array, "batch time heads head_dim"]
 
 
 class UnitQueryKey(Module):
-    """Gives queries and keys positions, then divides each head by its root mean square.
+    """Give queries and keys positions, then divide each head by its root mean square.
 
     Unlike `QueryKeyNorm` it has no weights, and comes behind the positions.
 
@@ -145,7 +145,7 @@ def with_normed_linear(old: Any) -> Any:
     return evolve(
         old,
         linear=NormedLinear.Config(linear=old.linear),
-        value_linear=old.value_linear or old.linear,
+        value_linear=old.value_linear or old.linear,  # values are not normalised
     )
 
 
@@ -314,7 +314,7 @@ def with_scaled_residual(old: Any) -> ScaledResidual.Config:
 
 
 class TemperatureTuning(Module):
-    """Multiplies queries by `1 + strength * ln(1 + floor((position + 1) / interval))`.
+    """Multiply queries by `1 + strength * ln(1 + floor((position + 1) / interval))`.
 
     Over more keys softmax gets flatter; larger logits make up for it. Queries and keys get no
     position otherwise.

@@ -13,7 +13,7 @@ from axl_attention.wrapping import refuse_second
 
 
 class PartialRotary(Module):
-    """Gives the first `fraction` of each head's dimensions positions, and the others none.
+    """Give the first `fraction` of each head's dimensions positions, and the others none.
 
     Source: Black et al. 2022, arXiv:2204.06745, section 2. Slot protocol: the parent fills
     `head_dim`.
@@ -83,15 +83,15 @@ class LearnedPosition(Module):
         embedding: Module.Config = Embedding.Config()
         position_init: Initializer = Normal(std=0.02)
 
-        def for_serving(self, room: KVCacheConfig) -> "LearnedPosition.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "LearnedPosition.Config":
             """Return itself, where each place of the longest text has a vector.
 
             Raises:
                 ConfigError: Texts may be longer than the table.
             """
-            if room.max_length > self.max_length:
+            if cache_size.max_length > self.max_length:
                 raise ConfigError(
-                    f"texts may have {room.max_length} tokens, but only {self.max_length} "
+                    f"texts may have {cache_size.max_length} tokens, but only {self.max_length} "
                     "positions have a vector",
                     where="max_length",
                     hint=f"serve texts of at most {self.max_length} tokens",
@@ -103,6 +103,7 @@ class LearnedPosition(Module):
         refuse_second(LearnedPosition, cfg.embedding)
         self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         shape = (cfg.max_length, cfg.dim)
+        # A lookup multiplies nothing, so the count of FLOPs leaves the table out.
         self.inactive_params = cfg.max_length * cfg.dim
         self.positions = Param(shape, axes=(None, "embed"), init=cfg.position_init)
 
@@ -168,7 +169,7 @@ class SinusoidalPosition(Module):
         embedding: Module.Config = Embedding.Config()
 
     def setup(self, cfg: Config) -> None:
-        """Build the embedding and computes the frequencies."""
+        """Build the embedding and compute the frequencies."""
         refuse_second(SinusoidalPosition, cfg.embedding)
         self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         self.frequencies = rope_frequencies(cfg.dim, cfg.theta).astype("float32")

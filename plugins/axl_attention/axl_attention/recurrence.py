@@ -56,7 +56,7 @@ def state_space(
     chunk = min(chunk, time)
     if state is None:
         state = jnp.zeros((batch, groups, heads, width, inputs.b.shape[-1]), jnp.float32)
-    chunks = Inputs(*(in_chunks(array, chunk) for array in inputs))
+    chunks = Inputs(*(_in_chunks(array, chunk) for array in inputs))
 
     def step(carry: tuple[Array, Array], one: Inputs) -> tuple[tuple[Array, Array], Array]:
         return _chunk(*carry, one, a)
@@ -65,7 +65,7 @@ def state_space(
     return jnp.moveaxis(y, 0, 1).reshape(batch, -1, groups, heads, width)[:, :time], state
 
 
-def in_chunks(array: Array, chunk: int) -> Array:
+def _in_chunks(array: Array, chunk: int) -> Array:
     """Return an array with its chunks first; the last one is filled with zeros."""
     rest = -array.shape[1] % chunk
     padded = jnp.pad(array, [(0, 0), (0, rest)] + [(0, 0)] * (array.ndim - 2))
@@ -93,7 +93,7 @@ def _chunk(
 
 
 def _weights(one: Inputs, total_BCGR: Array) -> Float[Array, "B C S G R"]:
-    """Return what each token of a chunk takes of each before it, and of itself."""
+    """Return the weight of each token of a chunk in the output of those from it on."""
     size = one.segments.shape[1]
     is_same = one.segments[:, :, None] == one.segments[:, None, :]
     is_seen = (is_same & jnp.tril(jnp.ones((size, size), bool))[None])[..., None, None]
@@ -136,7 +136,7 @@ def delta_rule(
     Source: Yang et al. 2024, arXiv:2412.06464, section 3.
     """
     batch, time, heads, groups, width = inputs.v.shape
-    chunks = DeltaInputs(*(in_chunks(array, min(chunk, time)) for array in inputs))
+    chunks = DeltaInputs(*(_in_chunks(array, min(chunk, time)) for array in inputs))
     if memory is None:
         memory = jnp.zeros((batch, heads, groups, inputs.k.shape[-1], width), jnp.float32)
 
@@ -173,7 +173,7 @@ def _delta_chunk(
 
 
 def _decay(total_BCHR: Array, segments_BC: Array) -> Float[Array, "B C S H R"]:
-    """Return what each token finds left of what each before it, and itself, has added."""
+    """Return the share of each token's addition that is left at those from it on."""
     size = segments_BC.shape[1]
     is_same = segments_BC[:, :, None] == segments_BC[:, None, :]
     is_seen = (is_same & jnp.tril(jnp.ones((size, size), bool))[None])[..., None, None]
@@ -246,7 +246,7 @@ class CausalConv(Module):
 def _earlier(
     known: Float[Array, "batch known dim"], info: TokenInfo, distance: int
 ) -> Float[Array, "batch time dim"]:
-    """Return what is so many tokens before each, in float32, or 0 outside of its document.
+    """Return the vector so many tokens before each, in float32, or 0 outside of its document.
 
     Args:
         known: The tokens, behind those that came before them.

@@ -37,7 +37,7 @@ class LinearRoPE(Module):
 
     def setup(self, cfg: Config) -> None:
         """Compute the frequencies."""
-        check_factor(cfg.factor)
+        _check_factor(cfg.factor)
         self.frequencies = rope_frequencies(cfg.head_dim, cfg.theta) / cfg.factor
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
@@ -45,7 +45,7 @@ class LinearRoPE(Module):
         return rotate(q, k, positions, frequencies=self.frequencies)
 
 
-def check_factor(factor: float) -> None:
+def _check_factor(factor: float) -> None:
     """Check the factor of a scaling.
 
     Raises:
@@ -80,7 +80,7 @@ class NTKRoPE(Module):
 
     def setup(self, cfg: Config) -> None:
         """Compute the frequencies."""
-        check_factor(cfg.factor)
+        _check_factor(cfg.factor)
         if cfg.head_dim <= 2:
             raise ConfigError(f"head_dim is {cfg.head_dim}; one pair has no range to be stretched")
         theta = cfg.theta * cfg.factor ** (cfg.head_dim / (cfg.head_dim - 2))
@@ -125,7 +125,7 @@ class Llama3RoPE(Module):
 
     def setup(self, cfg: Config) -> None:
         """Compute the frequencies."""
-        check_factor(cfg.factor)
+        _check_factor(cfg.factor)
         low, high = cfg.low_frequency_factor, cfg.high_frequency_factor
         if not high >= low > 0:
             raise ConfigError(
@@ -181,7 +181,7 @@ class YaRN(Module):
 
     def setup(self, cfg: Config) -> None:
         """Compute the frequencies and the attention factor."""
-        check_factor(cfg.factor)
+        _check_factor(cfg.factor)
         if not cfg.beta_fast >= cfg.beta_slow > 0:
             raise ConfigError(
                 f"beta_fast is {cfg.beta_fast} and beta_slow {cfg.beta_slow}; "
@@ -276,9 +276,9 @@ class LongRoPE(Module):
         attention_factor: PositiveFloat = 1.0
         served_length: PositiveInt | None = None
 
-        def for_serving(self, room: KVCacheConfig) -> "LongRoPE.Config":
+        def for_serving(self, cache_size: KVCacheConfig) -> "LongRoPE.Config":
             """Return the same for texts up to a length."""
-            return evolve(self, served_length=room.max_length)
+            return evolve(self, served_length=cache_size.max_length)
 
     def setup(self, cfg: Config) -> None:
         """Compute both sets of frequencies."""

@@ -1,7 +1,14 @@
-"""Recognising NVIDIA GPUs: by their driver before JAX starts, by their names after that."""
+"""Recognising NVIDIA GPUs and checking what JAX needs to reach them, before JAX starts.
 
-from collections.abc import Mapping
+A GPU is known by its driver before JAX starts, by its name after that. `axcore doctor` asks whether
+JAX's CUDA plugin is installed.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import distributions
 from pathlib import Path
+
+from axcore.plugins import Finding
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _PLATFORMS = {"gpu", "cuda"}
@@ -29,3 +36,28 @@ def present(environment: Mapping[str, str], driver: Path = _DRIVER) -> bool:
     wanted = environment.get("JAX_PLATFORMS", "")
     is_let = not wanted or not _PLATFORMS.isdisjoint(wanted.split(","))
     return is_let and driver.exists()
+
+
+_PJRT = ("jax-cuda12-pjrt", "jax-cuda13-pjrt")
+
+
+def cuda_packages() -> Iterator[Finding]:
+    """Looks for JAX's CUDA plugin among the installed distributions."""
+    installed = {dist.name.lower().replace("_", "-"): dist.version for dist in distributions()}
+    yield cuda_finding(installed)
+
+
+def cuda_finding(installed: dict[str, str]) -> Finding:
+    """Returns what there is to say, given versions by distribution name."""
+    found = [f"{name} {installed[name]}" for name in _PJRT if name in installed]
+    if not found:
+        return Finding(
+            "warning",
+            "axl-gpu is installed and JAX's CUDA plugin is not: JAX will not see any GPU",
+            "pip install 'axl-gpu[cuda13]' where there is a GPU",
+        )
+    if len(found) > 1:
+        return Finding(
+            "error", f"{' and '.join(found)} are both installed", "uninstall one of them"
+        )
+    return Finding("ok", found[0])

@@ -244,6 +244,6 @@ def doctor_checks() -> Iterator[DoctorCheck]:
     """Is JAX able to reach a GPU?"""
     yield DoctorCheck(
         name="cuda-packages",
-        fn=Ref("axl_gpu.doctor:cuda_packages"),
+        fn=Ref("axl_gpu.detect:cuda_packages"),
         summary="JAX's CUDA plugin is installed, once",
     )

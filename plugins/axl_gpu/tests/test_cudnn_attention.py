@@ -18,7 +18,7 @@ from cudnn_simulator import SIMULATED
 
 from axcore.errors import KernelError
 from axcore.ops import AttentionInputs, AttentionSpec, Call, KernelPolicy, choose
-from axcore.ops.attention.op import attention_call
+from axcore.ops.attention.op import ATTENTION_OP
 from axcore.plugins import Hardware
 
 BATCH, TIME, HEADS, KV_HEADS, WIDTH = 2, 12, 4, 2, 8
@@ -43,7 +43,7 @@ def sized(
 
 
 def call(given: AttentionInputs, spec: AttentionSpec = SPEC, *, with_lse: bool = False) -> Call:
-    return attention_call(given, spec, with_lse=with_lse)
+    return ATTENTION_OP.call(given, spec, lse=with_lse)
 
 
 ROW = np.zeros((BATCH, TIME), np.int32)

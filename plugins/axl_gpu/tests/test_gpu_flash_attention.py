@@ -38,7 +38,7 @@ from axcore.ops import AttentionInputs, AttentionSpec, KernelPolicy
 from axcore.ops.attention.blockwise import blockwise_backward, blockwise_forward
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES
 from axcore.ops.attention.mask import columns, rows, visible
-from axcore.ops.attention.op import attention_call
+from axcore.ops.attention.op import ATTENTION_OP
 from axcore.ops.contract import relative_error
 from axcore.ops.dispatch import choose
 from axcore.plugins import Hardware
@@ -398,7 +398,7 @@ def test_it_comes_after_cudnn_but_for_what_cudnn_cannot_do_well(
 ):
     sample = AttentionTestCase(name="chosen", **{"queries": 70, "keys": 70, **changes})
     inputs, spec = sample.make(jnp.bfloat16)
-    call = attention_call(inputs, spec, with_lse=False)
+    call = ATTENTION_OP.call(inputs, spec, lse=False)
     policy = KernelPolicy(hardware=Hardware.parse(target))
     assert choose(call, policy).kernel.name == validated
     assert choose(call, attrs.evolve(policy, kernel_choice="fastest")).kernel.name == fastest

@@ -15,15 +15,19 @@ from axl_gpu.kernels.grouped_matmul.api import (
     gpu_grouped_matmul_backward,
     unsupported_reason,
 )
-from axl_gpu.kernels.grouped_matmul.kernels import matrices_of_groups, rows_of_groups
-from axl_gpu.kernels.grouped_matmul.row_blocks import GroupRows, RowTiles
+from axl_gpu.kernels.grouped_matmul.kernels import (
+    GroupRows,
+    RowTiles,
+    matrices_of_groups,
+    rows_of_groups,
+)
 from axl_gpu.kernels.matmul.block_sizes import MatmulBlockSizes
 from mosaic_interpreter import SIMPLE, TUNED
 from plain_matmuls import PLAIN_GROUPED
 from rounding import assert_same_to_rounding
 
 from axcore.ops import GroupedMatmulInputs
-from axcore.ops.grouped_matmul.op import grouped_matmul_call
+from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP
 from axcore.plugins import Hardware
 from axcore.testing import GroupedMatmulTestCase, KernelSuite, grouped_matmul_case
 
@@ -171,13 +175,13 @@ def test_what_it_cannot_do_is_refused_with_the_reason(sizes, dtype, reason):
     x = jnp.zeros((128, sizes[1]), dtype)
     w = jnp.zeros(sizes, dtype)
     sizes_E = jnp.zeros(sizes[:1], "int32")
-    assert reason in unsupported_reason(grouped_matmul_call(GroupedMatmulInputs(x, w, sizes_E)))
+    assert reason in unsupported_reason(GROUPED_MATMUL_OP.call(GroupedMatmulInputs(x, w, sizes_E)))
 
 
 def test_tiles_fit_shared_memory():
     x = jnp.zeros((4096, 1024), "bfloat16")
     w = jnp.zeros((8, 1024, 2048), "bfloat16")
-    call = grouped_matmul_call(GroupedMatmulInputs(x, w, jnp.zeros((8,), "int32")))
+    call = GROUPED_MATMUL_OP.call(GroupedMatmulInputs(x, w, jnp.zeros((8,), "int32")))
     tried = list(candidates(call, H100))
     assert BLOCK_SIZES.entry(call, H100).block_sizes in tried
     assert all(block_sizes.shared_bytes(2, 2) <= 227 * 1024 for block_sizes in tried)

@@ -5,8 +5,7 @@ from itertools import pairwise
 import jax
 import pytest
 from axl_gpu.compiler import transfers_under_products
-from axl_gpu.detect import detect, present
-from axl_gpu.doctor import cuda_finding
+from axl_gpu.detect import cuda_finding, detect, present
 from axl_gpu.hardware import hosts
 
 from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host, wanted_compiler_options

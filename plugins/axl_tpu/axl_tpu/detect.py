@@ -1,7 +1,14 @@
-"""Recognising TPUs: by their PCI functions before JAX starts, by their devices' kinds after."""
+"""Recognising TPUs and checking what JAX needs to reach them, before JAX starts.
 
-from collections.abc import Mapping
+A TPU is known by its PCI function before JAX starts, by its device's kind after that. `axcore
+doctor` asks whether libtpu is installed.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from axcore.plugins import Finding
 
 _PCI = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
@@ -35,3 +42,23 @@ def _is_tpu(function: Path) -> bool:
     ids = [function / "vendor", function / "device"]
     vendor, device = (file.read_text().strip() if file.is_file() else "" for file in ids)
     return vendor == _GOOGLE and device in _TPUS
+
+
+def libtpu() -> Iterator[Finding]:
+    """Looks for libtpu among the installed distributions."""
+    try:
+        found: str | None = version("libtpu")
+    except PackageNotFoundError:
+        found = None
+    yield libtpu_finding(found)
+
+
+def libtpu_finding(found: str | None) -> Finding:
+    """Returns what there is to say of this version, None where it is not installed."""
+    if found is None:
+        return Finding(
+            "warning",
+            "axl-tpu is installed and libtpu is not: JAX will not see any TPU",
+            "pip install 'axl-tpu[tpu]' where there is a TPU, or to compile for one",
+        )
+    return Finding("ok", f"libtpu {found}")

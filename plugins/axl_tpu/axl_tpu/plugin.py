@@ -210,6 +210,6 @@ def doctor_checks() -> Iterator[DoctorCheck]:
     """Is JAX able to reach a TPU?"""
     yield DoctorCheck(
         name="libtpu",
-        fn=Ref("axl_tpu.doctor:libtpu"),
+        fn=Ref("axl_tpu.detect:libtpu"),
         summary="libtpu is installed",
     )

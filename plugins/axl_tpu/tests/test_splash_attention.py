@@ -13,7 +13,7 @@ from axl_tpu.kernels.attention.splash import (
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call, KernelPolicy, choose
 from axcore.ops.attention.kernels import attention_reference
-from axcore.ops.attention.op import attention_call
+from axcore.ops.attention.op import ATTENTION_OP
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware
 
@@ -114,7 +114,7 @@ def test_rows_that_do_not_divide_over_the_mesh_stay_whole():
 
 
 def call(given: AttentionInputs, spec: AttentionSpec = SPEC, *, with_lse: bool = False) -> Call:
-    return attention_call(given, spec, with_lse=with_lse)
+    return ATTENTION_OP.call(given, spec, lse=with_lse)
 
 
 def sized(num_queries: int = TIME, num_keys: int = TIME, width: int = WIDTH, value: int = WIDTH):

@@ -10,7 +10,7 @@ from axl_tpu.kernels.decode.api import (
     tpu_decode_attention,
     unsupported_reason,
 )
-from axl_tpu.kernels.decode.blocking import NARROW_TILE, CacheBlocking
+from axl_tpu.kernels.decode.block import NARROW_TILE, CacheBlocking
 from axl_tpu.kernels.decode.prompt import tpu_prompt_attention
 from axl_tpu.kernels.decode.prompt import unsupported_reason as prompt_unsupported_reason
 from pallas_races import CAREFUL, check_no_race_was_printed

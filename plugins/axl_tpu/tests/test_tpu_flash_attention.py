@@ -22,7 +22,7 @@ from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import AttentionSpec, Call, KernelPolicy, choose
 from axcore.ops.attention.kernels import attention_reference
-from axcore.ops.attention.op import ATTENTION_BACKWARD, attention_custom_vjp
+from axcore.ops.attention.op import attention_custom_vjp
 from axcore.ops.contract import relative_error
 from axcore.plugins import Hardware
 from axcore.testing import AttentionTestCase, CompileSuite, KernelSuite, attention_case
@@ -227,7 +227,7 @@ def test_gradients_are_summed_at_once_where_the_sums_fit(target, tokens, at_once
 def test_both_passes_are_ours_before_a_librarys_where_the_fastest_is_asked_for(target, part):
     policy = KernelPolicy(hardware=Hardware.parse(target), kernel_choice="fastest")
     wanted = call(AttentionTestCase(name=part, queries=256, keys=256, parts=(part,)))
-    for one in (wanted, attrs.evolve(wanted, op=ATTENTION_BACKWARD)):
+    for one in (wanted, attrs.evolve(wanted, op=ATTENTION_OP.backward)):
         assert choose(one, policy).kernel.name == "tpu_flash_attention"
 
 

@@ -12,15 +12,18 @@ from axl_tpu.kernels.grouped_matmul.api import (
     tpu_grouped_matmul_backward,
     unsupported_reason,
 )
-from axl_tpu.kernels.grouped_matmul.block_schedule import GroupBlockSchedule
-from axl_tpu.kernels.grouped_matmul.block_sizes import BLOCK_SIZES, GroupedBlockSizes
+from axl_tpu.kernels.grouped_matmul.block_sizes import (
+    BLOCK_SIZES,
+    GroupBlockSchedule,
+    GroupedBlockSizes,
+)
 from kernel_blocks import in_blocks
 from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import Call, GroupedMatmulInputs, KernelPolicy, choose
 from axcore.ops.contract import relative_error
 from axcore.ops.grouped_matmul.kernels import grouped_matmul_reference
-from axcore.ops.grouped_matmul.op import grouped_matmul_custom_vjp
+from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, GroupedMatmulTestCase, KernelSuite, grouped_matmul_case
 
@@ -85,7 +88,7 @@ def test_steps_do_not_race_and_padding_is_not_seen(capsys):
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(x, w)
 
     forward, backward = in_small_blocks(CAREFUL)
-    careful = partial(grouped_matmul_custom_vjp, forward=forward, backward=backward)
+    careful = partial(GROUPED_MATMUL_OP.custom_vjp, forward=forward, backward=backward)
     got, wanted = gradients(careful), gradients(grouped_matmul_reference)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert relative_error(one, other) < 1e-4

@@ -5,8 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from axl_tpu.detect import detect, present
-from axl_tpu.doctor import libtpu_finding
+from axl_tpu.detect import detect, libtpu_finding, present
 from axl_tpu.hardware import hosts
 
 from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host

@@ -18,7 +18,7 @@ from pallas_races import CAREFUL, check_no_race_was_printed
 from axcore.ops import Call, RmsNormInputs, RmsNormSpec
 from axcore.ops.contract import relative_error
 from axcore.ops.rms_norm.kernels import rms_norm_portable
-from axcore.ops.rms_norm.op import rms_norm_custom_vjp
+from axcore.ops.rms_norm.op import RMS_NORM_OP
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, KernelSuite
 from axcore.testing.rms_norm_contract import RmsNormTestCase, rms_norm_case
@@ -81,7 +81,7 @@ def arrays(rows, width, dtype=jnp.float32):
 def test_steps_do_not_race_and_padding_is_not_seen(capsys):
     inputs, dy = arrays(rows=56, width=24)
     forward, backward = in_small_blocks(CAREFUL)
-    careful = partial(rms_norm_custom_vjp, forward=forward, backward=backward)
+    careful = partial(RMS_NORM_OP.custom_vjp, forward=forward, backward=backward)
     got = gradients(careful, inputs, dy)
     wanted = gradients(rms_norm_portable, inputs, dy)
     for one, other in zip(got, wanted, strict=True):

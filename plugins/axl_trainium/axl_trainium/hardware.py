@@ -8,6 +8,8 @@ trn2's network, from EC2's page of the instance, was not looked up again. No mea
 these figures were found, so that predictions count them whole.
 """
 
+from collections.abc import Mapping
+
 from axcore.plugins import Hardware
 
 GIB = 2**30
@@ -64,3 +66,11 @@ TRN2 = Hardware(
     can_branch=False,
     network_bandwidth=25 * GIGA,  # 3.2 Tbps of EFA for sixteen chips
 )
+
+
+def transformer_training(hardware: Hardware) -> Mapping[str, str]:
+    """Returns the flags that say what is compiled: a large language model that is trained.
+
+    Source: "Neuron Compiler CLI Reference Guide" in AWS's documentation. Not yet tried on a device.
+    """
+    return {"--model-type": "transformer", "--distribution-strategy": "llm-training"}

@@ -49,7 +49,7 @@ def environment_flags() -> Iterator[EnvironmentFlags]:
         name="transformer_training",
         variable="NEURON_CC_FLAGS",
         requires=requires(family="trainium"),
-        fn=Ref("axl_trainium.flags:transformer_training"),
+        fn=Ref("axl_trainium.hardware:transformer_training"),
         summary="Neuron's compiler expects a transformer that is trained",
     )
 

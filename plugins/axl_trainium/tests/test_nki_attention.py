@@ -8,7 +8,7 @@ import pytest
 from axl_trainium.kernels.attention import api as attention
 from axl_trainium.kernels.attention import backward as attention_backward
 from axl_trainium.kernels.attention.api import nki_flash_attention
-from axl_trainium.kernels.attention.key_ranges import key_ranges
+from axl_trainium.kernels.attention.items import key_ranges
 from axl_trainium.kernels.attention.nki_backward import attention_dkv, attention_dq
 from axl_trainium.kernels.attention.nki_forward import attention_forward
 from axl_trainium.sdk import IS_SDK, nisa

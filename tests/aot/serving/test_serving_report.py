@@ -45,9 +45,9 @@ REPORT = ServingReport(
     compiler="acme",
     prompt=64,
     context=30,
-    max_rows=8,
-    step_tokens=128,
-    tokens_per_call=4,
+    max_num_seqs=8,
+    max_num_batched_tokens=128,
+    num_decode_steps=4,
     page_size=16,
     num_pages=6,
     num_programs=9,
@@ -87,9 +87,12 @@ def test_a_model_without_pages_has_no_number_of_them():
 
 def test_programs_that_were_not_compiled_take_as_much_as_the_largest_of_their_kind():
     large = attrs.evolve(DECODE, program_bytes=5 * MIB)
-    costs = {("draw_many", 1, 8, "greedy"): DECODE, ("draw_many", 4, 8, "greedy"): large}
-    costs |= {("read", 1, 64): attrs.evolve(READ, program_bytes=7 * MIB)}
-    keys = (*costs, ("read", 1, 16), ("score", 16), ("advance", 4), ("copy_page",))
+    costs = {
+        ("multi_step_decode", 1, 8, "greedy"): DECODE,
+        ("multi_step_decode", 4, 8, "greedy"): large,
+    }
+    costs |= {("prefill", 1, 64): attrs.evolve(READ, program_bytes=7 * MIB)}
+    keys = (*costs, ("prefill", 1, 16), ("score_prompt", 16), ("decode", 4), ("copy_page",))
     assert program_bytes(keys, costs) == (3 + 5 + 7 + 7 + 7 + 5 + 0) * MIB
 
 
@@ -145,7 +148,7 @@ ENGINE = EngineConfig(max_length=64)
         ({"engine": ENGINE, "prompt": 64}, "prompt of 64 tokens .* do not fit a context of 64"),
         ({"engine": ENGINE, "prompt": 0}, "prompt of 0 tokens"),
         ({"engine": EngineConfig()}, "context of None"),
-        ({"engine": evolve(ENGINE, speculation=NGramLookup()), "prompt": 8}, "guesses are right"),
+        ({"engine": evolve(ENGINE, speculation=NGramLookup()), "prompt": 8}, "tokens are accepted"),
     ],
 )
 def test_loads_without_sense_are_refused(load, text):
@@ -191,7 +194,14 @@ def test_what_nobody_knows_of_a_host_is_null(serving_json):
 
 @pytest.mark.slow
 def test_a_target_with_figures_has_times(aot):
-    how = ("--prompt", "40", "--set", "engine.max_rows=4", "--set", "engine.step_tokens=32")
+    how = (
+        "--prompt",
+        "40",
+        "--set",
+        "engine.max_num_seqs=4",
+        "--set",
+        "engine.max_num_batched_tokens=32",
+    )
     ran = aot("tiny", "--serve", "--target", "trainium-trn2-1", *how, "--json")
     assert ran.exit_code == 0, ran.stderr
     told = json.loads(ran.stdout)

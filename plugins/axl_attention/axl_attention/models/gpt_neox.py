@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention beside the feed-forward, and positions for a quarter of a head."""
+"""GPT-NeoX and Pythia: attention parallel to feed-forwards, positions for a quarter of a head."""
 
 from typing import Any
 

@@ -291,7 +291,7 @@ class _Positions(ConfigEntry):
         tuned = TemperatureTuning.Config(
             interval=fields.take("floor_scale", 8192), strength=fields.take("attn_scale", 0.1)
         )
-        # Published configs say 4 in the place of true.
+        # Published configs say 4 instead of true.
         is_tuned = fields.take("attn_temperature_tuning", True)
         return _with(cfg, _WIDE, lambda _: tuned if is_tuned else NoPosition.Config())
 

@@ -1,4 +1,4 @@
-"""Mamba-2: state spaces in the place of attention, and no feed-forwards."""
+"""Mamba-2: state spaces instead of attention, and no feed-forwards."""
 
 import math
 from typing import Any

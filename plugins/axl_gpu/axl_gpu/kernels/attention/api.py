@@ -21,10 +21,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import (
+    ATTENTION_OP,
     AttentionInputs,
     AttentionSpec,
     Call,
-    attention_call,
     choose_block_sizes,
     finite_lse,
     row_delta,
@@ -127,7 +127,7 @@ def gpu_flash_attention(
         form: The kernels.
         products: What multiplies; an interpreter needs `ARITHMETIC`.
     """
-    blocks = choose_block_sizes(FORWARD_BLOCK_SIZES, attention_call(inputs, spec, with_lse=True))
+    blocks = choose_block_sizes(FORWARD_BLOCK_SIZES, ATTENTION_OP.call(inputs, spec, lse=True))
     return _forward(inputs, spec, blocks, form=form, products=products)
 
 
@@ -155,7 +155,7 @@ def gpu_flash_attention_backward(
         products: What multiplies; an interpreter needs `ARITHMETIC`.
     """
     block_sizes = choose_block_sizes(
-        BACKWARD_BLOCK_SIZES, attention_call(inputs, spec, with_lse=True)
+        BACKWARD_BLOCK_SIZES, ATTENTION_OP.call(inputs, spec, lse=True)
     )
     rows = {"o_BTNV": o_BTNV, "lse_BTN": lse_BTN, "do_BTNV": do_BTNV, "dlse_BTN": dlse_BTN}
     return _backward(inputs, spec, block_sizes, form=form, products=products, **rows)

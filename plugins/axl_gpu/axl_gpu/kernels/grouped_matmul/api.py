@@ -17,8 +17,12 @@ from axcore.ops import (
     power_of_two,
 )
 from axcore.plugins import Hardware
-from axl_gpu.kernels.grouped_matmul.kernels import matrices_of_groups, rows_of_groups
-from axl_gpu.kernels.grouped_matmul.row_blocks import ALIGNED, GroupRows
+from axl_gpu.kernels.grouped_matmul.kernels import (
+    ALIGNED,
+    GroupRows,
+    matrices_of_groups,
+    rows_of_groups,
+)
 from axl_gpu.kernels.matmul.block_sizes import MatmulBlockSizes, all_block_sizes
 
 DTYPES = ("bfloat16", "float16")

@@ -16,12 +16,10 @@ import attrs
 from jax import Array
 
 from axcore.ops import (
-    ATTENTION_BACKWARD,
+    ATTENTION_OP,
     AttentionInputs,
     AttentionSpec,
     Call,
-    attention_call,
-    attention_parts,
     choose_block_sizes,
     row_delta,
     sink_gradient,
@@ -43,8 +41,8 @@ from axl_tpu.kernels.attention.block_sizes import (
     fused_bytes,
 )
 from axl_tpu.kernels.attention.forward import forward
+from axl_tpu.kernels.attention.gradients import row_delta_of
 from axl_tpu.kernels.attention.operands import Heads, Layout, Operands, swap
-from axl_tpu.kernels.attention.row_delta import row_delta_of
 
 MAX_WIDTH = 256
 """Largest head width whose blocks were seen to fit VMEM on every generation."""
@@ -66,7 +64,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def _too_long(call: Call) -> str | None:
-    inputs, spec = attention_parts(call)
+    inputs, spec = ATTENTION_OP.parts(call)
     size = block_size(call)
     cut = Blocking.of(inputs, size, size)
     longest = max(cut.queries.length, cut.keys.length)
@@ -93,7 +91,7 @@ def tpu_flash_attention(
         spec: The call's static choices.
         interpret: Runs the kernel by an interpreter, on any device.
     """
-    block_sizes = choose_block_sizes(BLOCK_SIZES, attention_call(inputs, spec, with_lse=True))
+    block_sizes = choose_block_sizes(BLOCK_SIZES, ATTENTION_OP.call(inputs, spec, lse=True))
     cut = Blocking.of(inputs, block_sizes.block_q, block_sizes.block_k)
     walk = block_schedule(inputs, spec, cut, by_keys=False)
     layout = Layout.of(inputs)
@@ -122,7 +120,7 @@ def tpu_flash_attention_backward(
         dlse_BTN: Gradient of the log-sum-exp.
         interpret: Runs the kernels by an interpreter, on any device.
     """
-    call = attrs.evolve(attention_call(inputs, spec, with_lse=True), op=ATTENTION_BACKWARD)
+    call = attrs.evolve(ATTENTION_OP.call(inputs, spec, lse=True), op=ATTENTION_OP.backward)
     block_sizes = choose_block_sizes(BACKWARD_BLOCK_SIZES, call)
     vmem_bytes = fused_bytes(call, block_sizes.dkv_block_q, block_sizes.dkv_block_k)
     layout = Layout.of(inputs)

@@ -1,9 +1,13 @@
-"""What the backward kernels of flash attention compute in one visit.
+"""What the backward kernels of flash attention share: the row delta, and the work of one visit.
 
 Probabilities are computed again from the log-sum-exp. Where gradients of keys are summed, scores
-are keys by queries, so that products with queries need no transposed scores.
+are keys by queries, so that products with queries need no transposed scores. The row delta,
+`sum(do * o)`, is what gradients of logits are measured from: its kernel reads heads where they lie
+next to each other, of which the compiler would make copies turned around, and writes rows, as the
+kernels after it read them.
 
-Letters: Q queries and J keys of a block, H key width, V value width.
+Letters: B batch, T queries, N heads, Q queries and J keys of a block, C queries of a block of one
+head, H key width, V value width.
 
 Source: Dao et al. 2022, arXiv:2205.14135, appendix B.2.
 """
@@ -11,9 +15,11 @@ Source: Dao et al. 2022, arXiv:2205.14135, appendix B.2.
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from axl_tpu.kernels.attention.block import (
     HIDDEN,
@@ -24,8 +30,8 @@ from axl_tpu.kernels.attention.block import (
     matmul,
     visible,
 )
-from axl_tpu.kernels.attention.block_schedule import LIVE, MASKED, has
-from axl_tpu.kernels.attention.operands import Operands
+from axl_tpu.kernels.attention.block_schedule import LANES, LIVE, MASKED, has
+from axl_tpu.kernels.attention.operands import Heads, Operands
 
 
 class KeyGradients(NamedTuple):
@@ -105,3 +111,30 @@ def when_active(code: Array, visit: Any) -> None:
     is_masked = has(code, MASKED)
     pl.when(has(code, LIVE) & is_masked)(partial(visit, is_masked=True))
     pl.when(has(code, LIVE) & ~is_masked)(partial(visit, is_masked=False))
+
+
+BLOCK = 2048
+"""Queries of a block: half a MiB of bfloat16 at a width of 128."""
+
+
+def row_delta_of(o: Array, do: Array, heads: Heads, *, interpret: Any) -> Array:
+    """Returns float32 `[B, N, 1, T]` from two arrays of heads side by side, `[B, T, N * V]`."""
+    batch, tokens, _ = o.shape
+    size = min(BLOCK, -(-tokens // LANES) * LANES)
+    block = pl.BlockSpec(heads.block(size), lambda b, n, i: heads.place(b, n, i))
+    delta_BN1T: Array = pl.pallas_call(
+        _kernel,
+        out_shape=jax.ShapeDtypeStruct((batch, heads.num, 1, tokens), jnp.float32),
+        grid=(batch, heads.num, -(-tokens // size)),
+        in_specs=[block, block],
+        out_specs=pl.BlockSpec((None, None, 1, size), lambda b, n, i: (b, n, 0, i)),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * 3),
+        interpret=interpret,
+        name="tpu_row_delta",
+    )(o, do)
+    return delta_BN1T
+
+
+def _kernel(o_ref: Any, do_ref: Any, delta_ref: Any) -> None:
+    products_CV = do_ref[...].astype(jnp.float32) * o_ref[...].astype(jnp.float32)
+    delta_ref[...] = jnp.sum(products_CV.T, axis=0, keepdims=True)

@@ -17,12 +17,12 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from axcore.ops import (
+    ATTENTION_OP,
     ATTENTION_OUT,
     AttentionInputs,
     AttentionSpec,
     BlockSizeTable,
     Call,
-    attention_call,
     choose_block_sizes,
     power_of_two,
 )
@@ -123,7 +123,7 @@ def splash_attention(
         interpret: Runs the kernel by an interpreter, on any device.
     """
     has_own_keys = inputs.q_segments_BT is inputs.k_segments_BS
-    block_sizes = choose_block_sizes(BLOCK_SIZES, attention_call(inputs, spec, with_lse=False))
+    block_sizes = choose_block_sizes(BLOCK_SIZES, ATTENTION_OP.call(inputs, spec, lse=False))
     q_BTNH = inputs.q_BTNH * jnp.asarray(spec.scale, inputs.q_BTNH.dtype)
     segments = _segments(inputs)
     heads_first = [jnp.swapaxes(x, 1, 2) for x in (q_BTNH, inputs.k_BSKH, inputs.v_BSKV)]

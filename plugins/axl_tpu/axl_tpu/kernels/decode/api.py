@@ -32,11 +32,13 @@ from axcore.ops import (
     power_of_two,
 )
 from axcore.plugins import Hardware
-from axl_tpu.kernels.decode.block import Block, BlockFacts, Sums
-from axl_tpu.kernels.decode.blocking import (
+from axl_tpu.kernels.decode.block import (
     NARROW_TILE,
     TILE,
+    Block,
+    BlockFacts,
     CacheBlocking,
+    Sums,
     quotient,
     remainder,
 )

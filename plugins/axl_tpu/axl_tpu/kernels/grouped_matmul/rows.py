@@ -14,8 +14,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axl_tpu.kernels.grouped_matmul.block_schedule import GroupBlockSchedule
-from axl_tpu.kernels.grouped_matmul.block_sizes import GroupedBlockSizes, matmul
+from axl_tpu.kernels.grouped_matmul.block_sizes import GroupBlockSchedule, GroupedBlockSizes, matmul
 
 
 def rows_matmul(

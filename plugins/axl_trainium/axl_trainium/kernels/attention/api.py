@@ -13,8 +13,7 @@ from jax import Array
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call
 from axl_trainium.calling import call_kernel, float32_like
-from axl_trainium.kernels.attention.items import Items, static_choices
-from axl_trainium.kernels.attention.key_ranges import key_ranges
+from axl_trainium.kernels.attention.items import Items, key_ranges, static_choices
 from axl_trainium.kernels.attention.nki_forward import FLOOR, attention_forward
 from axl_trainium.limits import PARTITIONS, SBUF_PARTITION_BYTES, unsupported_dtype_reason
 

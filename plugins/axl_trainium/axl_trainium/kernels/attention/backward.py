@@ -17,8 +17,7 @@ from axl_trainium.kernels.attention.api import (
     transposed_columns,
     unsupported_call_reason,
 )
-from axl_trainium.kernels.attention.items import Items, static_choices
-from axl_trainium.kernels.attention.key_ranges import key_ranges
+from axl_trainium.kernels.attention.items import Items, key_ranges, static_choices
 from axl_trainium.kernels.attention.nki_backward import attention_dkv, attention_dq
 
 

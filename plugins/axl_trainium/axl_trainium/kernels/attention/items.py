@@ -1,10 +1,13 @@
-"""An attention call as items that a NeuronCore takes one after another: the key heads of its rows.
+"""An attention call as a NeuronCore takes it: items one after another, and ranges of keys.
+
+An item is the key heads of a row. Causality, windows, offsets, key ranges and documents in one
+piece are ranges of keys for each query, and so is what they have in common.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, G = N // K, H width; X = B * K
 items, R = G * T rows of an item.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import jax.numpy as jnp
@@ -76,3 +79,63 @@ def static_choices(inputs: AttentionInputs, spec: AttentionSpec) -> dict[str, An
         "right": spec.right if is_placed else None,
         "offset": spec.query_offset,
     }
+
+
+class KeyRanges(NamedTuple):
+    """Which keys each query sees.
+
+    `start_BT` and `end_BT` are float32, which the Vector Engine compares in. `is_exact_BT` is false
+    for queries of a document that is not in one piece; None where there are no documents.
+    """
+
+    start_BT: Array
+    end_BT: Array
+    is_exact_BT: Array | None
+
+
+def key_ranges(inputs: AttentionInputs, spec: AttentionSpec) -> KeyRanges:
+    """Returns the ranges of a call: `[start, end)`, empty where a query sees nothing."""
+    batch, num_queries = inputs.q_BTNH.shape[:2]
+    num_keys = inputs.k_BSKH.shape[1]
+    place = jnp.arange(num_queries, dtype=jnp.int32)[None, :] + spec.query_offset
+    if inputs.query_offset_B is not None:
+        place = place + inputs.query_offset_B[:, None].astype(jnp.int32)
+    starts, ends = [jnp.zeros_like(place)], [jnp.full_like(place, num_keys)]
+    if spec.left is not None:
+        starts.append(place - spec.left)
+    if spec.right is not None:
+        ends.append(place + (spec.right + 1))
+    if inputs.k_start_BT is not None and inputs.k_end_BT is not None:
+        starts.append(inputs.k_start_BT.astype(jnp.int32))
+        ends.append(inputs.k_end_BT.astype(jnp.int32))
+    is_exact = None
+    if inputs.q_segments_BT is not None and inputs.k_segments_BS is not None:
+        first, last, is_exact = _document(inputs.q_segments_BT, inputs.k_segments_BS)
+        starts.append(first)
+        ends.append(last + 1)
+    shape = (batch, num_queries)
+    start, end = starts[0], ends[0]
+    for other in starts[1:]:
+        start = jnp.maximum(start, other)
+    for other in ends[1:]:
+        end = jnp.minimum(end, other)
+    return KeyRanges(
+        jnp.broadcast_to(start, shape).astype(jnp.float32),
+        jnp.broadcast_to(end, shape).astype(jnp.float32),
+        is_exact,
+    )
+
+
+def _document(q_segments_BT: Array, k_segments_BS: Array) -> tuple[Array, Array, Array]:
+    """Returns the first and last key of each query's document, and whether all between are its.
+
+    The comparison of all pairs is fused into the reductions; it is never stored.
+    """
+    num_keys = k_segments_BS.shape[1]
+    is_own = q_segments_BT[:, :, None] == k_segments_BS[:, None, :]
+    is_own &= (k_segments_BS != 0)[:, None, :]
+    place = jnp.arange(num_keys, dtype=jnp.int32)[None, None, :]
+    first = jnp.min(jnp.where(is_own, place, num_keys), axis=-1)
+    last = jnp.max(jnp.where(is_own, place, -1), axis=-1)
+    count = jnp.sum(is_own, axis=-1, dtype=jnp.int32)
+    return first, last, (count == 0) | (count == last - first + 1)

@@ -1,0 +1,245 @@
+"""`ModelRunner`: runs the scheduler's steps on the device. For one thread.
+
+A step plans, starts its calls, and only then reads the results of the step before: so the host
+plans and hands out tokens while the device computes. Two things need each token before the next
+step is planned, and so have nothing in flight: grammars and draft tokens.
+"""
+
+import time
+from collections import deque
+
+import attrs
+import numpy as np
+from jaxtyping import Array
+
+from axcore.errors import RequestError
+from axcore.inference.completion import TokenDelta
+from axcore.inference.config import BatchBuckets
+from axcore.inference.input_batch import InFlightBatch, InputBatch, RequestState
+from axcore.inference.model_functions import SamplerOutput
+from axcore.inference.output_processor import OutputProcessor
+from axcore.inference.programs import Programs
+from axcore.inference.request import SamplerKind
+from axcore.inference.sampler import LogProbs
+from axcore.inference.schedule import ScheduledBatch, SchedulerOutput, SequenceState
+from axcore.inference.scheduler import Scheduler
+from axcore.inference.warm_up import Stage
+
+
+class ModelRunner:
+    """Runs steps; the results of one are read when the next has started.
+
+    Args:
+        programs: The compiled programs.
+        scheduler: Decides what a step runs.
+        buckets: Batch sizes and lengths that programs are compiled for.
+        end_ids: Tokens that end a text.
+        kinds: What programs can sample, the cheapest first.
+        has_drafts: Whether draft tokens are proposed; then each step waits for the one before.
+
+    Attributes:
+        output: Hands out what is sampled.
+        num_steps: Steps run so far.
+        num_draft_tokens: Draft tokens proposed so far.
+        host_seconds: Time of all steps that was the host's own, not spent waiting for the device.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        scheduler: Scheduler,
+        buckets: BatchBuckets,
+        *,
+        end_ids: tuple[int, ...],
+        kinds: tuple[SamplerKind, ...],
+        has_drafts: bool = False,
+    ) -> None:
+        self.programs = programs
+        self.scheduler = scheduler
+        self.num_steps = 0
+        self.num_draft_tokens = 0
+        self.host_seconds = 0.0
+        self._buckets = buckets
+        self._kinds, self._min_kind = kinds, 0
+        self._slots = InputBatch(scheduler.rows, scheduler.limits.num_slots, kinds)
+        self.output = OutputProcessor(
+            scheduler, self._slots, end_ids=end_ids, vocab_size=programs.vocab_size
+        )
+        self._in_flight: deque[InFlightBatch] = deque()
+        self._has_drafts = has_drafts
+
+    def use(self, stage: Stage) -> None:
+        """Call only programs of a stage from here on."""
+        self._buckets, self._min_kind = stage.buckets, len(self._kinds) - len(stage.kinds)
+        self.scheduler.limits = attrs.evolve(self.scheduler.limits, **stage.buckets.limits)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished, or a result was not read."""
+        return bool(self.output.requests or self._in_flight)
+
+    @property
+    def adapters_in_use(self) -> set[int]:
+        """Numbers of the adapters of all unfinished requests."""
+        return {state.adapter.number for state in self.output.requests.values()}
+
+    def add(self, state: RequestState) -> None:
+        """Let a request wait for its turn."""
+        self.output.add(state)
+        self.scheduler.add(state.sequence)
+
+    def cancel(self, state: RequestState) -> None:
+        """End a request, if it is not finished."""
+        self.output.finish(state)
+        state.completion.put(TokenDelta((), None, "cancelled"))
+
+    def give_up(self) -> list[RequestState]:
+        """Return all unfinished requests in the order of arrival, and forget them."""
+        requests = self.output.requests
+        states = sorted(requests.values(), key=lambda state: state.sequence.number)
+        requests.clear()
+        return states
+
+    def step(self) -> None:
+        """Plan and start a step, and hand out the results of the one before."""
+        start, waited = time.perf_counter(), -self._device_seconds
+        if self.output.num_matchers or self._has_drafts:
+            self._process(len(self._in_flight))
+        num_before = len(self._in_flight)
+        plan = self.scheduler.schedule()
+        if not plan.is_empty:
+            self.num_steps += 1
+            self._launch(plan)
+        self._process(num_before)
+        waited += self._device_seconds
+        self.host_seconds += time.perf_counter() - start - waited
+
+    @property
+    def _device_seconds(self) -> float:
+        return self.programs.device_seconds + self.output.waited_s
+
+    def _process(self, number: int) -> None:
+        for _ in range(number):
+            self.output.process(self._in_flight.popleft())
+
+    def _launch(self, plan: SchedulerOutput) -> None:
+        for sequence in plan.started:
+            # A row may lose its slot in the step that gave it: to one before it that needs pages.
+            if sequence.slot is not None:
+                self._start_row(sequence)
+        if plan.started:
+            self.programs.set_sampling(self._slots.sampling)
+        # Pages are copied before anything writes on them: the calls below may write on the copy,
+        # and another row may already own the page that it was copied from.
+        for source, target in plan.copies:
+            self.programs.copy_page(source, target)
+        if plan.prefill is not None:
+            self._prefill(plan.prefill)
+        if plan.decode is not None:
+            self._decode(plan.decode)
+
+    def _start_row(self, sequence: SequenceState) -> None:
+        """Set the sampling settings of the slot of a sequence that starts."""
+        state, slot = self.output.requests[sequence.number], sequence.slot
+        assert slot is not None
+        self._slots.set(slot, state)
+        if state.request.sampling.has_penalties:
+            self.programs.start_history(slot, sequence.text, sequence.num_prompt)
+
+    def _prefill(self, batch: ScheduledBatch) -> None:
+        """Read tokens of prompts; rows that are read to their end sample their first token."""
+        rows = self._buckets.prefill_bucket(len(batch.slots), batch.length)
+        array = self._slots.array(batch, rows, batch.length)
+        width = array.shape[1] - batch.length
+        self._slots.write_tokens(batch, array[:, width:], 0)
+        state, scores = self._slots.of(batch)[0], None
+        is_scored = state is not None and state.request.prompt_logprobs
+        if is_scored or self._buckets.prefills_by_score:
+            following = np.zeros((1, batch.length), np.int32)
+            self._slots.write_tokens(batch, following, 1)
+            found, logits = self.programs.score_prompt(
+                np.concatenate([array, following], axis=1), batch.length
+            )
+            scores = found if is_scored else None
+        else:
+            logits = self.programs.prefill(array, batch.length)
+        sampled = None
+        if batch.num_sampled.any():
+            sampled = self._sample(logits, batch, array[:, :width].copy())
+        if sampled is not None or scores is not None:
+            self._add(batch, sampled, scores)
+
+    def _decode(self, batch: ScheduledBatch) -> None:
+        """Sample the next tokens of rows: one, several in one call, or as many as are accepted."""
+        if self._has_drafts and batch.length > 1:
+            draft_tokens = self._propose(batch)
+            if any(draft_tokens):
+                self._verify_draft_tokens(batch, draft_tokens)
+                return
+            # Nothing to verify: one token of each row, though the scheduler planned more.
+            batch = self.scheduler.truncate(batch, np.ones_like(batch.sizes))
+        array = self._slots.array(batch, self._buckets.decode_bucket(len(batch.slots)), 0)
+        if batch.length == 1:
+            # Two programs, as the host may write a mask between them: see `_allowed`.
+            sampled = self._sample(self.programs.decode(array), batch, array)
+        else:
+            sampled = self.programs.multi_step_decode(
+                array, batch.length, self._slots.kind_of(batch, self._min_kind)
+            )
+        self._add(batch, sampled, None)
+
+    def _propose(self, batch: ScheduledBatch) -> list[list[int]]:
+        """Return draft tokens of each row, one fewer than it may sample: the model adds one."""
+        return [
+            state.drafter.propose()[: size - 1]
+            if state is not None and state.drafter is not None
+            else []
+            for state, size in zip(self._slots.of(batch), batch.sizes.tolist(), strict=True)
+        ]
+
+    def _verify_draft_tokens(self, batch: ScheduledBatch, draft_tokens: list[list[int]]) -> None:
+        rows = self._buckets.decode_bucket(len(batch.slots))
+        array = self._slots.array(batch, rows, batch.length)
+        width, text = array.shape[1] - batch.length, self.scheduler.rows.text
+        for row, draft in enumerate(draft_tokens):
+            array[row, 2] = 1 + len(draft)
+            array[row, width] = text[batch.slots[row], batch.starts[row]]
+            array[row, width + 1 : width + 1 + len(draft)] = draft
+            self.num_draft_tokens += len(draft)
+        sampled, counts = self.programs.verify_draft_tokens(
+            array, batch.length, self._slots.kind_of(batch, self._min_kind)
+        )
+        self._in_flight.append(InFlightBatch(batch, self._slots.of(batch), sampled, None, counts))
+
+    def _sample(self, logits: Array, batch: ScheduledBatch, array: np.ndarray) -> SamplerOutput:
+        allowed = self._allowed(batch, len(array)) if self.output.num_matchers else None
+        return self.programs.sample(
+            logits, array, self._slots.kind_of(batch, self._min_kind), allowed=allowed
+        )
+
+    def _allowed(self, batch: ScheduledBatch, num_rows: int) -> np.ndarray | None:
+        """Return which tokens the rows of a call may sample, where one has a grammar.
+
+        The masks are computed while the device runs the model: only sampling waits for them.
+        """
+        allowed = None
+        states = self._slots.of(batch)
+        for row in np.flatnonzero(batch.num_sampled).tolist():
+            state = states[row]
+            if state is None or state.matcher is None:
+                continue
+            if allowed is None:
+                allowed = np.repeat(self.programs.allowed, num_rows, axis=0)
+            mask = np.zeros_like(allowed[row])
+            try:
+                state.matcher.fill(mask)
+            except RequestError as error:
+                self.output.fail(state, error)
+                continue
+            allowed[row] &= mask
+        return allowed
+
+    def _add(
+        self, batch: ScheduledBatch, sampled: SamplerOutput | None, scores: LogProbs | None
+    ) -> None:
+        self._in_flight.append(InFlightBatch(batch, self._slots.of(batch), sampled, scores))

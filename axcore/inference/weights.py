@@ -1,0 +1,262 @@
+"""`WeightConversion`: from the state of a model as it is trained to what programs read of it."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jaxtyping import Array
+
+from axcore.errors import ConfigError, EngineError
+from axcore.inference.adapters import AdapterFactors
+from axcore.interop.array_source import read_leaf
+from axcore.interop.host_arrays import check_host_holds
+from axcore.layers import with_adapter
+from axcore.layers.quantization.stored_weights import kept_weight
+from axcore.module import ParamSpec, restacked_arrays
+from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
+from axcore.progress import working
+
+Names = tuple[str, ...]
+
+
+class WeightConversion:
+    """Converts a state array by array, so that it needs room for one besides what it makes.
+
+    An `LazyArray` is read when it is needed, and no more of it than makes one array.
+
+    Each array is cast to what its layer reads, and so holds the numbers that the layer computes
+    with; what a layer keeps quantized is quantized from the numbers that were trained.
+
+    Args:
+        trained: Specs of the state, as the model is trained.
+        kept: Specs of the same arrays in the model that serves, but for changes of its layers.
+        served: Specs of the weights of the model that serves, of the types that its layers read.
+        mesh: Where they lie; None for the device that jax takes itself.
+
+    Raises:
+        ShardingError: They do not divide over the mesh.
+    """
+
+    def __init__(self, trained: Any, kept: Any, served: Any, mesh: Mesh | None) -> None:
+        self._trained, self._served, self._mesh = trained, served, mesh
+        self._targets = list(_targets(served, kept))
+        if mesh is not None:
+            param_shardings(kept, PARAM_RULES, mesh)
+
+    @property
+    def abstract(self) -> Any:
+        """Shape, type and place of each of the weights."""
+
+        def of_spec(spec: ParamSpec) -> Any:
+            return spec.abstract.update(sharding=self._place(spec))  # type: ignore[no-untyped-call]
+
+        return jax.tree.map(of_spec, self._served, is_leaf=_is_spec)
+
+    @property
+    def replacement_bytes(self) -> int:
+        """What a device needs beside old and new weights while arrays take each other's places.
+
+        That is the largest array, and the same as it was trained where it is quantized.
+        """
+        return max(
+            sum(self._device_bytes(one) for one in self._at_once(spec, path[-1], layer))
+            for spec, path, layer in self._targets
+        )
+
+    def check(self, state: Any) -> None:
+        """Check that arrays are those of a state of the model.
+
+        Raises:
+            ConfigError: They are of another model, or differ in type.
+            ModuleError: One has another shape.
+        """
+        given: Any = jax.tree.structure(state)
+        wanted: Any = jax.tree.structure(self._trained)
+        if given != wanted:
+            raise ConfigError(
+                f"the arrays are not those of the model: {given.num_leaves} in other places than "
+                f"its {wanted.num_leaves}",
+                hint="give a state of the same model",
+            )
+        for leaf, spec in zip(jax.tree.leaves(state), _leaves(self._trained), strict=True):
+            if leaf.dtype != spec.dtype:
+                raise ConfigError(
+                    f"the arrays differ in type from those of the model: {spec.name} is "
+                    f"{leaf.dtype}, not {spec.dtype}",
+                    hint="give a state of the same model",
+                )
+        self._restacked(state)
+
+    def arrays(self, state: Any) -> Iterator[tuple[Names, Array]]:
+        """Yield the weights that a state decides, each with its path, where they are to lie.
+
+        Raises:
+            ModuleError: An array is missing, or has another shape.
+            CheckpointError: One that is not read yet is damaged, or holds what is no number.
+        """
+        found = self._restacked(state)
+        for spec, path, layer in self._targets:  # no zip: it would hold an array and the next one
+            for name, array in self._made(next(found), spec, path[-1], layer).items():
+                yield (*path[:-1], name), array.block_until_ready()
+
+    def whole(self, state: Any) -> Any:
+        """Return the weights; those that no state decides, of adapters, are zero.
+
+        Raises:
+            ModuleError: As `arrays`.
+            CheckpointError: As `arrays`, or the host's memory is less than the weights that devices
+                keep there.
+        """
+        wanted = jax.tree.leaves(self.abstract)
+        check_host_holds(wanted)
+        known: dict[Names, Array] = {}
+        num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in wanted)
+        with working("placing weights", num_bytes) as work:
+            for path, array in self.arrays(state):
+                known[path] = array
+                work.add(array.nbytes)
+
+        def taken(path: Any, spec: ParamSpec) -> Array:
+            array = known.get(tuple(step.key for step in path))
+            return self._placed(jnp.zeros(spec.shape, spec.dtype), spec) if array is None else array
+
+        return jax.tree_util.tree_map_with_path(taken, self._served, is_leaf=_is_spec)
+
+    def _restacked(self, state: Any) -> Iterator[Array]:
+        found = restacked_arrays(state, self._trained, [spec for spec, _, _ in self._targets])
+        return map(read_leaf, found)
+
+    def _made(self, leaf: Any, spec: ParamSpec, name: str, layer: Any) -> dict[str, Array]:
+        """Return what a layer keeps of an array, where it is to lie."""
+        if name in layer:
+            return {name: self._placed(_cast(leaf, layer[name].dtype), layer[name])}
+        kept = kept_weight(layer, self._placed(leaf, spec))
+        return {name: self._placed(array, layer[name]) for name, array in kept.items()}
+
+    def _at_once(self, spec: ParamSpec, name: str, layer: Any) -> list[ParamSpec]:
+        """Return what lies on devices while an array takes the place of an old one."""
+        if name in layer:
+            return [layer[name]]
+        kept = jax.eval_shape(lambda weight: kept_weight(layer, weight), spec.abstract)
+        return [spec, *(layer[one] for one in kept)]
+
+    def _placed(self, leaf: Any, spec: ParamSpec) -> Array:
+        array: Array = jax.device_put(leaf, self._place(spec))
+        return array
+
+    def _place(self, spec: ParamSpec) -> Sharding:
+        if self._mesh is None:
+            return SingleDeviceSharding(default_device())
+        parts = partition_spec(spec.axes, PARAM_RULES, self._mesh, where=spec.name)
+        return where_divisible(NamedSharding(self._mesh, parts), spec.shape)
+
+    def _device_bytes(self, spec: ParamSpec) -> int:
+        shape = self._place(spec).shard_shape(spec.shape)
+        return math.prod(shape) * jnp.dtype(spec.dtype).itemsize
+
+
+def _targets(specs: Any, kept: Any, path: Names = ()) -> Iterator[tuple[ParamSpec, Names, Any]]:
+    """Yield the spec of each array that was trained, its path in the model that serves, and the
+    specs of its layer there: without it where that keeps it in another form."""
+    for name, below in kept.items():
+        if _is_spec(below):
+            yield below, (*path, name), specs
+        else:
+            yield from _targets(specs[name], below, (*path, name))
+
+
+def _cast(leaf: Any, dtype: str) -> Any:
+    return leaf if leaf.dtype == dtype else leaf.astype(jnp.dtype(dtype))
+
+
+def default_device() -> Any:
+    """Return the device that jax takes itself."""
+    (device,) = jnp.zeros(()).devices()
+    return device
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, ParamSpec)
+
+
+def _leaves(specs: Any) -> list[ParamSpec]:
+    return jax.tree.leaves(specs, is_leaf=_is_spec)
+
+
+class ServedWeights:
+    """Weights that can be changed between two calls; not for several threads, but for `check`.
+
+    Args:
+        weights: The first ones.
+        conversion: What makes them of a state.
+
+    Attributes:
+        value: What the model is called with.
+    """
+
+    def __init__(self, weights: Any, conversion: WeightConversion) -> None:
+        self.value = weights
+        self._conversion = conversion
+
+    @property
+    def device_bytes(self) -> int:
+        """What they take on a device."""
+        return sum(
+            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf in jax.tree.leaves(self.value)
+        )
+
+    def check(self, state: Any) -> None:
+        """Check that another state is of the model.
+
+        Raises:
+            ConfigError: Its arrays are of another model, or differ in type.
+            ModuleError: One has another shape.
+        """
+        self._conversion.check(state)
+
+    def replace(self, state: Any) -> None:
+        """Take over a state that was checked; adapters and a draft stay.
+
+        Each array takes the place of the one before it, which is freed if nobody else holds it: so
+        there is room for one array besides, and not for all of them twice.
+
+        Raises:
+            EngineError: An array could not be converted, after others were.
+        """
+        try:
+            for path, array in self._conversion.arrays(state):
+                self.value = _with_leaf(self.value, path, array)
+        except Exception as error:
+            raise EngineError(
+                f"new weights were taken over in part, and then failed: {error}",
+                hint="start the engine again",
+            ) from error
+
+    def set_adapter(self, number: int, factors: AdapterFactors | None) -> None:
+        """Take over the factors of an adapter, by the paths of layers; None takes it out.
+
+        Raises:
+            ModuleError: The model has no such layer, or no room for its rank.
+        """
+        weights = with_adapter(self.value, number, factors)
+        places = jax.tree.map(lambda leaf: leaf.sharding, self.value)
+        self.value = jax.device_put(weights, places)
+
+
+def _with_leaf(tree: Any, path: Names, leaf: Array) -> Any:
+    if not path:
+        return leaf
+    return {**tree, path[0]: _with_leaf(tree[path[0]], path[1:], leaf)}
+
+
+def abstract(tree: Any) -> Any:
+    """Return shape, type and place of each array."""
+
+    def of_leaf(leaf: Array) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)  # type: ignore[no-untyped-call]
+
+    return jax.tree.map(of_leaf, tree)

@@ -1,0 +1,163 @@
+"""The body of a request: JSON of a limited size, which arrives in a limited time."""
+
+import asyncio
+from collections import Counter
+from typing import Self
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+
+from axcore.serving.api_error import ApiError
+from axcore.serving.config import Limits
+from axcore.serving.worker_pool import CLIENT, LONG_BODY
+
+MEDIA_TYPE = "application/json"
+
+
+class Bodies:
+    """The long bodies that arrive, or wait to be parsed; all of them together have a limit.
+
+    Without one, many clients fill the memory and the event loop by bodies that are all refused
+    later. One that has no room waits, unread, so that its client is held up by TCP: a refusal would
+    be lost where the client is still sending. Short bodies always have room.
+
+    Args:
+        limits: What a server accepts.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._num_bytes: Counter[str] = Counter()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._refusal: ApiError | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all bodies that have room."""
+        return self._num_bytes.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of bodies that wait for room."""
+        return len(self._waiting)
+
+    async def take(self, client: str, size: int) -> None:
+        """Take room for a body, once there is any.
+
+        Raises:
+            ApiError: As `refuse` says.
+        """
+        while self._refusal is not None or not self._has_room(client, size):
+            if self._refusal is not None:
+                raise self._refusal
+            left = asyncio.get_running_loop().create_future()
+            self._waiting.append(left)
+            await left
+        self._num_bytes[client] += size
+
+    def leave(self, client: str, size: int) -> None:
+        """Give the room of a body back; whoever waited longest looks first."""
+        self._num_bytes[client] -= size
+        self._num_bytes += Counter()  # drops clients that have none
+        self._wake()
+
+    def refuse(self, error: ApiError) -> None:
+        """Raise an error where room is waited for, now and later: the server ends."""
+        self._refusal = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+    def _has_room(self, client: str, size: int) -> bool:
+        """Whether a body has room. A client has half of all, and each always that of one body."""
+        most = self.limits.max_bodies_bytes
+        of_client, of_all = self._num_bytes[client], self.num_bytes
+        return not (
+            (of_client and of_client + size > most // 2) or (of_all and of_all + size > most)
+        )
+
+
+class Body:
+    """The body of a request, with its room until it is dropped.
+
+    Args:
+        bodies: Those there are.
+    """
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._client, self._room = bodies, CLIENT.get(), 0
+        self._content, self._is_waiting = bytearray(), False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.drop()
+
+    @property
+    def content(self) -> bytes:
+        """What has arrived."""
+        return bytes(self._content)
+
+    def drop(self) -> None:
+        """Leave its bytes, and their room, to others."""
+        self._content = bytearray()
+        if self._room:
+            self._bodies.leave(self._client, self._room)
+            self._room = 0
+
+    async def read(self, request: HttpRequest) -> None:
+        """Read the body of a request.
+
+        Raises:
+            ApiError: It is called something else than JSON, is too long, or does not arrive; or
+                the server reads too many others.
+        """
+        sent = request.headers.get("content-type", "")
+        if sent.partition(";")[0].strip().lower() != MEDIA_TYPE:
+            # Browsers send other types across sites without asking the server first.
+            message = f"content-type is {sent!r:.80}; expected {MEDIA_TYPE}"
+            hint = f"With curl, add -H 'content-type: {MEDIA_TYPE}'."
+            raise ApiError(415, f"{message}. {hint}", code="unsupported_media_type")
+        seconds = self._bodies.limits.body_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                await self._read(request)
+        except TimeoutError as error:
+            if self._is_waiting:
+                message = (
+                    f"The server reads {self._bodies.num_bytes:,} bytes of other bodies, as many "
+                    "as it may at a time, or half of them for one client."
+                )
+                wait = self._bodies.limits.retry_after_s
+                raise ApiError(429, message, code="too_many_bytes", retry_after_s=wait) from error
+            message = f"The body did not arrive within {seconds:g} seconds."
+            raise ApiError(408, message, code="body_timeout") from error
+
+    async def _read(self, request: HttpRequest) -> None:
+        said = request.headers.get("content-length", "")
+        await self._check(int(said) if said.isdigit() else 0)
+        try:
+            async for chunk in request.stream():
+                self._content += chunk
+                await self._check(len(self._content))
+        except ClientDisconnect as error:
+            request.state.stats.is_abandoned = True
+            raise ApiError(400, "The body ended too early.", code="incomplete_body") from error
+
+    async def _check(self, size: int) -> None:
+        """Check the length of the body, and takes room for it once it is a long one."""
+        most = self._bodies.limits.max_body_bytes
+        if size > most:
+            message = f"The body is too long; at most {most:,} bytes are accepted."
+            raise ApiError(413, message, code="body_too_long")
+        if size > LONG_BODY and not self._room:
+            # One that does not say its length may become as long as any.
+            room = most if self._content else size
+            self._is_waiting = True
+            await self._bodies.take(self._client, room)
+            self._room, self._is_waiting = room, False

@@ -1,0 +1,144 @@
+"""The way of a POST request: body, request slot, parsed fields, work, response.
+
+`generate` answers completions and chats, `compute` what needs no engine. Each takes these steps in
+this order; nothing calls back into an earlier one:
+
+1. `Body.read`: the bytes arrive, within the limits of one body and of all bodies.
+2. `RequestSlot`: the request counts among those that are answered, or is refused by 429 or 503.
+3. `ServedModel.work.parse`: the bytes become JSON; then the API's module reads its fields.
+4. The API's module starts the completions, which the engine samples.
+5. `GenerationJob.response` or an `EventStream` sends them; the slot is free after the last byte.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Self
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from axcore.serving.access import ABANDONED
+from axcore.serving.api_error import ApiError
+from axcore.serving.config import Limits
+from axcore.serving.metrics import RequestStats
+from axcore.serving.request_body import Body
+from axcore.serving.request_parser import RequestParser
+from axcore.serving.responses import EventStream, GenerationJob, unless_abandoned
+from axcore.serving.served_model import ServedModel, draining
+
+AnyJob = GenerationJob[Any, Any]
+
+
+async def generate(
+    request: HttpRequest,
+    read: Callable[[Any, Limits], Any],
+    start: Callable[[ServedModel, Any, str, RequestStats], Awaitable[AnyJob]],
+    *,
+    id_prefix: str,
+) -> Response:
+    """Answer a request by sampled tokens.
+
+    Args:
+        request: The HTTP request.
+        read: Returns the API's request from the content of a body.
+        start: Starts its completions.
+        id_prefix: The beginning of the response's id.
+    """
+    served, stats = served_model(request), request.state.stats
+    with Body(served.bodies) as body:
+        await body.read(request)
+
+        async def work() -> AnyJob:
+            content, size = await _parsed(served, body)
+            # Many messages or a long list of tokens take a while to check: not in the event loop.
+            asked = await served.work.compute(partial(read, content, served.limits), size=size)
+            return await start(served, asked, f"{id_prefix}-{request.state.request_id}", stats)
+
+        with RequestSlot(served) as slot:
+            job = await unless_abandoned(request, work)
+            return _abandoned(request) if job is None else await slot.respond(request, job)
+
+
+async def compute(
+    request: HttpRequest,
+    completion: Callable[[ServedModel, RequestParser], Awaitable[dict[str, Any]]],
+) -> Response:
+    """Answer a request for which the engine does nothing."""
+    served = served_model(request)
+    with Body(served.bodies) as body:
+        await body.read(request)
+
+        async def work() -> Response:
+            content, size = await _parsed(served, body)
+            fields = RequestParser(content)
+            served.adapter(fields.text("model"))  # refuses a name that nothing here has
+            found = await completion(served, fields)
+            return await served.work.compute(partial(JSONResponse, found), size=size)
+
+        with RequestSlot(served):
+            return await unless_abandoned(request, work) or _abandoned(request)
+
+
+def served_model(request: HttpRequest) -> ServedModel:
+    """Return the model of the application that a request came to."""
+    served: ServedModel = request.app.state.served
+    return served
+
+
+class RequestSlot:
+    """The place of one request among those that are answered, of which there is a limit.
+
+    Args:
+        served: The model, which counts them.
+
+    Raises:
+        ApiError: On entering: the server drains, or all slots are taken.
+    """
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served, self._is_kept = served, False
+
+    def __enter__(self) -> Self:
+        served, wait = self._served, self._served.limits.retry_after_s
+        if served.is_draining:
+            raise draining(wait)
+        most = served.limits.max_requests
+        if served.num_active_requests >= most:
+            message = f"The server answers {most} requests, as many as it may."
+            raise ApiError(429, message, code="too_many_requests", retry_after_s=wait)
+        served.num_active_requests += 1
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if not self._is_kept:
+            self._leave()
+
+    async def respond(self, request: HttpRequest, job: AnyJob) -> Response:
+        """Return the response of a request; a stream keeps the slot until it ends."""
+        if job.request.settings.is_streamed:
+            # Starlette sends a stream after this function has returned, and the drain of a server
+            # waits for `num_answering`: so the slot is left by the stream, not by `__exit__`.
+            self._is_kept = True
+            return EventStream(job.events(), job.completions, on_end=self._leave)
+        try:
+            found = await unless_abandoned(request, job.response)
+        finally:
+            job.completions.cancel()
+        return _abandoned(request) if found is None else found
+
+    def _leave(self) -> None:
+        self._served.num_active_requests -= 1
+
+
+async def _parsed(served: ServedModel, body: Body) -> tuple[Any, int]:
+    """Return the content of a body and its size, and free its bytes for other requests."""
+    sent = body.content
+    content = await served.work.parse(sent)
+    body.drop()
+    return content, len(sent)
+
+
+def _abandoned(request: HttpRequest) -> Response:
+    """Return what a client that went away would get; only the access log sees it."""
+    request.state.stats.is_abandoned = True
+    return Response(status_code=ABANDONED)

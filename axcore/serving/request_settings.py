@@ -1,0 +1,260 @@
+"""`Settings`: what completions and chats ask of each answer alike."""
+
+import hashlib
+import random
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from axcore.data import Tokenizer
+from axcore.inference import Sampling
+from axcore.inference.grammar import Grammar, json_schema, lark, regex
+from axcore.serving.api_error import invalid
+from axcore.serving.config import Limits
+from axcore.serving.request_parser import RequestParser, checked_text, finite_number
+
+MAX_STOPS = 16
+"""Texts that may end an answer."""
+
+MAX_STOP_LETTERS = 1000
+"""Letters of one of them; each is prepared for each answer while others wait."""
+
+MAX_LOGPROBS = 20
+"""Likeliest tokens that are listed beside each token at most."""
+
+MAX_BIASES = 300
+_LEAST_TOP_P = 1e-6
+_MOST = 2**63 - 1
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """What a request asks of each of its answers.
+
+    Args:
+        sampling: How tokens are sampled.
+        num_choices: Answers to each prompt.
+        seed: Decides the samples; None takes another one for each request.
+        stop: Texts that end an answer.
+        ignores_end: Whether an answer continues after the model ended it.
+        is_streamed: Whether tokens are sent as they are sampled.
+        includes_usage: Whether a stream ends with the number of tokens.
+        priority: Requests of a lower one are served sooner.
+    """
+
+    sampling: Sampling
+    num_choices: int
+    seed: int | None
+    stop: tuple[str, ...]
+    ignores_end: bool
+    is_streamed: bool
+    includes_usage: bool
+    priority: int
+
+
+def read_settings(fields: RequestParser, limits: Limits) -> Settings:
+    """Return the settings of a request.
+
+    Raises:
+        ApiError: A value is not one that can be used.
+    """
+    is_streamed = fields.boolean("stream")
+    return Settings(
+        sampling=_sampling(fields),
+        num_choices=fields.integer("n", least=1, most=limits.max_completions) or 1,
+        seed=fields.integer("seed", least=-_MOST, most=_MOST),
+        stop=_stop(fields),
+        ignores_end=fields.boolean("ignore_eos"),
+        is_streamed=is_streamed,
+        includes_usage=_includes_usage(fields, is_streamed=is_streamed),
+        priority=fields.integer("priority", least=-1000, most=1000) or 0,
+    )
+
+
+def _sampling(fields: RequestParser) -> Sampling:
+    return Sampling(
+        temperature=fields.number("temperature", least=0, most=100, default=1.0),
+        top_k=_top_k(fields),
+        # 0 leaves the likeliest token, and so does the smallest number that is one of sampling.
+        top_p=max(_LEAST_TOP_P, fields.number("top_p", least=0, most=1, default=1.0)),
+        min_p=fields.number("min_p", least=0, most=1, default=0.0),
+        repetition_penalty=fields.number("repetition_penalty", least=0.01, most=100, default=1.0),
+        presence_penalty=fields.number("presence_penalty", least=-2, most=2, default=0.0),
+        frequency_penalty=fields.number("frequency_penalty", least=-2, most=2, default=0.0),
+        logit_bias=_logit_bias(fields),
+    )
+
+
+def _top_k(fields: RequestParser) -> int | None:
+    """Return the number of tokens to sample from; -1 and 0 stand in for all of them."""
+    found = fields.integer("top_k", least=-1, most=_MOST)
+    return None if found in (None, -1, 0) else found
+
+
+def _logit_bias(fields: RequestParser) -> tuple[tuple[int, float], ...]:
+    found = fields.raw("logit_bias")
+    if found is None:
+        return ()
+    path = fields.path("logit_bias")
+    if not isinstance(found, dict):
+        raise invalid(f"{path} is no object of token numbers and numbers", path)
+    if len(found) > MAX_BIASES:
+        raise invalid(f"{path} has {len(found)} tokens; at most {MAX_BIASES} are accepted", path)
+    biases = {}
+    for token, value in found.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise invalid(f"{path} has the key {token!r:.40}; expected the number of a token", path)
+        where = f"{path}.{token}"
+        biases[int(token)] = finite_number(value, where, least=-100, most=100)
+    return tuple(biases.items())
+
+
+def _stop(fields: RequestParser) -> tuple[str, ...]:
+    found, path = fields.raw("stop"), fields.path("stop")
+    texts = [found] if isinstance(found, str) else fields.items("stop", most=MAX_STOPS) or []
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise invalid(f"{path} has {text!r:.40}; expected texts of one letter or more", path)
+        if len(text) > MAX_STOP_LETTERS:
+            most = f"at most {MAX_STOP_LETTERS} are accepted"
+            raise invalid(f"{path} has a text of {len(text)} letters; {most}", path)
+    return tuple(checked_text(text, path) for text in texts)
+
+
+def _includes_usage(fields: RequestParser, *, is_streamed: bool) -> bool:
+    inner = fields.inner("stream_options")
+    if inner is None:
+        return False
+    if not is_streamed:
+        path = fields.path("stream_options")
+        raise invalid(f"{path} is only for requests with stream: true", path)
+    wanted = inner.boolean("include_usage")
+    inner.refuse("include_obfuscation", "Pieces are sent as they are.", harmless=(False,))
+    inner.finish()
+    return wanted
+
+
+_KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
+
+
+def read_response_format(fields: RequestParser) -> Grammar | None:
+    """Return the grammar that a request names; None where any text will do.
+
+    Raises:
+        ApiError: There is no such format, or it lacks its schema or pattern.
+    """
+    inner = fields.inner("response_format")
+    if inner is None:
+        return None
+    kind = inner.choice("type", _KINDS)
+    if kind is None:
+        path = inner.path("type")
+        raise invalid(f"{path} is missing; expected one of {', '.join(_KINDS)}", path)
+    grammar = _grammar(inner, kind)
+    inner.finish()
+    return grammar
+
+
+def _grammar(inner: RequestParser, kind: str) -> Grammar | None:
+    if kind == "json_object":
+        return json_schema({"type": "object"})
+    if kind == "json_schema":
+        return json_schema(_schema(inner))
+    if kind == "regex":
+        return regex(_needed(inner, "regex"))
+    if kind == "grammar":
+        return lark(_needed(inner, "grammar"))
+    return None
+
+
+def _schema(inner: RequestParser) -> Any:
+    named = inner.inner("json_schema")
+    schema = None if named is None else named.raw("schema")
+    if named is None or not isinstance(schema, dict):
+        path = inner.path("json_schema.schema")
+        raise invalid(f"{path} is missing; expected a JSON schema", path, code="missing_field")
+    named.text("name")
+    named.text("description")
+    named.boolean("strict")
+    named.finish()
+    return schema
+
+
+def _needed(inner: RequestParser, name: str) -> str:
+    text = inner.text(name)
+    if not text:
+        path = inner.path(name)
+        raise invalid(f"{path} is missing; expected a text", path, code="missing_field")
+    return text
+
+
+class Seeds:
+    """Gives each answer a seed.
+
+    Args:
+        seed: What the seeds of requests that send none follow from, in the order in which they
+            come; None takes entropy of the operating system.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._random = random.Random(seed)
+
+    def of(self, settings: Settings) -> list[int]:
+        """Return the seeds of the answers to one prompt.
+
+        The first is the request's own, so that it is answered as if it were alone; the others
+        follow from it.
+        """
+        first = self._random.getrandbits(31) if settings.seed is None else settings.seed
+        return [
+            _seed(first if index == 0 else f"{first}/{index}")
+            for index in range(settings.num_choices)
+        ]
+
+
+def _seed(source: int | str) -> int:
+    if isinstance(source, int) and 0 <= source < 2**31:
+        return source
+    return int.from_bytes(hashlib.sha256(str(source).encode()).digest()[:4]) >> 1
+
+
+@attrs.frozen(kw_only=True)
+class PromptOptions:
+    """How a text becomes tokens.
+
+    Args:
+        parses_special: Whether special tokens that it writes out are these tokens, as for clients
+            that render chat templates themselves; otherwise they are characters.
+        adds_special: Whether bos is put in front, where there is one and the text has none.
+    """
+
+    parses_special: bool
+    adds_special: bool
+
+    def tokens(self, tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
+        """Return the tokens of a text."""
+        if self.adds_special:
+            return tokenizer.encode_prompt(text, parses_special=self.parses_special)
+        return tokenizer.encode_written(text) if self.parses_special else tokenizer.encode(text)
+
+
+def read_prompt_options(fields: RequestParser) -> PromptOptions:
+    """Return what a request says of its texts."""
+    return PromptOptions(
+        parses_special=fields.boolean("parse_special", default=True),
+        adds_special=fields.boolean("add_special_tokens", default=True),
+    )
+
+
+def read_prompt(fields: RequestParser) -> str:
+    """Return the one text of a request.
+
+    Raises:
+        ApiError: There is none.
+    """
+    text = fields.text("prompt")
+    if text is None:
+        raise invalid("prompt is missing; expected a text", "prompt", code="missing_field")
+    return text

@@ -1,0 +1,241 @@
+"""`start_engine`: an engine for a model, with programs compiled by which it can answer."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from axcore.config import diff_config, evolve, format_diff
+from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
+from axcore.errors import AxcoreError, CheckpointError, ConfigError
+from axcore.inference import AnyEngine, Draft, EngineConfig, open_engine, serving_mesh
+from axcore.inference.adapters import Adapter, adapter_from, read_adapter
+from axcore.interop import adapter_format, check_base_is_unchanged, compared, find_adapter_format
+from axcore.interop.canonical import base_config
+from axcore.modifiers import changes_compute_dtype
+from axcore.ops import use_policy
+from axcore.runs import OpenedModel, Run
+from axcore.runs.run_weights import RunArrays
+from axcore.serving.config import ServerConfig
+from axcore.serving.placement import Placement
+from axcore.serving.request_settings import Seeds
+from axcore.serving.served_model import ServedModel
+
+_LOG = logging.getLogger(__name__)
+
+
+def start_engine(
+    opened: OpenedModel,
+    cfg: ServerConfig,
+    *,
+    name: str | None = None,
+    adapters: Mapping[str, Adapter] = {},
+    draft: OpenedModel | None = None,
+    chat_template: str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    when_placed: Callable[[], None] = lambda: None,
+) -> ServedModel:
+    """Return a model that answers; its engine is to be closed.
+
+    Its other programs are compiled beside requests; a line of the log says when all are.
+
+    Args:
+        opened: What `open_model` returned.
+        cfg: How it is served.
+        name: What requests call it; by default, what its directory is called.
+        adapters: What requests may choose besides, by name.
+        draft: A smaller model that proposes tokens, where `cfg.engine.speculation` says so.
+        chat_template: A file, or the name of a template that comes with axcore, in the place of the
+            tokenizer's own.
+        progress: Is called with the programs compiled, all of them, and what the newest is.
+        when_placed: Is called when weights lie where they serve, before programs are compiled.
+
+    Raises:
+        AxcoreError: The config or an adapter does not fit the model, or the mesh the devices.
+    """
+    name = name or opened.name
+    if name in adapters:
+        raise ConfigError(
+            f"the model and an adapter have the name {name!r}",
+            where="--adapter",
+            hint="name the adapter differently, or the model by --name",
+        )
+    tokenizer = opened.tokenizer
+    if chat_template is not None:
+        tokenizer = with_chat_template(tokenizer, chat_template, where="--chat-template")
+    length = cfg.engine.max_length or opened.length
+    engine_cfg = with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
+    policy = opened.trainer.compiler.kernel_policy
+    with use_policy(policy):
+        shape = cfg.mesh or serving_mesh(
+            opened.model, engine_cfg, policy.hardware, jax.local_device_count()
+        )
+        placement = Placement.of(opened.model, shape)
+        if engine_cfg.compute is None and changes_compute_dtype(
+            opened.model.config, policy.hardware
+        ):
+            _LOG.info(
+                "layers that were trained in 16 bits compute in 32, as XLA is slow in 16 on %s; "
+                "--set engine.compute=bfloat16 keeps 16",
+                policy.hardware,
+            )
+        engine = open_engine(
+            opened.model,
+            opened.state,
+            tokenizer,
+            engine_cfg,
+            mesh=placement.mesh,
+            draft=_draft(draft),
+        )
+    add_adapters(engine, adapters)
+    when_placed()
+    engine.warm_up(progress, when_all=partial(_say, time.monotonic()))
+    return ServedModel(
+        name=name,
+        engine=engine,
+        tokenizer=tokenizer,
+        max_length=length,
+        limits=cfg.limits,
+        adapters=tuple(adapters),
+        step=opened.step,
+        placement=placement,
+        seeds=Seeds(cfg.seed),
+    )
+
+
+def _draft(opened: OpenedModel | None) -> Draft | None:
+    if opened is None:
+        return None
+    return Draft(model=opened.model, state=opened.state, tokenizer=opened.tokenizer)
+
+
+def _say(began: float, failure: Exception | None) -> None:
+    if failure is None:
+        _LOG.info("all programs are compiled, after %.0f s", time.monotonic() - began)
+    else:
+        _LOG.error(
+            "a program did not compile; requests are answered by those that did: %s", failure
+        )
+
+
+_FLAG = "--adapter"
+
+
+def named_folders(texts: Sequence[str]) -> dict[str, Path]:
+    """Return the folder of each adapter, by its name, from texts as `NAME=DIR`.
+
+    Raises:
+        ConfigError: A text names none, or two have a name.
+        CheckpointError: There is no such directory.
+    """
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, _, folder = text.partition("=")
+        path = Path(folder).expanduser()
+        if not name or not folder:
+            raise ConfigError(
+                f"{text!r} names no adapter and its directory",
+                where=_FLAG,
+                hint=f"{_FLAG} NAME=DIR, as {_FLAG} poems=runs/poems",
+            )
+        if name in found:
+            raise ConfigError(
+                f"two adapters have the name {name!r}", where=_FLAG, hint="name each differently"
+            )
+        if not path.is_dir():
+            raise CheckpointError(
+                "there is no such directory",
+                where=f"{_FLAG} {text}",
+                hint="name a run of LoRA, or a folder of adapters in PEFT's format",
+            )
+        found[name] = path
+    return found
+
+
+def open_adapters(
+    folders: Mapping[str, Path], cfg: Any, *, trust_code: bool = False
+) -> dict[str, Adapter]:
+    """Return adapters of a model.
+
+    Args:
+        folders: Each holds adapters in a known format, or is a run that trained some.
+        cfg: The model's config.
+        trust_code: Whether code that came with a run is run to open it.
+
+    Raises:
+        ConfigError: One is of another model, or is none; or the model has adapters itself.
+        CheckpointError: One cannot be read.
+    """
+    if folders and base_config(cfg) != cfg:
+        raise ConfigError(
+            "the model has adapters itself, so that others have no place",
+            where=_FLAG,
+            hint="serve the model that it was trained from, and this one as one more --adapter",
+        )
+    return {
+        name: _opened(name, folder, cfg, trust_code=trust_code) for name, folder in folders.items()
+    }
+
+
+def with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> EngineConfig:
+    """Return an engine's config with room for all adapters.
+
+    Raises:
+        ConfigError: One has a larger rank than the config has room for.
+    """
+    for name, adapter in adapters.items():
+        if adapter.rank > cfg.adapter_rank:
+            raise ConfigError(
+                f"the adapter {name!r} has rank {adapter.rank}, and there is room for "
+                f"{cfg.adapter_rank}",
+                where=_FLAG,
+                hint=f"--set engine.adapter_rank={adapter.rank}",
+            )
+    return evolve(cfg, num_adapters=max(cfg.num_adapters, len(adapters)))
+
+
+def add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
+    """Let requests to an engine choose among adapters.
+
+    Raises:
+        AxcoreError: One corrects layers that have no room; it says which adapter that is.
+    """
+    for name, adapter in adapters.items():
+        try:
+            engine.add_adapter(name, adapter)
+        except AxcoreError as error:
+            error.add_note(f"while adding the adapter {name!r}")
+            raise
+
+
+def _opened(name: str, folder: Path, cfg: Any, *, trust_code: bool) -> Adapter:
+    where = f"{_FLAG} {name}={folder}"
+    if find_adapter_format(folder) is not None:
+        return read_adapter(folder, cfg)
+    run = Run(folder, trust_code=trust_code)
+    own = run.opened_config.model
+    if adapter_format(own) is None:
+        raise ConfigError(
+            "the run trained no adapters but a whole model",
+            where=where,
+            hint=f"serve it by itself: axcore serve {folder}",
+        )
+    adapted, served = (compared(base_config(one)) for one in (own, cfg))
+    if changes := diff_config(adapted, served):
+        raise ConfigError(
+            "the adapters are of another model (-: that one, +: the one that is served)\n"
+            + format_diff(changes).rstrip(),
+            where=where,
+            hint="serve the model that they were trained from",
+        )
+    check_base_is_unchanged(
+        run.opened_config.init_from,
+        own,
+        where=where,
+        hint=f"serve the run by itself: axcore serve {folder}",
+    )
+    return adapter_from(own, RunArrays.of(run, None))

@@ -1,0 +1,290 @@
+"""Calls of tools are found in an answer however it is cut into pieces."""
+
+import contextlib
+import itertools
+import json
+
+import anyio
+import numpy as np
+import openai
+import pytest
+import tokenizers
+from chat_tokenizer import TEMPLATE, write_chat_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from model_server import SameSeed, byte_tokenizer, chat_tokenizer, serving_model
+
+from axcore.data import tokenizer_in
+from axcore.inference.grammar import GrammarCompiler, mask_words
+from axcore.serving import ServedModel
+from axcore.serving.tools import (
+    MarkedCalls,
+    PlainText,
+    ToolCall,
+    ToolChoice,
+    WholeCall,
+    call_reader,
+    call_stops,
+    forced_calls,
+    special_marks,
+    tool_call_reader,
+)
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+LLAMA = '{"name": "add", "parameters": {"a": 1}}'
+
+
+def read(reader, pieces):
+    """Returns text and calls, those of text that follow one another as one."""
+    found = [one for piece in pieces for one in reader.read(piece)] + reader.finish()
+    merged = []
+    for one in found:
+        if merged and isinstance(one, str) and isinstance(merged[-1], str):
+            merged[-1] += one
+        else:
+            merged.append(one if isinstance(one, str) else (one.name, json.loads(one.arguments)))
+    return merged
+
+
+@given(st.lists(st.integers(0, 160), max_size=12))
+def test_calls_do_not_depend_on_how_the_answer_is_cut(cuts):
+    text = f"Let me see. <tool{CALL}{CALL} 1 < 2"
+    places = [0, *sorted(cuts), len(text)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
+    call = ("add", {"a": 1})
+    assert read(MarkedCalls(), pieces) == ["Let me see. <tool", call, call, " 1 < 2"]
+
+
+def test_text_is_passed_on_as_soon_as_no_call_can_begin_in_it():
+    reader = MarkedCalls()
+    assert reader.read("ab<tool") == ["ab"]
+    assert reader.read("box>") == ["<toolbox>"]
+
+
+@pytest.mark.parametrize("text", ["<tool_call>no JSON</tool_call>", "<tool_call>[1]</tool_call>"])
+def test_what_is_no_call_stays_text(text):
+    assert read(MarkedCalls(), [text]) == [text]
+
+
+def test_a_call_that_ends_with_the_answer_is_one():
+    assert read(MarkedCalls(), [CALL.removesuffix("</tool_call>")]) == [("add", {"a": 1})]
+
+
+def test_an_answer_that_is_a_call_as_a_whole_is_one():
+    assert read(WholeCall(), list(LLAMA)) == [("add", {"a": 1})]
+    assert read(WholeCall(), [f"{LLAMA}; {LLAMA}"]) == [("add", {"a": 1})] * 2
+    for text in ("Not a call.", '{"no": "name"}', f"{LLAMA} and more"):
+        assert read(WholeCall(), list(text)) == [text]
+
+
+def test_the_reader_is_that_of_the_template():
+    assert isinstance(tool_call_reader("... <tool_call> ..."), MarkedCalls)
+    assert isinstance(tool_call_reader('... "parameters" ... ipython ...'), WholeCall)
+    assert isinstance(tool_call_reader("{{ messages }}"), PlainText)
+    assert isinstance(tool_call_reader(None), PlainText)
+
+
+def test_each_call_has_an_id_of_its_own():
+    assert ToolCall("a", "{}").id != ToolCall("a", "{}").id
+
+
+FAMILIES = {
+    "marked": TEMPLATE + "{# <tool_call> #}",
+    "whole": TEMPLATE + '{# "parameters" ipython #}',
+    "unknown": TEMPLATE,
+}
+ONE_CALL = {
+    "marked": '<tool_call>\n{"name": "add", "arguments": {"a": true}}\n</tool_call>',
+    "whole": '{"name": "add", "parameters": {"a": true}}',
+    "unknown": '{"name": "add", "arguments": {"a": true}}',
+}
+MARKS = ("<tool_call>", "</tool_call>")
+BETWEEN = {"marked": "\n", "whole": "; ", "unknown": "; "}
+BOOLEAN = {"type": "object", "properties": {"a": {"$ref": "#/$defs/flag"}}, "required": ["a"]}
+PARAMETERS = {**BOOLEAN, "additionalProperties": False, "$defs": {"flag": {"type": "boolean"}}}
+ADD = {"name": "add", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": one} for one in (ADD, {"name": "now"})]
+NAMED_ADD = {"type": "function", "function": {"name": "add"}}
+TURNS = [{"role": "user", "content": "a"}]
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def clients(chat_engine, tmp_path_factory):
+    """Clients of one random model, with the chat template of each family."""
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for family, template in FAMILIES.items():
+            folder = write_chat_tokenizer(tmp_path_factory.mktemp(family), template)
+            served = ServedModel(
+                name="small",
+                engine=chat_engine,
+                tokenizer=chat_tokenizer(folder),
+                max_length=chat_engine.max_length,
+                seeds=SameSeed(),
+            )
+            found[family] = stack.enter_context(serving_model(served)).client()
+        yield found
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_a_call_is_forced_where_its_marks_are_tokens(tmp_path, is_special):
+    """Those of Qwen are text as well, `special: false`; those of others have no text at all."""
+    added = [tokenizers.AddedToken(mark, special=is_special) for mark in MARKS]
+    tokenizer = chat_tokenizer(write_chat_tokenizer(tmp_path, FAMILIES["marked"], added=added))
+    special = special_marks(tokenizer)
+    assert list(special) == (list(MARKS) if is_special else [])
+    choice = ToolChoice(tools=TOOLS, forced=(ADD,), is_single=True)
+    grammar = forced_calls(choice, FAMILIES["marked"], special)
+    tokens = tokenizer.encode_placed(ONE_CALL["marked"]).tokens.tolist()
+    assert (tokens[0], tokens[-1]) == (258, 259)
+    matcher = GrammarCompiler(tokenizer).matcher(grammar)
+    mask = np.zeros(mask_words(tokenizer.vocab_size), np.uint32)
+    matcher.fill(mask)
+    assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [258]
+    matcher.accept(tokens)
+    assert matcher.is_finished
+    reader = call_reader(choice, FAMILIES["marked"], special)
+    (call,) = [*reader.read(tokenizer.decode(tokens)), *reader.finish()]
+    assert (call.name, call.arguments) == ("add", '{"a": true}')
+
+
+def ask(client, **fields):
+    chosen = {"tools": TOOLS, "parallel_tool_calls": False, "seed": 1, **fields}
+    return client.chat.completions.create(model="small", messages=TURNS, **chosen)
+
+
+def check_call(name, arguments):
+    if name == "add":
+        assert set(json.loads(arguments)) == {"a"}
+        assert isinstance(json.loads(arguments)["a"], bool)
+    else:
+        assert (name, arguments) == ("now", "{}")
+
+
+@families
+def test_a_random_model_makes_the_call_that_is_asked_for(clients, family):
+    for choice in (NAMED_ADD, "required"):
+        answer = ask(clients[family], tool_choice=choice, n=4)
+        for one in answer.choices:
+            (call,) = one.message.tool_calls
+            assert (one.finish_reason, one.message.content) == ("tool_calls", None)
+            assert call.function.name in (["add"] if choice is NAMED_ADD else ["add", "now"])
+            check_call(call.function.name, call.function.arguments)
+
+
+@families
+def test_a_stream_has_the_call_of_the_whole_answer(clients, family):
+    whole = ask(clients[family], tool_choice="required").choices[0].message.tool_calls[0]
+    pieces = list(ask(clients[family], tool_choice="required", stream=True))
+    deltas = [piece.choices[0].delta for piece in pieces]
+    (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert call.function.model_dump() == whole.function.model_dump()
+    assert not any(delta.content for delta in deltas)
+    assert pieces[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_what_cannot_be_forced_is_refused_with_what_can(clients):
+    refused = [
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            "tool_choice.function.name",
+            "names the function 'sub'; tools has 'add', 'now'",
+        ),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", "needs tools, and there are"),
+        ({"tool_choice": NAMED_ADD, "tools": None}, "tool_choice", "needs tools, and there are"),
+        ({"tool_choice": "any"}, "tool_choice", "is 'any'; expected 'none' or 'auto' or"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function.name", "is missing"),
+        (
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+            "tool_choice forces a call, and response_format wants another text",
+        ),
+    ]
+    for schema, text in [
+        ({"type": "string"}, "'a' have the type 'string'; expected 'object'"),
+        ({"properties": {"b": {"type": "text"}}}, "can be forced: the grammar.*Invalid type: text"),
+    ]:
+        tool = {"type": "function", "function": {"name": "a", "parameters": schema}}
+        refused.append(({"tool_choice": "required", "tools": [tool]}, "tools", text))
+    for fields, param, text in refused:
+        with pytest.raises(openai.BadRequestError, match=text) as raised:
+            ask(clients["unknown"], **fields)
+        assert raised.value.param == param
+        assert "call_0" not in raised.value.message
+
+
+@families
+def test_only_a_choice_of_several_calls_lets_a_second_one_follow(family):
+    compiler, tokenizer = GrammarCompiler(byte_tokenizer()), byte_tokenizer()
+    call = ONE_CALL[family]
+    for is_single in (False, True):
+        choice = ToolChoice(tools=TOOLS, forced=(ADD,), is_single=is_single)
+        matcher = compiler.matcher(forced_calls(choice, FAMILIES[family]))
+        matcher.accept([token for token in tokenizer.encode(call).tolist() if token < 256])
+        assert matcher.is_match
+        assert matcher.is_finished == is_single
+        text = call if is_single else BETWEEN[family].join([call, call])
+        reader = call_reader(choice, FAMILIES[family])
+        found = [one for one in [*reader.read(text), *reader.finish()] if one != "\n"]
+        assert [(one.name, one.arguments) for one in found] == [("add", '{"a": true}')] * (
+            1 if is_single else 2
+        )
+
+
+@pytest.mark.parametrize(
+    ("more", "is_match"),
+    [({}, False), ({"additionalProperties": True}, True), ({"allOf": [{}]}, True)],
+)
+def test_a_forced_call_has_no_argument_that_its_function_does_not_name(more, is_match):
+    parameters = {"type": "object", "properties": {"a": {"type": "boolean"}}, **more}
+    choice = ToolChoice(tools=TOOLS, forced=({"name": "add", "parameters": parameters},))
+    matcher = GrammarCompiler(byte_tokenizer()).matcher(forced_calls(choice, None))
+    text = b'{"name": "add", "arguments": {"a": true, "b": 1}}'
+    assert (matcher.count_valid(list(text)) == len(text)) == is_match
+
+
+def test_names_of_any_letters_can_be_forced():
+    compiler, tokenizer = GrammarCompiler(byte_tokenizer()), byte_tokenizer()
+    for name in ('a"b\\c\n', "größe/{}", "%json"):
+        choice = ToolChoice(tools=TOOLS, forced=({"name": name},), is_single=True)
+        text = json.dumps({"name": name, "arguments": {}}, ensure_ascii=False)
+        matcher = compiler.matcher(forced_calls(choice, None))
+        matcher.accept([token for token in tokenizer.encode(text).tolist() if token < 256])
+        assert matcher.is_finished
+
+
+@families
+def test_an_answer_that_may_make_one_call_ends_after_it(family):
+    """Marked calls end it with a text; of those that are the whole answer the first is kept."""
+    choice, template = ToolChoice(tools=TOOLS, is_single=True), FAMILIES[family]
+    text = BETWEEN[family].join([ONE_CALL[family]] * 2)
+    for stop in call_stops(choice, template):
+        text = text.partition(stop)[0]
+    reader = call_reader(choice, template)
+    found = [*reader.read(text), *reader.finish()]
+    if family == "unknown":
+        assert found == [text]
+    else:
+        assert [(one.name, one.arguments) for one in found] == [("add", '{"a": true}')]
+        assert isinstance(found[0], ToolCall)
+
+
+def test_tools_that_the_template_does_not_read_are_refused(clients):
+    with pytest.raises(openai.BadRequestError, match="small does not support tools") as e:
+        ask(clients["unknown"])
+    assert (e.value.code, e.value.param) == ("tools_not_supported", "tools")
+    assert ask(clients["unknown"], tool_choice="none", max_tokens=1).usage.completion_tokens == 1
+
+
+def test_a_request_with_tools_has_the_template_for_them(chat_engine, tmp_path):
+    write_chat_tokenizer(tmp_path, TEMPLATE)
+    (tmp_path / "additional_chat_templates").mkdir()
+    told = TEMPLATE + "{# <tool_call> #}{{ tools[0].function.name }}"
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(told)
+    tokenizer, length = tokenizer_in(tmp_path).build(), chat_engine.max_length
+    served = ServedModel(name="s", engine=chat_engine, tokenizer=tokenizer, max_length=length)
+    assert served.template_for(ToolChoice(tools=TOOLS)) == told
+    assert served.template_for(ToolChoice()) == TEMPLATE
+    plain, with_tools = (anyio.run(served.chat_tokens, TURNS, tools) for tools in (None, TOOLS))
+    assert with_tools == (*plain, *b"add")
