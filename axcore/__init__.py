@@ -1,8 +1,8 @@
 """axcore: modular, hardware-agnostic training of large deep learning models on JAX.
 
 `import axcore as ax` gives scripts what they need, and imports jax only when something that needs
-it is asked for. `ax.config` is the decorator of config classes; take everything else that the room
-of that name has from it: `from axcore.config import find_config`. See `docs/scripting.md`.
+it is asked for. `ax.config` is the decorator of config classes; take everything else that the
+package of that name has from it: `from axcore.config import find_config`. See `docs/scripting.md`.
 """
 
 import importlib

@@ -81,10 +81,12 @@ def token(
     """Returns what reads a token of each row, and the next one the time after."""
     policy = attrs.evolve(current_policy(), pins=pins)
     pages = PagedKVCacheConfig(num_pages=rows * PAGES, page_size=PAGE)
-    room = KVCacheConfig(num_rows=rows, capacity=PAGES * PAGE, max_length=PAGES * PAGE, pages=pages)
+    cache_config = KVCacheConfig(
+        num_rows=rows, capacity=PAGES * PAGE, max_length=PAGES * PAGE, pages=pages
+    )
     with use_policy(policy):
         served = CachedModel(
-            model, state, room, compute=form.compute, quantization=form.quantization
+            model, state, cache_config, compute=form.compute, quantization=form.quantization
         )
     table = jnp.arange(rows * PAGES, dtype=jnp.int32).reshape(rows, PAGES)
     before, new = jnp.full(rows, TOKENS, jnp.int32), jnp.ones(rows, jnp.int32)

@@ -1,7 +1,7 @@
-"""Draws docs/architecture.svg, the rooms of axcore and what imports what, from the imports.
+"""Draws docs/architecture.svg, the packages of axcore and what imports what, from the imports.
 
-Run `python tools/draw_map.py`. A room is drawn below all rooms that import it. A line is left out
-where others already lead there. Lines that span rows pass between boxes by way points.
+Run `python tools/draw_map.py`. A package is drawn below all packages that import it. A line is left
+out where others already lead there. Lines that span rows pass between boxes by way points.
 """
 
 import ast
@@ -20,7 +20,7 @@ ROW, BOX_WIDTH, BOX_HEIGHT, LANE = 118, 184, 74, 30
 STYLE = """
   text { font-family: system-ui, sans-serif; text-anchor: middle; fill: #1b2430 }
   .name { font-size: 15px; font-weight: 600 } .what { font-size: 11px; fill: #4a5666 }
-  .room { fill: #fff3dc; stroke: #c98a1b } .light { fill: #e4f0ff; stroke: #4a7fc1 }
+  .package { fill: #fff3dc; stroke: #c98a1b } .light { fill: #e4f0ff; stroke: #4a7fc1 }
   path { fill: none; stroke: #8793a3; stroke-width: 1.3 } .key { text-anchor: start }
 """
 
@@ -43,16 +43,16 @@ def module_imports(file: Path, *, at_import: bool) -> Iterator[str]:
             nodes.extend(ast.iter_child_nodes(node))
 
 
-def rooms() -> Graph:
-    """Returns for each room the rooms that it imports, anywhere in its files."""
+def packages() -> Graph:
+    """Returns for each package the packages that it imports, anywhere in its files."""
     found: Graph = {}
     for file in sorted(PACKAGE.rglob("*.py")):
-        room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if not room.startswith("_"):
+        package = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if not package.startswith("_"):
             names = (name.split(".") for name in module_imports(file, at_import=False))
             used = {name[1] for name in names if name[0] == "axcore" and len(name) > 1}
-            found.setdefault(room, set()).update(used - {room})
-    return {room: {used for used in below if used in found} for room, below in found.items()}
+            found.setdefault(package, set()).update(used - {package})
+    return {package: {used for used in below if used in found} for package, below in found.items()}
 
 
 def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
@@ -69,23 +69,23 @@ def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
 def reduced(graph: Graph) -> Graph:
     """Returns the graph without the lines that longer ways replace, and without circles."""
     acyclic = {
-        room: {one for one in below if room not in reachable(graph, one) or room < one}
-        for room, below in graph.items()
+        package: {one for one in below if package not in reachable(graph, one) or package < one}
+        for package, below in graph.items()
     }
     return {
-        room: {
+        package: {
             one
             for one in below
             if not any(one in reachable(acyclic, other) for other in below - {one})
         }
-        for room, below in acyclic.items()
+        for package, below in acyclic.items()
     }
 
 
-def loads_jax(room: str) -> bool:
+def loads_jax(package: str) -> bool:
     """Whether `import axcore.ROOM` loads jax, by the imports that run with it."""
     seen: set[Path] = set()
-    left = [f"axcore.{room}"]
+    left = [f"axcore.{package}"]
     while left:
         name = left.pop()
         if name.split(".")[0] in ("jax", "jaxlib", "optax", "orbax"):
@@ -105,34 +105,34 @@ def loads_jax(room: str) -> bool:
 
 
 def rows_of(graph: Graph) -> list[list[str]]:
-    """Returns rooms by row, from the top, with way points `upper>lower:row` for long lines."""
-    above: Graph = {room: {one for one in graph if room in graph[one]} for room in graph}
+    """Returns packages by row, from the top, with way points `upper>lower:row` for long lines."""
+    above: Graph = {package: {one for one in graph if package in graph[one]} for package in graph}
     rank: dict[str, int] = {}
 
-    def depth(room: str) -> int:
-        if room not in rank:
-            rank[room] = 1 + max((depth(one) for one in above[room]), default=-1)
-        return rank[room]
+    def depth(package: str) -> int:
+        if package not in rank:
+            rank[package] = 1 + max((depth(one) for one in above[package]), default=-1)
+        return rank[package]
 
     rows: list[list[str]] = [[] for _ in range(1 + max(map(depth, graph)))]
-    for room in sorted(graph):
-        rows[rank[room]].append(room)
-        for one in sorted(graph[room]):
-            for row in range(rank[room] + 1, rank[one]):
-                rows[row].append(f"{room}>{one}:{row}")
+    for package in sorted(graph):
+        rows[rank[package]].append(package)
+        for one in sorted(graph[package]):
+            for row in range(rank[package] + 1, rank[one]):
+                rows[row].append(f"{package}>{one}:{row}")
     return rows
 
 
 def chains(graph: Graph, rows: list[list[str]]) -> list[list[str]]:
-    """Returns each line as the rooms and way points that it passes, from its upper end."""
+    """Returns each line as the packages and way points that it passes, from its upper end."""
     points: dict[str, list[str]] = {}
     for row in rows:
         for node in row:
             points.setdefault(node.split(":")[0], []).append(node)
     return [
-        [room, *(points.get(f"{room}>{one}", [])), one]
-        for room in sorted(graph)
-        for one in sorted(graph[room])
+        [package, *(points.get(f"{package}>{one}", [])), one]
+        for package in sorted(graph)
+        for one in sorted(graph[package])
     ]
 
 
@@ -173,9 +173,9 @@ def _half(node: str) -> float:
     return (LANE if ">" in node else BOX_WIDTH + 22) / 2
 
 
-def summary(room: str) -> str:
-    """Returns the first sentence or clause of a room's docstring."""
-    files = (PACKAGE / room / "__init__.py", PACKAGE / f"{room}.py")
+def summary(package: str) -> str:
+    """Returns the first sentence or clause of a package's docstring."""
+    files = (PACKAGE / package / "__init__.py", PACKAGE / f"{package}.py")
     text = next(file for file in files if file.exists()).read_text(encoding="utf-8")
     doc = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].replace("\n", " ")
     sentence = doc.partition(". ")[0].removesuffix(".").replace("`", "")
@@ -185,7 +185,7 @@ def summary(room: str) -> str:
 
 def draw() -> str:
     """Returns the map as SVG."""
-    graph = reduced(rooms())
+    graph = reduced(packages())
     rows = rows_of(graph)
     lines = chains(graph, rows)
     x = places(rows, lines)
@@ -193,13 +193,13 @@ def draw() -> str:
     width = max(x[row[-1]] + _half(row[-1]) for row in rows) + 24
     height = 60 + ROW * len(rows)
     shapes = [_path([(x[node], y[node], ">" in node) for node in line]) for line in lines]
-    shapes += [_box(room, x[room], y[room]) for room in sorted(graph)]
+    shapes += [_box(package, x[package], y[package]) for package in sorted(graph)]
     key = (
         '<rect class="light" x="16" y="14" width="16" height="14"/>'
         '<text class="what key" x="38" y="25">imports no jax</text>'
-        '<rect class="room" x="136" y="14" width="16" height="14"/>'
+        '<rect class="package" x="136" y="14" width="16" height="14"/>'
         '<text class="what key" x="158" y="25">imports jax</text>'
-        '<text class="what key" x="240" y="25">a line: the upper room imports the lower one</text>'
+        '<text class="what key" x="240" y="25">a line: the upper one imports the lower one</text>'
     )
     return "\n".join(
         [
@@ -227,15 +227,15 @@ def _path(points: list[tuple[float, float, bool]]) -> str:
     return f'<path d="{text}"/>'
 
 
-def _box(room: str, x: float, y: float) -> str:
-    kind = "room" if loads_jax(room) else "light"
+def _box(package: str, x: float, y: float) -> str:
+    kind = "package" if loads_jax(package) else "light"
     left = x - BOX_WIDTH / 2
     shape = (
         f'<rect class="{kind}" x="{left:.0f}" y="{y:.0f}" '
         f'width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="7"/>'
-        f'<text class="name" x="{x:.0f}" y="{y + 20:.0f}">{room}</text>'
+        f'<text class="name" x="{x:.0f}" y="{y + 20:.0f}">{package}</text>'
     )
-    for i, line in enumerate(textwrap.wrap(summary(room), 29, max_lines=3, placeholder=" …")):
+    for i, line in enumerate(textwrap.wrap(summary(package), 29, max_lines=3, placeholder=" …")):
         shape += f'<text class="what" x="{x:.0f}" y="{y + 37 + 14 * i:.0f}">{escape(line)}</text>'
     return shape
 

@@ -1,7 +1,7 @@
 """MkDocs hooks: pages that are made rather than written, and links that leave `docs/`.
 
-README becomes the home page, and each room of axcore a page of the API reference. A link to a file
-outside of `docs/` becomes the file's path, as the site has no copy of it.
+README becomes the home page, and each package of axcore a page of the API reference. A link to a
+file outside of `docs/` becomes the file's path, as the site has no copy of it.
 """
 
 import posixpath
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^]]+)\]\(([^)#:]+)(#[^)]*)?\)")
 
 
-def rooms() -> list[str]:
-    """Returns the rooms of axcore that list what is public in them."""
+def package_names() -> list[str]:
+    """Returns the packages of axcore that list what is public in them."""
     found = sorted(ROOT.glob("axcore/*/__init__.py"))
     return [file.parent.name for file in found if "__all__" in file.read_text(encoding="utf-8")]
 
@@ -28,7 +28,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     notes = sorted(file.name for file in (ROOT / "docs" / "design").glob("*.md"))
     made = {
         "Design notes": [f"design/{name}" for name in notes],
-        "API reference": [{f"axcore.{room}": f"api/{room}.md"} for room in rooms()],
+        "API reference": [
+            {f"axcore.{package}": f"api/{package}.md"} for package in package_names()
+        ],
     }
     for entry in config.nav or []:
         for title in made.keys() & entry.keys():
@@ -38,7 +40,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages of the root, of which README is the home page, and the API reference."""
-    made = {f"api/{room}.md": f"# axcore.{room}\n\n::: axcore.{room}\n" for room in rooms()}
+    made = {
+        f"api/{package}.md": f"# axcore.{package}\n\n::: axcore.{package}\n"
+        for package in package_names()
+    }
     for source in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         made[source.replace("README", "index").lower()] = _with_links_from_docs(source)
     for path, text in made.items():

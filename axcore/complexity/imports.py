@@ -11,7 +11,7 @@ from axcore.errors import ComplexityError
 MAY_NAME_FEATURES = frozenset(
     {"models", "experiments", "features", "complexity", "testing", "cli", "plugin"}
 )
-"""Rooms that put features together: models that have them, and what measures or lists them."""
+"""Packages that put features together: models that have them, and what measures or lists them."""
 
 
 def modules_that_import(implementation: Iterable[str]) -> tuple[str, ...]:

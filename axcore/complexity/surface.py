@@ -10,23 +10,23 @@ from pathlib import Path
 
 from axcore.errors import ComplexityError
 
-ROOMS = ("module", "ops", "layers", "models", "trainer")
-"""The rooms whose modules models are made of."""
+PACKAGES = ("module", "ops", "layers", "models", "trainer")
+"""The packages whose modules models are made of."""
 
 
-def read_surface(package: Path, rooms: Iterable[str] = ROOMS) -> dict[str, tuple[str, ...]]:
-    """Returns what can be said to each class and function that the rooms re-export.
+def read_surface(package: Path, packages: Iterable[str] = PACKAGES) -> dict[str, tuple[str, ...]]:
+    """Returns what can be said to each class and function that the packages re-export.
 
     Keys are `file:Class.Config` for the fields of a config, `file:Class.method` and
     `file:function` for arguments; private ones are left out.
 
     Args:
         package: The folder of the package.
-        rooms: Folders in it whose `__init__.py` re-exports what is public.
+        packages: Folders in it whose `__init__.py` re-exports what is public.
     """
     found: dict[str, tuple[str, ...]] = {}
-    for room in rooms:
-        for file, names in _exported(package, room).items():
+    for name in packages:
+        for file, names in _exported(package, name).items():
             tree = ast.parse((package / file).read_text(encoding="utf-8"))
             for node in tree.body:
                 if getattr(node, "name", None) in names:
@@ -68,10 +68,10 @@ def parse_surface(text: str) -> dict[str, tuple[str, ...]]:
     return {key: tuple(names.split()) for key, _, names in rows}
 
 
-def _exported(package: Path, room: str) -> dict[str, set[str]]:
-    """Returns the names that a room re-exports, by the file that defines them."""
+def _exported(package: Path, name: str) -> dict[str, set[str]]:
+    """Returns the names that a package re-exports, by the file that defines them."""
     names: dict[str, set[str]] = {}
-    tree = ast.parse((package / room / "__init__.py").read_text(encoding="utf-8"))
+    tree = ast.parse((package / name / "__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module:
             file = "/".join(node.module.split(".")[1:]) + ".py"

@@ -82,10 +82,10 @@ def trace_serving(model: Module) -> tuple[Module, frozenset[Operation]]:
         model: The model, as it is trained.
     """
     pages = PagedKVCacheConfig(num_pages=2 * SEQ_LEN, page_size=1)
-    room = KVCacheConfig(
+    cache_config = KVCacheConfig(
         num_rows=BATCH_SIZE, capacity=2 * SEQ_LEN, max_length=2 * SEQ_LEN, pages=pages
     )
-    served: Any = for_serving(model.config, room).build()
+    served: Any = for_serving(model.config, cache_config).build()
 
     def logits_of(state: Any, tokens: Any, num_cached: Any, page_table: Any) -> Any:
         info = continued_rows(tokens, num_cached, num_cached, page_table=page_table)

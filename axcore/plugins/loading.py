@@ -111,7 +111,7 @@ def _imports_jax(plugin: Plugin) -> PluginError:
         f"plugin {plugin.name!r} imports jax when it is loaded, which every command would wait "
         "for, and which would fix jax's settings before a target can choose them",
         where=f"module {plugin.candidate.module}",
-        hint="name code by Ref('package.module:name'), and import jax, and the rooms of axcore "
+        hint="name code by Ref('package.module:name'), and import jax, and the packages of axcore "
         "that need it, in that module",
     )
 

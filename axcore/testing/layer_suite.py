@@ -246,10 +246,10 @@ class LayerSuite(Suite):
         trial = self._trial(record)
         tokens_BT = trial.tokens
         whole_BTV = trial.logits(trial.state, tokens_BT, _whole(tokens_BT))
-        room = KVCacheConfig(
+        cache_config = KVCacheConfig(
             num_rows=_ROWS, capacity=_LENGTH + 8, max_length=_LENGTH, call_tokens=_PROMPT
         )
-        cached = CachedModel(trial.built, trial.state, room)
+        cached = CachedModel(trial.built, trial.state, cache_config)
         caches, done = cached.empty_caches(), 0
         for num_new in (_PROMPT, *[1] * (_LENGTH - _PROMPT)):
             logits_BV, caches = cached.extend(

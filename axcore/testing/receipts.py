@@ -12,8 +12,8 @@ All sources count without their comments and docstrings. They are:
 - A kernel's test: its own file, the modules of the plugin that the kernel's references lead to and
   what those import within the plugin, and of `axcore.ops` the op, what is imported there, and how
   kernels are chosen.
-- Any other test: its own file, and all of axcore and of the plugins beside it, but for rooms that
-  only run, watch or print what was compiled.
+- Any other test: its own file, and all of axcore and of the plugins beside it, but for packages
+  that only run, watch or print what was compiled.
 
 Either way what the test's file imports from beside it or from `tests/support` counts, too, with
 the data beside that. A test's own code is what its file says, and what that uses of files beside
@@ -56,7 +56,7 @@ NOT_COMPILED = (
     "sandbox",
     "serving",
 )
-"""Rooms of which nothing gets into a compiled step."""
+"""Packages of which nothing gets into a compiled step."""
 
 _SUITE = re.compile("compile_suite|contract")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -193,7 +193,7 @@ def _data_of(files: Iterable[Path]) -> set[Path]:
 
 def compiled_files() -> frozenset[Path]:
     """Returns the files of axcore that a compiled step may be made of."""
-    left_out = {AXCORE / room for room in NOT_COMPILED}
+    left_out = {AXCORE / package for package in NOT_COMPILED}
     return frozenset(one for one in _files(AXCORE) if left_out.isdisjoint(one.parents))
 
 

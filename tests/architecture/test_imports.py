@@ -1,4 +1,4 @@
-"""The import graph: rooms import only rooms below them, and plugins only what is public."""
+"""The import graph: packages import only packages below them, and plugins only what is public."""
 
 import ast
 import functools
@@ -114,35 +114,37 @@ def modules_of(file: Path, node: ast.AST) -> Iterator[Import]:
             yield Import(file, node.lineno, node.module or "", alias.name)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         match = REFERENCE.fullmatch(node.value)
-        if match and room_of(match[1]) in ROOMS:
+        if match and package_of(match[1]) in PACKAGES:
             yield Import(file, node.lineno, match[1], verb="names")
 
 
-def layer_of(room: str) -> int:
-    return next(i for i, rooms in enumerate(LAYERS) if room in rooms)
+def layer_of(package: str) -> int:
+    return next(i for i, packages in enumerate(LAYERS) if package in packages)
 
 
-def room_of(module: str) -> str:
-    """Returns the room of axcore that a module is in."""
+def package_of(module: str) -> str:
+    """Returns the package of axcore that a module is in."""
     return (*module.split("."), "__init__")[1]
 
 
-def room_of_file(file: Path) -> str:
+def package_of_file(file: Path) -> str:
     return file.relative_to(ROOT / "axcore").parts[0].removesuffix(".py")
 
 
-ROOMS = {path.stem for path in (ROOT / "axcore").iterdir() if not path.name.startswith("__pyc")}
+PACKAGES = {path.stem for path in (ROOT / "axcore").iterdir() if not path.name.startswith("__pyc")}
 
 
 def upward(found: Import) -> bool:
-    own, room = room_of_file(found.file), room_of(found.module)
-    if found.module == "axcore":  # the package's own name and version, or a room as a whole
-        room = found.name if found.name in ROOMS else "errors"
-    return room != own and layer_of(room) >= layer_of(own)
+    own, package = package_of_file(found.file), package_of(found.module)
+    if found.module == "axcore":  # the package's own name and version, or a package as a whole
+        package = found.name if found.name in PACKAGES else "errors"
+    return package != own and layer_of(package) >= layer_of(own)
 
 
 def test_every_room_has_its_place():
-    assert {room for rooms in LAYERS for room in rooms} == ROOMS - {"py"}, "complete LAYERS"
+    assert {package for packages in LAYERS for package in packages} == PACKAGES - {"py"}, (
+        "complete LAYERS"
+    )
 
 
 def test_rooms_import_only_rooms_below_them():
@@ -157,7 +159,9 @@ def test_rooms_name_in_strings_only_rooms_below_them():
 
 def test_nothing_but_the_command_itself_imports_the_cli():
     users = {
-        room_of_file(one.file) for one in imports(ROOT / "axcore") if room_of(one.module) == "cli"
+        package_of_file(one.file)
+        for one in imports(ROOT / "axcore")
+        if package_of(one.module) == "cli"
     }
     assert users == {"cli", "__main__"}
 
@@ -232,9 +236,9 @@ def test_the_core_imports_no_plugin():
     assert wrong == []
 
 
-@pytest.mark.parametrize("room", ["config", "registration.py", "hardware", "plugins"])
-def test_rooms_before_the_jax_line_do_not_name_jax(room):
-    found = imports(ROOT / "axcore" / room)
+@pytest.mark.parametrize("package", ["config", "registration.py", "hardware", "plugins"])
+def test_packages_before_the_jax_line_do_not_name_jax(package):
+    found = imports(ROOT / "axcore" / package)
     assert [str(one) for one in found if one.module.split(".")[0] == "jax"] == []
 
 
@@ -302,11 +306,11 @@ def test_plugin_leaves_devices_to_the_core(package):
 
 
 def _is_public(found: Import) -> bool:
-    """Whether what is used is listed by a room, which is a module directly below axcore."""
+    """Whether what is used is listed by a package, which is a module directly below axcore."""
     if found.module.count(".") != 1:
         return False
-    room = importlib.import_module(found.module)
-    public = set(getattr(room, "__all__", vars(room)))
+    package = importlib.import_module(found.module)
+    public = set(getattr(package, "__all__", vars(package)))
     if found.name is None:
         return found.alias is not None and _attributes(found.file, found.alias) <= public
     return found.name in public

@@ -49,7 +49,7 @@ def test_another_step_than_the_newest_can_be_asked_for(trained: Trained) -> None
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no run: it has no config\.json"):
+    with pytest.raises(CheckpointError, match=r"not a run directory: it has no config\.json"):
         ax.load_run(tmp_path)
 
 

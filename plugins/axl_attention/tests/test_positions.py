@@ -248,10 +248,10 @@ def test_rows_longer_than_the_learned_positions_are_refused(call, state_of, pack
 def test_texts_longer_than_the_learned_positions_are_not_served():
     """There are no vectors behind the table, and what is read there is not a number."""
     cfg = LearnedPosition.Config(max_length=7, vocab_size=5, dim=4)
-    room = KVCacheConfig(num_rows=1, capacity=64, max_length=7)
-    assert for_serving(cfg, room) == cfg
+    cache_config = KVCacheConfig(num_rows=1, capacity=64, max_length=7)
+    assert for_serving(cfg, cache_config) == cfg
     with pytest.raises(ConfigError, match="texts may have 8 tokens, but only 7 positions"):
-        for_serving(cfg, evolve(room, max_length=8))
+        for_serving(cfg, evolve(cache_config, max_length=8))
 
 
 def test_padding_behind_the_tokens_of_a_cache_needs_no_learned_position(call, state_of):
