@@ -5,30 +5,34 @@ from typing import Any, TypeVar
 
 import attrs
 
-from axcore.config.define import class_tag, field_names, moved_field
+from axcore.config.define import (
+    Origin,
+    calling_origin,
+    carry_origins,
+    class_tag,
+    field_names,
+    moved_field,
+    origins_of,
+)
 from axcore.config.paths import (
     Key,
     Path,
     Pattern,
     Step,
+    children,
+    find_config,
     format_path,
     matches,
     matches_below,
-    parse_pattern,
-)
-from axcore.config.provenance import Origin, calling_origin, carry_origins, origins_of
-from axcore.config.render import is_at_default
-from axcore.config.required import REQUIRED
-from axcore.config.suggest import suggest_names
-from axcore.config.traverse import (
-    children,
-    find_config,
     node_predicate,
+    parse_pattern,
     rebuild,
     walk,
     with_children,
 )
-from axcore.config.values import is_config, is_config_class
+from axcore.config.render import is_at_default
+from axcore.config.suggest import suggest_names
+from axcore.config.values import REQUIRED, is_config, is_config_class
 from axcore.errors import ConfigError
 
 C = TypeVar("C")

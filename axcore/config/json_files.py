@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from axcore.errors import AxcoreError
+from axcore.errors import AxcoreError, ConfigError
 from axcore.whole_files import open_regular
 
 MAX_JSON_BYTES = 256 << 20
@@ -19,6 +19,12 @@ MAX_JSON_BYTES = 256 << 20
 
 MAX_JSON_DEPTH = 128
 """More than a config may have, and little enough for functions that call themselves for each."""
+
+MAX_DEPTH = 100
+"""Nesting deeper than this is neither saved nor loaded."""
+
+MAX_CHARACTERS = 1 << 20
+"""A text that is longer is refused unread; a megabyte of YAML takes seconds to parse."""
 
 MAX_DIGITS = 4300
 """Characters of a number, as Python limits integers: the time to read one grows with the square."""
@@ -202,3 +208,22 @@ def is_fetched(file: Path) -> bool:
     """Whether a file is itself, and no pointer of Git LFS to it."""
     with open_regular(file) as opened:
         return opened.read(len(_POINTER)) != _POINTER
+
+
+def check_length(text: str | bytes, set_in: str) -> None:
+    """Refuses a text longer than any config is."""
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(
+            f"the text is longer than {MAX_CHARACTERS >> 10} KiB",
+            set_in=set_in,
+            hint="no config is that long; check the file",
+        )
+
+
+def too_deep(set_in: str) -> ConfigError:
+    """Returns the error of data that nests deeper than any config does."""
+    return ConfigError(
+        f"nested deeper than {MAX_DEPTH} levels",
+        set_in=set_in,
+        hint="no config is that deep; check the file",
+    )

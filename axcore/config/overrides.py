@@ -5,14 +5,11 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from axcore.config.define import field_annotations
+from axcore.config.define import Origin, field_annotations
 from axcore.config.edit import matching_paths, set_at_each
 from axcore.config.json_files import exact_float, first_double
-from axcore.config.paths import Path, Step, format_path, parse_pattern
-from axcore.config.provenance import Origin
-from axcore.config.required import REQUIRED
-from axcore.config.traverse import children
-from axcore.config.values import Mismatch, OutOfRange, checker, is_config, type_name
+from axcore.config.paths import Path, Step, children, format_path, parse_pattern
+from axcore.config.values import REQUIRED, Mismatch, OutOfRange, checker, is_config, type_name
 from axcore.errors import ConfigError
 
 

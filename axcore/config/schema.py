@@ -13,20 +13,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from immutabledict import immutabledict
 
-from axcore.config.call import CallConfig
-from axcore.config.define import class_tag, field_annotations, field_names
-from axcore.config.encode import wraps_fields
-from axcore.config.field_docs import field_docs
-from axcore.config.ranges import (
+from axcore.config.build import CallConfig
+from axcore.config.define import class_tag, field_annotations, field_docs, field_names
+from axcore.config.paths import children
+from axcore.config.serialise import wraps_fields
+from axcore.config.values import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Range,
+    is_config,
+    is_config_class,
 )
-from axcore.config.traverse import children
-from axcore.config.values import is_config, is_config_class
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ANY_CONFIG = "config"

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from axcore.config.call import CallConfig
+from axcore.config.build import CallConfig
 from axcore.config.define import registered_class, registered_tags
 from axcore.config.paths import Path, format_path
 from axcore.config.suggest import suggest_names

@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from axcore.config.decode import check_length, too_deep
-from axcore.config.json_files import exact_float
+from axcore.config.json_files import check_length, exact_float, too_deep
 from axcore.errors import ConfigError
 
 _SCALARS = (

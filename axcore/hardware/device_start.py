@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from axcore._jax_compat import devices_have_started
-from axcore.registration.ref import Ref
+from axcore.registration import Ref
 
 _JAX_DEVICES = Ref("jax:devices")
 """A reference, so that this package imports no jax until devices are asked for."""

@@ -7,9 +7,7 @@ import attrs
 
 from axcore.errors import PluginError
 from axcore.hardware.hardware import Hardware
-from axcore.registration.record import Record, record
-from axcore.registration.ref import Ref
-from axcore.registration.validators import a_name, frozen_tuple, mismatch, of_type
+from axcore.registration import Record, Ref, a_name, frozen_tuple, mismatch, of_type, record
 
 
 def _family_name(family: Any, attribute: Any, value: Any) -> None:

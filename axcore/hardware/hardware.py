@@ -7,7 +7,7 @@ import attrs
 from immutabledict import immutabledict
 
 from axcore.errors import PluginError
-from axcore.registration.validators import (
+from axcore.registration import (
     a_name,
     frozen_mapping,
     frozen_names,

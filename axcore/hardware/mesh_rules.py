@@ -9,7 +9,7 @@ from axcore.config import config, suggest_names
 from axcore.errors import PluginError
 from axcore.hardware.families import HardwareFamily
 from axcore.hardware.hardware import Hardware
-from axcore.registration.record import Record, record
+from axcore.registration import Record, record
 
 
 @record(hook="mesh_rules")

@@ -6,8 +6,7 @@ import attrs
 
 from axcore.errors import PluginError
 from axcore.hardware.hardware import Hardware
-from axcore.registration.record import Record
-from axcore.registration.returns import note_owner
+from axcore.registration import Record, note_owner
 
 Predicate = Callable[[Hardware], str | None]
 """From hardware to None for yes, or the reason why not."""

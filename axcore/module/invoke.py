@@ -15,8 +15,8 @@ from axcore.errors import ModuleError
 from axcore.module.context import Context, Frame, current, current_context, state_lacks
 from axcore.module.outputs import Outputs, unused
 from axcore.module.rng import Path, format_path
-from axcore.plugins.attribution import plugin_of
-from axcore.registration.returns import note_owner
+from axcore.plugins.host import plugin_of
+from axcore.registration import note_owner
 
 if TYPE_CHECKING:
     from axcore.module.module import Module

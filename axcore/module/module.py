@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from axcore.module.summary import summary_html
 from axcore.module.tree import ModuleNode, index_of, unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 _inherited: ContextVar[DTypes] = ContextVar("axcore_dtypes", default=ROOT_DTYPES)
 
@@ -41,6 +43,12 @@ def entry(method: F) -> F:
 
 
 BuiltModule_co = TypeVar("BuiltModule_co", covariant=True, bound="Module", default="Module")
+
+
+class _Forwards(Protocol[P, R_co]):
+    """A module, by the arguments and the result of its `forward`."""
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
 class Module(Configurable):
@@ -96,9 +104,11 @@ class Module(Configurable):
         """Computes; what `self(...)` runs."""
         raise NotImplementedError(f"{type(self).__qualname__} has no forward")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: "_Forwards[P, R_co]", *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Runs `forward` in a context of its own."""
-        return invoke.invoke(self, type(self).forward, args, kwargs)
+        module = cast("Module", self)
+        result: R_co = invoke.invoke(module, type(module).forward, args, kwargs)
+        return result
 
     # -- Inside a method ---------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ import attrs
 
 import axcore.plugins.records as records
 from axcore.plugins.host import plugin_host
-from axcore.registration.record import Record
-from axcore.registration.returns import CORE
+from axcore.registration import CORE, Record
 
 COMMAND = "python -m axcore.plugins.generate"
 

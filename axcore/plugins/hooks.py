@@ -13,7 +13,7 @@ import pluggy
 
 from axcore.config import suggest_names
 from axcore.errors import PluginError
-from axcore.registration.record import Record
+from axcore.registration import Record
 
 PROJECT = "axcore"
 

@@ -19,12 +19,11 @@ import pluggy
 
 from axcore.config import trust_package
 from axcore.errors import PluginError
+from axcore.plugins.discovery import BLOCK, Plugin
 from axcore.plugins.hooks import PROJECT, location, refuse_parameters, unknown_hook
-from axcore.plugins.plugin import Plugin
-from axcore.plugins.plugin_filter import BLOCK
 from axcore.plugins.records import Hooks
 from axcore.plugins.time_limit import TakesTooLongError, seconds_of, within
-from axcore.registration.record import Record
+from axcore.registration import Record
 
 _HOOKS = Hooks.decorators()
 

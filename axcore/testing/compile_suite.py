@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from axcore.ops import Call, KernelPolicy, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, Kernel
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.contracts import Case, contract_of, functions_of
 from axcore.testing.suite import Suite
 

@@ -15,7 +15,7 @@ import pytest
 from axcore.config import evolve, from_json, to_json
 from axcore.config.json_files import parse_json
 from axcore.plugins import DataSource
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 _ENOUGH = 200

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from axcore.config import evolve, from_json, render_config, to_json
 from axcore.plugins import Experiment, HardwareFamily, MeshRule, plugin_host
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 from axcore.testing.trainers import trainer_on
 

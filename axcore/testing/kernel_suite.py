@@ -19,7 +19,7 @@ from axcore.ops import Call
 from axcore.ops.contract import TOLERANCES, relative_error
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, HardwareFamily, Kernel, plugin_host
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.contracts import Case, contract_of, functions_of
 from axcore.testing.programs import description, narrow_arithmetic
 from axcore.testing.suite import Suite

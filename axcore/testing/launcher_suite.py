@@ -9,7 +9,7 @@ import pytest
 from axcore.config import from_json, to_json
 from axcore.errors import AxcoreError
 from axcore.plugins import JobLauncher
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 _ARGUMENTS = ("tiny", "--dir", "/runs/a run", "--set", "prompt=a b")

@@ -23,7 +23,7 @@ from axcore.config import (
     walk,
 )
 from axcore.plugins import LayerVariant
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 _ROWS, _LENGTH = 3, 16

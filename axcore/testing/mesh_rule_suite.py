@@ -10,7 +10,7 @@ import pytest
 from axcore.config import diff_config, evolve
 from axcore.modifiers import apply_modifier
 from axcore.plugins import Hardware, HardwareFamily, MeshRule, plugin_host
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 LAYOUT = (

@@ -13,7 +13,7 @@ from axcore.config import diff_config, format_diff, from_json, to_json
 from axcore.errors import AxcoreError
 from axcore.modifiers import apply_modifier
 from axcore.plugins import Hardware, Modifier
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 

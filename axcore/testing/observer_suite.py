@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.plugins import RunObserver
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 

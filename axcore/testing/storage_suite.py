@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.plugins import CheckpointStorage
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 _CHANGES = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"})

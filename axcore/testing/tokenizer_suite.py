@@ -8,7 +8,7 @@ import pytest
 
 from axcore.config import from_json, to_json
 from axcore.plugins import DataTokenizer
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 TEXTS = (

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.plugins import MetricWriter
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 Line = tuple[int, str, Mapping[str, float]]

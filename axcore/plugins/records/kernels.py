@@ -9,14 +9,15 @@ import attrs
 from axcore.errors import PluginError
 from axcore.hardware.hardware import Hardware
 from axcore.hardware.predicates import Predicate, predicate_reason, requires
-from axcore.registration.record import Record, record
-from axcore.registration.ref import Ref
-from axcore.registration.validators import (
+from axcore.registration import (
+    Record,
+    Ref,
     a_callable,
     a_name,
     frozen_tuple,
     of_type,
     one_of,
+    record,
     tuple_of,
 )
 

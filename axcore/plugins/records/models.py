@@ -6,15 +6,16 @@ from typing import Any, ClassVar
 import attrs
 
 from axcore.errors import PluginError
-from axcore.registration.record import Record, record
-from axcore.registration.ref import Ref
-from axcore.registration.validators import (
+from axcore.registration import (
+    Record,
+    Ref,
     a_name,
     frozen_mapping,
     frozen_tuple,
     mapping_of,
     module_names,
     of_type,
+    record,
 )
 
 
