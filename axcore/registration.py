@@ -28,7 +28,7 @@ Returns = type | UnionType
 def wrong_return(
     who: str, value: Any, expected: str, *, plugin: str, verb: str = "returned", shown: str = ""
 ) -> PluginError:
-    """Returns the error of a wrong value.
+    """Return the error of a wrong value.
 
     Args:
         who: What returned it, with its plugin.
@@ -49,7 +49,7 @@ def wrong_return(
 
 
 def note_owner(error: BaseException, where: str, plugin: str) -> None:
-    """Notes on an exception that it is from a plugin's code, and how to run without that.
+    """Note on an exception that it is from a plugin's code, and how to run without that.
 
     Args:
         error: Keeps its type.
@@ -62,7 +62,7 @@ def note_owner(error: BaseException, where: str, plugin: str) -> None:
 
 
 def names_of(returns: Returns) -> str:
-    """Returns how an error names the types that were expected."""
+    """Return how an error names the types that were expected."""
     kinds: Iterable[Any] = get_args(returns) or (returns,)
     return " or ".join("None" if kind is type(None) else kind.__qualname__ for kind in kinds)
 
@@ -151,7 +151,7 @@ Validator = Callable[[Any, Any, Any], None]
 
 
 def of_type(*kinds: type) -> Validator:
-    """Returns an attrs validator that refuses values which are none of `kinds`."""
+    """Return an attrs validator that refuses values which are none of `kinds`."""
     expected = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
 
     def check(record: Any, attribute: Any, value: Any) -> None:
@@ -162,7 +162,7 @@ def of_type(*kinds: type) -> Validator:
 
 
 def one_of(*values: str) -> Validator:
-    """Returns an attrs validator that refuses all values but these."""
+    """Return an attrs validator that refuses all values but these."""
 
     def check(record: Any, attribute: Any, value: Any) -> None:
         if value not in values:
@@ -172,50 +172,50 @@ def one_of(*values: str) -> Validator:
 
 
 def a_callable(record: Any, attribute: Any, value: Any) -> None:
-    """Refuses values that cannot be called."""
+    """Refuse values that cannot be called."""
     if not callable(value):
         raise mismatch(record, attribute, value, expected="a callable")
 
 
 def a_name(record: Any, attribute: Any, value: Any) -> None:
-    """Refuses names that are empty or hold blanks, `:` or `/`."""
+    """Refuse names that are empty or hold blanks, `:` or `/`."""
     of_type(str)(record, attribute, value)
     if not value or any(sign.isspace() or sign in ":/" for sign in value):
         raise mismatch(record, attribute, value, expected="a name without blanks, ':' or '/'")
 
 
 def module_names(record: Any, attribute: Any, value: Any) -> None:
-    """Refuses everything but tuples of names."""
+    """Refuse everything but tuples of names."""
     if not isinstance(value, tuple) or not all(isinstance(name, str) and name for name in value):
         raise mismatch(record, attribute, value, expected="a tuple of modules' names")
 
 
 def positive(record: Any, attribute: Any, value: Any) -> None:
-    """Refuses everything but ints above 0."""
+    """Refuse everything but ints above 0."""
     of_type(int)(record, attribute, value)
     if value < 1:
         raise mismatch(record, attribute, value, expected="an int above 0")
 
 
 def frozen_mapping(value: Any) -> Any:
-    """Returns a mapping in immutable form; anything else as it is, for a validator to refuse."""
+    """Return a mapping in immutable form; anything else as it is, for a validator to refuse."""
     return immutabledict(value) if isinstance(value, Mapping) else value
 
 
 def frozen_names(value: Any) -> Any:
-    """Returns one name or several as a frozenset; anything else as it is."""
+    """Return one name or several as a frozenset; anything else as it is."""
     if isinstance(value, str):
         return frozenset({value})
     return frozenset(value) if isinstance(value, Iterable) else value
 
 
 def frozen_tuple(value: Any) -> Any:
-    """Returns a list as a tuple; anything else as it is."""
+    """Return a list as a tuple; anything else as it is."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def tuple_of(kind: type) -> Validator:
-    """Returns a validator for tuples of `kind`."""
+    """Return a validator for tuples of `kind`."""
 
     def check(record: Any, attribute: Any, value: Any) -> None:
         if not isinstance(value, tuple) or not all(isinstance(item, kind) for item in value):
@@ -225,7 +225,7 @@ def tuple_of(kind: type) -> Validator:
 
 
 def mapping_of(kind: type) -> Validator:
-    """Returns a validator for mappings from str to `kind`."""
+    """Return a validator for mappings from str to `kind`."""
 
     def check(record: Any, attribute: Any, value: Any) -> None:
         of_type(Mapping)(record, attribute, value)
@@ -238,7 +238,7 @@ def mapping_of(kind: type) -> Validator:
 
 
 def mismatch(record: Any, attribute: Any, value: Any, *, expected: str) -> PluginError:
-    """Returns the error of a field whose value is not what is `expected`."""
+    """Return the error of a field whose value is not what is `expected`."""
     return PluginError(
         f"{type(record).__name__}.{attribute.name} is {value!r}; "
         f"expected {expected}, got {type(value).__name__}"
@@ -268,7 +268,7 @@ class Record:
         return "/".join(str(getattr(self, name)) for name in self.key_fields)
 
     def stamped(self, plugin: str) -> Self:
-        """Returns the record, and every Ref in it, marked as brought by `plugin`."""
+        """Return the record, and every Ref in it, marked as brought by `plugin`."""
         changes: dict[str, Any] = {"plugin": plugin}
         for field in attrs.fields(type(self)):
             value = getattr(self, field.name)
@@ -277,7 +277,7 @@ class Record:
         return attrs.evolve(self, **changes)
 
     def call(self, field: str, *args: Any, returns: Returns, expected: str = "") -> Any:
-        """Returns what the function in a field returns, which must be of the type that is declared.
+        """Return what the function in a field returns, which must be of the type that is declared.
 
         Args:
             field: Name of a field that holds a `Ref`.
@@ -308,18 +308,18 @@ class Record:
         return result
 
     def note(self, error: BaseException, field: str) -> None:
-        """Notes on an exception from a plugin's code whose it is."""
+        """Note on an exception from a plugin's code whose it is."""
         note_owner(error, self._at(field), self.plugin)
 
     def wrong_return(
         self, field: str, value: Any, expected: str, *, shown: str = ""
     ) -> PluginError:
-        """Returns the error for what the function in a field returned, `shown` as text if given."""
+        """Return the error for what the function in a field returned, `shown` as text if given."""
         at = f"{self._at(field)},"
         return wrong_return(at, value, expected, plugin=self.plugin, shown=shown)
 
     def wrong_field(self, field: str, value: Any, expected: str) -> PluginError:
-        """Returns the error for what the `Ref` in a field leads to."""
+        """Return the error for what the `Ref` in a field leads to."""
         return wrong_return(f"{self._at(field)},", value, expected, plugin=self.plugin, verb="is")
 
     def _at(self, field: str) -> str:
@@ -330,7 +330,7 @@ class Record:
 
 
 def record(*, hook: str) -> Callable[[C], C]:
-    """Declares the hook by which plugins bring records of a class.
+    """Declare the hook by which plugins bring records of a class.
 
     The rest is made from it: the hook's pluggy spec, the typed decorator `hook.NAME`, and its
     section of `docs/plugins/hooks.md`, from the class's docstring. After adding a class, run

@@ -44,7 +44,7 @@ class _Frame:
         return (*self.parent.path, *self.parent._path_of(self)) if self.parent else ()
 
     def _path_of(self, child: "_Frame") -> Path:
-        """Returns the path of a child's config among this config's values.
+        """Return the path of a child's config among this config's values.
 
         It is found by identity. One that is in several places is taken for the first that was
         not built before; one that the parent edited before it built it, for the only one of its
@@ -84,7 +84,7 @@ class Buildable(Generic[Built_co]):
             return cls  # an alias would be no class: fields, tags and `isinstance` need one
 
     def build(self, **filled: Any) -> Built_co:
-        """Makes what this config describes.
+        """Make what this config describes.
 
         Args:
             **filled: Values for fields, as the parent's wiring. A field that already holds another
@@ -170,7 +170,7 @@ def _missing_error(cfg: Any, missing: list[str]) -> ConfigError:
 
 
 def _note(error: Exception, frame: _Frame) -> None:
-    """Notes once, at the innermost level, where in the tree an exception came from."""
+    """Note once, at the innermost level, where in the tree an exception came from."""
     if not getattr(error, "__config_path__", None):
         where = format_path(frame.path)
         error.__config_path__ = where or "the root"  # type: ignore[attr-defined]
@@ -226,7 +226,7 @@ def _own_config(cls: type[Configurable]) -> Any:
 
 
 def owner_of(cls: type) -> Any:
-    """Returns the class that a config class describes, which is the one that it is nested in."""
+    """Return the class that a config class describes, which is the one that it is nested in."""
     owner = cls.__dict__.get("__config_owner__")
     if owner is None:
         raise ConfigError(
@@ -252,7 +252,7 @@ class CallConfig(Buildable):
 
 
 def config_for(fn: Callable[..., Any], /, **values: Any) -> Any:
-    """Returns a config of the call `fn(**values)`.
+    """Return a config of the call `fn(**values)`.
 
     Parameters without a default are REQUIRED. Values are not checked against the function's
     annotations, which belong to another library.
@@ -264,25 +264,25 @@ def config_for(fn: Callable[..., Any], /, **values: Any) -> Any:
 
 
 def call_arguments(cfg: CallConfig) -> dict[str, Any]:
-    """Returns the arguments that a call passes, nested configs built."""
+    """Return the arguments that a call passes, nested configs built."""
     return {name: _built(value) for name, value in set_fields(cfg).items()}
 
 
 def set_fields(cfg: CallConfig) -> dict[str, Any]:
-    """Returns the fields that differ from the function's own defaults."""
+    """Return the fields that differ from the function's own defaults."""
     defaults = field_defaults(type(cfg))
     values = {name: getattr(cfg, name) for name in field_names(cfg)}
     return {n: v for n, v in values.items() if n not in defaults or v is not defaults[n]}
 
 
 def call_target(cls: type) -> Callable[..., Any]:
-    """Returns the function that a `config_for` class calls."""
+    """Return the function that a `config_for` class calls."""
     fn: Callable[..., Any] = cls.__dict__["__config_call__"][0]
     return fn
 
 
 def function_reference(fn: Any) -> str:
-    """Returns `module:name` of a function or class, by the outermost package that exports it.
+    """Return `module:name` of a function or class, by the outermost package that exports it.
 
     Raises:
         ConfigError: It is a lambda or a local, which no name reaches.

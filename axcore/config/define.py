@@ -36,7 +36,7 @@ _RESERVED = ("build",)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(attrs.field,))
 def config(cls: type[T]) -> type[T]:
-    """Makes a class of configs: frozen, keyword-only, hashable, comparable and picklable.
+    """Make a class of configs: frozen, keyword-only, hashable, comparable and picklable.
 
     Every value is checked against its annotation when an instance is made. Lists become tuples
     and dicts become immutable mappings. A field that defaults to `REQUIRED` is somebody else's
@@ -75,7 +75,7 @@ def _refuse_setting(self: Any, name: str, value: Any) -> NoReturn:
 
 
 def _freeze_defaults(cls: type) -> None:
-    """Makes values of mutable defaults, so that nobody who holds one can change later configs."""
+    """Make values of mutable defaults, so that nobody who holds one can change later configs."""
     for name in inspect.get_annotations(cls):
         default = cls.__dict__.get(name)
         if isinstance(default, (list, tuple, typing.Mapping)):
@@ -84,22 +84,22 @@ def _freeze_defaults(cls: type) -> None:
 
 
 def class_tag(cls: type) -> str:
-    """Returns the name a class is saved under: `module:Outer.Config`."""
+    """Return the name a class is saved under: `module:Outer.Config`."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def registered_class(tag: str) -> type | None:
-    """Returns the `@config` class of that tag, or None; imports nothing."""
+    """Return the `@config` class of that tag, or None; imports nothing."""
     return _REGISTRY.get(tag)
 
 
 def registered_tags() -> tuple[str, ...]:
-    """Returns the tags of all `@config` classes made so far."""
+    """Return the tags of all `@config` classes made so far."""
     return tuple(_REGISTRY)
 
 
 def field_names(cfg: Any) -> tuple[str, ...]:
-    """Returns the field names of a config or a config class, in order."""
+    """Return the field names of a config or a config class, in order."""
     names: tuple[str, ...] = getattr(cfg, CONFIG_MARK)
     return names
 
@@ -122,7 +122,7 @@ def unknown_field(cls: type, name: str) -> str:
 
 
 def field_defaults(cls: type) -> dict[str, Any]:
-    """Returns each field's default; a field without one is absent."""
+    """Return each field's default; a field without one is absent."""
     cached: dict[str, Any] | None = cls.__dict__.get("__config_defaults__")
     if cached is None:
         cached = {
@@ -135,7 +135,7 @@ def field_defaults(cls: type) -> dict[str, Any]:
 
 
 def field_annotations(cls: type) -> dict[str, Any]:
-    """Returns each field's annotation, resolved to real objects.
+    """Return each field's annotation, resolved to real objects.
 
     Raises:
         ConfigError: An annotation names something that cannot be found or held in a config.
@@ -283,7 +283,7 @@ class Origin(NamedTuple):
 
 
 def _short(file: str) -> str:
-    """Returns a source file's name from the folder that it is imported from."""
+    """Return a source file's name from the folder that it is imported from."""
     roots = [root for root in sys.path if root and file.startswith(root.rstrip("/") + "/")]
     return file[len(max(roots, key=len).rstrip("/")) + 1 :] if roots else file
 
@@ -293,7 +293,7 @@ _given: ContextVar[Origin | None] = ContextVar("axcore_origin", default=None)
 
 @contextlib.contextmanager
 def setting_from(origin: Origin) -> Iterator[None]:
-    """Makes `origin` that of every value that is set while code runs."""
+    """Make `origin` that of every value that is set while code runs."""
     token = _given.set(origin)
     try:
         yield
@@ -302,7 +302,7 @@ def setting_from(origin: Origin) -> Iterator[None]:
 
 
 def calling_origin() -> Origin:
-    """Returns the nearest caller outside of `axcore.config` and attrs' generated code."""
+    """Return the nearest caller outside of `axcore.config` and attrs' generated code."""
     given = _given.get()
     if given is not None:
         return given
@@ -323,13 +323,13 @@ def set_origins(cfg: Any, origins: dict[str, Origin]) -> None:
 
 
 def origins_of(cfg: Any) -> dict[str, Origin]:
-    """Returns the origin of every field of `cfg` itself that differs from its default."""
+    """Return the origin of every field of `cfg` itself that differs from its default."""
     found: dict[str, Origin] = getattr(cfg, _ORIGINS, {})
     return found
 
 
 def carry_origins(new: Any, old: Any, changed: dict[str, Origin]) -> None:
-    """Gives `new` the origins of `old`, but for the fields in `changed`."""
+    """Give `new` the origins of `old`, but for the fields in `changed`."""
     mine = origins_of(new)
     kept = {name: origin for name, origin in origins_of(old).items() if name in mine}
     mine.update(kept)
@@ -341,7 +341,7 @@ _ARGUMENT = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: (.*)$")
 
 @cache
 def field_docs(cls: type) -> Mapping[str, str]:
-    """Returns what the `Args:` of a class and of those it inherits from say of each field."""
+    """Return what the `Args:` of a class and of those it inherits from say of each field."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= _arguments(inspect.cleandoc(base.__dict__.get("__doc__") or ""))

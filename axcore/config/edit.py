@@ -39,7 +39,7 @@ C = TypeVar("C")
 
 
 def evolve(cfg: C, /, **changes: Any) -> C:
-    """Returns `cfg` with some of its own fields changed.
+    """Return `cfg` with some of its own fields changed.
 
     Under `axcore.config.mypy_plugin` mypy checks the names and types of `changes`.
 
@@ -52,7 +52,7 @@ def evolve(cfg: C, /, **changes: Any) -> C:
 
 
 def update_config(cfg: C, changes: Mapping[str, Any], *, set_in: str | None = None) -> C:
-    """Returns `cfg` with values set by path or glob.
+    """Return `cfg` with values set by path or glob.
 
     Args:
         cfg: The root.
@@ -78,7 +78,7 @@ def update_config(cfg: C, changes: Mapping[str, Any], *, set_in: str | None = No
 
 
 def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
-    """Returns the paths below the root that a glob matches; a plain path matches itself.
+    """Return the paths below the root that a glob matches; a plain path matches itself.
 
     Raises:
         ConfigError: There is none.
@@ -95,7 +95,7 @@ def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
 
 
 def origin_of(cfg: Any, path: str) -> Origin | None:
-    """Returns where the value at a path was set, or None where it is a default.
+    """Return where the value at a path was set, or None where it is a default.
 
     A value inside of a tuple or mapping was set where the whole of it was.
 
@@ -118,7 +118,7 @@ def _set_matching(cfg: Any, pattern: Pattern, value: Any, origin: Origin) -> Any
 
 
 def set_at_each(node: Any, values: Mapping[Path, Any], origin: Origin, above: Path = ()) -> Any:
-    """Returns `node` with a value set at each of the paths below it; the outermost wins."""
+    """Return `node` with a value set at each of the paths below it; the outermost wins."""
     groups: dict[Step, dict[Path, Any]] = {}
     for path, value in values.items():
         groups.setdefault(path[0], {})[path[1:]] = value
@@ -131,7 +131,7 @@ def set_at_each(node: Any, values: Mapping[Path, Any], origin: Origin, above: Pa
 
 
 def _resolve(cfg: Any, path: Pattern) -> None:
-    """Checks that a plain path exists; a new key of a mapping may come last."""
+    """Check that a plain path exists; a new key of a mapping may come last."""
     node = cfg
     for i, step in enumerate(path):
         below = dict(children(node))
@@ -201,7 +201,7 @@ def replace_config(
     at: str = "**",
     missing_ok: bool = False,
 ) -> C:
-    """Returns `cfg` with every matching node replaced; ancestors do not know.
+    """Return `cfg` with every matching node replaced; ancestors do not know.
 
     Nodes are visited children first, so a function `new` receives a node whose own matching
     descendants are replaced already.
@@ -236,7 +236,7 @@ def replace_config(
 
 
 def same_fields(old: Any, target: Any, **changes: Any) -> Any:
-    """Returns the config of another class with the fields of this one.
+    """Return the config of another class with the fields of this one.
 
     For a class that does what another does and a little more: a config alone, given to
     `replace_config`, takes what is REQUIRED from the node that it replaces, and nothing else.

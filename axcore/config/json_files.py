@@ -47,7 +47,7 @@ class JsonDepthError(ValueError):
 
 
 def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[str, Any]:
-    """Returns a file's JSON object.
+    """Return a file's JSON object.
 
     Args:
         path: The file.
@@ -108,7 +108,7 @@ def parse_json(text: str | bytes, *, allow_nan: bool = True) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    """Checks level by level: it needs no stack, and looks at each value once."""
+    """Check level by level: it needs no stack, and look at each value once."""
     level = [value] if type(value) in (dict, list) else []
     for _ in range(MAX_JSON_DEPTH):
         if not level:
@@ -187,7 +187,7 @@ def first_double(keys: Iterable[Any]) -> Any:
 
 
 def check_is_fetched(file: Path, *, error: type[AxcoreError]) -> None:
-    """Checks that a file is itself, and no pointer of Git LFS to it.
+    """Check that a file is itself, and no pointer of Git LFS to it.
 
     Args:
         file: The file.
@@ -211,7 +211,7 @@ def is_fetched(file: Path) -> bool:
 
 
 def check_length(text: str | bytes, set_in: str) -> None:
-    """Refuses a text longer than any config is."""
+    """Refuse a text longer than any config is."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(
             f"the text is longer than {MAX_CHARACTERS >> 10} KiB",
@@ -221,7 +221,7 @@ def check_length(text: str | bytes, set_in: str) -> None:
 
 
 def too_deep(set_in: str) -> ConfigError:
-    """Returns the error of data that nests deeper than any config does."""
+    """Return the error of data that nests deeper than any config does."""
     return ConfigError(
         f"nested deeper than {MAX_DEPTH} levels",
         set_in=set_in,

@@ -22,13 +22,13 @@ class ConfigPlugin(Plugin):
     def get_function_signature_hook(
         self, fullname: str
     ) -> Callable[[FunctionSigContext], FunctionLike] | None:
-        """Gives `evolve` the signature that mypy gives `dataclasses.replace`."""
+        """Give `evolve` the signature that mypy gives `dataclasses.replace`."""
         if fullname == "axcore.config.edit.evolve":
             return replace_function_sig_callback
         return None
 
     def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
-        """Gives `build` of a nested `Config` the class around it as its result."""
+        """Give `build` of a nested `Config` the class around it as its result."""
         return _built if fullname.endswith(".Config.build") else None
 
 
@@ -44,7 +44,7 @@ def _built(context: MethodContext) -> Type:
 
 
 def _around(info: TypeInfo, checker: TypeChecker) -> TypeInfo | None:
-    """Returns the class that a class is nested in, or None where it is in none."""
+    """Return the class that a class is nested in, or None where it is in none."""
     names = info.fullname.removeprefix(f"{info.module_name}.").split(".")[:-1]
     found: TypeInfo | None = None
     table = checker.modules[info.module_name].names
@@ -57,5 +57,5 @@ def _around(info: TypeInfo, checker: TypeChecker) -> TypeInfo | None:
 
 
 def plugin(version: str) -> type[Plugin]:
-    """Returns the plugin; mypy calls this."""
+    """Return the plugin; mypy calls this."""
     return ConfigPlugin

@@ -48,7 +48,7 @@ class _Wildcard(str):
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Parses a path or glob.
+    """Parse a path or glob.
 
     Raises:
         ConfigError: The text is not a path.
@@ -102,7 +102,7 @@ def _not_a_path(text: str, at: int) -> ConfigError:
 
 
 def format_path(path: Sequence[Step]) -> str:
-    """Returns a path as text; the root is the empty string."""
+    """Return a path as text; the root is the empty string."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -150,7 +150,7 @@ _PLAIN = frozenset({bool, float, int, str, type(None)})
 
 
 def children(value: Any) -> Sequence[tuple[Step, Any]]:
-    """Returns the steps and values one level below a config, tuple or mapping."""
+    """Return the steps and values one level below a config, tuple or mapping."""
     if type(value) in _PLAIN:
         return ()
     if is_config(value):
@@ -163,7 +163,7 @@ def children(value: Any) -> Sequence[tuple[Step, Any]]:
 
 
 def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yields every value of the tree with its path, parents before children."""
+    """Yield every value of the tree with its path, parents before children."""
     pending = [(path, value)]  # not recursive: each value would pass through all levels above it
     while pending:
         path, value = pending.pop()
@@ -174,7 +174,7 @@ def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def rebuild(value: Any, visit: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """Returns the tree with every value passed through `visit`, children before parents.
+    """Return the tree with every value passed through `visit`, children before parents.
 
     What no visit changed stays the very same object.
     """
@@ -193,7 +193,7 @@ def rebuild(value: Any, visit: Callable[[Path, Any], Any], path: Path = ()) -> A
 def with_children(
     value: Any, replaced: Mapping[Any, Any], path: Path, origin: Origin | None = None
 ) -> Any:
-    """Returns `value`, which is at `path`, with the given children replaced.
+    """Return `value`, which is at `path`, with the given children replaced.
 
     Args:
         value: A config, tuple or mapping.
@@ -223,7 +223,7 @@ def with_children(
 
 
 def find_config(cfg: Any, target: Any) -> tuple[Found, ...]:
-    """Returns the nodes of a tree that match, with their paths, parents first.
+    """Return the nodes of a tree that match, with their paths, parents first.
 
     Args:
         cfg: The root.
@@ -238,12 +238,12 @@ def find_config(cfg: Any, target: Any) -> tuple[Found, ...]:
 
 
 def map_config(cfg: Any, fn: Callable[[Any], Any]) -> Any:
-    """Returns the tree with every config node passed through `fn`, children before parents."""
+    """Return the tree with every config node passed through `fn`, children before parents."""
     return rebuild(cfg, lambda _, node: fn(node) if is_config(node) else node)
 
 
 def node_predicate(target: Any) -> Callable[[Any], bool]:
-    """Returns the test that a target means (see `find_config`)."""
+    """Return the test that a target means (see `find_config`)."""
     if isinstance(target, type):
         cls = getattr(target, "Config", target)
         return lambda node: isinstance(node, cls)
@@ -264,12 +264,12 @@ Resumable = Annotated[T, _MARK]
 
 
 def resumable_paths(cfg: Any) -> tuple[str, ...]:
-    """Returns the paths of a config's resumable fields; all that is below them may change, too."""
+    """Return the paths of a config's resumable fields; all that is below them may change, too."""
     return tuple(map(format_path, _paths(cfg, ())))
 
 
 def describe_resumable(paths: Iterable[str]) -> str:
-    """Returns paths for people: those of the root by name, then others as `**.name`, once each."""
+    """Return paths for people: those of the root by name, then others as `**.name`, once each."""
     shown = {path if "." not in path else f"**.{path.rpartition('.')[2]}": None for path in paths}
     return ", ".join(sorted(shown, key=lambda name: name.startswith("**")))
 

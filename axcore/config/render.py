@@ -22,7 +22,7 @@ from axcore.markup import Html, card, element, joined
 
 
 def render_config(cfg: Any, *, fold_defaults: bool = True, origins: bool = False) -> str:
-    """Returns the golden form of a config.
+    """Return the golden form of a config.
 
     A config node is a line `path: Class`, followed by its fields. Scalars and tuples of scalars
     are on one line.
@@ -43,7 +43,7 @@ def render_config(cfg: Any, *, fold_defaults: bool = True, origins: bool = False
 
 
 def format_value(value: Any) -> str:
-    """Returns one line of text for any config value."""
+    """Return one line of text for any config value."""
     if is_config(value):
         inner = ", ".join(
             f"{name}={format_value(getattr(value, name))}" for name in _shown_fields(value, True)
@@ -62,7 +62,7 @@ def format_value(value: Any) -> str:
 
 
 def config_name(cfg: Any) -> str:
-    """Returns the short name of a config's class: `FeedForward` for `FeedForward.Config`."""
+    """Return the short name of a config's class: `FeedForward` for `FeedForward.Config`."""
     name = type(cfg).__qualname__.split("<locals>.")[-1]
     return name.removesuffix(".Config")
 
@@ -89,7 +89,7 @@ def _shown_fields(cfg: Any, fold: bool) -> Iterator[str]:
 
 
 def is_at_default(cfg: Any, name: str) -> bool:
-    """Returns whether a field holds its default."""
+    """Return whether a field holds its default."""
     defaults, value = field_defaults(type(cfg)), getattr(cfg, name)
     if name not in defaults:
         return False
@@ -126,7 +126,7 @@ class Change(NamedTuple):
 
 
 def diff_config(before: Any, after: Any) -> tuple[Change, ...]:
-    """Returns the differences between two configs, in the order of the tree.
+    """Return the differences between two configs, in the order of the tree.
 
     Two nodes of different classes are one change; inside of nodes of the same class each field,
     item and key is compared on its own.
@@ -135,7 +135,7 @@ def diff_config(before: Any, after: Any) -> tuple[Change, ...]:
 
 
 def format_diff(changes: tuple[Change, ...]) -> str:
-    """Returns changes as text, `- path: before` and `+ path: after`."""
+    """Return changes as text, `- path: before` and `+ path: after`."""
     return "".join(f"{change}\n" for change in changes)
 
 
@@ -172,7 +172,7 @@ def _side(sign: str, path: str, value: Any, other: Any) -> list[str]:
 
 
 def check_golden(cfg: Any, file: str | pathlib.Path, *, update: bool = False) -> None:
-    """Checks that a config still renders to the text in a golden file.
+    """Check that a config still renders to the text in a golden file.
 
     Args:
         cfg: The config.
@@ -229,7 +229,7 @@ class Field:
 
 
 def fields_of(node: Any, path: str = "") -> Iterator[Field]:
-    """Yields the fields of a config and of all below it, those of a field right after it."""
+    """Yield the fields of a config and of all below it, those of a field right after it."""
     if isinstance(node, tuple):
         for index, item in enumerate(node):
             yield from fields_of(item, f"{path}[{index}]")
@@ -254,7 +254,7 @@ def fields_of(node: Any, path: str = "") -> Iterator[Field]:
 
 
 def cls_name(value: Any) -> str:
-    """Returns the name of what a config describes."""
+    """Return the name of what a config describes."""
     return type(value).__qualname__.removesuffix(".Config")
 
 
@@ -270,13 +270,13 @@ _LONG = 160
 
 
 def config_html(cfg: Any) -> str:
-    """Returns a config as HTML: what differs from its defaults is in color, the rest is folded."""
+    """Return a config as HTML: what differs from its defaults is in color, the rest is folded."""
     note = joined(["config; ", element("span", "colored", class_="accent"), ": not the default"])
     return card(config_name(cfg), note, _fields(cfg, 0))
 
 
 def _fields(cfg: Any, level: int) -> Html:
-    """Returns the fields of a config: those that differ, then the others in a fold."""
+    """Return the fields of a config: those that differ, then the others in a fold."""
     cls: type = type(cfg)
     docs = field_docs(cls)
     shown: list[Html] = []

@@ -51,7 +51,7 @@ Schema = dict[str, Any]
 
 
 def json_schema(cfg: Any) -> Schema:
-    """Returns the schema of files like the one that a config is saved as."""
+    """Return the schema of files like the one that a config is saved as."""
     classes = sorted({class_tag(cls): cls for cls in _classes(cfg)}.items())
     definitions = {tag: _class_schema(cls, tag) for tag, cls in classes}
     known = [
@@ -94,7 +94,7 @@ def _class_schema(cls: type, tag: str) -> Schema:
 
 
 def _schema(annotation: Any) -> Schema:
-    """Returns the schema of a field's values; that of anything where it cannot be said."""
+    """Return the schema of a field's values; that of anything where it cannot be said."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is None or annotation is type(None):
         return {"type": "null"}

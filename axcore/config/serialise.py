@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 def to_json(cfg: Any) -> str:
-    """Returns a config as indented JSON."""
+    """Return a config as indented JSON."""
     plain = {"unstructure_as": object}  # to_dict left nothing to take apart
     return _converter().dumps(to_dict(cfg), **plain, indent=2, ensure_ascii=False) + "\n"
 
 
 def from_json(text: str, *, set_in: str = "JSON") -> Any:
-    """Returns the config in a JSON text; raises ConfigError as `from_dict` does."""
+    """Return the config in a JSON text; raises ConfigError as `from_dict` does."""
     return from_dict(load_json(text, set_in), set_in=set_in)
 
 
 def load_json(text: str, set_in: str) -> Any:
-    """Returns the plain data in a JSON text.
+    """Return the plain data in a JSON text.
 
     Raises:
         ConfigError: It is not JSON, is empty, or holds a key twice.
@@ -55,21 +55,21 @@ def _converter() -> "JsonConverter":
 
 
 def to_yaml(cfg: Any) -> str:
-    """Returns a config as YAML."""
+    """Return a config as YAML."""
     from axcore.config.yaml_text import dump_yaml
 
     return dump_yaml(to_dict(cfg))
 
 
 def from_yaml(text: str, *, set_in: str = "YAML") -> Any:
-    """Returns the config in a YAML text; raises ConfigError as `from_dict` does."""
+    """Return the config in a YAML text; raises ConfigError as `from_dict` does."""
     from axcore.config.yaml_text import load_yaml
 
     return from_dict(load_yaml(text, set_in), set_in=set_in)
 
 
 def digest(cfg: Any) -> str:
-    """Returns a short stable fingerprint of a config's value."""
+    """Return a short stable fingerprint of a config's value."""
     canonical = json.dumps(to_dict(cfg), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -78,7 +78,7 @@ _TAGS = frozenset(("type", "call", "function", "required", "mapping", "fields"))
 
 
 def to_dict(cfg: Any) -> dict[str, Any]:
-    """Returns a config as plain dicts, lists and scalars.
+    """Return a config as plain dicts, lists and scalars.
 
     Raises:
         ConfigError: It holds a lambda or local function, which has no name to save, or nests too
@@ -133,7 +133,7 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def from_dict(data: Any, *, set_in: str = "a dict") -> Any:
-    """Returns the config that `to_dict` made the data from.
+    """Return the config that `to_dict` made the data from.
 
     Args:
         data: Plain dicts, lists and scalars.
@@ -161,7 +161,7 @@ def from_dict(data: Any, *, set_in: str = "a dict") -> Any:
 
 
 def decode_value(data: Any, set_in: str) -> Any:
-    """Returns the value of plain data: a config where it has a type, containers and scalars."""
+    """Return the value of plain data: a config where it has a type, containers and scalars."""
     _check_shape(data, set_in)
     with setting_from(Origin(set_in)):
         return _decode(data, (), set_in)
@@ -236,7 +236,7 @@ def _make(cls: Any, fields: Any, path: Path, set_in: str) -> Any:
 
 
 def _check_shape(data: Any, set_in: str) -> None:
-    """Refuses data that nests too deep, holds itself, or grows too large with aliases followed."""
+    """Refuse data that nests too deep, holds itself, or grow too large with aliases followed."""
     count = 0
     entered: list[int] = []  # ids of the containers around the one that is looked at
     stack: list[tuple[int, Any]] = [(0, data)] if isinstance(data, _CONTAINERS) else []
@@ -262,7 +262,7 @@ def _check_shape(data: Any, set_in: str) -> None:
 
 
 def empty_text(set_in: str) -> ConfigError:
-    """Returns the error of a file that says nothing."""
+    """Return the error of a file that says nothing."""
     return ConfigError(
         "there is no config: nothing is written there",
         set_in=set_in,
@@ -286,7 +286,7 @@ _VALUE_TAGS = frozenset(("type", "call", "function", "required", "mapping"))
 
 
 def overlay(cfg: C, data: Mapping[str, Any], *, set_in: str) -> C:
-    """Returns `cfg` with the values of plain data.
+    """Return `cfg` with the values of plain data.
 
     Args:
         cfg: The root.

@@ -103,11 +103,11 @@ class Mismatch(Exception):  # noqa: N818 - private to the package, turned into a
         self.inside = inside
 
     def within(self, step: str) -> "Mismatch":
-        """Returns the same mismatch seen from one container further out."""
+        """Return the same mismatch seen from one container further out."""
         return type(self)(self.expected, self.got, step + self.inside)
 
     def describe(self, name: str) -> str:
-        """Returns what is wrong with the field of that name, as errors say it."""
+        """Return what is wrong with the field of that name, as errors say it."""
         return (
             f"{name}{self.inside} is {_short(self.got)}; "
             f"expected {self.expected}, got {type(self.got).__qualname__}"
@@ -118,7 +118,7 @@ class OutOfRange(Mismatch):
     """A value is of the right type, but not in the range of its field."""
 
     def describe(self, name: str) -> str:
-        """Returns what is wrong with the field of that name; its type is not."""
+        """Return what is wrong with the field of that name; its type is not."""
         return f"{name}{self.inside} is {_short(self.got)}; expected {self.expected}"
 
 
@@ -141,7 +141,7 @@ def is_config_class(cls: object) -> bool:
 
 
 def type_name(annotation: object) -> str:
-    """Returns an annotation as a user would write it."""
+    """Return an annotation as a user would write it."""
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, type) and get_origin(annotation) is None:
@@ -154,7 +154,7 @@ def type_name(annotation: object) -> str:
 
 
 def checker(annotation: Any) -> Checker:
-    """Compiles an annotation into its check. Raises TypeError for one that configs cannot hold."""
+    """Compile an annotation into its check. Raises TypeError for one that configs cannot hold."""
     if annotation is Any:
         return freeze
     if annotation is None or annotation is type(None):
@@ -189,7 +189,7 @@ def checker(annotation: Any) -> Checker:
 
 
 def freeze(value: Any) -> Any:
-    """Returns any config value in its frozen form. Raises Mismatch for what configs cannot hold."""
+    """Return any config value in its frozen form. Raises Mismatch for what configs cannot hold."""
     if value is None or isinstance(value, bool):
         return value
     for kind, check in _SCALARS.items():
@@ -356,7 +356,7 @@ def _tuple(args: tuple[Any, ...]) -> Checker:
 
 
 def _same_tuple(value: Any, items: list[Any]) -> tuple[Any, ...]:
-    """Returns the items as a tuple, which is `value` itself where it holds just these."""
+    """Return the items as a tuple, which is `value` itself where it holds just these."""
     is_same = type(value) is tuple and all(map(operator.is_, value, items))
     return value if is_same else tuple(items)
 

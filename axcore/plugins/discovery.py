@@ -50,7 +50,7 @@ class PluginCandidate:
 
 
 def discover() -> tuple[PluginCandidate, ...]:
-    """Returns every plugin installed, sorted by name, importing none of them.
+    """Return every plugin installed, sorted by name, importing none of them.
 
     Where two versions of a distribution are on `sys.path`, the first one counts, as for imports.
     """
@@ -59,7 +59,7 @@ def discover() -> tuple[PluginCandidate, ...]:
 
 
 def _with_plugins() -> Iterator[Distribution]:
-    """Yields the distributions whose entry points name a group of ours."""
+    """Yield the distributions whose entry points name a group of ours."""
     seen: set[str] = set()
     for entry in sys.path:
         for info in _infos(entry or "."):
@@ -106,7 +106,7 @@ def _names_our_group(path: str) -> bool:
 
 
 def _found_otherwise() -> Iterator[Distribution]:
-    """Yields what is not in a folder: in archives on `sys.path`, or by finders of others."""
+    """Yield what is not in a folder: in archives on `sys.path`, or by finders of others."""
     archives = [entry for entry in sys.path if os.path.isfile(entry)]
     if archives:
         yield from Distribution.discover(path=archives)
@@ -117,7 +117,7 @@ def _found_otherwise() -> Iterator[Distribution]:
 
 
 def _candidates(dist: Distribution) -> Iterator[PluginCandidate]:
-    """Yields the plugins of a distribution, or one that says why its metadata cannot be read."""
+    """Yield the plugins of a distribution, or one that says why its metadata cannot be read."""
     name, version, problem = _identity(dist)
     found: list[tuple[EntryPoint, int]] = []
     try:
@@ -143,7 +143,7 @@ def _candidates(dist: Distribution) -> Iterator[PluginCandidate]:
 
 
 def _identity(dist: Distribution) -> tuple[str, str, str]:
-    """Returns the name and version of a distribution, and what is wrong with its METADATA."""
+    """Return the name and version of a distribution, and what is wrong with its METADATA."""
     folder = str(getattr(dist, "_path", "")).rstrip("/").rpartition("/")[2]
     name, _, version = folder.rpartition(".")[0].partition("-")
     name, version = _normalised(name) or "unknown", version or "unknown"
@@ -158,7 +158,7 @@ def _identity(dist: Distribution) -> tuple[str, str, str]:
 
 
 def _unmet(requirements: Iterable[str]) -> str:
-    """Returns what a distribution requires of axcore that this one does not meet, or nothing."""
+    """Return what a distribution requires of axcore that this one does not meet, or nothing."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     for text in requirements:
@@ -200,12 +200,12 @@ class PluginFilter:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "PluginFilter":
-        """Reads `AXCORE_PLUGINS` and `AXCORE_BLOCK`: names, with commas between them."""
+        """Read `AXCORE_PLUGINS` and `AXCORE_BLOCK`: names, with commas between them."""
         allow = _names(environment.get(ALLOW, ""))
         return cls(allow=allow or None, block=_names(environment.get(BLOCK, "")))
 
     def exclusion_reason(self, name: str) -> str | None:
-        """Returns None where the plugin may load, else which variable keeps it out."""
+        """Return None where the plugin may load, else which variable keeps it out."""
         if name in self.block:
             return f"{BLOCK} names it"
         if self.allow is not None and name not in self.allow:
@@ -213,7 +213,7 @@ class PluginFilter:
         return None
 
     def problem(self, installed: Iterable[str]) -> PluginError | None:
-        """Returns the error of names that are not installed, or of blocking the core, or None."""
+        """Return the error of names that are not installed, or of blocking the core, or None."""
         installed = sorted(set(installed))
         if CORE in self.block:
             return PluginError(
@@ -290,14 +290,14 @@ class Plugin:
         return f"{type(self.error).__name__}: {self.error}"
 
     def failed(self, error: BaseException) -> "Plugin":
-        """Returns the plugin as failed; what it brought is dropped."""
+        """Return the plugin as failed; what it brought is dropped."""
         return attrs.evolve(self, state="failed", error=error, records=())
 
 
 def survey(
     candidates: Iterable[PluginCandidate], plugin_filter: PluginFilter
 ) -> tuple[Plugin, ...]:
-    """Returns one plugin per name, in order of names, none of them imported yet."""
+    """Return one plugin per name, in order of names, none of them imported yet."""
     by_name: dict[str, list[PluginCandidate]] = defaultdict(list)
     for candidate in candidates:
         by_name[candidate.name].append(candidate)

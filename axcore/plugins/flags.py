@@ -46,7 +46,7 @@ class MergedFlags:
 def set_environment_flags(
     hardware: Hardware, environment: MutableMapping[str, str] | None = None
 ) -> MergedFlags:
-    """Sets what the installed plugins want for `hardware`, before JAX starts.
+    """Set what the installed plugins want for `hardware`, before JAX starts.
 
     Args:
         hardware: What the process is going to run on.
@@ -72,7 +72,7 @@ def set_environment_flags(
 def wanted_flags(
     hardware: Hardware, records: Sequence[EnvironmentFlags] | None = None
 ) -> tuple[WantedFlag, ...]:
-    """Returns the flags wanted for `hardware`, one of each.
+    """Return the flags wanted for `hardware`, one of each.
 
     Args:
         hardware: What to ask for.
@@ -98,7 +98,7 @@ def wanted_flags(
 
 
 def merge_flags(wanted: Sequence[WantedFlag], environment: Mapping[str, str]) -> MergedFlags:
-    """Returns what each variable becomes: the user's own flags first, then those not among them.
+    """Return what each variable becomes: the user's own flags first, then those not among them.
 
     Raises:
         PluginError: A variable holds something else than flags, the name of a file for example.
@@ -119,7 +119,7 @@ def merge_flags(wanted: Sequence[WantedFlag], environment: Mapping[str, str]) ->
 
 
 def expected_hardware(environment: Mapping[str, str] | None = None) -> Hardware | None:
-    """Returns what JAX will probably find here, of unknown generation, without starting it.
+    """Return what JAX will probably find here, of unknown generation, without starting it.
 
     None where no plugin says that its hardware is present: then no flags are set.
     """
@@ -128,7 +128,7 @@ def expected_hardware(environment: Mapping[str, str] | None = None) -> Hardware 
 
 
 def present_family(environment: Mapping[str, str] | None = None) -> HardwareFamily | None:
-    """Returns the first family whose plugin says that its hardware is present; may be None."""
+    """Return the first family whose plugin says that its hardware is present; may be None."""
     families = plugin_host().records(HardwareFamily)
     return first_present(families, os.environ if environment is None else environment)
 
@@ -163,7 +163,7 @@ def wanted_compiler_options(
     *,
     serves: bool = False,
 ) -> Mapping[str, Option]:
-    """Returns the options for `hardware`, by name.
+    """Return the options for `hardware`, by name.
 
     Args:
         hardware: What is compiled for.

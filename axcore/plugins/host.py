@@ -59,11 +59,11 @@ class PluginHost:
     problem: PluginError | None = attrs.field(default=None, eq=False)
 
     def plugins(self) -> tuple[Plugin, ...]:
-        """Returns every plugin, whatever its state; the core first, then by name."""
+        """Return every plugin, whatever its state; the core first, then by name."""
         return self.installed
 
     def plugin(self, name: str) -> Plugin:
-        """Returns the plugin of that name.
+        """Return the plugin of that name.
 
         Raises:
             PluginError: None is installed.
@@ -75,7 +75,7 @@ class PluginHost:
         raise PluginError(f"no plugin {name!r} is installed; {suggest_names(name, known)}")
 
     def records(self, kind: type[R]) -> tuple[R, ...]:
-        """Returns all records of a kind that loaded plugins brought, sorted by key."""
+        """Return all records of a kind that loaded plugins brought, sorted by key."""
         found = [
             record
             for plugin in self.installed
@@ -85,7 +85,7 @@ class PluginHost:
         return tuple(sorted(found, key=lambda record: record.key))
 
     def require_healthy(self) -> None:
-        """Lets a run continue only where nothing that is installed and not blocked is broken.
+        """Let a run continue only where nothing that is installed and not blocked is broken.
 
         Raises:
             PluginError: Naming all that is broken, and the `AXCORE_BLOCK=...` that would start.
@@ -110,11 +110,11 @@ class PluginHost:
             ) from broken[0].error
 
     def fingerprint(self) -> str:
-        """Returns a digest of versions and of what is loaded; equal in all processes of a run."""
+        """Return a digest of versions and of what is loaded; equal in all processes of a run."""
         return hashlib.sha256("\n".join(self.fingerprint_lines()).encode()).hexdigest()[:16]
 
     def fingerprint_lines(self) -> tuple[str, ...]:
-        """Returns what the fingerprint is made of, to show where two processes differ."""
+        """Return what the fingerprint is made of, to show where two processes differ."""
         packages = [f"package {name} {_version(name)}" for name in ("jax", "jaxlib")]
         loaded = [
             f"plugin {plugin.name} {plugin.candidate.distribution} {plugin.candidate.version}"
@@ -133,7 +133,7 @@ def load_host(
     environment: Mapping[str, str] | None = None,
     candidates: Sequence[PluginCandidate] | None = None,
 ) -> PluginHost:
-    """Returns a new host, with everything that may load loaded.
+    """Return a new host, with everything that may load loaded.
 
     Args:
         environment: Where `AXCORE_PLUGINS`, `AXCORE_BLOCK` and `AXCORE_PLUGIN_TIMEOUT_S` are read;
@@ -163,7 +163,7 @@ def load_host(
 
 @functools.cache
 def plugin_host() -> PluginHost:
-    """Returns the host of this process, loaded once. `plugin_host.cache_clear()` forgets it."""
+    """Return the host of this process, loaded once. `plugin_host.cache_clear()` forgets it."""
     return load_host()
 
 
@@ -178,7 +178,7 @@ def _version(package: str) -> str:
 
 
 def refuse_conflicts(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
-    """Returns the plugins with those that conflict failed: never the core, else all involved."""
+    """Return the plugins with those that conflict failed: never the core, else all involved."""
     return _refuse_unknown_ops(_refuse_duplicates(plugins))
 
 
@@ -221,7 +221,7 @@ def _failed_if(plugin: Plugin, error: PluginError | None) -> Plugin:
 
 
 def plugin_of(cls: type) -> str:
-    """Returns the name of the plugin whose package a class is in; empty where it is none's."""
+    """Return the name of the plugin whose package a class is in; empty where it is none's."""
     package = cls.__module__.partition(".")[0]
     owners = [
         plugin.name
@@ -233,7 +233,7 @@ def plugin_of(cls: type) -> str:
 
 @contextmanager
 def attributed(owner: object, method: str) -> Iterator[None]:
-    """Lets exceptions of an object's method through, with a note of the plugin of its class.
+    """Let exceptions of an object's method through, with a note of the plugin of its class.
 
     Raises:
         PluginError: The method wants to end the process.
@@ -250,13 +250,13 @@ def attributed(owner: object, method: str) -> Iterator[None]:
 def wrong_method_return(
     owner: object, method: str, value: Any, expected: str, *, verb: str = "returned"
 ) -> PluginError:
-    """Returns the error for what a method of an object returned, with the plugin of its class."""
+    """Return the error for what a method of an object returned, with the plugin of its class."""
     plugin = plugin_of(type(owner))
     return wrong_return(_named(owner, method), value, expected, plugin=plugin, verb=verb)
 
 
 def of_plugin(owner: object) -> str:
-    """Returns " of plugin 'NAME'" for an object whose class a plugin brings, else nothing."""
+    """Return " of plugin 'NAME'" for an object whose class a plugin brings, else nothing."""
     plugin = plugin_of(type(owner))
     return "" if plugin in ("", CORE) else f" of plugin {plugin!r}"
 
@@ -271,7 +271,7 @@ _MOST = 8
 
 
 def first_difference(first: Sequence[str], own: Sequence[str]) -> str:
-    """Returns what a process lacks and has beside the first, empty where they are the same.
+    """Return what a process lacks and has beside the first, empty where they are the same.
 
     Args:
         first: What process 0 is made of, as `PluginHost.fingerprint_lines` says.
@@ -284,7 +284,7 @@ def first_difference(first: Sequence[str], own: Sequence[str]) -> str:
 
 
 def require_consistency(differences: Sequence[str]) -> None:
-    """Lets a run continue only where all processes say the same of themselves.
+    """Let a run continue only where all processes say the same of themselves.
 
     Args:
         differences: What `first_difference` says of each process, in their order.

@@ -15,7 +15,7 @@ class ExperimentSuite(Suite):
     kind: ClassVar[type[Record]] = Experiment
 
     def complete(self, cfg: Any) -> Any:
-        """Returns the config with data that needs no file; batches have the same shapes."""
+        """Return the config with data that needs no file; batches have the same shapes."""
         return evolve(cfg, data=cfg.data.for_shapes())
 
     def test_experiment_is_the_same_each_time(self, record: Experiment) -> None:

@@ -32,11 +32,11 @@ class ModifierSuite(Suite):
     repeats: ClassVar[tuple[str, ...]] = ()
 
     def make(self, record: Modifier) -> Any:
-        """Returns the modifier to prove."""
+        """Return the modifier to prove."""
         return record.config.resolve()(**self.values.get(record.key, {}))
 
     def subject(self, folder: Path) -> Any:
-        """Returns the config to modify: a small experiment, where not overridden."""
+        """Return the config to modify: a small experiment, where not overridden."""
         from axcore.testing.tiny import small_experiment
 
         return small_experiment(folder)

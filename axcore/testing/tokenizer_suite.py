@@ -47,7 +47,7 @@ class TokenizerSuite(Suite):
     is_lossless: ClassVar[bool] = True
 
     def make(self, record: DataTokenizer, folder: Path) -> Any:
-        """Returns the config of a tokenizer, whose files may be put in `folder`.
+        """Return the config of a tokenizer, whose files may be put in `folder`.
 
         Override where the config has fields to fill in.
         """

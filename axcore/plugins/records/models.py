@@ -83,7 +83,7 @@ class LayerVariant(Record):
         self.parts()  # refuses keys that are no target of a Ref
 
     def parts(self) -> tuple[Replacement, ...]:
-        """Returns each class that it replaces, with what takes its place."""
+        """Return each class that it replaces, with what takes its place."""
         if isinstance(self.replaces, Mapping):
             pairs = {Ref(target): config for target, config in self.replaces.items()}
         else:
