@@ -191,11 +191,11 @@ class EngineAdapters:
     """Numbers of adapters by name; not for several threads.
 
     Args:
-        most: Adapters there is room for.
+        max_adapters: Adapters that can be loaded at once.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_adapters: int) -> None:
+        self._max_adapters = max_adapters
         self._known: dict[str, NumberedAdapter] = {}
 
     def find(self, name: str | None) -> NumberedAdapter:
@@ -228,10 +228,10 @@ class EngineAdapters:
             ConfigError: There is no room for one more.
         """
         taken = {one.number for known, one in self._known.items() if known != name}
-        free = [number for number in range(self._most) if number not in taken.union(used)]
+        free = [number for number in range(self._max_adapters) if number not in taken.union(used)]
         if not free:
             raise ConfigError(
-                f"there is room for {self._most} adapters, and all are in use",
+                f"there is room for {self._max_adapters} adapters, and all are in use",
                 where="num_adapters",
                 hint="remove one, or set num_adapters higher",
             )

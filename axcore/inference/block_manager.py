@@ -123,7 +123,7 @@ class PagePool:
         assert {digest: page for page, digest in self._digests.items()} == self._pages
 
 
-Holders = Sequence[int] | np.ndarray
+_Holders = Sequence[int] | np.ndarray
 """How many texts hold each page."""
 
 
@@ -201,7 +201,7 @@ class BlockManager:
         self.rows.set_pages(slot, len(sequence.pages), pages)
         sequence.pages += pages
 
-    def num_pages_needed(self, sequence: SequenceState, holders: Holders) -> int:
+    def num_pages_needed(self, sequence: SequenceState, holders: _Holders) -> int:
         """Return how many free pages a sequence needs to be read to its end.
 
         Args:
@@ -227,7 +227,7 @@ class BlockManager:
             holders[sequence.pages] -= 1
         return holders
 
-    def num_copies(self, slots: np.ndarray, holders: Holders | None = None) -> int:
+    def num_copies(self, slots: np.ndarray, holders: _Holders | None = None) -> int:
         """Return how many pages some rows need to copy before they are written on.
 
         Args:
@@ -292,7 +292,7 @@ class BlockManager:
         found = [page for page in pages if page is not None]
         return found if len(found) == count else []
 
-    def _shared(self, slots: np.ndarray, holders: Holders) -> list[int]:
+    def _shared(self, slots: np.ndarray, holders: _Holders) -> list[int]:
         """Return the slots whose next token is to be written on a page that others hold too.
 
         That is so only of a text whose every page was found: its last token is computed again, for

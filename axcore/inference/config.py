@@ -64,11 +64,11 @@ class EngineConfig:
     compute: DType | None = None
 
 
-SHORTEST_CHUNK = 16
+_SHORTEST_CHUNK = 16
 """Tokens of the shortest pieces that texts are read in, where a step may read as many."""
 
 
-MAX_SCORED = 128
+_MAX_SCORED = 128
 """Tokens of a prompt that are scored at once; there are logits of all of them."""
 
 
@@ -139,12 +139,12 @@ def batch_buckets(cfg: EngineConfig, hardware: Hardware | None = None) -> BatchB
             f"batch_size_buckets end at {decode_buckets[-1]}; max_num_seqs is {cfg.max_num_seqs}",
             hint=f"add {cfg.max_num_seqs} to batch_size_buckets",
         )
-    shortest = min(SHORTEST_CHUNK, cfg.max_num_batched_tokens)
+    shortest = min(_SHORTEST_CHUNK, cfg.max_num_batched_tokens)
     lengths = _no_longer_than(cfg.max_length, _grown(shortest, cfg.max_num_batched_tokens, 2))
     most = [max(1, cfg.max_num_batched_tokens // length) for length in lengths]
     fits = [max((size for size in decode_buckets if size <= rows), default=1) for rows in most]
     prefill_buckets = tuple(tuple(sorted({1, rows})) for rows in fits)
-    alone = max(length for length in lengths if length <= MAX_SCORED)
+    alone = max(length for length in lengths if length <= _MAX_SCORED)
     is_host = hardware is not None and hardware.family == "cpu"
     tokens_of_call = TOKENS_OF_CALL_ON_HOST if is_host else TOKENS_OF_CALL
     return BatchBuckets(

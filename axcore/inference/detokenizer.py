@@ -80,7 +80,7 @@ MAX_PENDING = 16
 """Tokens without a whole character that are waited for; no character has as many bytes."""
 
 
-MAX_CUT = 3
+_MAX_CUT = 3
 """Bytes of a character of UTF-8 that are not yet one."""
 
 
@@ -130,7 +130,7 @@ class TextStream:
 
     def _first_pending(self, whole: str) -> str:
         """Give up waiting for the first pending tokens: what follows cannot change them."""
-        for count in range(len(self._pending) - MAX_CUT, 0, -1):
+        for count in range(len(self._pending) - _MAX_CUT, 0, -1):
             start, rest = self._pending[:count], self._pending[count:]
             known = self._decoded(start)
             if known + decoded(self._tokenizer, rest) == whole:

@@ -58,13 +58,13 @@ def build_engine(
     Raises:
         ConfigError: The config does not fit the model, or itself.
     """
-    check_draft(cfg, draft, tokenizer)
+    _check_draft(cfg, draft, tokenizer)
     buckets = batch_buckets(cfg, current_policy().hardware)
     # Weights are placed before the cache is sized: its pages take what memory they leave.
     served, weights, cache_config = build_cached_model(
         model, state, cfg, kv_cache_config(cfg), mesh=mesh, draft=draft
     )
-    check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
+    _check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
     limits = scheduler_config(cfg, cache_config, buckets, keeps_pages_only=served.keeps_pages_only)
     kinds = sampler_kinds(cfg)
     programs = Programs(
@@ -129,7 +129,7 @@ def sampler_kinds(cfg: EngineConfig) -> tuple[SamplerKind, ...]:
     return cfg.sampler_kinds[-1:] if cfg.fixed_shapes else cfg.sampler_kinds
 
 
-def check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) -> None:
+def _check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) -> None:
     """Refuse a draft model that nobody asked for, a missing one, and one of other tokens.
 
     Raises:
@@ -153,7 +153,7 @@ def check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) ->
     draft.check_tokenizer(tokenizer)
 
 
-def check_speculation(
+def _check_speculation(
     cfg: EngineConfig, *, keeps_pages_only: bool, draft: Draft | None = None
 ) -> None:
     """Refuse speculative decoding where a rejected token cannot be removed from a cache.

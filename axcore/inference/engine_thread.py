@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from axcore.errors import EngineError
 
-IDLE_S = 1.0
+_IDLE_S = 1.0
 """Seconds after which a thread without work ends; the next command starts another. A thread holds
 its engine, so one that waited for ever would keep weights on the device that nobody can reach."""
 
@@ -130,7 +130,7 @@ class EngineThread:
         with self.changed:
             if self._is_idle():
                 self.changed.notify_all()
-            self.changed.wait_for(lambda: self.is_closed or not self._is_idle(), IDLE_S)
+            self.changed.wait_for(lambda: self.is_closed or not self._is_idle(), _IDLE_S)
             if self._is_idle() and not self.is_closed:
                 self._thread = None
                 return False

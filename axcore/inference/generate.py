@@ -16,13 +16,13 @@ from axcore.inference.engine import Engine
 from axcore.inference.request import Request, SamplerKind, Sampling, kind_for
 from axcore.module import Module
 
-PREFILL_TOKENS = 64
+_PREFILL_TOKENS = 64
 """Tokens of a prompt that one call reads."""
 
-DECODE_STEPS = 16
+_DECODE_STEPS = 16
 """Tokens of a row that one call samples."""
 
-MAX_SAMPLES = 32
+_MAX_SAMPLES = 32
 """Samples that are sampled at once."""
 
 
@@ -155,8 +155,8 @@ class Generator:
 
     def _engine(self, num_samples: int, max_tokens: int, kind: SamplerKind) -> Engine:
         """Return an engine with few programs, each of a fixed shape."""
-        rows = min(num_samples, MAX_SAMPLES)
-        count = max(1, min(DECODE_STEPS, max_tokens - 1))
+        rows = min(num_samples, _MAX_SAMPLES)
+        count = max(1, min(_DECODE_STEPS, max_tokens - 1))
         key = (rows, count, kind)
         if key not in self._engines:
             page_size = min(16, self.context)
@@ -164,7 +164,7 @@ class Generator:
                 max_num_seqs=rows,
                 max_length=self.context,
                 page_size=page_size,
-                max_num_batched_tokens=max(PREFILL_TOKENS, page_size),
+                max_num_batched_tokens=max(_PREFILL_TOKENS, page_size),
                 num_decode_steps=count,
                 fixed_shapes=True,
                 sampler_kinds=(kind,),

@@ -26,7 +26,7 @@ from axcore.inference.token_bytes import TokenBytes
 _SPACES_BETWEEN = {"whitespace_pattern": " ?"}
 """White space between the parts of JSON: with any number, a greedy model may write no end of it."""
 
-MAX_PROPERTIES = 4000
+_MAX_PROPERTIES = 4000
 """Properties of all objects of a schema, which take about 2 s to compile."""
 
 MAX_OPTIONAL = 400
@@ -83,7 +83,7 @@ def check_schema_size(schema: Any) -> None:
             found.keys() - set(map(str, required if isinstance(required, list) else ()))
         )
         for number, most, what in (
-            (num_properties, MAX_PROPERTIES, "properties"),
+            (num_properties, _MAX_PROPERTIES, "properties"),
             (num_optional, MAX_OPTIONAL, "properties in one object that are not required"),
         ):
             if number > most:
@@ -206,10 +206,10 @@ class GrammarCompiler:
             found.set_exception(error)
 
     def _compile(self, grammar: Grammar) -> Any:
-        library = import_llguidance()
+        library = _import_llguidance()
         with self._reading:
             if self._known is None:
-                self._known = grammar_tokenizer(self._tokenizer)
+                self._known = _grammar_tokenizer(self._tokenizer)
         source = grammar_source(grammar, self._tokenizer)
         matcher = library.LLMatcher(self._known, source, log_level=0)
         if matcher.is_error():
@@ -270,7 +270,7 @@ def grammar_source(grammar: Grammar, tokenizer: Tokenizer) -> str:
     Raises:
         RequestError: A schema is no JSON, or has too many properties; or there is no library.
     """
-    library = import_llguidance()
+    library = _import_llguidance()
     if grammar.kind == "lark":
         return str(
             library.LLMatcher.grammar_from_lark(_with_token_numbers(grammar.text, tokenizer))
@@ -306,7 +306,7 @@ def _with_token_numbers(text: str, tokenizer: Tokenizer) -> str:
     return _LARK_PARTS.sub(numbered, text)
 
 
-def import_llguidance() -> Any:
+def _import_llguidance() -> Any:
     """Return the library.
 
     Raises:
@@ -315,13 +315,13 @@ def import_llguidance() -> Any:
     return import_extra("llguidance", used_by="a grammar", error=RequestError, where="grammar")
 
 
-def grammar_tokenizer(tokenizer: Tokenizer) -> Any:
+def _grammar_tokenizer(tokenizer: Tokenizer) -> Any:
     """Return the library's tokenizer with the same tokens.
 
     Raises:
         RequestError: What bytes its tokens are is not known.
     """
-    library = import_llguidance()
+    library = _import_llguidance()
     wrapped = TokenBytes(
         known_token_bytes(tokenizer),
         eos_id=tokenizer.eos_id,

@@ -21,7 +21,7 @@ from axcore.module import Module
 from axcore.parallel import MESH_AXES, PARAM_RULES, MeshShape, param_shardings
 from axcore.plugins import Hardware
 
-MEMORY_SHARE = 0.9
+_MEMORY_SHARE = 0.9
 """Part of the free memory that caches may take, without the room in which new weights take the
 place of old ones; programs need some, too."""
 
@@ -133,7 +133,7 @@ def fit_kv_cache(
     if free_bytes is None:
         return cache_config
     spare = max(0, free_bytes - served.conversion.replacement_bytes)
-    pages = fit_pages(cache_config, served.cache_bytes, int(MEMORY_SHARE * spare))
+    pages = fit_pages(cache_config, served.cache_bytes, int(_MEMORY_SHARE * spare))
     if cfg.fixed_shapes and pages != cache_config.pages:
         raise ConfigError(
             f"memory holds {pages.num_pages} pages; fixed_shapes needs "
@@ -181,7 +181,7 @@ def check_pages_fit(pages: PagedKVCacheConfig, cache_bytes: int, free_bytes: int
     """
     if cache_bytes <= free_bytes:
         return
-    fitting = int(MEMORY_SHARE * pages.num_pages * free_bytes / cache_bytes)
+    fitting = int(_MEMORY_SHARE * pages.num_pages * free_bytes / cache_bytes)
     raise ConfigError(
         f"num_pages is {pages.num_pages}; caches with so many pages of {pages.page_size} tokens "
         f"take {cache_bytes / 2**30:.3g} GiB, and there are {free_bytes / 2**30:.3g} GiB of memory",
@@ -199,7 +199,7 @@ def _free_bytes(mesh: Mesh | None) -> int | None:
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
 
 
-WEIGHT_SHARE = 0.5
+_WEIGHT_SHARE = 0.5
 """Part of a device's memory that weights may take; the rest is for caches and programs."""
 
 
@@ -222,7 +222,7 @@ def serving_mesh(
         return {"model": 1}
     divisors = (count for count in range(1, num_devices + 1) if num_devices % count == 0)
     counts = [count for count in divisors if _divides(model, count)]
-    held = WEIGHT_SHARE * hardware.memory_bytes / hardware.devices_per_chip
+    held = _WEIGHT_SHARE * hardware.memory_bytes / hardware.devices_per_chip
     nbytes = weight_bytes(model, cfg)
     return {"model": next((one for one in counts if nbytes / one <= held), counts[-1])}
 

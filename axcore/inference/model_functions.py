@@ -65,7 +65,7 @@ class ModelFunctions:
         rows = self._rows(call)
         tokens, following = jnp.split(rows.tokens, 2, axis=1)
         logits, caches = self._step_everywhere(weights, caches, rows._replace(tokens=tokens))
-        scores = scores_of(logits[0], following[0], rows.wants_logprobs[0] > 0)
+        scores = _scores_of(logits[0], following[0], rows.wants_logprobs[0] > 0)
         return scores, logits[:, jnp.maximum(rows.sizes[0] - 1, 0)], caches
 
     def multi_step_decode(
@@ -88,7 +88,7 @@ class ModelFunctions:
             samples = (step < rows.sizes).astype(jnp.int32)
             last = jnp.take(sampler_state.last, rows.slots, mode="clip")
             here = rows._replace(
-                slots=sampling_slots(rows._replace(samples=samples), sampler_state),
+                slots=_sampling_slots(rows._replace(samples=samples), sampler_state),
                 starts=(rows.starts + step) * samples,
                 sizes=samples,
                 first=rows.first + step,
@@ -96,7 +96,7 @@ class ModelFunctions:
                 tokens=last[:, None],
             )
             logits, caches = self._step(weights, caches, here, at=jnp.zeros_like(here.tokens))
-            sampled, sampler_state = sample_tokens(
+            sampled, sampler_state = _sample_tokens(
                 sampler_state, sampling, allowed, logits[:, 0], here, kind=kind
             )
             return (caches, sampler_state), sampled
@@ -144,7 +144,7 @@ class ModelFunctions:
             history=sampler_state.history.take(held) if kind == "full" else None,
             kind=kind,
         )
-        slots = sampling_slots(rows, sampler_state)
+        slots = _sampling_slots(rows, sampler_state)
         history = sampler_state.history
         for place in range(length if kind == "full" else 0):
             taken = jnp.where(place < counts, slots, sampler_state.num_slots)
@@ -152,7 +152,7 @@ class ModelFunctions:
         last = jnp.take_along_axis(tokens, counts[:, None] - 1, axis=1)[:, 0]
         sampler_state = sampler_state.drew(slots, last, history)
         wanted = jnp.any(rows.wants_logprobs > 0)
-        logprobs = [logprobs_of(logits[:, i], tokens[:, i], wanted) for i in range(length)]
+        logprobs = [_logprobs_of(logits[:, i], tokens[:, i], wanted) for i in range(length)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *logprobs)
         return SamplerOutput(tokens.T, stacked), counts, caches, sampler_state
 
@@ -195,13 +195,13 @@ def sample_rows(
 ) -> tuple[SamplerOutput, SamplerState]:
     """Return a token of each row of a call, `[1, B]`, and the memory with it."""
     rows = model_input(call, call.shape[1] - NUM_COLUMNS)
-    sampled, sampler_state = sample_tokens(
+    sampled, sampler_state = _sample_tokens(
         sampler_state, sampling, allowed, logits, rows, kind=kind
     )
     return jax.tree.map(lambda leaf: leaf[None], sampled), sampler_state
 
 
-def sample_tokens(
+def _sample_tokens(
     sampler_state: SamplerState,
     sampling: SamplingRows,
     allowed: UInt32[Array, "#B W"],
@@ -216,20 +216,20 @@ def sample_tokens(
     keys = row_keys(own.seed, rows.first)
     history = sampler_state.history.take(held) if kind == "full" else None
     tokens = sample(logits, own, keys, allowed=allowed, history=history, kind=kind)
-    logprobs = logprobs_of(logits, tokens, jnp.any(rows.wants_logprobs > 0))
-    slots = sampling_slots(rows, sampler_state)
+    logprobs = _logprobs_of(logits, tokens, jnp.any(rows.wants_logprobs > 0))
+    slots = _sampling_slots(rows, sampler_state)
     counted = (
         sampler_state.history.sampled(slots, tokens) if kind == "full" else sampler_state.history
     )
     return SamplerOutput(tokens, logprobs), sampler_state.drew(slots, tokens, counted)
 
 
-def sampling_slots(rows: ModelInput, sampler_state: SamplerState) -> Int[Array, " B"]:
+def _sampling_slots(rows: ModelInput, sampler_state: SamplerState) -> Int[Array, " B"]:
     """Return the slot of each row; one out of range where the row does not sample."""
     return jnp.where(rows.samples > 0, rows.slots, sampler_state.num_slots)
 
 
-def logprobs_of(
+def _logprobs_of(
     logits: Float[Array, "B V"], tokens: Int[Array, " B"], is_wanted: Bool[Array, ""]
 ) -> LogProbs:
     """Return log-probabilities of sampled tokens; zeros where no row wants any."""
@@ -246,7 +246,7 @@ def logprobs_of(
     return logprobs
 
 
-def scores_of(
+def _scores_of(
     logits: Float[Array, "T V"], following: Int[Array, " T"], is_wanted: Bool[Array, ""]
 ) -> LogProbs:
     """Return log-probabilities of tokens of a text; of the likeliest but one where none more is

@@ -77,14 +77,16 @@ class Replicas:
                 on_failure=partial(self._fail, index),
                 grammars=self._grammars,
             )
-            for index, own in enumerate(replica_meshes(mesh))
+            for index, own in enumerate(_replica_meshes(mesh))
         )
         self._adapters: dict[str, EngineAdapter] = {}
         self._num_moved = self._num_lost = 0
         self.max_length = self._engines[0].max_length
         self.config = self._engines[0].config
         self._sent = tuple(
-            SentPrompts(page_size=one.config.page_size or one.max_length, most=stats.pages_total)
+            SentPrompts(
+                page_size=one.config.page_size or one.max_length, max_pages=stats.pages_total
+            )
             for one in self._engines
             for stats in (one.stats(),)
         )
@@ -337,11 +339,11 @@ class SentPrompts:
 
     Args:
         page_size: Tokens of a page.
-        most: Pages that are remembered, as many as the replica has.
+        max_pages: Pages that are remembered, as many as the replica has.
     """
 
-    def __init__(self, *, page_size: int, most: int) -> None:
-        self._page_size, self._most = page_size, most
+    def __init__(self, *, page_size: int, max_pages: int) -> None:
+        self._page_size, self._max_pages = page_size, max_pages
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
@@ -361,7 +363,7 @@ class SentPrompts:
         for digest in reversed(digests):
             self._known[digest] = None
             self._known.move_to_end(digest)
-        while len(self._known) > self._most:
+        while len(self._known) > self._max_pages:
             self._known.popitem(last=False)
 
     def forget(self) -> None:
@@ -391,16 +393,16 @@ def by_preference(stats: Sequence[EngineStats], held: Sequence[int]) -> list[int
     return sorted(range(len(stats)), key=key)
 
 
-REPLICAS = "data"
+_REPLICAS = "data"
 """The mesh axis along which there are replicas."""
 
 
-def replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
+def _replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
     """Return the mesh of each replica, whose data axis has one place."""
-    axis = mesh.axis_names.index(REPLICAS)
+    axis = mesh.axis_names.index(_REPLICAS)
     return tuple(
         Mesh(np.take(mesh.devices, [place], axis), mesh.axis_names, axis_types=mesh.axis_types)
-        for place in range(mesh.shape[REPLICAS])
+        for place in range(mesh.shape[_REPLICAS])
     )
 
 
@@ -431,6 +433,6 @@ def open_engine(
         ShardingError: The model does not divide over the mesh.
     """
     found = mesh_of(state) if mesh is None else mesh
-    if found is not None and found.shape.get(REPLICAS, 1) > 1:
+    if found is not None and found.shape.get(_REPLICAS, 1) > 1:
         return Replicas(model, state, tokenizer, cfg, mesh=found, draft=draft)
     return Engine(model, state, tokenizer, cfg, mesh=found, draft=draft)

@@ -20,7 +20,7 @@ MAX_LOGPROBS = 20
 """Number of likeliest tokens whose log-probabilities a request may ask for."""
 
 
-MAX_PRIORITY = 1_000_000
+_MAX_PRIORITY = 1_000_000
 """Bounded so that a place in the order of requests fits into 64 bits."""
 
 
@@ -135,7 +135,7 @@ SamplerKind = Literal["greedy", "plain", "full"]
 `full` every setting. Each does all that those before it do."""
 
 
-KIND_ORDER: tuple[SamplerKind, ...] = ("greedy", "plain", "full")
+_KIND_ORDER: tuple[SamplerKind, ...] = ("greedy", "plain", "full")
 """What programs can sample; each does all that those before it do."""
 
 
@@ -157,7 +157,7 @@ def kind_index(sampling: Sampling, kinds: tuple[SamplerKind, ...]) -> int:
     """
     needed = kind_for([sampling])
     for place, kind in enumerate(kinds):
-        if KIND_ORDER.index(kind) >= KIND_ORDER.index(needed):
+        if _KIND_ORDER.index(kind) >= _KIND_ORDER.index(needed):
             return place
     raise RequestError(
         f"this engine draws {' or '.join(kinds)}, and the request needs {needed!r}",
@@ -237,9 +237,9 @@ class RequestLimits:
             RequestError: Saying what in it is wrong.
         """
         self._check_size(request)
-        if abs(request.priority) > MAX_PRIORITY:
+        if abs(request.priority) > _MAX_PRIORITY:
             raise RequestError(
-                f"priority is {request.priority}; expected {-MAX_PRIORITY} to {MAX_PRIORITY}",
+                f"priority is {request.priority}; expected {-_MAX_PRIORITY} to {_MAX_PRIORITY}",
                 where="priority",
             )
         number = request.num_logprobs

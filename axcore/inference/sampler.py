@@ -35,11 +35,11 @@ class LogProbs(NamedTuple):
     top_logprobs: Float[Array, "B n"]
 
 
-ALL_TOKENS = np.iinfo(np.int32).max
+_ALL_TOKENS = np.iinfo(np.int32).max
 """The `top_k` of a row that samples from all tokens."""
 
 
-NO_TOKEN = np.iinfo(np.int32).max
+_NO_TOKEN = np.iinfo(np.int32).max
 """Fills the biases up; it is out of any vocabulary."""
 
 
@@ -48,13 +48,13 @@ class SamplingRows(NamedTuple):
 
     Args:
         temperature: See `Sampling`, as for all names of it.
-        top_k: `ALL_TOKENS` where None.
+        top_k: `_ALL_TOKENS` where None.
         top_p: See `Sampling`.
         min_p: See `Sampling`.
         repetition_penalty: See `Sampling`.
         presence_penalty: See `Sampling`.
         frequency_penalty: See `Sampling`.
-        bias_tokens: The tokens of `logit_bias`, filled up with `NO_TOKEN`.
+        bias_tokens: The tokens of `logit_bias`, filled up with `_NO_TOKEN`.
         biases: Their biases.
         seed: The low and the high 32 bits of each row's seed.
     """
@@ -75,8 +75,8 @@ class SamplingRows(NamedTuple):
         for name in self._fields[:7]:
             if name != "top_k":
                 getattr(self, name)[row] = getattr(sampling, name)
-        self.top_k[row] = min(sampling.top_k or ALL_TOKENS, ALL_TOKENS)
-        self.bias_tokens[row] = NO_TOKEN
+        self.top_k[row] = min(sampling.top_k or _ALL_TOKENS, _ALL_TOKENS)
+        self.bias_tokens[row] = _NO_TOKEN
         self.biases[row] = 0
         for place, (token, bias) in enumerate(sampling.logit_bias):
             self.bias_tokens[row, place], self.biases[row, place] = token, bias
@@ -92,13 +92,13 @@ def greedy_rows(num_rows: int) -> SamplingRows:
     one, zero = np.ones(num_rows, np.float32), np.zeros(num_rows, np.float32)
     return SamplingRows(
         temperature=zero,
-        top_k=np.full(num_rows, ALL_TOKENS, np.int32),
+        top_k=np.full(num_rows, _ALL_TOKENS, np.int32),
         top_p=one,
         min_p=zero.copy(),
         repetition_penalty=one.copy(),
         presence_penalty=zero.copy(),
         frequency_penalty=zero.copy(),
-        bias_tokens=np.full((num_rows, MAX_BIASES), NO_TOKEN, np.int32),
+        bias_tokens=np.full((num_rows, MAX_BIASES), _NO_TOKEN, np.int32),
         biases=np.zeros((num_rows, MAX_BIASES), np.float32),
         seed=np.zeros((num_rows, 2), np.uint32),
     )
@@ -173,7 +173,7 @@ def empty_history(num_slots: int, vocab_size: int) -> TokenHistory:
 
 def _kept(tokens: Int[Array, "B T"], is_kept: Bool[Array, "B T"]) -> Int[Array, "B T"]:
     """Return tokens, out of any vocabulary where they are not kept."""
-    return jnp.where(is_kept, tokens, NO_TOKEN)
+    return jnp.where(is_kept, tokens, _NO_TOKEN)
 
 
 def sample(
@@ -230,9 +230,9 @@ def processed_logits(
     """Return logits after penalties, biases and the mask; the arguments are those of `sample`."""
     logits = jnp.asarray(logits, jnp.float32)
     if kind == "full":
-        logits = logits if history is None else penalize(logits, rows, history)
-        logits = add_bias(logits, rows)
-    return logits if allowed is None else mask_logits(logits, jnp.asarray(allowed))
+        logits = logits if history is None else _penalize(logits, rows, history)
+        logits = _add_bias(logits, rows)
+    return logits if allowed is None else _mask_logits(logits, jnp.asarray(allowed))
 
 
 def scaled_logits(
@@ -247,7 +247,7 @@ def scaled_logits(
     """
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
     scaled = (changed - jnp.max(changed, axis=1, keepdims=True)) / temperature
-    return filter_tokens(scaled, rows) if kind == "full" else scaled
+    return _filter_tokens(scaled, rows) if kind == "full" else scaled
 
 
 def log_probabilities(
@@ -266,7 +266,7 @@ def log_probabilities(
     return LogProbs(sampled, top_tokens.astype(jnp.int32), top_logprobs)
 
 
-def penalize(
+def _penalize(
     logits: Float[Array, "B V"], rows: SamplingRows, history: TokenHistory
 ) -> Float[Array, "B V"]:
     """Return logits with the repetition penalty, then the frequency and the presence penalty.
@@ -284,7 +284,7 @@ def penalize(
     return penalized
 
 
-def add_bias(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
+def _add_bias(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
     """Return logits with each row's biases; takes no time where no row has one."""
     at = jnp.arange(logits.shape[0])[:, None]
 
@@ -295,7 +295,7 @@ def add_bias(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B
     return biased
 
 
-def filter_tokens(scaled: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
+def _filter_tokens(scaled: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
     """Return logits that are minus infinity where a filter drops the token.
 
     Args:
@@ -367,7 +367,7 @@ def packed_mask(allowed: Bool[np.ndarray, "*rows V"]) -> UInt32[np.ndarray, "*ro
     return np.ascontiguousarray(packed).view("<u4").astype(np.uint32)
 
 
-def mask_logits(
+def _mask_logits(
     logits: Float[Array, "B V"], allowed: UInt32[Array, "B W"] | UInt32[Array, "1 W"]
 ) -> Float[Array, "B V"]:
     """Return logits that are minus infinity where a token is not allowed."""

@@ -35,7 +35,7 @@ class Stage:
     keys: tuple[Hashable, ...]
 
 
-def growing(
+def _growing(
     buckets: BatchBuckets, kinds: tuple[SamplerKind, ...]
 ) -> list[tuple[BatchBuckets, tuple[SamplerKind, ...]]]:
     """Return buckets and kinds of stages: those of few programs first, all of them last.
@@ -62,7 +62,7 @@ def stages(
     kinds: tuple[SamplerKind, ...],
 ) -> list[Stage]:
     """Return stages in which programs can be compiled; the last one has all."""
-    found = [] if cfg.fixed_shapes else growing(buckets, kinds)
+    found = [] if cfg.fixed_shapes else _growing(buckets, kinds)
     return [
         Stage(fewer, some, tuple(program_keys(cfg, limits, fewer, some)))
         for fewer, some in found or [(buckets, kinds)]

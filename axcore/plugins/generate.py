@@ -20,15 +20,18 @@ Written by `{COMMAND}`.
 
 '''
 
+LINE_LENGTH = 100
+
 
 def records_module() -> str:
-    """Returns the source of `axcore/plugins/records/__init__.py`."""
+    """Return the source of `axcore/plugins/records/__init__.py`."""
     classes = record_classes()
-    origins = {(cls.__module__, cls.__name__) for cls in classes.values()}
-    origins.add(("axcore.plugins.hooks", "HookDecorator, HookTable"))
+    origins = {"axcore.plugins.hooks": ["HookDecorator", "HookTable"]}
+    for cls in classes.values():
+        origins.setdefault(cls.__module__, []).append(cls.__name__)
     names = sorted(cls.__name__ for cls in classes.values())
     lines = [
-        *(f"from {module} import {name}" for module, name in sorted(origins)),
+        *(_import(module, sorted(named)) for module, named in sorted(origins.items())),
         "",
         "__all__ = [",
         *(f'    "{name}",' for name in [*names, "hook"]),
@@ -47,8 +50,16 @@ def records_module() -> str:
     return _HEAD + "\n".join(lines)
 
 
+def _import(module: str, names: list[str]) -> str:
+    """Return an import as `ruff format` writes it."""
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= LINE_LENGTH:
+        return line
+    return "\n".join((f"from {module} import (", *(f"    {name}," for name in names), ")"))
+
+
 def main() -> None:
-    """Writes the list, and in an interpreter of its own, which reads the new list, the page."""
+    """Write the list, and in an interpreter of its own, which reads the new list, the page."""
     if sys.argv[1:] != ["page"]:
         Path(records.__file__).write_text(records_module(), encoding="utf-8")
         subprocess.run([sys.executable, "-m", "axcore.plugins.generate", "page"], check=True)

@@ -21,7 +21,7 @@ from axcore.serving.api_error import ApiError
 from axcore.serving.metrics import RequestStats, ServerMetrics
 from axcore.serving.worker_pool import CLIENT
 
-VARIABLE = "AXCORE_API_KEYS"
+_VARIABLE = "AXCORE_API_KEYS"
 """Keys, with commas between them."""
 
 
@@ -82,7 +82,7 @@ def read_api_keys(file: str | None, environment: Mapping[str, str] = os.environ)
     Raises:
         ConfigError: The file cannot be read, holds no key, or may be read by others.
     """
-    named = [key.strip() for key in environment.get(VARIABLE, "").split(",")]
+    named = [key.strip() for key in environment.get(_VARIABLE, "").split(",")]
     return ApiKeys(tuple(key for key in [*named, *_in_file(file)] if key))
 
 

@@ -35,7 +35,7 @@ from axcore.serving.tools import (
     special_marks,
 )
 
-MAX_MESSAGES = 4096
+_MAX_MESSAGES = 4096
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _UNSUPPORTED = {
     "functions": "Use tools.",
@@ -123,14 +123,14 @@ def read_chat(content: Any, limits: Limits) -> ChatRequest:
 
 
 def _max_tokens(fields: RequestParser) -> int | None:
-    limits = {"least": 1, "most": 2**31 - 1}
+    limits = {"min_value": 1, "max_value": 2**31 - 1}
     found = fields.integer("max_completion_tokens", **limits)
     return fields.integer("max_tokens", **limits) if found is None else found
 
 
 def _num_logprobs(fields: RequestParser) -> int | None:
     is_wanted = fields.boolean("logprobs")
-    number = fields.integer("top_logprobs", least=0, most=MAX_LOGPROBS)
+    number = fields.integer("top_logprobs", min_value=0, max_value=MAX_LOGPROBS)
     if number is not None and not is_wanted:
         raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
     return (number or 0) if is_wanted else None
@@ -164,7 +164,7 @@ def read_messages(fields: RequestParser) -> tuple[dict[str, Any], ...]:
     Raises:
         ApiError: There is none, or one is not as it should be.
     """
-    found = fields.items("messages", most=MAX_MESSAGES)
+    found = fields.items("messages", max_items=_MAX_MESSAGES)
     if not found:
         message = "messages is missing or empty; expected a list of turns"
         raise invalid(message, "messages", code="missing_field")
@@ -226,7 +226,7 @@ def _content(fields: RequestParser) -> str | None:
 def _tool_calls(fields: RequestParser) -> list[dict[str, Any]]:
     """Return the calls of a turn; templates write their arguments as JSON, so they are read."""
     calls = []
-    for number, one in enumerate(fields.items("tool_calls", most=128) or []):
+    for number, one in enumerate(fields.items("tool_calls", max_items=128) or []):
         call = RequestParser(one, f"{fields.path('tool_calls')}[{number}]")
         function = call.inner("function")
         name = None if function is None else function.text("name")

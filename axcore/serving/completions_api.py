@@ -65,7 +65,7 @@ def read_completion(content: Any, limits: Limits) -> CompletionRequest:
     """
     fields = RequestParser(content)
     echo = fields.boolean("echo")
-    max_tokens = fields.integer("max_tokens", least=0, most=2**31 - 1)
+    max_tokens = fields.integer("max_tokens", min_value=0, max_value=2**31 - 1)
     if max_tokens == 0 and not echo:
         raise invalid("max_tokens is 0, which needs echo: true; expected 1 or more", "max_tokens")
     request = CompletionRequest(
@@ -74,7 +74,7 @@ def read_completion(content: Any, limits: Limits) -> CompletionRequest:
         prompt_options=read_prompt_options(fields),
         max_tokens=max_tokens,
         echo=echo,
-        num_logprobs=fields.integer("logprobs", least=0, most=MAX_LOGPROBS),
+        num_logprobs=fields.integer("logprobs", min_value=0, max_value=MAX_LOGPROBS),
         grammar=read_response_format(fields),
         settings=read_settings(fields, limits),
     )

@@ -12,7 +12,7 @@ _LEAST = -9999.0
 """What stands in for minus infinity, which JSON cannot write; OpenAI's API has the same."""
 
 
-class WrittenToken(NamedTuple):
+class _WrittenToken(NamedTuple):
     """A token as responses have it.
 
     Args:
@@ -82,7 +82,7 @@ class TokenTexts:
         content = None if written.content is None else list(written.content)
         return {"token": written.text, "logprob": _finite(logprob), "bytes": content}
 
-    def _read(self, token: int) -> WrittenToken:
+    def _read(self, token: int) -> _WrittenToken:
         content = self._tokenizer.token_bytes(token)
         if content is None:  # a special token, or one of a tokenizer that does not know its bytes
             text = self._tokenizer.decode([token])
@@ -91,7 +91,7 @@ class TokenTexts:
             text = (content or b"").decode()
         except UnicodeDecodeError:  # a part of a character
             text = ""
-        return WrittenToken(text or f"token_id:{token}", len(text), content)
+        return _WrittenToken(text or f"token_id:{token}", len(text), content)
 
 
 def _finite(logprob: float | None) -> float | None:

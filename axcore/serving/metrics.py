@@ -50,7 +50,7 @@ class RequestStats:
             self.finish_reasons.append(delta.finish_reason)
 
 
-class EngineCollector(Collector):
+class _EngineCollector(Collector):
     """Reads the stats of a model's engine each time that somebody asks."""
 
     def __init__(self, served: ServedModel) -> None:
@@ -95,7 +95,7 @@ class ServerMetrics:
 
     def __init__(self, served: ServedModel) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(served))
+        self.registry.register(_EngineCollector(served))
         kept: Any = {"registry": self.registry, "namespace": "axcore"}
         self.requests = Counter("requests", "Requests", ["path", "status"], **kept)
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts", **kept)

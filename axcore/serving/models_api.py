@@ -76,7 +76,7 @@ async def _text(served: ServedModel, fields: RequestParser) -> dict[str, Any]:
         ApiError: It is not a list of tokens of the vocabulary.
     """
     most = served.tokenizer.vocab_size
-    tokens = fields.items("tokens", most=max(served.max_length, _MAX_DETOKENIZED))
+    tokens = fields.items("tokens", max_items=max(served.max_length, _MAX_DETOKENIZED))
     fields.finish()
 
     def decode() -> str:

@@ -12,7 +12,7 @@ from axcore.errors import ShardingError
 from axcore.module import Module
 from axcore.parallel import MESH_AXES, PARAM_RULES, MeshShape, make_mesh, param_shardings
 
-SERVED_AXES = ("data", "model")
+_SERVED_AXES = ("data", "model")
 """Mesh axes of engines: replicas lie along the first, work is split over the second."""
 
 
@@ -83,7 +83,7 @@ class Placement:
 
 def _used(shape: MeshShape, present: Sequence[Any]) -> Sequence[Any]:
     """Return the devices of a mesh of these sizes."""
-    others = [axis for axis, size in shape.items() if axis not in SERVED_AXES and size != 1]
+    others = [axis for axis, size in shape.items() if axis not in _SERVED_AXES and size != 1]
     if others and others[0] in MESH_AXES:  # what is none, the mesh refuses
         raise ShardingError(
             f"mesh has the axis {others[0]!r}, over which an engine splits nothing",

@@ -11,7 +11,7 @@ from axcore.serving.api_error import ApiError
 from axcore.serving.config import Limits
 from axcore.serving.worker_pool import CLIENT, LONG_BODY
 
-MEDIA_TYPE = "application/json"
+_MEDIA_TYPE = "application/json"
 
 
 class Bodies:
@@ -118,10 +118,10 @@ class Body:
                 the server reads too many others.
         """
         sent = request.headers.get("content-type", "")
-        if sent.partition(";")[0].strip().lower() != MEDIA_TYPE:
+        if sent.partition(";")[0].strip().lower() != _MEDIA_TYPE:
             # Browsers send other types across sites without asking the server first.
-            message = f"content-type is {sent!r:.80}; expected {MEDIA_TYPE}"
-            hint = f"With curl, add -H 'content-type: {MEDIA_TYPE}'."
+            message = f"content-type is {sent!r:.80}; expected {_MEDIA_TYPE}"
+            hint = f"With curl, add -H 'content-type: {_MEDIA_TYPE}'."
             raise ApiError(415, f"{message}. {hint}", code="unsupported_media_type")
         seconds = self._bodies.limits.body_timeout_s
         try:

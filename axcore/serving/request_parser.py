@@ -72,7 +72,7 @@ class RequestParser:
             raise self._wrong(name, value, "true or false")
         return value
 
-    def integer(self, name: str, *, least: int, most: int) -> int | None:
+    def integer(self, name: str, *, min_value: int, max_value: int) -> int | None:
         """Return a whole number between two, both included."""
         value = self.raw(name)
         if value is None:
@@ -81,16 +81,16 @@ class RequestParser:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, value, "a whole number")
-        return int(self._in_range(name, value, least, most))
+        return int(self._in_range(name, value, min_value, max_value))
 
-    def number(self, name: str, *, least: float, most: float, default: float) -> float:
+    def number(self, name: str, *, min_value: float, max_value: float, default: float) -> float:
         """Return a number between two, both included."""
         value = self.raw(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, value, "a number")
-        return float(self._in_range(name, value, least, most))
+        return float(self._in_range(name, value, min_value, max_value))
 
     def choice(self, name: str, known: Sequence[str]) -> str | None:
         """Return one of several texts."""
@@ -100,15 +100,15 @@ class RequestParser:
             raise invalid(f"{self.path(name)} is {value!r}; expected {expected}", self.path(name))
         return value
 
-    def items(self, name: str, *, most: int) -> list[Any] | None:
+    def items(self, name: str, *, max_items: int) -> list[Any] | None:
         """Return a list of anything."""
         value = self.raw(name)
         if value is None:
             return None
         if not isinstance(value, list):
             raise self._wrong(name, value, "a list")
-        if len(value) > most:
-            message = f"{self.path(name)} has {len(value)} items; at most {most} are accepted"
+        if len(value) > max_items:
+            message = f"{self.path(name)} has {len(value)} items; at most {max_items} are accepted"
             raise invalid(message, self.path(name))
         return value
 
@@ -145,10 +145,10 @@ class RequestParser:
                 message = f"There is no field {path!r}; {hint}"
                 raise invalid(message, path, code="unknown_field")
 
-    def _in_range(self, name: str, value: float, least: float, most: float) -> float:
-        if not least <= value <= most:
+    def _in_range(self, name: str, value: float, min_value: float, max_value: float) -> float:
+        if not min_value <= value <= max_value:
             path, shown = self.path(name), f"{value!r:.40}"
-            message = f"{path} is {shown}; expected a number from {least} to {most}"
+            message = f"{path} is {shown}; expected a number from {min_value} to {max_value}"
             raise invalid(message, path)
         return value
 
@@ -200,11 +200,11 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def finite_number(value: Any, where: str, *, least: float, most: float) -> float:
+def finite_number(value: Any, where: str, *, min_value: float, max_value: float) -> float:
     """Return a number that was sent as a value of a mapping."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not least <= value <= most:
-        message = f"{where} is {value!r:.40}; expected a number from {least} to {most}"
+    if not is_number or not math.isfinite(value) or not min_value <= value <= max_value:
+        message = f"{where} is {value!r:.40}; expected a number from {min_value} to {max_value}"
         raise invalid(message, where)
     return float(value)
 

@@ -15,18 +15,18 @@ from axcore.serving.api_error import invalid
 from axcore.serving.config import Limits
 from axcore.serving.request_parser import RequestParser, checked_text, finite_number
 
-MAX_STOPS = 16
+_MAX_STOPS = 16
 """Texts that may end an answer."""
 
-MAX_STOP_LETTERS = 1000
+_MAX_STOP_LETTERS = 1000
 """Letters of one of them; each is prepared for each answer while others wait."""
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that are listed beside each token at most."""
 
 MAX_BIASES = 300
-_LEAST_TOP_P = 1e-6
-_MOST = 2**63 - 1
+_MIN_TOP_P = 1e-6
+_MAX_INT = 2**63 - 1
 
 
 @attrs.frozen(kw_only=True)
@@ -63,33 +63,37 @@ def read_settings(fields: RequestParser, limits: Limits) -> Settings:
     is_streamed = fields.boolean("stream")
     return Settings(
         sampling=_sampling(fields),
-        num_choices=fields.integer("n", least=1, most=limits.max_completions) or 1,
-        seed=fields.integer("seed", least=-_MOST, most=_MOST),
+        num_choices=fields.integer("n", min_value=1, max_value=limits.max_completions) or 1,
+        seed=fields.integer("seed", min_value=-_MAX_INT, max_value=_MAX_INT),
         stop=_stop(fields),
         ignores_end=fields.boolean("ignore_eos"),
         is_streamed=is_streamed,
         includes_usage=_includes_usage(fields, is_streamed=is_streamed),
-        priority=fields.integer("priority", least=-1000, most=1000) or 0,
+        priority=fields.integer("priority", min_value=-1000, max_value=1000) or 0,
     )
 
 
 def _sampling(fields: RequestParser) -> Sampling:
     return Sampling(
-        temperature=fields.number("temperature", least=0, most=100, default=1.0),
+        temperature=fields.number("temperature", min_value=0, max_value=100, default=1.0),
         top_k=_top_k(fields),
         # 0 leaves the likeliest token, and so does the smallest number that is one of sampling.
-        top_p=max(_LEAST_TOP_P, fields.number("top_p", least=0, most=1, default=1.0)),
-        min_p=fields.number("min_p", least=0, most=1, default=0.0),
-        repetition_penalty=fields.number("repetition_penalty", least=0.01, most=100, default=1.0),
-        presence_penalty=fields.number("presence_penalty", least=-2, most=2, default=0.0),
-        frequency_penalty=fields.number("frequency_penalty", least=-2, most=2, default=0.0),
+        top_p=max(_MIN_TOP_P, fields.number("top_p", min_value=0, max_value=1, default=1.0)),
+        min_p=fields.number("min_p", min_value=0, max_value=1, default=0.0),
+        repetition_penalty=fields.number(
+            "repetition_penalty", min_value=0.01, max_value=100, default=1.0
+        ),
+        presence_penalty=fields.number("presence_penalty", min_value=-2, max_value=2, default=0.0),
+        frequency_penalty=fields.number(
+            "frequency_penalty", min_value=-2, max_value=2, default=0.0
+        ),
         logit_bias=_logit_bias(fields),
     )
 
 
 def _top_k(fields: RequestParser) -> int | None:
     """Return the number of tokens to sample from; -1 and 0 stand in for all of them."""
-    found = fields.integer("top_k", least=-1, most=_MOST)
+    found = fields.integer("top_k", min_value=-1, max_value=_MAX_INT)
     return None if found in (None, -1, 0) else found
 
 
@@ -107,18 +111,18 @@ def _logit_bias(fields: RequestParser) -> tuple[tuple[int, float], ...]:
         if not (token.isascii() and token.isdigit() and len(token) < 10):
             raise invalid(f"{path} has the key {token!r:.40}; expected the number of a token", path)
         where = f"{path}.{token}"
-        biases[int(token)] = finite_number(value, where, least=-100, most=100)
+        biases[int(token)] = finite_number(value, where, min_value=-100, max_value=100)
     return tuple(biases.items())
 
 
 def _stop(fields: RequestParser) -> tuple[str, ...]:
     found, path = fields.raw("stop"), fields.path("stop")
-    texts = [found] if isinstance(found, str) else fields.items("stop", most=MAX_STOPS) or []
+    texts = [found] if isinstance(found, str) else fields.items("stop", max_items=_MAX_STOPS) or []
     for text in texts:
         if not isinstance(text, str) or not text:
             raise invalid(f"{path} has {text!r:.40}; expected texts of one letter or more", path)
-        if len(text) > MAX_STOP_LETTERS:
-            most = f"at most {MAX_STOP_LETTERS} are accepted"
+        if len(text) > _MAX_STOP_LETTERS:
+            most = f"at most {_MAX_STOP_LETTERS} are accepted"
             raise invalid(f"{path} has a text of {len(text)} letters; {most}", path)
     return tuple(checked_text(text, path) for text in texts)
 

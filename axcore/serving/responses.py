@@ -19,7 +19,7 @@ from axcore.serving.metrics import RequestStats
 from axcore.serving.request_settings import Settings
 from axcore.serving.served_model import ServedModel
 
-KEEP_ALIVE_S = 15.0
+_KEEP_ALIVE_S = 15.0
 """After so many seconds without a token a stream sends a comment, so that proxies keep it open."""
 
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ class CompletionSet:
         try:
             while num_open:
                 try:
-                    async with asyncio.timeout(KEEP_ALIVE_S):
+                    async with asyncio.timeout(_KEEP_ALIVE_S):
                         number, delta = await arrived.get()
                 except TimeoutError:
                     yield None
@@ -75,7 +75,7 @@ class CompletionSet:
                 delta = delta if self._keeps_tokens else _without_tokens(delta)
                 self.stats.add(delta)
                 if delta.finish_reason == "error":
-                    raise engine_failed(self.completions[number])
+                    raise _engine_failed(self.completions[number])
                 num_open -= delta.finish_reason is not None
                 yield number, delta
             cached = sum(completion.num_cached_prompt_tokens for completion in self.completions)
@@ -94,7 +94,7 @@ def _without_tokens(delta: CompletionDelta) -> CompletionDelta:
     )
 
 
-def engine_failed(completion: CompletionStream) -> ApiError:
+def _engine_failed(completion: CompletionStream) -> ApiError:
     """Return the error of an answer that the engine could not finish."""
     error, adapter = completion.error, completion.request.adapter
     if isinstance(error, RequestError):  # a grammar that nothing can follow

@@ -68,7 +68,7 @@ def start_engine(
     if chat_template is not None:
         tokenizer = with_chat_template(tokenizer, chat_template, where="--chat-template")
     length = cfg.engine.max_length or opened.length
-    engine_cfg = with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
+    engine_cfg = _with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
     policy = opened.trainer.compiler.kernel_policy
     with use_policy(policy):
         shape = cfg.mesh or serving_mesh(
@@ -91,7 +91,7 @@ def start_engine(
             mesh=placement.mesh,
             draft=_draft(draft),
         )
-    add_adapters(engine, adapters)
+    _add_adapters(engine, adapters)
     when_placed()
     engine.warm_up(progress, when_all=partial(_say, time.monotonic()))
     return ServedModel(
@@ -181,7 +181,7 @@ def open_adapters(
     }
 
 
-def with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> EngineConfig:
+def _with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> EngineConfig:
     """Return an engine's config with room for all adapters.
 
     Raises:
@@ -198,7 +198,7 @@ def with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> Eng
     return evolve(cfg, num_adapters=max(cfg.num_adapters, len(adapters)))
 
 
-def add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
+def _add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
     """Let requests to an engine choose among adapters.
 
     Raises:

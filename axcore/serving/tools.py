@@ -56,7 +56,7 @@ class ToolCallReader(Protocol):
         ...
 
 
-def writes_marks(template: str | None) -> bool:
+def _writes_marks(template: str | None) -> bool:
     """Return whether a chat template writes calls between `<tool_call>` marks."""
     return template is not None and OPEN in template
 
@@ -68,7 +68,7 @@ def tool_call_reader(template: str | None, special: Container[str] = frozenset()
         template: The template.
         special: Marks that are special tokens, which have no text: calls are what is left.
     """
-    if writes_marks(template):
+    if _writes_marks(template):
         return WholeCall() if OPEN in special else MarkedCalls()
     if template is not None and '"parameters"' in template and "python" in template:
         return WholeCall()
@@ -122,11 +122,11 @@ class WholeCall:
     """Reads an answer that is one call, or several with semicolons between them.
 
     Args:
-        most: Calls that are kept, the first ones; None keeps all.
+        max_calls: Calls that are kept, the first ones; None keeps all.
     """
 
-    def __init__(self, *, most: int | None = None) -> None:
-        self._held, self._is_text, self._most = "", False, most
+    def __init__(self, *, max_calls: int | None = None) -> None:
+        self._held, self._is_text, self._max_calls = "", False, max_calls
 
     def read(self, text: str) -> list[str | ToolCall]:
         """Return text as soon as it begins with what no call does."""
@@ -153,7 +153,7 @@ class WholeCall:
             calls.append(_call(rest[:end], "", ""))
             rest = rest[end:].lstrip("; \n")
         are_calls = all(isinstance(call, ToolCall) for call in calls)
-        return calls[: self._most] if are_calls else [self._held]
+        return calls[: self._max_calls] if are_calls else [self._held]
 
 
 def _call(text: str, opened: str, closed: str) -> str | ToolCall:
@@ -175,7 +175,7 @@ def _overlap(text: str, mark: str) -> int:
     return next((size for size in range(longest, 0, -1) if mark.startswith(text[-size:])), 0)
 
 
-MAX_TOOLS = 128
+_MAX_TOOLS = 128
 _MODES = ("none", "auto", "required")
 
 
@@ -218,7 +218,7 @@ def read_tool_choice(fields: RequestParser) -> ToolChoice:
 
 
 def _tools(fields: RequestParser) -> list[Any]:
-    found = fields.items("tools", most=MAX_TOOLS) or []
+    found = fields.items("tools", max_items=_MAX_TOOLS) or []
     for number, one in enumerate(found):
         path = f"tools[{number}]"
         tool = RequestParser(one, path)
@@ -267,7 +267,7 @@ _PARTS = {"$ref", "allOf", "anyOf", "if", "oneOf", "patternProperties", "unevalu
 
 
 @attrs.frozen(kw_only=True)
-class CallFormat:
+class _CallFormat:
     """How a call is written.
 
     Args:
@@ -283,8 +283,8 @@ class CallFormat:
     between: str = "; "
 
 
-_MARKED = CallFormat(before="<tool_call>\n", after="\n</tool_call>", between="\n")
-_WHOLE = {True: CallFormat(arguments="parameters"), False: CallFormat()}
+_MARKED = _CallFormat(before="<tool_call>\n", after="\n</tool_call>", between="\n")
+_WHOLE = {True: _CallFormat(arguments="parameters"), False: _CallFormat()}
 
 
 def special_marks(tokenizer: Tokenizer) -> dict[str, int]:
@@ -305,7 +305,7 @@ def call_reader(
     if choice.forced and not isinstance(reader, MarkedCalls):
         return WholeCall()
     if choice.is_single and isinstance(reader, WholeCall):
-        return WholeCall(most=1)
+        return WholeCall(max_calls=1)
     return reader
 
 
@@ -334,7 +334,7 @@ def forced_calls(
     if not choice.forced:
         return None
     is_whole = isinstance(tool_call_reader(template), WholeCall)
-    style = _MARKED if writes_marks(template) else _WHOLE[is_whole]
+    style = _MARKED if _writes_marks(template) else _WHOLE[is_whole]
     more = "" if choice.is_single else f" ({_literal(style.between)} call)*"
     names = [f"call_{number}" for number in range(len(choice.forced))]
     rules = [f"start: call{more}", f"call: {' | '.join(names)}"]
@@ -343,7 +343,7 @@ def forced_calls(
     return lark("\n".join(rules))
 
 
-def _call_rule(function: Mapping[str, Any], style: CallFormat, special: Mapping[str, int]) -> str:
+def _call_rule(function: Mapping[str, Any], style: _CallFormat, special: Mapping[str, int]) -> str:
     name = json.dumps(function["name"], ensure_ascii=False)
     before = f'{style.before}{{"name": {name}, "{style.arguments}": '
     schema = json.dumps({**_parameters(function), "x-guidance": _JSON_STYLE})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import axcore as ax
-from axcore.config import config, evolve
+from axcore.config import config, evolve, update_config
 from axcore.errors import ConfigError, TrainingError
 from axcore.learner import ConstantSchedule, Learner
 from axcore.resilience.run_summary import summarise_run
@@ -84,7 +84,8 @@ def guarded(toy_trainer):
 
     def with_guards(*guards, **changes):
         trainer = copy.copy(toy_trainer)
-        trainer.config = evolve(toy_trainer.config, guards=guards, **changes)
+        changed = {"guards": guards, **changes}
+        trainer.config = update_config(toy_trainer.config, changed)
         return trainer
 
     return with_guards
