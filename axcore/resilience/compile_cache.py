@@ -13,13 +13,13 @@ from pathlib import Path
 
 _FOLDER = "JAX_COMPILATION_CACHE_DIR"
 _OTHERS = {
-    # jax's default is one second, which leaves out the many small programs
-    # around a step; together they cost a restart more than the step does.
+    # jax's default is one second, which leaves out the many small programs around a step: each
+    # restart would compile all of them again.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-    # jax's default is the file system's choice; -1 keeps small programs, too.
+    # jax's own default of 0 lets the cache's backend choose a minimum; -1 keeps small programs
+    # everywhere.
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-# A large run's programs are some hundred megabytes; a home directory's quota is often 50 GiB.
 _MOST_BYTES = 10 << 30
 
 KEPT_STEPS_VARIABLE = "AXCORE_KEPT_STEPS"
