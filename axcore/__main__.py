@@ -4,7 +4,7 @@ from axcore.cli.interrupts import exits_on_interrupt
 
 
 def run() -> None:
-    """Runs the command; Ctrl-C while it is imported ends it with one line."""
+    """Run the command; Ctrl-C while it is imported ends it with one line."""
     with exits_on_interrupt():
         from axcore.cli.main import main
     main()

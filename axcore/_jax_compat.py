@@ -26,7 +26,7 @@ _NEVER_S = 7 * 86400
 
 
 def user_context(default: object) -> Any:
-    """Returns a value that `with context(value):` sets and `context.value` reads.
+    """Return a value that `with context(value):` sets and `context.value` reads.
 
     jit traces again where it differs, which it doesn't for a context variable of Python.
     """
@@ -36,28 +36,28 @@ def user_context(default: object) -> Any:
 
 
 def trace_state() -> Any:
-    """Returns a mark of the transformation that is being traced; equal marks, equal traces."""
+    """Return a mark of the transformation that is being traced; equal marks, equal traces."""
     from jax.extend.core import get_opaque_trace_state
 
     return get_opaque_trace_state()  # type: ignore[no-untyped-call]
 
 
 def inner_jaxprs(params: dict[str, Any]) -> Any:
-    """Returns the programs that an equation's parameters hold: a scan's body, for example."""
+    """Return the programs that an equation's parameters hold: a scan's body, for example."""
     from jax.extend.core import jaxprs_in_params
 
     return jaxprs_in_params(params)
 
 
 def without_dead_code(jaxpr: Any) -> Any:
-    """Returns a program without what its outputs don't depend on."""
+    """Return a program without what its outputs don't depend on."""
     from jax.interpreters.partial_eval import dce_jaxpr
 
     return dce_jaxpr(jaxpr, used_outputs=True)[0]
 
 
 def distributed_state() -> Any:
-    """Returns what this process knows of the run that it joined.
+    """Return what this process knows of the run that it joined.
 
     Its `client` is that of the coordination service, None where the process joined nobody. Orbax
     takes it from here, too.
@@ -68,7 +68,7 @@ def distributed_state() -> Any:
 
 
 def serve_coordination(port: int, process_count: int) -> Any:
-    """Starts the coordination service of a run, whose processes may be lost, and returns it.
+    """Start the coordination service of a run, whose processes may be lost, and return it.
 
     It loads jaxlib and none of jax. Its `shutdown` ends what waits there.
     """
@@ -82,7 +82,7 @@ def serve_coordination(port: int, process_count: int) -> Any:
 
 
 def join_coordination(address: str, process_count: int, process_index: int, limit_s: int) -> None:
-    """Joins a run whose coordination service is elsewhere; losing it ends no process."""
+    """Join a run whose coordination service is elsewhere; losing it ends no process."""
     from jaxlib import _jax
 
     state = distributed_state()
@@ -107,7 +107,7 @@ def join_coordination(address: str, process_count: int, process_index: int, limi
 
 
 def end_coordinated_waits() -> None:
-    """Makes every thread that waits for another process raise; any thread may call it."""
+    """Make every thread that waits for another process raise; any thread may call it."""
     import jax
 
     client = distributed_state().client
@@ -119,7 +119,7 @@ def end_coordinated_waits() -> None:
 
 
 def leave_coordination() -> None:
-    """Forgets the run that this process joined, with all devices, arrays and programs."""
+    """Forget the run that this process joined, with all devices, arrays and programs."""
     import jax
     from jax.extend.backend import clear_backends
 
@@ -144,7 +144,7 @@ def devices_have_started() -> bool:
 
 
 def keep_programs_of_every_process() -> None:
-    """Lets jax's compilation cache keep what any process of a run compiles for CPU.
+    """Let jax's compilation cache keep what any process of a run compiles for CPU.
 
     jax writes what process 0 compiles and no other: elsewhere that serves all of them, but on CPU
     the key of a program differs from process to process.
@@ -170,7 +170,7 @@ def keep_programs_of_every_process() -> None:
 
 
 def write_programs_whole() -> None:
-    """Lets jax's compilation cache show a program only once all of it is written.
+    """Let jax's compilation cache show a program only once all of it is written.
 
     jax writes it in place: a process that is killed meanwhile leaves a part, which each later start
     warns of, and none replaces.
@@ -210,7 +210,7 @@ def is_whole_program(entry: bytes) -> bool:
 
 @contextlib.contextmanager
 def recording_cached_programs() -> Iterator[list[bytes]]:
-    """Records the programs that jax reads from its compilation cache, in any thread."""
+    """Record the programs that jax reads from its compilation cache, in any thread."""
     from jax._src import compilation_cache
 
     read, found = compilation_cache.get_executable_and_time, list[bytes]()
@@ -239,7 +239,7 @@ class _RecordingBackend:
 
 
 def dump_program(compiled: Any, cached: Sequence[bytes]) -> bytes | None:
-    """Returns a compiled program as bytes; None where it needs functions or arrays from outside.
+    """Return a compiled program as bytes; None where it needs functions or arrays from outside.
 
     Args:
         compiled: The program.
@@ -272,7 +272,7 @@ def dump_program(compiled: Any, cached: Sequence[bytes]) -> bytes | None:
 
 
 def load_program(dumped: bytes, devices: Sequence[Any]) -> Any:
-    """Returns the compiled program of such bytes, on devices like those it was compiled for."""
+    """Return the compiled program of such bytes, on devices like those it was compiled for."""
     import jax
     from jax.experimental import serialize_executable
 
@@ -285,7 +285,7 @@ def load_program(dumped: bytes, devices: Sequence[Any]) -> Any:
 
 
 def device_grid(sizes: Sequence[int], devices: Sequence[Any]) -> Any:
-    """Returns devices in the order in which their links serve a mesh of such sizes best.
+    """Return devices in the order in which their links serve a mesh of such sizes best.
 
     An axis may take a part of one dimension of a torus, such as 8 of 16, where no other way fits,
     which `jax.make_mesh` does for some chips only.
@@ -298,7 +298,7 @@ def device_grid(sizes: Sequence[int], devices: Sequence[Any]) -> Any:
 
 @contextlib.contextmanager
 def handing_over_programs(see: Callable[[Any, bytes], None]) -> Iterator[None]:
-    """Calls `see` with every module that jax is about to compile; what it raises stops that.
+    """Call `see` with every module that jax is about to compile; what it raises stops that.
 
     Args:
         see: Takes the module, and a digest of all else that the result depends on: compiler
@@ -330,7 +330,7 @@ def handing_over_programs(see: Callable[[Any, bytes], None]) -> Iterator[None]:
 
 
 def forget_compiled(lowered: Any) -> None:
-    """Lets jax compile a lowered program even if this process has compiled it before."""
+    """Let jax compile a lowered program even if this process has compiled it before."""
     from jax._src.interpreters import pxla
 
     # jax keeps the executable at the lowering and once more in a cache by the computation.
@@ -339,21 +339,21 @@ def forget_compiled(lowered: Any) -> None:
 
 
 def mlir_ir() -> Any:
-    """Returns the module of MLIR's classes, in which jax's programs are written."""
+    """Return the module of MLIR's classes, in which jax's programs are written."""
     from jaxlib.mlir import ir
 
     return ir
 
 
 def read_mlir_bytecode(bytecode: bytes) -> Any:
-    """Returns a module of MLIR that was written as bytes, such as a kernel in a custom call."""
+    """Return a module of MLIR that was written as bytes, such as a kernel in a custom call."""
     with _kernel_context():
         return mlir_ir().Module.parse(bytecode)
 
 
 @functools.cache
 def _kernel_context() -> Any:
-    """Returns a context with the dialects of kernels of all hardware that jaxlib has."""
+    """Return a context with the dialects of kernels of all hardware that jaxlib has."""
     from jax._src.interpreters import mlir
     from jaxlib.mlir import _mlir_libs
 

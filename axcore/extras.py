@@ -30,7 +30,7 @@ _NAMES = {"PIL": "Pillow", "lm_eval": "lm-eval"}
 def import_extra(
     module: str, *, used_by: str, error: type[AxcoreError], where: str | None = None
 ) -> Any:
-    """Returns a module of a library that an extra brings.
+    """Return a module of a library that an extra brings.
 
     Args:
         module: Its full name; the library is one of `EXTRAS`.

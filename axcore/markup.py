@@ -42,7 +42,7 @@ class Html(str):
 
 
 def element(name: str, *content: object, **attributes: str) -> Html:
-    """Returns an HTML element; `class_` is its class, an attribute that is "" has no value."""
+    """Return an HTML element; `class_` is its class, an attribute that is "" has no value."""
     names = {key: key.rstrip("_").replace("_", "-") for key in attributes}
     shown = "".join(
         f' {names[key]}="{html.escape(value)}"' if value else f" {names[key]}"
@@ -52,12 +52,12 @@ def element(name: str, *content: object, **attributes: str) -> Html:
 
 
 def joined(content: Iterable[object]) -> Html:
-    """Returns pieces after one another, escaped but for those that are HTML."""
+    """Return pieces after one another, escaped but for those that are HTML."""
     return Html("".join(one if isinstance(one, Html) else html.escape(str(one)) for one in content))
 
 
 def card(title: str, note: object, *body: object) -> Html:
-    """Returns a box for a notebook: a title, a note beside it, and what is below."""
+    """Return a box for a notebook: a title, a note beside it, and what is below."""
     heading = element("h4", title, " ", element("span", note, class_="soft"))
     return element("div", element("style", Html(_STYLE)), heading, *body, class_="axcore")
 
@@ -65,7 +65,7 @@ def card(title: str, note: object, *body: object) -> Html:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[str] = ()
 ) -> Html:
-    """Returns a table that scrolls where it is long; `numbers` are columns aligned to the right."""
+    """Return a table that scrolls where it is long; `numbers` are columns aligned to the right."""
     kinds = ["number" if name in numbers else "text" for name in header]
 
     def row(tag: str, cells: Sequence[object]) -> Html:
@@ -77,7 +77,7 @@ def table(
 
 
 def curve(steps: Sequence[float], values: Sequence[float], *, label: str) -> Html:
-    """Returns a small curve as SVG, with its lowest and highest value; "" of less than two points.
+    """Return a small curve as SVG, with its lowest and highest value; "" of less than two points.
 
     Values that are not finite are left out.
     """
@@ -105,7 +105,7 @@ def _range(values: Iterable[float]) -> tuple[float, float]:
 
 
 def embedded_json(value: Any) -> str:
-    """Returns JSON for a script of a page; text in it that would end the script cannot.
+    """Return JSON for a script of a page; text in it that would end the script cannot.
 
     Raises:
         ValueError: A number in it is not finite.

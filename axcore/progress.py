@@ -30,7 +30,7 @@ class Work:
     has_failed: bool = False
 
     def add(self, num_bytes: int) -> None:
-        """Counts bytes as done, and notifies the listener."""
+        """Count bytes as done, and notifies the listener."""
         self.done += num_bytes
         _tell(self)
 
@@ -58,7 +58,7 @@ def working(name: str, total: int) -> Iterator[Work]:
 
 @contextmanager
 def heard_by(listener: Listener) -> Iterator[None]:
-    """Lets a listener hear of work for as long as the context lasts, in place of another."""
+    """Let a listener hear of work for as long as the context lasts, in place of another."""
     token = _LISTENER.set(listener)
     try:
         yield

@@ -19,7 +19,7 @@ _SPECIAL_FILES = {
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file that takes its name once it is written and on the disk.
+    """Open a file that takes its name once it is written and on the disk.
 
     Two processes may write the same file: each has a draft of its own, and one of them stays.
     """
@@ -36,7 +36,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def sync_path(path: Path) -> None:
-    """Makes a file's content, or a folder's list of names, durable on the disk."""
+    """Make a file's content, or a folder's list of names, durable on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -45,7 +45,7 @@ def sync_path(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a small file: a reader, or a crash, sees the old content or the new, never a part."""
+    """Write a small file: a reader, or a crash, sees the old content or the new, never a part."""
     with whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 

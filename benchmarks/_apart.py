@@ -17,7 +17,7 @@ from axcore.plugins import Hardware
 
 
 def measured_apart(target: str, *command: str, libtpu_flags: str = "") -> dict[str, Any]:
-    """Returns the figures that a command of this Python prints as JSON, in its last line.
+    """Return the figures that a command of this Python prints as JSON, in its last line.
 
     Args:
         target: What it compiles for.
@@ -43,7 +43,7 @@ def record_cases(
     target: str,
     summary: str,
 ) -> dict[str, Any]:
-    """Measures cases of the script that was called, each in a process of its own; keeps each.
+    """Measure cases of the script that was called, each in a process of its own; keeps each.
 
     The script's arguments may choose some. Returns the figures of all that are recorded.
 

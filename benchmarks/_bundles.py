@@ -25,7 +25,7 @@ class Schedule(NamedTuple):
     branches: tuple[int, ...]
 
     def cycles(self, num_steps: float, taken: tuple[float, ...]) -> float:
-        """Returns the cycles of a grid, from how often each branch is taken.
+        """Return the cycles of a grid, from how often each branch is taken.
 
         Raises:
             ValueError: The kernel has other branches than expected.
@@ -36,7 +36,7 @@ class Schedule(NamedTuple):
         return num_steps * self.every_step + sum(size * times for size, times in pairs)
 
     def no_less(self, branches: tuple[int, ...], cycles: float) -> "Schedule":
-        """Returns the schedule with some branches of no fewer cycles than their products take.
+        """Return the schedule with some branches of no fewer cycles than their products take.
 
         Matrix units may wait for each other where the schedule does not show it.
         """
@@ -46,7 +46,7 @@ class Schedule(NamedTuple):
 
 
 def dump_flags(folder: Path) -> str:
-    """Returns what `LIBTPU_INIT_ARGS` must say, so that schedules are written to a folder."""
+    """Return what `LIBTPU_INIT_ARGS` must say, so that schedules are written to a folder."""
     return (
         f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
         "--xla_jf_dump_llo_pass_label_regex=final_bundles"
@@ -54,14 +54,14 @@ def dump_flags(folder: Path) -> str:
 
 
 def scheduled_apart(script: str, target: str) -> dict[str, Any]:
-    """Returns the figures of one target, which `script --target T --folder F` prints."""
+    """Return the figures of one target, which `script --target T --folder F` prints."""
     with tempfile.TemporaryDirectory() as folder:
         command = (script, "--target", target, "--folder", folder)
         return measured_apart(target, *command, libtpu_flags=dump_flags(Path(folder)))
 
 
 def schedule_of(folder: Path, kernel: str) -> Schedule:
-    """Returns the schedule of the one Pallas kernel in a folder with `kernel` in its name.
+    """Return the schedule of the one Pallas kernel in a folder with `kernel` in its name.
 
     Raises:
         ValueError: There is no such kernel, or there are several.

@@ -24,7 +24,7 @@ STARTED = time.perf_counter()
 
 
 def timed(batches: Iterator[Any]) -> dict[str, float]:
-    """Returns how many tokens a second batches bring, by the clock and by processor time."""
+    """Return how many tokens a second batches bring, by the clock and by processor time."""
     for _ in range(20):
         next(batches)
     wall, cpu = time.perf_counter(), time.process_time()
@@ -81,7 +81,7 @@ def grain(folder: Path) -> dict[str, float]:
 
 
 def datasets(folder: Path) -> dict[str, float]:
-    """Packs as `run_clm.py` of transformers does, which is saved; then reads shuffled batches."""
+    """Pack as `run_clm.py` of transformers does, which is saved; then reads shuffled batches."""
     import datasets as library
 
     library.disable_progress_bars()
@@ -114,7 +114,7 @@ def _grouped(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]
 
 
 def memory(folder: Path) -> dict[str, float]:
-    """Opens a store and reads batches; what counts is memory that is not a file's."""
+    """Open a store and read batches; what counts is memory that is not a file's."""
     from axcore.data import open_store
 
     before, since = _status(), time.perf_counter()
@@ -155,7 +155,7 @@ def build(folder: Path) -> dict[str, float]:
 
 
 def tokenizers(folder: Path) -> dict[str, float]:
-    """Encodes the same texts, in memory, by as many threads as there are cores."""
+    """Encode the same texts, in memory, by as many threads as there are cores."""
     import tokenizers as library
 
     tokenizer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))

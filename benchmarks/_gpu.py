@@ -41,7 +41,7 @@ class Contest:
     moved_bytes: float | None = None
 
     def compete(self) -> Figures:
-        """Returns time, speed and temporaries of each rival, or why it failed."""
+        """Return time, speed and temporaries of each rival, or why it failed."""
         failures: dict[str, Figures] = {}
         programs = {}
         for name in sorted(self.rivals, key=lambda name: name == OURS):  # ours never ran: last
@@ -64,7 +64,7 @@ class Contest:
         }
 
     def compile_for(self, device: Any) -> Figures:
-        """Returns the temporaries of each rival, compiled for a device that need not be here."""
+        """Return the temporaries of each rival, compiled for a device that need not be here."""
         one = jax.sharding.SingleDeviceSharding(device)
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), self.arguments
@@ -79,14 +79,14 @@ class Contest:
         }
 
     def trace(self) -> None:
-        """Traces every rival, which needs no GPU."""
+        """Trace every rival, which needs no GPU."""
         for rival in self.rivals.values():
             jax.eval_shape(rival, *self.arguments)
 
     def _seconds(
         self, programs: Mapping[str, Callable[..., Any]], failures: dict[str, Figures]
     ) -> dict[str, float]:
-        """Returns the median time of each rival, run in turn; failures are added to `failures`.
+        """Return the median time of each rival, run in turn; failures are added to `failures`.
 
         A kernel that breaks the device costs no other the turn that it had before.
         """
@@ -126,7 +126,7 @@ def _medians(times: Mapping[str, list[float]], failures: Figures) -> dict[str, f
 
 
 def ours_over_best_rival(seconds: Mapping[str, float]) -> float | None:
-    """Returns our time by the least of the others', None where there are not both."""
+    """Return our time by the least of the others', None where there are not both."""
     others = [one for name, one in seconds.items() if name != OURS]
     if OURS not in seconds or not others:
         return None
@@ -134,13 +134,13 @@ def ours_over_best_rival(seconds: Mapping[str, float]) -> float | None:
 
 
 def failure(error: BaseException) -> Figures:
-    """Returns what is recorded of a rival that ended in an error."""
+    """Return what is recorded of a rival that ended in an error."""
     lines = str(error).strip().splitlines() or ["it gave no reason"]
     return {"failed": f"{type(error).__name__}: {lines[0][:300]}"}
 
 
 def device_answers() -> bool:
-    """Returns whether the device still computes: after a bad access it never does again."""
+    """Return whether the device still computes: after a bad access it never does again."""
     try:
         return bool(jnp.ones(()) + 1 == 2)
     except jax.errors.JaxRuntimeError:
@@ -148,23 +148,23 @@ def device_answers() -> bool:
 
 
 def temporaries_mib(program: Any) -> float:
-    """Returns what a compiled program takes beside arguments and results."""
+    """Return what a compiled program takes beside arguments and results."""
     size: int = program.memory_analysis().temp_size_in_bytes
     return size / 2**20
 
 
 def arrays(make: Callable[[], Any]) -> Any:
-    """Returns what `make` does on a GPU, its shapes where there is none."""
+    """Return what `make` does on a GPU, its shapes where there is none."""
     return make() if jax.default_backend() == "gpu" else jax.eval_shape(make)
 
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> Any:
-    """Returns random numbers of that shape, or the shape where there is no GPU."""
+    """Return random numbers of that shape, or the shape where there is no GPU."""
     return arrays(lambda: jax.random.normal(jax.random.key(seed), shape).astype(dtype))
 
 
 def median_seconds(run: Callable[[], Any], wait: Callable[[Any], Any], *, repeats: int) -> float:
-    """Returns the time of a call, as the median of batches of calls that the device queues up.
+    """Return the time of a call, as the median of batches of calls that the device queues up.
 
     Args:
         run: The call; it may return before the device is done.
@@ -182,7 +182,7 @@ def median_seconds(run: Callable[[], Any], wait: Callable[[Any], Any], *, repeat
 
 
 def results_name(subject: str, gpu: str) -> str:
-    """Returns the name of the file of a card's figures, so that no card writes over another's.
+    """Return the name of the file of a card's figures, so that no card writes over another's.
 
     >>> results_name("norm", "NVIDIA H100 80GB HBM3"), results_name("norm", "NVIDIA L40S")
     ('gpu_h100_norm', 'gpu_nvidia-l40s_norm')
@@ -196,7 +196,7 @@ def results_name(subject: str, gpu: str) -> str:
 
 
 def recorded(name: str, **card: Any) -> Figures:
-    """Returns the figures of `results/<name>.json`, to be added to; no others than of that card.
+    """Return the figures of `results/<name>.json`, to be added to; no others than of that card.
 
     Args:
         name: Of the file.

@@ -56,7 +56,7 @@ class Rows:
     documents: tuple[int, ...] = ()
 
     def inputs(self) -> AttentionInputs:
-        """Returns random queries, keys and values, as many tokens as every case has."""
+        """Return random queries, keys and values, as many tokens as every case has."""
         rows = TOKENS // self.length
         heads = (HEADS, self.key_heads, self.key_heads)
         q, k, v = (
@@ -100,7 +100,7 @@ def ragged(is_quick: bool) -> Iterator[Contest]:
 
 
 def _ragged(length: int) -> tuple[int, ...]:
-    """Returns lengths that halve from half a row down to 64, with 64 tokens left over."""
+    """Return lengths that halve from half a row down to 64, with 64 tokens left over."""
     return tuple(length >> shift for shift in range(1, length.bit_length()) if length >> shift > 63)
 
 
@@ -126,7 +126,7 @@ def _takes(name: str, inputs: AttentionInputs, spec: AttentionSpec) -> bool:
 
 
 def policy(**pins: str) -> KernelPolicy:
-    """Returns one with pins, for the GPU at hand, or an H100 where there is none."""
+    """Return one with pins, for the GPU at hand, or an H100 where there is none."""
     is_here = jax.default_backend() == "gpu"
     hardware = Hardware.detect() if is_here else Hardware.parse("gpu-h100-1")
     return KernelPolicy(hardware=hardware, pins=pins, allow=("portable",))
@@ -177,7 +177,7 @@ def decode(is_quick: bool) -> Iterator[Contest]:
 
 
 def _implementations() -> tuple[str, ...]:
-    """Returns those of `jax.nn.dot_product_attention`; it asks a live GPU whether cuDNN is there.
+    """Return those of `jax.nn.dot_product_attention`; it asks a live GPU whether cuDNN is there.
 
     They know no pages, and get a contiguous cache there, too.
     """

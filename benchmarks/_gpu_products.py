@@ -16,7 +16,7 @@ FLOAT8 = jnp.float8_e4m3fn
 
 
 def with_gradients(fn: Callable[..., Array], num_arguments: int) -> Callable[..., Any]:
-    """Returns `fn` with the gradients of its weighted sum by its first arguments."""
+    """Return `fn` with the gradients of its weighted sum by its first arguments."""
 
     def total(*arguments: Array) -> Array:
         return jnp.sum(fn(*arguments).astype(jnp.float32) ** 2)
@@ -50,7 +50,7 @@ def ceilings(is_quick: bool) -> Iterator[Contest]:
 
 
 def _product(x: Array, w: Array) -> Array:
-    """Returns `x w^T`: both in the order that cuBLAS wants them in float8."""
+    """Return `x w^T`: both in the order that cuBLAS wants them in float8."""
     return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.bfloat16)
 
 
@@ -177,7 +177,7 @@ def _both_ways(
     flops: float | None = None,
     moved_bytes: float | None = None,
 ) -> Iterator[Contest]:
-    """Yields the forward pass, and it with its gradients: three times the work."""
+    """Yield the forward pass, and it with its gradients: three times the work."""
     steps = {one: with_gradients(rival, num_differentiated) for one, rival in rivals.items()}
     for direction, fns, share in (("forward", rivals, 1.0), ("both", steps, 3.0)):
         yield Contest(

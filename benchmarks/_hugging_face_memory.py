@@ -28,7 +28,7 @@ SHARD_BYTES = 5_000_000_000
 
 
 def make_sparse(folder: Path, num_layers: int) -> int:
-    """Writes a model whose tensors are holes in files; returns the bytes of the largest."""
+    """Write a model whose tensors are holes in files; returns the bytes of the largest."""
     cfg = update_config(llama2("7b"), {"decoder.stack.num_layers": num_layers})
     name, family, values = family_of(cfg)
     shapes = family.bind(cfg).shapes
@@ -67,7 +67,7 @@ class PeakMemory(threading.Thread):
             self.peak = max(self.peak, anonymous_bytes())
 
     def stop(self) -> int:
-        """Returns how many bytes there were at most above those of the start."""
+        """Return how many bytes there were at most above those of the start."""
         self._stopped.set()
         self.join()
         return max(self.peak, anonymous_bytes()) - self.before

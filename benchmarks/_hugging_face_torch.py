@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 
 def timed(run: Callable[[], Any]) -> tuple[tuple[float, float], Any]:
-    """Returns the seconds of the wall clock and of processors, and the result."""
+    """Return the seconds of the wall clock and of processors, and the result."""
     torch.ones(1_200_000_000, dtype=torch.uint8)  # memory that was touched, as in hugging_face.py
     started, busy = time.perf_counter(), time.process_time()
     result = run()

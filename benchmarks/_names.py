@@ -61,7 +61,7 @@ class Pair:
 
 
 def make_questions() -> tuple[list[Question], list[Pair]]:
-    """Returns questions and pairs; each name is in one of them, once."""
+    """Return questions and pairs; each name is in one of them, once."""
     names = {
         name
         for document in StandardLibrary.Config().build().documents()
@@ -90,7 +90,7 @@ def _pair(name: str) -> Pair:
 
 
 def write_chats(path: Path, questions: Iterable[Question]) -> None:
-    """Writes a conversation for each question."""
+    """Write a conversation for each question."""
     _write(
         path,
         (
@@ -106,7 +106,7 @@ def write_chats(path: Path, questions: Iterable[Question]) -> None:
 
 
 def write_preferences(path: Path, pairs: Iterable[Pair]) -> None:
-    """Writes the pairs."""
+    """Write the pairs."""
     _write(
         path,
         ({"prompt": o.text, "chosen": o.chosen, "rejected": o.rejected} for o in pairs),

@@ -32,7 +32,7 @@ def of_rows(*shape: int) -> jax.Array:
 
 
 def both_passes(fn: Callable[..., Any], *arrays: Any) -> Callable[[], Any]:
-    """Returns a call of the function and of its gradient, jitted together."""
+    """Return a call of the function and of its gradient, jitted together."""
 
     def run(grads: Any, *arrays: Any) -> Any:
         results, backward = jax.vjp(fn, *arrays)

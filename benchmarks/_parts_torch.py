@@ -26,7 +26,7 @@ def of_rows(*shape: int) -> Tensor:
 
 
 def both_passes(fn: Callable[..., Any], *arrays: Tensor) -> Callable[[], None]:
-    """Returns a call of the function and of its gradient."""
+    """Return a call of the function and of its gradient."""
     forward = torch.compile(fn) if "--compile" in sys.argv else fn
     with torch.no_grad():
         grads = [torch.ones_like(one) for one in fn(*arrays)]

@@ -36,7 +36,7 @@ SOURCES = ("axcore", "plugins", "benchmarks/*.py", "benchmarks/peers")
 
 
 def recorded(name: str) -> dict[str, Any]:
-    """Returns the figures of `results/<name>.json`, none where there is no such file."""
+    """Return the figures of `results/<name>.json`, none where there is no such file."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return {}
@@ -45,7 +45,7 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 def stamped(row: dict[str, Any], target: str) -> dict[str, Any]:
-    """Returns a row of figures, and by which command, when and from what it was made.
+    """Return a row of figures, and by which command, when and from what it was made.
 
     Args:
         row: The figures.
@@ -56,7 +56,7 @@ def stamped(row: dict[str, Any], target: str) -> dict[str, Any]:
 
 
 def record(name: str, figures: dict[str, Any], *, command: str = "") -> Path:
-    """Writes `results/<name>.json` with command, commit, date, versions and hardware.
+    """Write `results/<name>.json` with command, commit, date, versions and hardware.
 
     Returns its path.
 
@@ -79,12 +79,12 @@ def record(name: str, figures: dict[str, Any], *, command: str = "") -> Path:
 
 
 def command_as_run() -> str:
-    """Returns the command of this process, as it is called from the repository."""
+    """Return the command of this process, as it is called from the repository."""
     return shlex.join(["python", str(_script()), *map(_without_place, sys.argv[1:])])
 
 
 def sources() -> dict[str, str]:
-    """Returns the commit that is checked out, whether sources differ from it, and the date."""
+    """Return the commit that is checked out, whether sources differ from it, and the date."""
     commit = _git("rev-parse", "--short=12", "HEAD") or "no repository"
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES)
     now = datetime.now(UTC).isoformat(timespec="minutes")
@@ -102,7 +102,7 @@ def _git(*arguments: str) -> str:
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """Returns the versions of Python and of the packages that are installed."""
+    """Return the versions of Python and of the packages that are installed."""
     found = {"python": platform.python_version()}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -111,17 +111,17 @@ def _versions(packages: tuple[str, ...]) -> dict[str, dict[str, str]]:
 
 
 def _without_place(argument: str) -> str:
-    """Returns an argument, without where another environment's Python lies on this machine."""
+    """Return an argument, without where another environment's Python lies on this machine."""
     return re.sub(r"^/.*/bin/python$", "VENV/bin/python", argument)
 
 
 def _script() -> Path:
-    """Returns the script that runs, as it is called from the repository."""
+    """Return the script that runs, as it is called from the repository."""
     return Path(sys.argv[0]).resolve().relative_to(REPOSITORY)
 
 
 def hardware() -> dict[str, Any]:
-    """Returns the processor, its cores, and how busy the machine was in the last minute."""
+    """Return the processor, its cores, and how busy the machine was in the last minute."""
     return {
         "machine": platform.machine(),
         "processor": _processor(),

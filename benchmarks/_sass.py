@@ -67,7 +67,7 @@ class Listing(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Listing":
-        """Returns what `nvdisasm` printed with control words."""
+        """Return what `nvdisasm` printed with control words."""
         instructions: list[Instruction] = []
         labels = {}
         for line in text.splitlines():
@@ -81,7 +81,7 @@ class Listing(NamedTuple):
         return cls(instructions, labels)
 
     def counts(self) -> dict[str, Any]:
-        """Returns how many instructions there are of each kind, and products by shape."""
+        """Return how many instructions there are of each kind, and products by shape."""
         products = Counter(one.product for one in self.instructions if one.product)
         return {"instructions": len(self.instructions), "products": dict(products)} | {
             name: sum(one.opcode.startswith(kinds) for one in self.instructions)
@@ -89,7 +89,7 @@ class Listing(NamedTuple):
         }
 
     def main_loop(self) -> Sequence[Instruction]:
-        """Returns the cheapest round of the innermost loop that multiplies; nothing without one."""
+        """Return the cheapest round of the innermost loop that multiplies; nothing without one."""
         rounds = []
         for at, one in enumerate(self.instructions):
             target = self._target(one)
@@ -115,7 +115,7 @@ class Listing(NamedTuple):
             yield at + 1
 
     def _cheapest(self, start: int, end: int) -> tuple[int, list[int]]:
-        """Returns the cycles of the cheapest way between two places, and the way; none if none."""
+        """Return the cycles of the cheapest way between two places, and the way; none if none."""
         queue, before = [(0, start, -1)], dict[int, int]()
         while queue:
             cycles, at, came_from = heapq.heappop(queue)
@@ -141,7 +141,7 @@ class Overlap(NamedTuple):
 
 
 def overlaps(path: Sequence[Instruction]) -> list[Overlap]:
-    """Returns the groups of products that one round of a loop begins, in their order."""
+    """Return the groups of products that one round of a loop begins, in their order."""
     found: list[tuple[int, Overlap]] = []
     pending: list[tuple[Counter[str], int, int]] = []
     products, exponentials = Counter[str](), 0
@@ -163,7 +163,7 @@ def overlaps(path: Sequence[Instruction]) -> list[Overlap]:
 
 
 def round_figures(path: Sequence[Instruction]) -> dict[str, Any]:
-    """Returns what a round of a loop takes of a warp, and of what its warp groups share."""
+    """Return what a round of a loop takes of a warp, and of what its warp groups share."""
     return {
         "instructions": len(path),
         "issue_cycles": sum(one.stall for one in path),

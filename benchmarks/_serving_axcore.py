@@ -70,11 +70,11 @@ class AnyTokens(Tokenizer):
         self.vocab_size, self.bos_id, self.eos_id, self.pad_id = cfg.vocab_size, None, 0, 0
 
     def encode_many(self, texts: Sequence[str]) -> list[Any]:
-        """Returns letters' numbers."""
+        """Return letters' numbers."""
         return [np.asarray([ord(letter) for letter in text]) for text in texts]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns a letter for each."""
+        """Return a letter for each."""
         return "".join(chr(97 + token % 26) for token in tokens)
 
 
@@ -89,7 +89,7 @@ class Read:
         self._thread.start()
 
     def whole(self) -> "Read":
-        """Waits for the end."""
+        """Wait for the end."""
         self._thread.join()
         if self._answer.error is not None:
             raise self._answer.error
@@ -102,14 +102,14 @@ class Read:
 
 
 def request(prompt: list[int], num_tokens: int) -> Request:
-    """Returns a request for the likeliest tokens, without an end."""
+    """Return a request for the likeliest tokens, without an end."""
     return Request(
         prompt=tuple(prompt), max_tokens=num_tokens, sampling=LIKELIEST, ignores_end=True
     )
 
 
 def decode(engine: Engine, vocab_size: int, batch: int, count: int, seed: int) -> dict[str, Any]:
-    """Takes the time of each token after all rows have their first ones."""
+    """Take the time of each token after all rows have their first ones."""
     rows = prompts(batch, PROMPT, vocab_size, seed=seed)
     num_tokens = count + 2 * SETTINGS.num_decode_steps
     read = [Read(engine.submit(request(row, num_tokens))) for row in rows]
@@ -127,7 +127,7 @@ def decode(engine: Engine, vocab_size: int, batch: int, count: int, seed: int) -
 
 
 def first(engine: Engine, vocab_size: int, seed: int) -> dict[str, Any]:
-    """Takes the time to the first token."""
+    """Take the time to the first token."""
     row, watch = prompts(1, LONG_PROMPT, vocab_size, seed=seed)[0], Watch()
     with watch.running():
         read = Read(engine.submit(request(row, 1))).whole()
@@ -135,7 +135,7 @@ def first(engine: Engine, vocab_size: int, seed: int) -> dict[str, Any]:
 
 
 def together(engine: Engine, asked: list[Asked]) -> dict[str, Any]:
-    """Serves a load, each request when it comes."""
+    """Serve a load, each request when it comes."""
     engine.warm_up()
     for one in asked[:4]:  # what is compiled has still to be run once
         engine.submit(request(one.prompt[::-1], 16)).result()
@@ -150,7 +150,7 @@ def together(engine: Engine, asked: list[Asked]) -> dict[str, Any]:
 
 
 def one_by_one(engine: Engine, asked: list[Asked]) -> dict[str, Any]:
-    """Serves a load in the order in which it comes, one request after another."""
+    """Serve a load in the order in which it comes, one request after another."""
     began, times = time.perf_counter(), []
     for one in asked:
         time.sleep(max(0.0, began + one.arrival_s - time.perf_counter()))
@@ -159,7 +159,7 @@ def one_by_one(engine: Engine, asked: list[Asked]) -> dict[str, Any]:
 
 
 def host(count: int) -> dict[str, Any]:
-    """Takes the engine's own time of a step while all of 64 slots draw, a token a step.
+    """Take the engine's own time of a step while all of 64 slots draw, a token a step.
 
     The model is as small as a model can be: the host does not know what it computes. jax may run a
     short program on the thread that starts it, whose time then counts as the host's, so the

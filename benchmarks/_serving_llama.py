@@ -42,7 +42,7 @@ class Llama:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
 
     def step(self, tokens: list[list[int]], start: int) -> list[int]:
-        """Adds tokens to each sequence, from a position; returns the likeliest ones after them."""
+        """Add tokens to each sequence, from a position; returns the likeliest ones after them."""
         batch, places, count = self._batch, [], 0
         for row, new in enumerate(tokens):
             for place, token in enumerate(new):
@@ -58,7 +58,7 @@ class Llama:
 
 
 def read(model: Llama, rows: list[list[int]]) -> list[int]:
-    """Returns the tokens after prompts of one length, read by pieces of `n_batch` tokens."""
+    """Return the tokens after prompts of one length, read by pieces of `n_batch` tokens."""
     model.forget()
     size = min(len(rows[0]), 2048 // len(rows))
     for start in range(0, len(rows[0]), size):
@@ -70,7 +70,7 @@ def main(path: str, threads: str) -> None:
     model = Llama(path, int(threads))
 
     def decode(batch: int, count: int, seed: int) -> dict[str, Any]:
-        """Takes the time of each token after the first."""
+        """Take the time of each token after the first."""
         drawn = read(model, prompts(batch, PROMPT, model.vocab_size, seed=seed))
         watch, text = Watch(), [drawn]
         with watch.running():
@@ -80,7 +80,7 @@ def main(path: str, threads: str) -> None:
         return {**watch.figures(count), "tokens": np.transpose(text)[0].tolist()}
 
     def first(seed: int) -> dict[str, Any]:
-        """Takes the time to the first token."""
+        """Take the time to the first token."""
         rows, watch = prompts(1, LONG_PROMPT, model.vocab_size, seed=seed), Watch()
         with watch.running():
             drawn = read(model, rows)

@@ -59,13 +59,13 @@ class Asked(NamedTuple):
 
 
 def prompts(batch: int, length: int, vocab_size: int, *, seed: int = 0) -> list[list[int]]:
-    """Returns prompts of random tokens; no rival can have seen the beginning of one before."""
+    """Return prompts of random tokens; no rival can have seen the beginning of one before."""
     drawn = np.random.default_rng((seed, batch, length)).integers(1, vocab_size, (batch, length))
     return [row.tolist() for row in drawn]
 
 
 def arrivals(vocab_size: int, *, count: int = NUM_REQUESTS, seed: int = 0) -> list[Asked]:
-    """Returns requests with Poisson arrivals, whose lengths are log-normal as ShareGPT's are.
+    """Return requests with Poisson arrivals, whose lengths are log-normal as ShareGPT's are.
 
     Prompts and answers have a median of 64 tokens, with a long tail; both are cut off so that
     they fit the context of the model.
@@ -81,7 +81,7 @@ def arrivals(vocab_size: int, *, count: int = NUM_REQUESTS, seed: int = 0) -> li
 
 
 def served(began: float, asked: list[Asked], tokens_at: list[list[float]]) -> dict[str, float]:
-    """Returns what a load took, from when each token of each answer came, by `perf_counter`."""
+    """Return what a load took, from when each token of each answer came, by `perf_counter`."""
     first = [at[0] - began - one.arrival_s for one, at in zip(asked, tokens_at, strict=True)]
     num_tokens = sum(map(len, tokens_at))
     missing = sum(one.num_tokens for one in asked) - num_tokens
@@ -104,14 +104,14 @@ class Watch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Adds what passes inside."""
+        """Add what passes inside."""
         began, used = time.perf_counter(), time.process_time()
         yield
         self.wall_s += time.perf_counter() - began
         self.processor_s += time.process_time() - used
 
     def figures(self, count: int = 1) -> dict[str, float]:
-        """Returns milliseconds by `count`."""
+        """Return milliseconds by `count`."""
         return {
             "ms": self.wall_s / count * 1e3,
             "processor_ms": self.processor_s / count * 1e3,
@@ -124,7 +124,7 @@ def answer_tasks(
     packages: tuple[str, ...],
     setting: Mapping[str, Any],
 ) -> None:
-    """Answers tasks until the input ends.
+    """Answer tasks until the input ends.
 
     Args:
         tasks: By name; each takes the other values of a line as keywords.

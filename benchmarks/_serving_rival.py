@@ -37,7 +37,7 @@ class Rival:
         self.start = self._answer(limit_s=120.0)
 
     def ask(self, task: str, *, limit_s: float = 180.0, **arguments: Any) -> dict[str, Any] | None:
-        """Returns what a task measured, or None where the process has failed, now or before."""
+        """Return what a task measured, or None where the process has failed, now or before."""
         if self.failure is not None:
             return None
         assert self._process.stdin is not None
@@ -52,7 +52,7 @@ class Rival:
         return answer
 
     def stop(self) -> None:
-        """Ends it."""
+        """End it."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()

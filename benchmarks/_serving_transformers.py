@@ -39,13 +39,13 @@ class Clock(BaseStreamer):
         self.tokens: list[int] = []
 
     def put(self, value: Any) -> None:
-        """Takes the prompt, and then the tokens of a step."""
+        """Take the prompt, and then the tokens of a step."""
         self.at.append(time.perf_counter())
         self.used.append(time.process_time())
         self.tokens.append(int(value.reshape(-1)[0]))
 
     def end(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 class Model:
@@ -64,13 +64,13 @@ class Model:
             self.kept = {"cache_implementation": "static", "compile_config": compiling}
 
     def configured(self, count: int, **kept: Any) -> GenerationConfig:
-        """Returns what asks for the likeliest tokens, `count` of them and no end."""
+        """Return what asks for the likeliest tokens, `count` of them and no end."""
         return GenerationConfig(
             do_sample=False, max_new_tokens=count, eos_token_id=None, pad_token_id=0, **kept
         )
 
     def generate(self, rows: list[list[int]], count: int, *, room: int | None = None) -> Clock:
-        """Returns when tokens came; the first entry is when the prompt was seen.
+        """Return when tokens came; the first entry is when the prompt was seen.
 
         Args:
             rows: Prompts of one length.
@@ -95,7 +95,7 @@ def main(folder: str, threads: str, *options: str) -> None:
     model = Model(folder, int(threads), compiles=compiles, device=device)
 
     def decode(batch: int, count: int, seed: int) -> dict[str, Any]:
-        """Takes the time of each token after the first."""
+        """Take the time of each token after the first."""
         rows = prompts(batch, PROMPT, model.vocab_size, seed=seed)
         clock = model.generate(rows, count + 1)
         wall, used = (times[-1] - times[1] for times in (clock.at, clock.used))
@@ -106,14 +106,14 @@ def main(folder: str, threads: str, *options: str) -> None:
         }
 
     def first(seed: int) -> dict[str, Any]:
-        """Takes the time to the first token."""
+        """Take the time to the first token."""
         rows, watch = prompts(1, LONG_PROMPT, model.vocab_size, seed=seed), Watch()
         with watch.running():
             clock = model.generate(rows, 1)
         return {**watch.figures(), "tokens": clock.tokens[1:]}
 
     def one_by_one(count: int) -> dict[str, Any]:
-        """Serves a load in the order in which it comes, one request after another."""
+        """Serve a load in the order in which it comes, one request after another."""
         asked, times = arrivals(model.vocab_size, count=count), []
         began = time.perf_counter()
         for one in asked:
@@ -122,7 +122,7 @@ def main(folder: str, threads: str, *options: str) -> None:
         return served(began, asked, times)
 
     def together(count: int) -> dict[str, Any]:
-        """Serves a load by continuous batching, what `generate_batch` does."""
+        """Serve a load by continuous batching, what `generate_batch` does."""
         return _together(model, arrivals(model.vocab_size, count=count))
 
     setting = {
@@ -140,7 +140,7 @@ def main(folder: str, threads: str, *options: str) -> None:
 
 
 def _together(model: Model, asked: list[Asked]) -> dict[str, Any]:
-    """Adds requests as they come to the manager that `generate_batch` makes."""
+    """Add requests as they come to the manager that `generate_batch` makes."""
     longest = max(one.num_tokens for one in asked)
     room = transformers.ContinuousBatchingConfig(
         num_blocks=64, max_batch_tokens=512, max_requests_per_batch=16

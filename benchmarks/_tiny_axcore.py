@@ -16,7 +16,7 @@ from axcore.module import count_params  # noqa: E402
 
 
 def train_step() -> tuple[Callable[[], float], int]:
-    """Returns a step that returns its loss, and the number of parameters."""
+    """Return a step that returns its loss, and the number of parameters."""
     cfg = update_config(
         tiny(),
         {

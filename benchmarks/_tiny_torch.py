@@ -63,7 +63,7 @@ class Model(nn.Module):
 
 
 def train_step() -> tuple[Callable[[], float], int]:
-    """Returns a step that returns its loss, and the number of parameters."""
+    """Return a step that returns its loss, and the number of parameters."""
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.AdamW(

@@ -28,24 +28,24 @@ RATE, WEIGHT_DECAY, BETAS, CLIP_NORM = 3e-4, 0.1, (0.9, 0.95), 1.0
 
 
 def batch() -> tuple[Any, Any]:
-    """Returns tokens and targets `[ROWS, TOKENS]`, the same for every rival."""
+    """Return tokens and targets `[ROWS, TOKENS]`, the same for every rival."""
     tokens = np.random.default_rng(0).integers(1, 256, (ROWS, TOKENS + 1))
     return tokens[:, :-1].astype(np.int32), tokens[:, 1:].astype(np.int32)
 
 
 def use_one_core() -> None:
-    """Keeps this process to one core; call it before jax or torch count them."""
+    """Keep this process to one core; call it before jax or torch count them."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def angles() -> Any:
-    """Returns the angles of rotary positions, `[TOKENS, WIDTH / 2]`."""
+    """Return the angles of rotary positions, `[TOKENS, WIDTH / 2]`."""
     speeds = 10_000.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)
     return np.outer(np.arange(TOKENS), speeds).astype(np.float32)
 
 
 def serve(step: Callable[[], float], *, num_params: int, packages: tuple[str, ...]) -> None:
-    """Runs steps as asked on stdin until it closes.
+    """Run steps as asked on stdin until it closes.
 
     Args:
         step: One step, which returns its loss when all of it is done.
@@ -69,7 +69,7 @@ def serve(step: Callable[[], float], *, num_params: int, packages: tuple[str, ..
 
 
 def serve_parts(parts: Mapping[str, Callable[[], Any]]) -> None:
-    """Runs parts of a step as asked on stdin, by name and how often, until it closes."""
+    """Run parts of a step as asked on stdin, by name and how often, until it closes."""
     for part in parts.values():
         part()
     _say(parts=list(parts))

@@ -26,19 +26,19 @@ DOTS = {"fp8_current": Fp8Current, "fp8_delayed": Fp8Delayed}
 
 
 def missing_reason() -> str | None:
-    """Returns None where there is a GPU to measure, else why there is none."""
+    """Return None where there is a GPU to measure, else why there is none."""
     backend = jax.default_backend()
     return None if backend == "gpu" else f"a GPU: jax found {backend} alone"
 
 
 def card() -> tuple[str, float]:
-    """Returns the GPU as jax names it, and the memory that programs may take, in GiB."""
+    """Return the GPU as jax names it, and the memory that programs may take, in GiB."""
     device = jax.devices()[0]
     return device.device_kind, device.memory_stats()["bytes_limit"] / 2**30
 
 
 def config(case: "Axcore", size: "Size", folder: Path, *, name: str = "8b") -> Trainer.Config:
-    """Returns the experiment of a case.
+    """Return the experiment of a case.
 
     Args:
         case: What of the step is to be chosen.
@@ -72,7 +72,7 @@ def config(case: "Axcore", size: "Size", folder: Path, *, name: str = "8b") -> T
 
 
 def trainer(case: "Axcore", cfg: Trainer.Config, devices: Any = 1) -> Trainer:
-    """Returns the trainer of one device, its layers recomputed and multiplied as the case says."""
+    """Return the trainer of one device, its layers recomputed and multiplied as the case says."""
     plain = trainer_on(cfg, devices)
     cfg = RematModifier(policy=case.remat).apply(cfg, plain.hardware)
     if case.dtype in DOTS:
@@ -85,14 +85,14 @@ ANYWHERE = {"attention": "portable", "quantized_dot": "emulated"}
 
 
 def toy(case: "Axcore", size: "Size", folder: Path) -> Trainer:
-    """Returns the trainer of a toy, by kernels that run anywhere."""
+    """Return the trainer of a toy, by kernels that run anywhere."""
     return trainer(
         case, update_config(config(case, size, folder, name="toy"), {"kernels.pins": ANYWHERE})
     )
 
 
 def trace_toy(case: "Axcore") -> None:
-    """Traces the step of a toy."""
+    """Trace the step of a toy."""
     from gpu_train_step import Size
 
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ def trace_toy(case: "Axcore") -> None:
 
 
 def batch(size: "Size", vocabulary: int) -> dict[str, np.ndarray]:
-    """Returns rows of one document each, of random tokens."""
+    """Return rows of one document each, of random tokens."""
     shape = (size.rows, size.tokens)
     tokens = np.random.default_rng(0).integers(0, vocabulary, shape).astype(np.int32)
     return {
@@ -113,13 +113,13 @@ def batch(size: "Size", vocabulary: int) -> dict[str, np.ndarray]:
 
 
 def measure(case: "Axcore", size: "Size") -> dict[str, Any]:
-    """Returns the time of a step, its memory and FLOPs, and the kernels that served it."""
+    """Return the time of a step, its memory and FLOPs, and the kernels that served it."""
     with tempfile.TemporaryDirectory() as folder:
         return measure_step(trainer(case, config(case, size, Path(folder))), size)
 
 
 def measure_step(ours: Trainer, size: "Size") -> dict[str, Any]:
-    """Returns the same of a trainer."""
+    """Return the same of a trainer."""
     with jax.set_mesh(ours.mesh):
         program = ours.compiler.compiled_step
         state = ours.compiler.jitted_init()

@@ -24,17 +24,17 @@ CHUNK = 2048
 
 
 def missing_reason() -> str | None:
-    """Returns None where PyTorch sees a GPU, else why not."""
+    """Return None where PyTorch sees a GPU, else why not."""
     return None if torch.cuda.is_available() else "a GPU for torch: it has no CUDA, or finds none"
 
 
 def card() -> tuple[str, float]:
-    """Returns the GPU, and its memory in GiB."""
+    """Return the GPU, and its memory in GiB."""
     return torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1] / 2**30
 
 
 def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Returns heads turned by their tokens' places; halves of a head are a pair."""
+    """Return heads turned by their tokens' places; halves of a head are a pair."""
     cos, sin = turns
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -48,7 +48,7 @@ class Norm(nn.Module):
         self.scale = nn.Parameter(torch.ones(DIM))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the normalised `x` in its dtype."""
+        """Return the normalised `x` in its dtype."""
         wide = x.float()
         normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
         return (normal * self.scale).to(x.dtype)
@@ -67,7 +67,7 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, DIM, bias=False)
 
     def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-        """Returns the layer's output `[B, T, D]`."""
+        """Return the layer's output `[B, T, D]`."""
         rows, tokens, _ = x.shape
         heads = self.qkv(self.norms[0](x)).view(rows, tokens, -1, WIDTH).transpose(1, 2)
         q, k, v = heads.split((HEADS, KEY_HEADS, KEY_HEADS), dim=1)
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 def chunk_loss(x: Tensor, w: Tensor, targets: Tensor, num_tokens: int) -> tuple[Tensor, ...]:
-    """Returns the part of the mean loss that some tokens have, and its gradients by `x` and `w`."""
+    """Return the part of the mean loss that some tokens have, and its gradients by `x` and `w`."""
     logits = (x @ w.T).float()
     lse = torch.logsumexp(logits, dim=-1)
     loss = (lse - logits.gather(1, targets[:, None])[:, 0]).sum() / num_tokens
@@ -99,7 +99,7 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, targets: Tensor) -> Tensor:
-        """Returns the loss of `x [N, D]` by `w [V, D]`."""
+        """Return the loss of `x [N, D]` by `w [V, D]`."""
         narrow, dw = w.to(x.dtype), torch.zeros_like(w)
         parts = zip(x.split(CHUNK), targets.split(CHUNK), strict=True)
         losses, dxs = [], []
@@ -113,7 +113,7 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Returns the gradients times that of the loss, which is 1 in a step."""
+        """Return the gradients times that of the loss, which is 1 in a step."""
         dx, dw = ctx.saved_tensors
         return dx * dloss, dw * dloss, None
 
@@ -133,7 +133,7 @@ class Model(nn.Module):
         self.register_buffer("sin", angles.sin())
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns the hidden vectors of all tokens, before the output projection."""
+        """Return the hidden vectors of all tokens, before the output projection."""
         x = self.embedding(tokens).to(torch.bfloat16)
         for block in self.blocks:
             x = block(x, (self.cos, self.sin))
@@ -142,7 +142,7 @@ class Model(nn.Module):
 
 
 def measure(case: "Torch", size: "Size") -> dict[str, Any]:
-    """Returns the time of a step and the most memory that it took."""
+    """Return the time of a step and the most memory that it took."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     with torch.device("cuda"):

@@ -78,7 +78,7 @@ SIZES = {
 
 
 def shapes_of(size: Size) -> dict[str, Any]:
-    """Returns the shapes of the parameters, those of all layers stacked."""
+    """Return the shapes of the parameters, those of all layers stacked."""
     n, d, h = size.num_layers, size.dim, size.hidden_dim
     q, kv = size.num_heads * HEAD_DIM, size.num_kv_heads * HEAD_DIM
     return {
@@ -100,7 +100,7 @@ def shapes_of(size: Size) -> dict[str, Any]:
 
 
 def spec_of(name: str, shape: tuple[int, ...]) -> Any:
-    """Returns how a parameter is split: along the model's width, norms not at all."""
+    """Return how a parameter is split: along the model's width, norms not at all."""
     from jax.sharding import PartitionSpec
 
     if "norm" in name:
@@ -193,7 +193,7 @@ def loss_by_hand(params: Any, batch: Any, *, size: Size, mesh: Any) -> Any:
 
 
 def compile_by_hand(size: Size, *, with_options: bool) -> dict[str, Any]:
-    """Returns figures of the step by hand, compiled in this process."""
+    """Return figures of the step by hand, compiled in this process."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -265,13 +265,13 @@ def compile_by_hand(size: Size, *, with_options: bool) -> dict[str, Any]:
 
 
 def by_hand(name: str, *, with_options: bool) -> dict[str, Any]:
-    """Returns the same, compiled in a process of its own."""
+    """Return the same, compiled in a process of its own."""
     options = ("--with-options",) * with_options
     return measured_apart(SIZES[name].target, __file__, "--by-hand", name, *options)
 
 
 def by_axcore(name: str, *overrides: str) -> dict[str, Any]:
-    """Returns figures of axcore's step, from the report of `axcore aot`."""
+    """Return figures of axcore's step, from the report of `axcore aot`."""
     from axcore.experiments.named import load_resolved
 
     size = SIZES[name]
@@ -297,7 +297,7 @@ def by_axcore(name: str, *overrides: str) -> dict[str, Any]:
 
 
 def compare(name: str) -> dict[str, Any]:
-    """Returns the figures of both, and of others for the same model and slice."""
+    """Return the figures of both, and of others for the same model and slice."""
     size = SIZES[name]
     ours = by_axcore(name)
     return {
@@ -314,7 +314,7 @@ def compare(name: str) -> dict[str, Any]:
 
 
 def peers(name: str) -> dict[str, Any]:
-    """Returns what `peers/compile_maxtext.py` recorded of a size; nothing where it did not run."""
+    """Return what `peers/compile_maxtext.py` recorded of a size; nothing where it did not run."""
     found = recorded("peer_maxtext")
     return {"maxtext": found[name]} if name in found else {}
 

@@ -166,7 +166,7 @@ CASES = (
 
 
 def compiled(case: Case) -> dict[str, Any]:
-    """Returns what the compiler reports of a case."""
+    """Return what the compiler reports of a case."""
     hardware = Hardware.parse(case.target)
     resolved = load_resolved(
         case.experiment, FASTEST + case.sets, changes=case.changes, hardware=hardware
@@ -211,7 +211,7 @@ def compiled(case: Case) -> dict[str, Any]:
 
 
 def _children_s() -> float:
-    """Returns the processor time of processes that ended, as those that compile do."""
+    """Return the processor time of processes that ended, as those that compile do."""
     times = os.times()
     return times.children_user + times.children_system
 

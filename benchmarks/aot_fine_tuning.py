@@ -62,7 +62,7 @@ METHODS = (
 
 
 def compiled(method: Method, target: str) -> dict[str, Any]:
-    """Returns what the compiler reports of a method on a machine, in GiB."""
+    """Return what the compiler reports of a method on a machine, in GiB."""
     changes = (*FOR_TARGET[target], *method.changes)
     resolved = load_resolved(
         EXPERIMENT, ROW + method.sets, changes=changes, hardware=Hardware.parse(target)
@@ -89,7 +89,7 @@ def compiled(method: Method, target: str) -> dict[str, Any]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Returns what each method needs on each machine, in GiB."""
+    """Return what each method needs on each machine, in GiB."""
     rows = [
         (
             one["target"],
@@ -106,12 +106,12 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def page_with_figures(page: str) -> str:
-    """Returns the page with the table as the results have it."""
+    """Return the page with the table as the results have it."""
     return page_with_table(page, table(recorded("aot_fine_tuning")), BEGIN, END)
 
 
 def main() -> None:
-    """Compiles, records, and writes the table."""
+    """Compile, records, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="rows whose name holds this text")
     wanted = parser.parse_args().only

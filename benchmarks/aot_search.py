@@ -31,7 +31,7 @@ CASES = (
 
 
 def searched(experiment: str, target: str) -> dict[str, Any]:
-    """Returns what a search tried, in order, and what it chooses."""
+    """Return what a search tried, in order, and what it chooses."""
     hardware = Hardware.parse(target)
     resolved = load_resolved(experiment, ("kernels.choice=fastest",), hardware=hardware)
     kept = KeptAnswers(cache_folder() / "reports")

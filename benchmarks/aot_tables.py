@@ -19,7 +19,7 @@ END = "<!-- end of table -->"
 
 
 def fits_table(figures: dict[str, Any]) -> str:
-    """Returns what each experiment needs on its machine."""
+    """Return what each experiment needs on its machine."""
     rows = [
         (
             *name.split(" on "),
@@ -35,7 +35,7 @@ def fits_table(figures: dict[str, Any]) -> str:
 
 
 def published_table(figures: dict[str, Any]) -> str:
-    """Returns predicted steps beside published ones, and how far they are from them."""
+    """Return predicted steps beside published ones, and how far they are from them."""
     rows = [
         (
             *name.split(" on "),
@@ -52,7 +52,7 @@ def published_table(figures: dict[str, Any]) -> str:
 
 
 def search_table(figures: dict[str, Any]) -> str:
-    """Returns what each search compiled, in order, and marks what it chose."""
+    """Return what each search compiled, in order, and mark what it chose."""
     rows = [
         (
             *name.split(" on "),
@@ -69,7 +69,7 @@ def search_table(figures: dict[str, Any]) -> str:
 
 
 def _needs(one: dict[str, Any]) -> str:
-    """Returns what a step needs of what a device has, or why it is not known."""
+    """Return what a step needs of what a device has, or why it is not known."""
     if one["needed_gib"] is None:
         return one.get("reason") or "does not fit"
     return f"{one['needed_gib']} of {one['capacity_gib']}" + ", does not fit" * (not one["fits"])
@@ -79,7 +79,7 @@ SIZES = {"7b": "llama2-7b on tpu-v5p-512", "70b": "llama2-70b on tpu-v5p-1024"}
 
 
 def cycles_table() -> str:
-    """Returns the cycles of train steps that recompute all, as far as they were compiled."""
+    """Return the cycles of train steps that recompute all, as far as they were compiled."""
     ours, by_hand, maxtext = (_figures(name) for name in ("aot_experiments", "aot", "peer_maxtext"))
     rows = (
         ("by hand, the compiler's defaults", by_hand, "by_hand"),
@@ -117,7 +117,7 @@ def _percent(share: float | None) -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """Returns the page with all tables as the results have them."""
+    """Return the page with all tables as the results have them."""
     figures = _figures("aot_experiments")
     page = page_with_table(page, cycles_table(), BEGIN_CYCLES, END)
     page = page_with_table(page, fits_table(figures), BEGIN, END)
@@ -126,7 +126,7 @@ def page_with_tables(page: str) -> str:
 
 
 def write_page() -> Path:
-    """Writes the tables into docs/aot.md, and returns its path."""
+    """Write the tables into docs/aot.md, and return its path."""
     PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return PAGE.relative_to(ROOT)
 

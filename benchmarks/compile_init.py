@@ -48,7 +48,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 
 def measured(config: Any) -> dict[str, Any]:
-    """Returns processor seconds to trace and to compile the first state and the step."""
+    """Return processor seconds to trace and to compile the first state and the step."""
     compiler = config.build().compiler
     with jax.set_mesh(compiler.mesh):
         state, batch = compiler.abstract_state(), compiler.batch.abstract()

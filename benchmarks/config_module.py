@@ -76,7 +76,7 @@ class Tower(Module):
 
 
 def tower() -> Any:
-    """Returns a new config of about 500 nodes, each made afresh."""
+    """Return a new config of about 500 nodes, each made afresh."""
     fresh = lambda node: type(node)(**dict(fields(node)))  # noqa: E731
     layer = transformer(
         vocab_size=320, dim=128, num_layers=1, num_heads=4, hidden_dim=352
@@ -93,7 +93,7 @@ def node_count(cfg: Any) -> int:
 
 
 def timed(fn: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Returns the medians of elapsed and of processor time, in milliseconds."""
+    """Return the medians of elapsed and of processor time, in milliseconds."""
     elapsed, processor = [], []
     for _ in range(repeats):
         start, start_processor = time.perf_counter(), time.process_time()
@@ -146,7 +146,7 @@ def module_figures(repeats: int) -> dict[str, dict[str, float]]:
 
 
 def lower_gradient(module: Any) -> None:
-    """Traces and lowers the gradient of the loss, from specs alone."""
+    """Trace and lower the gradient of the loss, from specs alone."""
     is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
     state = jax.tree.map(lambda spec: spec.abstract, module.param_specs(), is_leaf=is_spec)
     shape = (4, 128)

@@ -39,7 +39,7 @@ DTYPE = np.dtype("<u2")
 
 
 def draw(num_documents: int, mean: float) -> list[np.ndarray[Any, Any]]:
-    """Returns documents of log-normal lengths."""
+    """Return documents of log-normal lengths."""
     rng = np.random.default_rng(0)
     lengths = np.maximum(2, rng.lognormal(np.log(mean) - 0.5, 1, num_documents)).astype(int)
     tokens = rng.integers(0, 256, lengths.sum()).astype(DTYPE)
@@ -47,7 +47,7 @@ def draw(num_documents: int, mean: float) -> list[np.ndarray[Any, Any]]:
 
 
 def write_store(folder: Path, documents: list[np.ndarray[Any, Any]], copies: int = 1) -> None:
-    """Writes a store of one shard, and links it so many times less one."""
+    """Write a store of one shard, and links it so many times less one."""
     shards = folder / "store" / "shards"
     shards.mkdir(parents=True)
     with ShardWriter(shards, "0", DTYPE) as writer:
@@ -83,7 +83,7 @@ def run(python: str, what: str, folder: Path) -> dict[str, float]:
 
 
 def in_turns(pythons: dict[str, str], folder: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Returns the medians of several measurements, made one after another, so many times."""
+    """Return the medians of several measurements, made one after another, so many times."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
     for _ in range(rounds):
         for name, python in pythons.items():
@@ -144,7 +144,7 @@ def memory(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def packing(folder: Path, rounds: int) -> dict[str, Any]:
-    """Returns how full rows are, of documents of log-normal lengths."""
+    """Return how full rows are, of documents of log-normal lengths."""
     documents = draw(200_000, 500)
     store = TokenStore.of(documents)
     pairs = store.num_tokens - store.num_documents
@@ -157,7 +157,7 @@ def packing(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def versions(datasets_python: str | None) -> dict[str, str]:
-    """Returns those of what axcore is beside."""
+    """Return those of what axcore is beside."""
     found = {name: version(name) for name in ("grain", "tokenizers")}
     if datasets_python:
         program = "import datasets; print(datasets.__version__)"

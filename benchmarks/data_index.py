@@ -24,7 +24,7 @@ SEQ_LEN = 4096
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Returns seconds and MiB of the layout of a store, made or found, and of 1000 of its rows."""
+    """Return seconds and MiB of the layout of a store, made or found, and of 1000 of its rows."""
     from axcore.data import open_store
     from axcore.data.packing.row_layout import row_layout
     from axcore.data.packing.shuffling import DocumentShuffle

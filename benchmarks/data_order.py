@@ -23,7 +23,7 @@ STORES = ((40_000, 500, 1), (40_000, 500, 1000), (1_000_000, 10, 100), (1_000_00
 
 
 def measure(folder: Path, seq_len: int) -> dict[str, float]:
-    """Returns rates in tokens and memory in MiB."""
+    """Return rates in tokens and memory in MiB."""
     batches = data_of(folder, seq_len).train()
     before, since = _status(), time.perf_counter()
     next(batches)

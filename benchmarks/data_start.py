@@ -61,7 +61,7 @@ def write_tokenizer(path: Path) -> HuggingFaceTokenizer.Config:
 def write_store(
     folder: Path, tokenizer: HuggingFaceTokenizer.Config, *, documents: int, shards: int
 ) -> int:
-    """Writes a store whose tokens are all 0; returns how many there are."""
+    """Write a store whose tokens are all 0; returns how many there are."""
     files = folder / "shards"
     files.mkdir(parents=True)
     drawn = np.random.default_rng(0).lognormal(np.log(MEAN) - 0.5, 1, documents)
@@ -95,7 +95,7 @@ def write_store(
 
 
 def first_step(folder: Path, cache: Path) -> dict[str, float]:
-    """Returns the seconds from the command to the loss of its first step."""
+    """Return the seconds from the command to the loss of its first step."""
     settings = [f"data.tokenizer.path={folder.parent / 'tokenizer.json'}", *SMALL]
     with tempfile.TemporaryDirectory() as run:
         started = time.perf_counter()
@@ -118,7 +118,7 @@ def first_step(folder: Path, cache: Path) -> dict[str, float]:
 
 
 def forget(folder: Path) -> None:
-    """Asks the kernel to forget what it keeps of a store's files."""
+    """Ask the kernel to forget what it keeps of a store's files."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():

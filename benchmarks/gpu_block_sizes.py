@@ -23,7 +23,7 @@ TARGET = "gpu-h100-1"
 
 
 def calls(kernel: Kernel) -> Iterator[Case]:
-    """Yields the calls of models that the kernel takes; each is made to be asked about."""
+    """Yield the calls of models that the kernel takes; each is made to be asked about."""
     assert kernel.unsupported_reason is not None
     reason = kernel.unsupported_reason.resolve()
     for case in contract_of(kernel.op).model_cases:
@@ -32,7 +32,7 @@ def calls(kernel: Kernel) -> Iterator[Case]:
 
 
 def num_candidates(kernel: Kernel, case: Case) -> int:
-    """Returns how many block sizes are tried for a call."""
+    """Return how many block sizes are tried for a call."""
     assert kernel.block_sizes is not None
     table: Any = kernel.block_sizes.resolve()
     call, hardware = case.abstract_call("bfloat16"), Hardware.parse(TARGET)

@@ -110,7 +110,7 @@ class TestKernel(KernelSuite):
     dtypes = ("bfloat16",)
 
     def extra_cases(self, kernel: Any) -> tuple[Case, ...]:
-        """Returns cases of its op."""
+        """Return cases of its op."""
         return CASES.get(kernel.op, ())
 
     def tolerance(self, dtype: str) -> tuple[float, float]:
@@ -128,7 +128,7 @@ class Recorder:
         self.ended: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keeps the outcome, and of a failure its last line."""
+        """Keep the outcome, and of a failure its last line."""
         if report.when != "call" and report.passed:
             return
         name = report.nodeid.rpartition("::")[2]
@@ -146,7 +146,7 @@ class Recorder:
 
 
 def main(kernel: str, *options: str) -> int:
-    """Runs the tests of a kernel, or collects them alone."""
+    """Run the tests of a kernel, or collect them alone."""
     os.environ[KERNEL] = kernel
     ini = Path(__file__).parent / "gpu" / "pytest.ini"
     asked = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", str(ini), __file__]

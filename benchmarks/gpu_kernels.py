@@ -39,7 +39,7 @@ SUBJECTS: dict[str, Callable[[bool], Iterator[Contest]]] = {
 
 
 def measure(subject: str, is_quick: bool, skip: int) -> None:
-    """Runs the contests of a subject but for the first, and records each when it is over."""
+    """Run the contests of a subject but for the first, and record each when it is over."""
     gpu = jax.devices()[0].device_kind
     name = results_name(subject, gpu)
     for place, contest in enumerate(SUBJECTS[subject](is_quick)):
@@ -56,7 +56,7 @@ def measure(subject: str, is_quick: bool, skip: int) -> None:
 
 
 def compile_for(subject: str, target: str) -> None:
-    """Records what the rivals of a subject take beside their results, compiled for a target."""
+    """Record what the rivals of a subject take beside their results, compiled for a target."""
     from axl_gpu.aot import devices
 
     from axcore.plugins import Hardware

@@ -27,7 +27,7 @@ KERNELS = {
 
 
 def temporaries_gib(kernel: str) -> float:
-    """Returns what a program that returns the gradients takes beside them."""
+    """Return what a program that returns the gradients takes beside them."""
     one = jax.sharding.SingleDeviceSharding(devices(Hardware.parse(TARGET))[0])
 
     def loss(x: Array, w: Array, targets: Array, weights: Array) -> Array:

@@ -50,14 +50,14 @@ SUBJECTS = {
 
 
 def measure(nvdisasm: Path) -> dict[str, Any]:
-    """Returns the figures of every kernel, by program."""
+    """Return the figures of every kernel, by program."""
     with tempfile.TemporaryDirectory() as folder:
         _use_tools(Path(folder) / "cuda", nvdisasm)
         return {name: _kernels(name, Path(folder) / name) for name in SUBJECTS}
 
 
 def _use_tools(folder: Path, nvdisasm: Path) -> None:
-    """Lets Mosaic GPU find the disassembler beside the assembler, where it looks for both."""
+    """Let Mosaic GPU find the disassembler beside the assembler, where it looks for both."""
     from jax.experimental.mosaic.gpu import core  # noqa: F401 - which says where CUDA is
 
     cuda = Path(os.environ["MOSAIC_GPU_CUDA_ROOT"])
@@ -71,7 +71,7 @@ def _use_tools(folder: Path, nvdisasm: Path) -> None:
 
 
 def _kernels(name: str, folder: Path) -> dict[str, Any]:
-    """Returns the kernels of a program that no program before had."""
+    """Return the kernels of a program that no program before had."""
     import jax
     from axl_gpu.aot import devices
     from gpu_kernels import SUBJECTS as CONTESTS
@@ -91,7 +91,7 @@ def _kernels(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _block_sizes(name: str) -> AbstractContextManager[Any]:
-    """Returns where a program has block sizes that only tuning tries."""
+    """Return where a program has block sizes that only tuning tries."""
     from axl_gpu.kernels.attention.arrays import ForwardBlockSizes
     from axl_gpu.kernels.attention.block_sizes import (
         BACKWARD_BLOCK_SIZES,
@@ -109,7 +109,7 @@ def _block_sizes(name: str) -> AbstractContextManager[Any]:
 
 
 def _dumped(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the name and the figures of each kernel that Mosaic GPU wrote to a folder."""
+    """Yield the name and the figures of each kernel that Mosaic GPU wrote to a folder."""
     for path in sorted(folder.glob("*.sass_ctrl")):
         listing = Listing.of(path.read_text(encoding="utf-8"))
         report = path.with_suffix(".ptxas").read_text(encoding="utf-8")

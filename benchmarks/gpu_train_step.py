@@ -98,14 +98,14 @@ SIZES = {120: Size(12, 3), 70: Size(6, 2), 0: Size(2, 1)}
 
 
 def size_for(memory_gib: float, args: argparse.Namespace) -> Size:
-    """Returns the size for a card, with what was asked for by hand."""
+    """Return the size for a card, with what was asked for by hand."""
     size = next(size for least, size in SIZES.items() if memory_gib >= least)
     given = {name: getattr(args, name) for name in ("layers", "rows", "tokens")}
     return attrs.evolve(size, **{name: one for name, one in given.items() if one is not None})
 
 
 def measure(name: str, args: argparse.Namespace) -> int:
-    """Measures a case, adds it to the results, and returns the code to exit with."""
+    """Measure a case, adds it to the results, and return the code to exit with."""
     case = CASES[name]
     half: Any
     reason = None
@@ -134,7 +134,7 @@ def measure(name: str, args: argparse.Namespace) -> int:
 
 
 def best(cases: Mapping[str, Figures]) -> Figures:
-    """Returns what the cases that ran say together, as far as there are enough of them."""
+    """Return what the cases that ran say together, as far as there are enough of them."""
     wide, narrow, torch = (
         min((one for one in ran if one is not None), default=None)
         for ran in (
@@ -156,13 +156,13 @@ def best(cases: Mapping[str, Figures]) -> Figures:
 
 
 def _step_s(cases: Mapping[str, Figures], name: str, *dtypes: str | None) -> float | None:
-    """Returns a case's time where its products are of such a dtype; PyTorch's is None."""
+    """Return a case's time where its products are of such a dtype; PyTorch's is None."""
     dtype = getattr(CASES.get(name), "dtype", None)
     return cases[name].get("step_s") if dtype in dtypes else None
 
 
 def main() -> int:
-    """Measures one case, or traces ours."""
+    """Measure one case, or trace ours."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("case", choices=CASES, nargs="?", default="axcore_minimal")
     parser.add_argument("--layers", type=int, help="as many as suit the card where left out")

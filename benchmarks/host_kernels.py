@@ -61,7 +61,7 @@ KERNELS: dict[str, dict[str, str]] = {
 
 
 def drawn(name: str, form: Form) -> tuple[Any, Any]:
-    """Returns a model and a state of it."""
+    """Return a model and a state of it."""
     cfg = evolve(transformer(**MODELS[name]), dtypes=DTypes(compute=form.compute))
     if form.has_half_cache:
         cfg = KVCache(dtype="float16").apply(cfg, current_policy().hardware)
@@ -78,7 +78,7 @@ def drawn(name: str, form: Form) -> tuple[Any, Any]:
 def token(
     model: Any, state: Any, rows: int, form: Form, pins: dict[str, str]
 ) -> Callable[[], jax.Array]:
-    """Returns what reads a token of each row, and the next one the time after."""
+    """Return what reads a token of each row, and the next one the time after."""
     policy = attrs.evolve(current_policy(), pins=pins)
     pages = PagedKVCacheConfig(num_pages=rows * PAGES, page_size=PAGE)
     cache_config = KVCacheConfig(

@@ -52,7 +52,7 @@ PARITY_PYTHON = HERE.parent / ".venv-parity" / "bin" / "python"
 
 
 def make_state() -> Any:
-    """Returns a state of the model, of numbers that are quick to draw."""
+    """Return a state of the model, of numbers that are quick to draw."""
     draw = np.random.default_rng(0)
 
     def drawn(spec: ParamSpec) -> Any:
@@ -85,7 +85,7 @@ def settle() -> None:
 
 
 def measure_gigabyte(folder: Path, torch_python: Path | str | None) -> dict[str, Any]:
-    """Returns the medians of all rivals, as GB/s, and axcore's times by theirs."""
+    """Return the medians of all rivals, as GB/s, and axcore's times by theirs."""
     state = make_state()
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     ax.to_hugging_face(folder / "model", MODEL, state)
@@ -130,7 +130,7 @@ def _torch(python: Path | str | None, file: Path, written: Path) -> dict[str, Ti
 
 
 def _ratios(times: dict[str, list[float]], ours: str, kind: str) -> dict[str, float]:
-    """Returns the median over rounds of axcore's time by that of each rival that reads numbers."""
+    """Return the median over rounds of axcore's time by that of each rival that reads numbers."""
     pairs = {name: zip(times[ours], found, strict=True) for name, found in times.items()}
     return {
         name: round(statistics.median(mine / theirs for mine, theirs in found), 2)

@@ -16,7 +16,7 @@ GOALS = {"slowest_feature_on_the_catalogue_s": 1.0}
 
 
 def seconds_to_add(feature: Feature, catalogue: list[Any]) -> float:
-    """Returns how long it takes to add a feature to every experiment that does not have it."""
+    """Return how long it takes to add a feature to every experiment that does not have it."""
     apply = feature.apply.resolve()
     started = time.perf_counter()
     for cfg in catalogue:

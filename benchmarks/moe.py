@@ -42,7 +42,7 @@ def gradients(module: Any, state: Any, x: Any) -> Any:
 
 
 def raced(run: Any, modules: dict[str, Any], states: dict[str, Any], x: Any) -> dict[str, Any]:
-    """Returns times of all, and those of the most experts over those of the fewest."""
+    """Return times of all, and those of the most experts over those of the fewest."""
 
     def rival(name: str) -> Any:
         return lambda states, x: run(modules[name], states[name], x)

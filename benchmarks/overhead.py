@@ -123,7 +123,7 @@ def optimizer_by_hand(trainer: Any, params: Any) -> optax.GradientTransformation
 
 
 def step_by_hand(trainer: Any, params: Any) -> tuple[Any, Any]:
-    """Returns the jitted step `(params, opt_state, batch)` and the first optimizer state."""
+    """Return the jitted step `(params, opt_state, batch)` and the first optimizer state."""
     optimizer = optimizer_by_hand(trainer, params)
     attention = trainer.config.model.decoder.stack.layer.attention
     heads = {
@@ -144,7 +144,7 @@ def step_by_hand(trainer: Any, params: Any) -> tuple[Any, Any]:
 
 
 def params_of(state: Any) -> Any:
-    """Returns copies of axcore's parameters under the names used here."""
+    """Return copies of axcore's parameters under the names used here."""
     layer = state["decoder"]["stack"]["layer"]
     attention, feed_forward = layer["attention"], layer["feed_forward"]
     params = {
@@ -162,7 +162,7 @@ def params_of(state: Any) -> Any:
 
 
 def one_by_one(params: Any) -> Any:
-    """Returns parameters with those of each layer in arrays of their own."""
+    """Return parameters with those of each layer in arrays of their own."""
     stacked = params["layers"]
     layers = [jax.tree.map(lambda leaf: leaf[i], stacked) for i in range(len(stacked["q"]))]  # noqa: B023
     return jax.tree.map(jnp.copy, {**params, "layers": layers})
@@ -189,7 +189,7 @@ class Timed:
 
 
 def compare(steps: int) -> dict[str, Any]:
-    """Returns the figures of both, and their ratios."""
+    """Return the figures of both, and their ratios."""
     trainer = tiny().build()
     with jax.set_mesh(trainer.mesh):
         batch = trainer.batch_sharding.device_put(next(iter(trainer.data.train())))

@@ -46,7 +46,7 @@ class Goal:
     is_least: bool = False
 
     def row(self) -> tuple[str, ...]:
-        """Returns what is measured, the bound, what was found, whether it holds, and the file."""
+        """Return what is measured, the bound, what was found, whether it holds, and the file."""
         found = _at(_figures(self.results), self.path)
         shown = "not measured" if found is None else _number(found) + self.unit
         goal = f"{'>=' if self.is_least else '<='} {self.bound:g}{self.unit}"
@@ -138,7 +138,7 @@ _BEST, _OURS = "best", "ours_over_best_rival"
 
 
 def gpu_goals(chip: str) -> tuple[Goal, ...]:
-    """Returns the goals on a GPU, whose figures are copies of what `benchmarks/gpu/run.sh` wrote.
+    """Return the goals on a GPU, whose figures are copies of what `benchmarks/gpu/run.sh` wrote.
 
     Args:
         chip: As files name it.
@@ -219,14 +219,14 @@ PARTS = {
 
 
 def goals_table() -> str:
-    """Returns every goal with what was found."""
+    """Return every goal with what was found."""
     header = ("what", "goal", "found", "met", "results")
     measured = [goal for goal in GPU_GOALS if (RESULTS / f"{goal.results}.json").exists()]
     return markdown_table(header, [goal.row() for goal in (*GOALS, *measured)])
 
 
 def steps_table() -> str:
-    """Returns the predicted train steps beside published ones."""
+    """Return the predicted train steps beside published ones."""
     figures = _figures("aot_experiments")
     rows = [
         (
@@ -243,7 +243,7 @@ def steps_table() -> str:
 
 
 def _published(figures: dict[str, Any], name: str) -> str:
-    """Returns the steps that others published of an experiment on a target, however recomputed."""
+    """Return the steps that others published of an experiment on a target, however recomputed."""
     found = {
         who: step_s
         for other, one in figures.items()
@@ -254,7 +254,7 @@ def _published(figures: dict[str, Any], name: str) -> str:
 
 
 def peers_table() -> str:
-    """Returns the train step of `tiny` in other libraries."""
+    """Return the train step of `tiny` in other libraries."""
     figures = _figures("tiny_peers")
     rows = [
         (
@@ -273,7 +273,7 @@ def peers_table() -> str:
 
 
 def parts_table() -> str:
-    """Returns processor time of each part of that step, in axcore and in PyTorch."""
+    """Return processor time of each part of that step, in axcore and in PyTorch."""
     parts = _figures("tiny_parts")["processor_ms_a_step"]
     who = ("axcore", "torch_eager", "torch_compile")
     rows = [
@@ -292,7 +292,7 @@ TABLES = {
 
 
 def page_with_tables(page: str) -> str:
-    """Returns the page with all tables as the results have them."""
+    """Return the page with all tables as the results have them."""
     for name, table in TABLES.items():
         begin = f"<!-- table: performance_page.py, {name} -->\n"
         page = page_with_table(page, table() + "\n", begin, END)

@@ -68,7 +68,7 @@ print(1e6 * times[0], 1e6 * statistics.median(times[1:]))
 
 
 def main() -> None:
-    """Measures, prints and records."""
+    """Measure, prints and record."""
     with tempfile.TemporaryDirectory() as folder:
         crowd(Path(folder))
         discovery = [numbers(DISCOVERY, PYTHONPATH=folder) for _ in range(ROUNDS)]
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def crowd(folder: Path) -> None:
-    """Installs distributions into a folder; one in a hundred brings a plugin."""
+    """Install distributions into a folder; one in a hundred brings a plugin."""
     for number in range(NUM_DISTRIBUTIONS):
         name = f"dist-{number}"
         package = make_dist(folder, name, "")
@@ -100,7 +100,7 @@ def crowd(folder: Path) -> None:
 
 
 def numbers(program: str, **environment: str) -> list[float]:
-    """Returns the numbers that a program prints in an interpreter of its own."""
+    """Return the numbers that a program prints in an interpreter of its own."""
     ran = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -112,7 +112,7 @@ def numbers(program: str, **environment: str) -> list[float]:
 
 
 def command(*arguments: str) -> float:
-    """Returns how many milliseconds a command of axcore takes in all."""
+    """Return how many milliseconds a command of axcore takes in all."""
     started = time.perf_counter()
     axcore = [str(Path(sys.executable).parent / "axcore"), *arguments, "--json"]
     ran = subprocess.run(axcore, capture_output=True, text=True, check=True)
@@ -122,7 +122,7 @@ def command(*arguments: str) -> float:
 
 
 def interpreter() -> float:
-    """Returns how many milliseconds it takes to start Python and do nothing."""
+    """Return how many milliseconds it takes to start Python and do nothing."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", ""], check=True)
     return 1e3 * (time.perf_counter() - started)

@@ -91,7 +91,7 @@ def emulated(product: Callable[[Array, Array], Array]) -> Callable[[Array, Array
 
 
 def losses(max_steps: int) -> dict[str, Any]:
-    """Trains `tiny` in bfloat16, plain and with each scheme, and compares validation losses."""
+    """Train `tiny` in bfloat16, plain and with each scheme, and compare validation losses."""
     cfg = tiny()
     model = evolve(cfg.model, dtypes=DTypes(compute="bfloat16"))
     cfg = update_config(

@@ -51,7 +51,7 @@ def each_by_itself() -> Iterator[None]:
 
 
 def figures(case: Axcore) -> dict[str, Any]:
-    """Returns what the compiled step of a case holds."""
+    """Return what the compiled step of a case holds."""
     with tempfile.TemporaryDirectory() as folder:
         chips = devices(Hardware.parse(TARGET))[:1]
         ours = trainer(case, config(case, SIZE, Path(folder)), chips)

@@ -69,11 +69,11 @@ class Series:
     published_mfu: Mapping[int, float] = {}
 
     def target(self, slices: int) -> str:
-        """Returns the name of several slices."""
+        """Return the name of several slices."""
         return f"tpu-{self.chip}-{slices}x{self.slice_size}"
 
     def config(self, chips: int) -> Any:
-        """Returns the trainer's config."""
+        """Return the trainer's config."""
         layer = "model.decoder.stack.layer"
         rule = MeshRule(
             match="tpu-*", mesh=self.mesh, modifiers=(RematModifier(policy=self.remat),)
@@ -154,7 +154,7 @@ ALL_SERIES = (
 
 
 def measured(series: Series, slices: int) -> dict[str, Any]:
-    """Returns the figures of a step on a number of slices."""
+    """Return the figures of a step on a number of slices."""
     hardware = Hardware.parse(series.target(slices))
     resolved = resolve(series.config(hardware.chips), hardware)
     report = compile_resolved(resolved, f"{series.name} on {series.chip}")

@@ -30,7 +30,7 @@ HEADER = (
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Returns a row for each step, with its speed beside that on one slice."""
+    """Return a row for each step, with its speed beside that on one slice."""
     rows = [
         (
             name,
@@ -59,7 +59,7 @@ def _shares(mfu: float | None, of_one: float | None) -> tuple[str, str]:
 
 
 def draw(figures: dict[str, Any]) -> None:
-    """Draws speed a chip beside that on one slice, predicted and published."""
+    """Draw speed a chip beside that on one slice, predicted and published."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -86,7 +86,7 @@ def draw(figures: dict[str, Any]) -> None:
 
 
 def write_page(figures: dict[str, Any]) -> None:
-    """Writes the table, and the chart where matplotlib is installed."""
+    """Write the table, and the chart where matplotlib is installed."""
     page = page_with_table(PAGE.read_text(encoding="utf-8"), table(figures), BEGIN, END)
     PAGE.write_text(page, encoding="utf-8")
     try:

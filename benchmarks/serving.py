@@ -66,7 +66,7 @@ Figures = dict[str, Any]
 
 
 def start(given: argparse.Namespace, model: str, folder: Path) -> dict[str, Rival]:
-    """Returns the processes that serve a model, by name."""
+    """Return the processes that serve a model, by name."""
     threads = str(os.cpu_count())
     ours = os.environ.get("PYTHONPATH", "")
     command = (sys.executable, "_serving_axcore.py", str(folder / model))
@@ -98,7 +98,7 @@ def start(given: argparse.Namespace, model: str, folder: Path) -> dict[str, Riva
 
 
 def measure(rivals: dict[str, Rival], rounds: int, count: int) -> Iterator[Figures]:
-    """Yields what each task took of each rival so far, after every turn but its first."""
+    """Yield what each task took of each rival so far, after every turn but its first."""
     found: Figures = {}
     for task, asked in TASKS.items():
         more = {"count": count} if asked["task"] == "decode" else {}
@@ -126,7 +126,7 @@ def _all(turns: list[Figures], name: str) -> bool:
 
 
 def _summary(turns: list[Figures], name: str) -> Figures:
-    """Returns the median and the best of a rival, and axcore's by it in both ways."""
+    """Return the median and the best of a rival, and axcore's by it in both ways."""
     times = [turn[name]["ms"] for turn in turns]
     summary = {
         "ms": round(statistics.median(times), 3),
@@ -146,14 +146,14 @@ def _summary(turns: list[Figures], name: str) -> Figures:
 
 
 def _shared(ours: Figures, theirs: Figures) -> float:
-    """Returns the share of tokens before the first that differs."""
+    """Return the share of tokens before the first that differs."""
     pairs = list(zip(ours["tokens"], theirs["tokens"], strict=False))
     same = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), len(pairs))
     return same / len(pairs)
 
 
 def results_name(figures: Figures) -> str:
-    """Returns the name of the file that the figures are kept in: on a GPU, that of the card."""
+    """Return the name of the file that the figures are kept in: on a GPU, that of the card."""
     if "device" not in figures:
         return "serving"
     from _gpu import results_name as name_by_card
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def run_model(given: argparse.Namespace, model: str, folder: Path, figures: Figures) -> None:
-    """Measures a model, and the load where it is the first."""
+    """Measure a model, and the load where it is the first."""
     writer = [sys.executable, str(HERE / "_serving_models.py"), model, str(folder)]
     kept = {**os.environ, "JAX_PLATFORMS": "cpu"}
     num_params = int(subprocess.check_output(writer, text=True, env=kept))
@@ -224,7 +224,7 @@ def run_model(given: argparse.Namespace, model: str, folder: Path, figures: Figu
 def run_load(
     rivals: dict[str, Rival], name: str, task: str, limit_s: float, count: int, figures: Figures
 ) -> None:
-    """Lets one rival serve the load."""
+    """Let one rival serve the load."""
     if name in rivals:
         size = HOST_TOKENS if task == "host" else count
         found = rivals[name].ask(task, limit_s=limit_s, count=size)

@@ -41,7 +41,7 @@ Row = tuple[str, ...]
 
 
 def table(figures: Figures) -> str:
-    """Returns what was measured, in Markdown."""
+    """Return what was measured, in Markdown."""
     rows = [
         row
         for model, found in figures["models"].items()
@@ -60,7 +60,7 @@ def table(figures: Figures) -> str:
 
 
 def _time_row(what: str, found: Figures, rival: str, goal: float) -> Row | None:
-    """Returns a row about a rival, by the fastest way of each."""
+    """Return a row about a rival, by the fastest way of each."""
     ours = _fastest(found, OURS)
     theirs = _fastest(found, (rival, f"{rival}_compiled"))
     if ours is None or theirs is None:
@@ -109,7 +109,7 @@ def _mark(is_met: bool) -> str:
 
 
 def page_with_figures(page: str, results: Path = RESULTS) -> str:
-    """Returns a page with the table of committed results, an empty one before there are any."""
+    """Return a page with the table of committed results, an empty one before there are any."""
     figures: Figures = {"models": {}, "load": {}}
     if results.exists():
         figures = json.loads(results.read_text(encoding="utf-8"))["figures"]
@@ -117,7 +117,7 @@ def page_with_figures(page: str, results: Path = RESULTS) -> str:
 
 
 def write_page() -> None:
-    """Writes the table of committed results into the page."""
+    """Write the table of committed results into the page."""
     PAGE.write_text(page_with_figures(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

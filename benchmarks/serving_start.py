@@ -32,7 +32,7 @@ ALL_COMPILED = "all programs are compiled"
 
 
 def train(folder: Path, checkout: Path) -> Path:
-    """Returns a run that a version trained for a few steps."""
+    """Return a run that a version trained for a few steps."""
     run = folder / "tiny"
     command = ["train", "tiny", "--dir", str(run), "--set", "max_steps=60"]
     subprocess.run(
@@ -46,7 +46,7 @@ def train(folder: Path, checkout: Path) -> Path:
 
 
 def start(run: Path, checkout: Path, cache: Path) -> dict[str, float]:
-    """Returns how long a server takes from its start to its first answer, and to all programs."""
+    """Return how long a server takes from its start to its first answer, and to all programs."""
     started = time.perf_counter()
     log = cache / "stderr.txt"
     with serving(run, checkout, cache, log=log) as server:
@@ -79,7 +79,7 @@ def start(run: Path, checkout: Path, cache: Path) -> dict[str, float]:
 def serving(
     run: Path, checkout: Path, cache: Path, *, log: Path
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Yields a process that serves a run, and ends it."""
+    """Yield a process that serves a run, and end it."""
     with log.open("w") as errors:
         server = subprocess.Popen(
             [sys.executable, "-m", "axcore", "serve", str(run), "--port", "0"],
@@ -97,14 +97,14 @@ def serving(
 
 
 def processor_seconds(pid: int) -> float:
-    """Returns the processor time of a process so far, of all its threads."""
+    """Return the processor time of a process so far, of all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     ticks: int = os.sysconf("SC_CLK_TCK")
     return sum(int(one) for one in fields[11:13]) / ticks
 
 
 def measure(folder: Path, checkouts: dict[str, Path], rounds: int) -> dict[str, Any]:
-    """Returns the medians of each version, in turns: first with nothing compiled, then with all."""
+    """Return the medians of each version, in turns: first with nothing compiled, then with all."""
     found: dict[str, dict[str, list[dict[str, float]]]] = {
         name: {"nothing_compiled": [], "compiled_before": []} for name in checkouts
     }

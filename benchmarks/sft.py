@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def trainer_of(folder: Path, experiment: str, base: Path, seed: int) -> Trainer:
-    """Returns the trainer of a run that begins with another."""
+    """Return the trainer of a run that begins with another."""
     data = {"sft": "chats", "dpo": "pairs"}[experiment]
     overrides = (
         f"init_from.path={base}",
@@ -106,7 +106,7 @@ def trainer_of(folder: Path, experiment: str, base: Path, seed: int) -> Trainer:
 
 
 def held_out(data: str, records: Sequence[Any]) -> list[Any]:
-    """Returns the records that training holds out."""
+    """Return the records that training holds out."""
     fraction = HELD_OUT[data]
     return [one for i, one in enumerate(records, 1) if is_validation(f"{data}.jsonl:{i}", fraction)]
 
@@ -129,7 +129,7 @@ class Judge:
         self._engine.close()
 
     def of_run(self, directory: Path) -> dict[str, float]:
-        """Returns what a run's answers are: shares of right ones, and of spellings drawn."""
+        """Return what a run's answers are: shares of right ones, and of spellings drawn."""
         self._engine.replace_weights(load_run(directory).state)
         greedy = self._answers([one.text for one in self._asked], Sampling(temperature=0.0))
         right = {
@@ -149,7 +149,7 @@ class Judge:
         }
 
     def of_pairs(self, trainer: Trainer, run: Path, reference: Path) -> dict[str, float]:
-        """Returns the margin on pairs held out, of a run over what it began with."""
+        """Return the margin on pairs held out, of a run over what it began with."""
         state = {**load_run(run).state, "reference": load_run(reference).state}
         metrics = trainer.evaluate(state)
         return {name: round(metrics[name], 4) for name in ("reward_margin", "reward_accuracy")}
@@ -169,7 +169,7 @@ class Judge:
 
 
 def baselines(asked: list[Question]) -> dict[str, float]:
-    """Returns the exact matches of answers that take no model."""
+    """Return the exact matches of answers that take no model."""
     closed = [one for one in asked if not one.is_open]
     commonest = Counter(one.answer for one in closed).most_common(1)[0][1]
     spelled = {
@@ -184,7 +184,7 @@ def baselines(asked: list[Question]) -> dict[str, float]:
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Returns mean, least and greatest over seeds of each figure."""
+    """Return mean, least and greatest over seeds of each figure."""
     return {
         name: {
             "mean": round(statistics.fmean(one[name] for one in runs), 4),

@@ -39,7 +39,7 @@ ENVIRONMENT = {
 
 
 def seconds(program: str) -> float:
-    """Returns how long a fresh interpreter takes to run a program."""
+    """Return how long a fresh interpreter takes to run a program."""
     started = time.perf_counter()
     command = [sys.executable, "-c", program]
     subprocess.run(command, check=True, capture_output=True, env=ENVIRONMENT)
@@ -47,7 +47,7 @@ def seconds(program: str) -> float:
 
 
 def loads_jax(program: str) -> bool:
-    """Returns whether a program leaves jax imported."""
+    """Return whether a program leaves jax imported."""
     program_and_check = (
         f"import atexit, sys; atexit.register(lambda: print('jax' in sys.modules)); {program}"
     )
@@ -58,7 +58,7 @@ def loads_jax(program: str) -> bool:
 
 
 def first_step(cache: Path) -> dict[str, float]:
-    """Returns how long `axcore train tiny` takes to print the loss of its first step."""
+    """Return how long `axcore train tiny` takes to print the loss of its first step."""
     with tempfile.TemporaryDirectory() as run:
         command = ["train", "tiny", "--dir", run, "--set", "logging.every_steps=1"]
         started = time.perf_counter()
@@ -79,7 +79,7 @@ def first_step(cache: Path) -> dict[str, float]:
 
 
 def first_steps(rounds: int) -> dict[str, Any]:
-    """Returns the times with nothing compiled, and the medians of those with all of it."""
+    """Return the times with nothing compiled, and the medians of those with all of it."""
     with tempfile.TemporaryDirectory() as cache:
         cold = first_step(Path(cache))
         warm = [first_step(Path(cache)) for _ in range(rounds)]

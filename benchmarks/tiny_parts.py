@@ -38,7 +38,7 @@ VARIABLES = {"axcore_glibc_default": {"MALLOC_ARENA_TEST": "8"}}
 
 
 def measured(rivals: dict[str, Rival], rounds: int) -> dict[str, Any]:
-    """Returns milliseconds of processor time a step, by part and rival."""
+    """Return milliseconds of processor time a step, by part and rival."""
     turns = list(rivals.items())
     figures: dict[str, Any] = {}
     for part, times in PER_STEP.items():

@@ -37,7 +37,7 @@ class Rival:
     def __init__(
         self, python: Path, *command: str, folder: str, variables: Mapping[str, str] = {}
     ) -> None:
-        """Starts it, and waits for its first step.
+        """Start it, and wait for its first step.
 
         Args:
             python: Of its environment.
@@ -60,14 +60,14 @@ class Rival:
         self.rounds: list[dict[str, float]] = []
 
     def run(self, steps: int, *, part: str = "") -> None:
-        """Runs steps, or a part of them where the process has parts, and keeps what they cost."""
+        """Run steps, or a part of them where the process has parts, and keep what they cost."""
         assert self._process.stdin is not None
         print(part, steps, file=self._process.stdin, flush=True)
         answer = self._answer()
         self.rounds.append(answer | {"step_s": answer["seconds"] / steps})
 
     def stop(self) -> None:
-        """Ends it."""
+        """End it."""
         self._process.communicate()
 
     def _answer(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Rival:
         return answer
 
     def figures(self, ours: "Rival", steps: int) -> dict[str, Any]:
-        """Returns what was measured, and axcore's time by its own."""
+        """Return what was measured, and axcore's time by its own."""
         of = {name: [one[name] for one in self.rounds] for name in ("step_s", "processor_s")}
         ratios = [
             {name: mine[name] / theirs[name] for name in of}
@@ -106,7 +106,7 @@ class Rival:
 def rivals(
     torch: Path | None, peers: Path | None, levanter: Path | None
 ) -> dict[str, tuple[Path, ...]]:
-    """Returns the Python and the command of each."""
+    """Return the Python and the command of each."""
     found: dict[str, Any] = {"axcore": (Path(sys.executable), "_tiny_axcore.py")}
     if torch is not None:
         found["torch_eager"] = (torch, "_tiny_torch.py")

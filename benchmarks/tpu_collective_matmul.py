@@ -45,7 +45,7 @@ CASES: dict[str, tuple[bool, dict[str, str]]] = {
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Returns the figures of a case, in this process."""
+    """Return the figures of a case, in this process."""
     splits_width, options = CASES[name]
     hardware = Hardware.parse(TARGET)
     config = attrs.evolve(SERIES, splits_width=splits_width).config(hardware.chips)
@@ -54,7 +54,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def write_page(figures: dict[str, Any]) -> None:
-    """Writes the table of docs/parallelism.md."""
+    """Write the table of docs/parallelism.md."""
     rows = [
         (
             name,

@@ -41,14 +41,14 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def measure(case: str) -> dict[str, Any]:
-    """Returns the figures of a case, in this process."""
+    """Return the figures of a case, in this process."""
     hardware = Hardware.parse(TARGET)
     resolved = load_resolved(EXPERIMENT, ("kernels.choice=fastest",), hardware=hardware)
     return compiled_figures(resolved, CASES[case])
 
 
 def compiled_figures(resolved: ResolvedConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the figures of a step.
+    """Return the figures of a step.
 
     Args:
         resolved: The trainer's config, for the hardware that the process compiles for.

@@ -31,7 +31,7 @@ LIMITS_MIB = (None, 16, 24, 32, 48, 64)
 def share_of_peak(
     hardware: Hardware, sizes: tuple[int, int, int], *, dtype: str, limit_mib: int | None
 ) -> float:
-    """Returns what share of a device's peak a product of [rows, depth] and [depth, columns] has."""
+    """Return what share of a device's peak a product of [rows, depth] and [depth, columns] has."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
@@ -57,7 +57,7 @@ def share_of_peak(
 
 
 def measure(target: str) -> dict[str, Any]:
-    """Returns the shares of one target, in the process that compiles for it."""
+    """Return the shares of one target, in the process that compiles for it."""
     hardware = Hardware.parse(target)
     dtypes = [dtype for dtype in ("bfloat16", "int8") if dtype in hardware.peak_flops]
     return {

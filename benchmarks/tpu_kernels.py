@@ -65,7 +65,7 @@ CASES = {
 
 
 def call_of(case: Case) -> Any:
-    """Returns the inputs of a call, with real segments and abstract arrays, and its spec."""
+    """Return the inputs of a call, with real segments and abstract arrays, and its spec."""
     import jax
     import jax.numpy as jnp
 
@@ -81,13 +81,13 @@ def call_of(case: Case) -> Any:
 
 
 def documents(case: Case) -> np.ndarray:
-    """Returns segments `[rows, tokens]` of documents whose lengths are drawn from a fixed seed."""
+    """Return segments `[rows, tokens]` of documents whose lengths are drawn from a fixed seed."""
     starts = np.random.default_rng(0).random((case.rows, case.tokens)) < 1 / MEAN_DOCUMENT
     return (1 + np.cumsum(starts, axis=1)).astype(np.int32)
 
 
 def compiled(attend: Any, case: Case, hardware: Hardware, device: Any) -> Any:
-    """Returns the program of output and gradients."""
+    """Return the program of output and gradients."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
@@ -109,7 +109,7 @@ def temporary_bytes(program: Any) -> int:
 
 
 def dq_sum_cycles(program: Any, case: Case, hardware: Hardware, block: int) -> float:
-    """Returns XLA's estimate for one core of summing gradients of queries over blocks of keys.
+    """Return XLA's estimate for one core of summing gradients of queries over blocks of keys.
 
     No other array is as large as these gradients of all blocks.
     """
@@ -132,7 +132,7 @@ PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "bwd": 5}
 
 
 def product_cycles(hardware: Hardware, block_q: int, block_k: int) -> float:
-    """Returns the cycles of one product of a block on a core, at the chip's peak."""
+    """Return the cycles of one product of a block on a core, at the chip's peak."""
     per_second = hardware.peak_flops["bfloat16"] / hardware.units_per_chip
     return 2 * block_q * block_k * WIDTH / (per_second / (hardware.clock_hz or 1.0))
 
@@ -140,7 +140,7 @@ def product_cycles(hardware: Hardware, block_q: int, block_k: int) -> float:
 def splash_cycles(
     folder: Path, case: Case, hardware: Hardware, size: int, *, fused: bool
 ) -> dict[str, float]:
-    """Returns the cycles of splash's kernels; branches are a first step, a block, a last step."""
+    """Return the cycles of splash's kernels; branches are a first step, a block, a last step."""
     num = case.tokens // size
     heads, key_heads = case.rows * HEADS, case.rows * KEY_HEADS
     live, kind = num * (num + 1) // 2, "_segmented" if case.is_packed else ""
@@ -155,7 +155,7 @@ def splash_cycles(
 
 
 def our_cycles(folder: Path, case: Case, hardware: Hardware) -> dict[str, float]:
-    """Returns the cycles of our kernels, by the visits that their grids make."""
+    """Return the cycles of our kernels, by the visits that their grids make."""
     cycles = {}
     for name, ((block_q, block_k), num_steps, taken) in our_steps(case, hardware).items():
         middle = len(taken) // 2
@@ -171,7 +171,7 @@ Steps = tuple[tuple[int, int], int, tuple[float, ...]]
 
 
 def our_steps(case: Case, hardware: Hardware) -> dict[str, Steps]:
-    """Returns the steps of our kernels; of branches, masked and whole visits are in the middle."""
+    """Return the steps of our kernels; of branches, masked and whole visits are in the middle."""
     from axl_tpu.kernels.attention.block_sizes import BACKWARD_BLOCK_SIZES, BLOCK_SIZES
 
     from axcore.ops.attention.op import ATTENTION_OP
@@ -205,7 +205,7 @@ class Walk:
 
     @classmethod
     def of(cls, case: Case, block_q: int, block_k: int, *, by_keys: bool) -> "Walk":
-        """Returns the walk of a case, by its real segments."""
+        """Return the walk of a case, by its real segments."""
         from axl_tpu.kernels.attention.block_schedule import (
             FIRST,
             LIVE,
@@ -225,7 +225,7 @@ class Walk:
         return cls(case.rows * num_steps, *(int(np.sum(count)) for count in counts))
 
     def taken(self, heads: int, ends: int) -> tuple[int, tuple[float, ...]]:
-        """Returns the steps, and branches taken: first visits, masked, whole, and last visits."""
+        """Return the steps, and branches taken: first visits, masked, whole, and last visits."""
         first, masked, whole = ends * self.first, heads * self.masked, heads * self.whole
         return heads * self.num_steps, tuple(map(float, (first, masked, whole, first)))
 
@@ -233,7 +233,7 @@ class Walk:
 def measured_splash(
     folder: Path, case: Case, hardware: Hardware, device: Any
 ) -> list[dict[str, Any]]:
-    """Returns splash's figures by each form, that of the fewest cycles first."""
+    """Return splash's figures by each form, that of the fewest cycles first."""
     from axl_tpu.kernels.attention.splash import BLOCK_SIZES, SplashBlockSizes, splash_attention
 
     found = []
@@ -256,13 +256,13 @@ def measured_splash(
 
 
 def forget(folder: Path) -> None:
-    """Removes the schedules of what was compiled so far."""
+    """Remove the schedules of what was compiled so far."""
     for path in folder.iterdir():
         path.unlink()
 
 
 def measure(target: str, folder: Path) -> dict[str, Any]:
-    """Returns the figures of one target, in the process that compiles for it."""
+    """Return the figures of one target, in the process that compiles for it."""
     from axl_tpu.kernels.attention.api import tpu_flash_attention, tpu_flash_attention_backward
 
     from axcore.ops import KernelPolicy, use_policy
@@ -292,7 +292,7 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
 
 
 def shares_of_peak(figures: dict[str, Any], hardware: Hardware) -> dict[str, float]:
-    """Returns what share of the peak both kernels reach for `causal_4k`, forward and backward."""
+    """Return what share of the peak both kernels reach for `causal_4k`, forward and backward."""
     case = CASES["causal_4k"]
     visible = product_cycles(hardware, case.tokens, case.tokens) * case.rows * HEADS / 2
     shares = {}
@@ -309,7 +309,7 @@ def shares_of_peak(figures: dict[str, Any], hardware: Hardware) -> dict[str, flo
 
 
 def ratios(ours: dict[str, Any], forms: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns our cycles over those of splash's best form; the sum of a fused one's gradients of
+    """Return our cycles over those of splash's best form; the sum of a fused one's gradients of
     queries is counted, and left out as if it cost nothing.
     """
     return {
@@ -323,7 +323,7 @@ def ratios(ours: dict[str, Any], forms: list[dict[str, Any]]) -> dict[str, float
 
 
 def backward_cycles(one: dict[str, Any], *left_out: str) -> float:
-    """Returns the cycles of a backward pass."""
+    """Return the cycles of a backward pass."""
     cycles = one["cycles"].items()
     return float(sum(number for name, number in cycles if name not in ("fwd", *left_out)))
 

@@ -27,7 +27,7 @@ CHUNKS = (16, 8, 4, 3, 2)
 
 
 def measure() -> dict[str, Any]:
-    """Returns the figures by number of chunks, in the process that compiles."""
+    """Return the figures by number of chunks, in the process that compiles."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
@@ -66,7 +66,7 @@ def measure() -> dict[str, Any]:
 
 
 def _products_ms(hardware: Hardware) -> float:
-    """Returns the time of the logits and of both gradients at the peak."""
+    """Return the time of the logits and of both gradients at the peak."""
     flops = 3 * 2.0 * ROWS * TOKENS * DIM * WORDS
     peak = hardware.peak_flops["bfloat16"] / hardware.devices_per_chip
     return round(1e3 * flops / peak, 2)

@@ -43,7 +43,7 @@ KERNELS = {"ours": "tpu_grouped_matmul", "megablox": "megablox"}
 
 
 def compiled(fn: Callable[..., Any], device: Any, *arrays: tuple[tuple[int, ...], str]) -> Any:
-    """Returns a program for one device, from shapes and dtypes."""
+    """Return a program for one device, from shapes and dtypes."""
     import jax
     from jax.sharding import SingleDeviceSharding
 
@@ -53,7 +53,7 @@ def compiled(fn: Callable[..., Any], device: Any, *arrays: tuple[tuple[int, ...]
 
 
 def xla_cycles(program: Any) -> float:
-    """Returns the estimated cycles of all instructions that XLA wrote, with loops counted."""
+    """Return the estimated cycles of all instructions that XLA wrote, with loops counted."""
     ran = executions(parse_program(program.as_text()))
     return float(sum((one.instruction.number("estimated_cycles") or 0) * one.times for one in ran))
 
@@ -69,7 +69,7 @@ class Cycles:
 def kernel_cycles(
     folder: Path, kernel: str, hardware: Hardware, flops: float, steps: "Steps"
 ) -> Cycles:
-    """Returns the cycles scheduled for a kernel, or those of its products at the peak if more."""
+    """Return the cycles scheduled for a kernel, or those of its products at the peak if more."""
     scheduled = schedule_of(folder, kernel).cycles(*steps) / hardware.units_per_chip
     at_peak = flops / hardware.peak_flops["bfloat16"] * (hardware.clock_hz or 0.0)
     return Cycles(max(scheduled, at_peak), is_roofline=scheduled < at_peak)
@@ -80,20 +80,20 @@ Steps = tuple[float, tuple[float, ...]]
 
 
 def group_sizes() -> np.ndarray:
-    """Returns rows of each group, of random size."""
+    """Return rows of each group, of random size."""
     shares = np.random.default_rng(0).dirichlet(np.full(EXPERTS, 4.0))
     ends = np.round(np.cumsum(shares) * ROWS).astype(np.int32)
     return np.diff(ends, prepend=0)
 
 
 def num_visits(block: int) -> int:
-    """Returns how many pairs there are of a block of rows and a group with rows in it."""
+    """Return how many pairs there are of a block of rows and a group with rows in it."""
     ends = np.cumsum(group_sizes())
     return int(np.sum((ends - 1) // block - (ends - group_sizes()) // block + 1))
 
 
 def grouped(folder: Path, hardware: Hardware, device: Any) -> dict[str, Any]:
-    """Returns the figures of both grouped products."""
+    """Return the figures of both grouped products."""
     import jax
     from axl_tpu.kernels.grouped_matmul.api import tpu_grouped_matmul, tpu_grouped_matmul_backward
     from axl_tpu.kernels.grouped_matmul.megablox import megablox, megablox_backward
@@ -131,7 +131,7 @@ def grouped(folder: Path, hardware: Hardware, device: Any) -> dict[str, Any]:
 
 
 def megablox_steps() -> dict[str, tuple[str, Steps]]:
-    """Returns megablox's kernels; branches are a first part, a last part, any other; of matrices a
+    """Return megablox's kernels; branches are a first part, a last part, any other; of matrices a
     first visit, each visit, a last one.
     """
     from axl_tpu.kernels.grouped_matmul.megablox import MAX_TILE, ROW_TILES
@@ -152,7 +152,7 @@ def megablox_steps() -> dict[str, tuple[str, Steps]]:
 
 
 def our_steps(hardware: Hardware) -> dict[str, tuple[str, Steps]]:
-    """Returns our kernels; branches are a first part, a last part, any other if there are several,
+    """Return our kernels; branches are a first part, a last part, any other if there are several,
     and the end; of matrices a first visit, one of a whole block, one of a part, and a last one.
     """
     from axl_tpu.kernels.grouped_matmul.block_sizes import BLOCK_SIZES
@@ -188,7 +188,7 @@ def our_steps(hardware: Hardware) -> dict[str, tuple[str, Steps]]:
 
 
 def losses(folder: Path, hardware: Hardware, device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the figures of both cross-entropies, by size of the vocabulary."""
+    """Yield the figures of both cross-entropies, by size of the vocabulary."""
     import jax
     from axl_tpu.kernels.cross_entropy.api import tpu_cross_entropy, tpu_cross_entropy_backward
 
@@ -225,7 +225,7 @@ def losses(folder: Path, hardware: Hardware, device: Any) -> Iterator[tuple[str,
 
 
 def loss_cycles(folder: Path, hardware: Hardware, vocabulary_size: int) -> dict[str, Cycles]:
-    """Returns the cycles of our kernels, whose branches are all of first or last steps."""
+    """Return the cycles of our kernels, whose branches are all of first or last steps."""
     from axl_tpu.kernels.cross_entropy.block_sizes import BLOCK_SIZES
 
     from axcore.ops import Call
@@ -250,7 +250,7 @@ def loss_cycles(folder: Path, hardware: Hardware, vocabulary_size: int) -> dict[
 
 
 def with_program(parts: dict[str, Cycles], program: Any) -> dict[str, Any]:
-    """Returns the cycles of kernels with those of XLA's instructions, and the temporaries."""
+    """Return the cycles of kernels with those of XLA's instructions, and the temporaries."""
     cycles = {name: round(part.number) for name, part in parts.items()}
     cycles["xla"] = round(xla_cycles(program))
     roofline = [name for name, part in parts.items() if part.is_roofline]
@@ -263,13 +263,13 @@ def with_program(parts: dict[str, Cycles], program: Any) -> dict[str, Any]:
 
 
 def emptied(folder: Path) -> None:
-    """Removes what the compiler wrote to a folder."""
+    """Remove what the compiler wrote to a folder."""
     for path in folder.iterdir():
         path.unlink()
 
 
 def measure(target: str, folder: Path) -> dict[str, Any]:
-    """Returns the figures of one target, in the process that compiles for it."""
+    """Return the figures of one target, in the process that compiles for it."""
     from axcore.ops import KernelPolicy, use_policy
 
     hardware = Hardware.parse(target)
@@ -284,7 +284,7 @@ def measure(target: str, folder: Path) -> dict[str, Any]:
 
 
 def shares_of_peak(figures: dict[str, Any], hardware: Hardware) -> dict[str, float]:
-    """Returns what share of the peak grouped products reach, forward and backward."""
+    """Return what share of the peak grouped products reach, forward and backward."""
     at_peak = 2.0 * ROWS * WIDTH * HIDDEN / hardware.peak_flops["bfloat16"]
     at_peak *= hardware.clock_hz or 0.0
     return {
@@ -303,7 +303,7 @@ def shares_of_peak(figures: dict[str, Any], hardware: Hardware) -> dict[str, flo
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Returns the cycles of all targets as Markdown, in millions."""
+    """Return the cycles of all targets as Markdown, in millions."""
     rows = [
         (call, target.split("-")[1], who, _millions(one))
         for target, calls in figures.items()

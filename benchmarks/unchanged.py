@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def compare(recorded: dict[str, Any], figures: dict[str, Any], only: str) -> int:
-    """Prints a line for each run, and returns the exit status."""
+    """Print a line for each run, and return the exit status."""
     different = 0
     for name in sorted({*recorded, *figures}):
         if only not in name:
@@ -88,14 +88,14 @@ def compare(recorded: dict[str, Any], figures: dict[str, Any], only: str) -> int
 
 
 def leave_out_the_check() -> None:
-    """Makes steps of this process that do not look at the parameters they make."""
+    """Make steps of this process that do not look at the parameters they make."""
     from axcore.trainer import step
 
     step._are_finite = lambda params: True  # type: ignore[assignment, return-value]
 
 
 def in_process(devices: int, options: list[str]) -> dict[str, Any]:
-    """Returns the figures of the runs on so many devices, made by a process of its own."""
+    """Return the figures of the runs on so many devices, made by a process of its own."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     program = [sys.executable, __file__, "--devices", str(devices), *options]
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
@@ -105,7 +105,7 @@ def in_process(devices: int, options: list[str]) -> dict[str, Any]:
 
 
 def run_all(devices: int, only: str) -> dict[str, Any]:
-    """Returns losses and a digest of the final parameters of every run on so many devices."""
+    """Return losses and a digest of the final parameters of every run on so many devices."""
     figures = {}
     for name, cfg in (single_device() if devices == 1 else on_meshes()).items():
         if only in name:
@@ -115,7 +115,7 @@ def run_all(devices: int, only: str) -> dict[str, Any]:
 
 
 def single_device() -> dict[str, Callable[[], Any]]:
-    """Returns the configs of runs on one device, by name."""
+    """Return the configs of runs on one device, by name."""
     from axcore.modifiers import with_changes
     from axcore.plugins import Hardware
 
@@ -131,7 +131,7 @@ def single_device() -> dict[str, Callable[[], Any]]:
 
 
 def on_meshes() -> dict[str, Callable[[], Any]]:
-    """Returns the configs of runs on eight devices, by name."""
+    """Return the configs of runs on eight devices, by name."""
     return {
         name: lambda family=family, sets=sets: tiny_with(family, **sets)
         for name, (family, sets) in MESHES.items()
@@ -139,7 +139,7 @@ def on_meshes() -> dict[str, Callable[[], Any]]:
 
 
 def tiny_with(family: str, **settings: Any) -> Any:
-    """Returns `tiny` with the toy model of a family, and other settings."""
+    """Return `tiny` with the toy model of a family, and other settings."""
     from importlib import import_module
 
     from axcore.config import evolve, update_config
@@ -155,7 +155,7 @@ def tiny_with(family: str, **settings: Any) -> Any:
 
 
 def run(cfg: Any) -> dict[str, Any]:
-    """Returns the losses of a run, exactly, and a digest of the parameters that it ends with."""
+    """Return the losses of a run, exactly, and a digest of the parameters that it ends with."""
     with tempfile.TemporaryDirectory() as folder:
         result = cfg.build().run(folder)
         lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -166,7 +166,7 @@ def run(cfg: Any) -> dict[str, Any]:
 
 
 def digest(tree: Any) -> str:
-    """Returns a SHA-256 of every array's path, dtype, shape and bytes."""
+    """Return a SHA-256 of every array's path, dtype, shape and bytes."""
     import jax
     import numpy as np
 

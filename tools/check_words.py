@@ -21,7 +21,7 @@ Rule = tuple[re.Pattern[str], re.Pattern[str] | None, str]
 
 
 def rules(table: dict) -> list[Rule]:
-    """Returns what to find, what to leave out of a line first, and what to write instead."""
+    """Return what to find, what to leave out of a line first, and what to write instead."""
     return [
         (
             re.compile(rf"\b({one['pattern']})\b", re.IGNORECASE),
@@ -33,7 +33,7 @@ def rules(table: dict) -> list[Rule]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields numbered lines of prose: all of a text, comments and texts of Python."""
+    """Yield numbered lines of prose: all of a text, comments and texts of Python."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield from enumerate(text.splitlines(), start=1)
@@ -44,7 +44,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def found_in(path: Path, wanted: list[Rule]) -> Iterator[str]:
-    """Yields a line for each word that is found in a file."""
+    """Yield a line for each word that is found in a file."""
     for number, line in lines_of(path):
         for pattern, but_not, instead in wanted:
             for match in pattern.finditer(but_not.sub("", line) if but_not else line):
@@ -52,7 +52,7 @@ def found_in(path: Path, wanted: list[Rule]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Prints what is found; returns 1 if there is any."""
+    """Print what is found; returns 1 if there is any."""
     table = tomllib.loads(WORDS.read_text(encoding="utf-8"))
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

@@ -28,7 +28,7 @@ Graph = dict[str, set[str]]
 
 
 def module_imports(file: Path, *, at_import: bool) -> Iterator[str]:
-    """Yields the modules that a file imports; with `at_import` those that load with it."""
+    """Yield the modules that a file imports; with `at_import` those that load with it."""
     nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
     while nodes:
         node = nodes.pop()
@@ -44,7 +44,7 @@ def module_imports(file: Path, *, at_import: bool) -> Iterator[str]:
 
 
 def packages() -> Graph:
-    """Returns for each package the packages that it imports, anywhere in its files."""
+    """Return for each package the packages that it imports, anywhere in its files."""
     found: Graph = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         package = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -56,7 +56,7 @@ def packages() -> Graph:
 
 
 def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
-    """Returns all that can be reached from `start`, which is itself among it only by a circle."""
+    """Return all that can be reached from `start`, which is itself among it only by a circle."""
     found: set[str] = set()
     left = [start]
     while left:
@@ -67,7 +67,7 @@ def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def reduced(graph: Graph) -> Graph:
-    """Returns the graph without the lines that longer ways replace, and without circles."""
+    """Return the graph without the lines that longer ways replace, and without circles."""
     acyclic = {
         package: {one for one in below if package not in reachable(graph, one) or package < one}
         for package, below in graph.items()
@@ -105,7 +105,7 @@ def loads_jax(package: str) -> bool:
 
 
 def rows_of(graph: Graph) -> list[list[str]]:
-    """Returns packages by row, from the top, with way points `upper>lower:row` for long lines."""
+    """Return packages by row, from the top, with way points `upper>lower:row` for long lines."""
     above: Graph = {package: {one for one in graph if package in graph[one]} for package in graph}
     rank: dict[str, int] = {}
 
@@ -124,7 +124,7 @@ def rows_of(graph: Graph) -> list[list[str]]:
 
 
 def chains(graph: Graph, rows: list[list[str]]) -> list[list[str]]:
-    """Returns each line as the packages and way points that it passes, from its upper end."""
+    """Return each line as the packages and way points that it passes, from its upper end."""
     points: dict[str, list[str]] = {}
     for row in rows:
         for node in row:
@@ -137,7 +137,7 @@ def chains(graph: Graph, rows: list[list[str]]) -> list[list[str]]:
 
 
 def places(rows: list[list[str]], lines: list[list[str]]) -> dict[str, float]:
-    """Returns where each node of each row is, ordered so that few lines cross."""
+    """Return where each node of each row is, ordered so that few lines cross."""
     neighbours: dict[str, list[str]] = {}
     for line in lines:
         for upper, lower in pairwise(line):
@@ -158,7 +158,7 @@ def places(rows: list[list[str]], lines: list[list[str]]) -> dict[str, float]:
 
 
 def _spread(row: list[str], wanted: Mapping[str, float]) -> dict[str, float]:
-    """Returns places near the wanted ones at which no box touches the next."""
+    """Return places near the wanted ones at which no box touches the next."""
     half = [_half(node) for node in row]
     found = [wanted[node] for node in row]
     for i in range(1, len(row)):
@@ -174,7 +174,7 @@ def _half(node: str) -> float:
 
 
 def summary(package: str) -> str:
-    """Returns the first sentence or clause of a package's docstring."""
+    """Return the first sentence or clause of a package's docstring."""
     files = (PACKAGE / package / "__init__.py", PACKAGE / f"{package}.py")
     text = next(file for file in files if file.exists()).read_text(encoding="utf-8")
     doc = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].replace("\n", " ")
@@ -184,7 +184,7 @@ def summary(package: str) -> str:
 
 
 def draw() -> str:
-    """Returns the map as SVG."""
+    """Return the map as SVG."""
     graph = reduced(packages())
     rows = rows_of(graph)
     lines = chains(graph, rows)

@@ -22,7 +22,7 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def executed(notebook: Path, *, folder: Path) -> nbformat.NotebookNode:
-    """Returns a notebook as it is after all its cells ran in a folder, which should be empty.
+    """Return a notebook as it is after all its cells ran in a folder, which should be empty.
 
     Raises:
         CellExecutionError: A cell raised.
@@ -46,7 +46,7 @@ def executed(notebook: Path, *, folder: Path) -> nbformat.NotebookNode:
 
 
 def printed(nb: nbformat.NotebookNode) -> list[str]:
-    """Returns what each cell of code prints, without those that are tagged `varies`."""
+    """Return what each cell of code prints, without those that are tagged `varies`."""
     cells = [cell for cell in nb.cells if cell.cell_type == "code"]
     return [
         "".join(one.text for one in cell.outputs if one.get("name") == "stdout")
@@ -56,7 +56,7 @@ def printed(nb: nbformat.NotebookNode) -> list[str]:
 
 
 def _variables(folder: Path) -> dict[str, str]:
-    """Returns variables for the kernel: one that finds commands, and keeps nothing at home."""
+    """Return variables for the kernel: one that finds commands, and keep nothing at home."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     home = {name: str(folder / ".home") for name in ("HOME", "IPYTHONDIR", "XDG_STATE_HOME")}
     return {"PATH": path, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1", **home}

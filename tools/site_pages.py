@@ -18,13 +18,13 @@ LINK = re.compile(r"\[([^]]+)\]\(([^)#:]+)(#[^)]*)?\)")
 
 
 def package_names() -> list[str]:
-    """Returns the packages of axcore that list what is public in them."""
+    """Return the packages of axcore that list what is public in them."""
     found = sorted(ROOT.glob("axcore/*/__init__.py"))
     return [file.parent.name for file in found if "__all__" in file.read_text(encoding="utf-8")]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fills in the two parts of the menu that follow from files."""
+    """Fill in the two parts of the menu that follow from files."""
     notes = sorted(file.name for file in (ROOT / "docs" / "design").glob("*.md"))
     made = {
         "Design notes": [f"design/{name}" for name in notes],
@@ -39,7 +39,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the root, of which README is the home page, and the API reference."""
+    """Add the pages of the root, of which README is the home page, and the API reference."""
     made = {
         f"api/{package}.md": f"# axcore.{package}\n\n::: axcore.{package}\n"
         for package in package_names()
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
-    """Replaces links to files that are not on the site by their paths in the repository."""
+    """Replace links to files that are not on the site by their paths in the repository."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def resolved(match: re.Match[str]) -> str:
@@ -72,7 +72,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
 
 
 def _with_links_from_docs(source: str) -> str:
-    """Returns a page of the root as if it were in `docs/`."""
+    """Return a page of the root as if it were in `docs/`."""
     text = (ROOT / source).read_text(encoding="utf-8")
 
     def moved(match: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from axcore.config import suggest_names
 from axcore.errors import AxcoreError, CheckpointError
 from axcore.plugins import CheckpointStorage, attributed, plugin_host
-from axcore.registration.returns import CORE
+from axcore.registration import CORE
 
 _SEPARATOR = "://"
 _DEFAULT = "file"

@@ -10,7 +10,7 @@ import attrs
 import click
 
 from axcore.cli import options
-from axcore.config.fields import Field, fields_of
+from axcore.config.render import Field, fields_of
 from axcore.errors import ConfigError
 from axcore.plugins import Hardware
 

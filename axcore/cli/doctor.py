@@ -19,7 +19,7 @@ from axcore.hardware.device_start import start_devices
 from axcore.launch import find_process_info
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, process_flags
 from axcore.plugins import DoctorCheck, Finding, Fix, Hardware, plugin_host
-from axcore.plugins.environment_flags import present_family
+from axcore.plugins.flags import present_family
 from axcore.plugins.loading import TIMEOUT as PLUGIN_TIMEOUT
 from axcore.plugins.time_limit import CALLBACK_TIMEOUT, TakesTooLongError, within
 from axcore.resilience.compile_cache import cache_folder, programs_folder

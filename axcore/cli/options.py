@@ -82,7 +82,7 @@ def _complete_change(_: Any, __: Any, typed: str) -> list[CompletionItem]:
 
 def _complete_override(context: Any, _: Any, typed: str) -> list[CompletionItem]:
     """Return paths of the experiment that the line names, each with an equals sign."""
-    from axcore.config.fields import fields_of
+    from axcore.config.render import fields_of
     from axcore.experiments.named import experiment
 
     # The option wants a value that is not there yet, so click has read no arguments.

@@ -9,7 +9,7 @@ from axcore.errors import PluginError
 from axcore.hardware.host_memory import keep_freed_memory
 from axcore.hardware.host_platform import DEVICE_COUNT
 from axcore.plugins import Finding, Hardware, set_environment_flags
-from axcore.plugins.environment_flags import expected_hardware, present_family
+from axcore.plugins.flags import expected_hardware, present_family
 
 
 def use_target(

@@ -53,12 +53,12 @@ class Change:
     files: tuple[FileChange, ...]
 
     def lines(self, kind: Kind) -> int:
-        """Returns the number of lines in files of one kind."""
+        """Return the number of lines in files of one kind."""
         return sum(file.lines for file in self.files if file.kind == kind)
 
 
 def measure_change(repository: Path, base: str, head: str) -> Change:
-    """Returns what lies between two commits.
+    """Return what lies between two commits.
 
     Raises:
         ComplexityError: The folder is no git repository, or a commit is not there.
@@ -68,7 +68,7 @@ def measure_change(repository: Path, base: str, head: str) -> Change:
 
 
 def measure_commits(repository: Path, base: str, head: str) -> tuple[Change, ...]:
-    """Returns each change on the way from `base` to `head`, oldest first, merges as one.
+    """Return each change on the way from `base` to `head`, oldest first, merges as one.
 
     Raises:
         ComplexityError: The folder is no git repository, or a commit is not there.
@@ -124,7 +124,7 @@ def _kind(path: str, *, is_new: bool) -> Kind:
 def _hunks(
     repository: Path, before: str, after: str, old: str, new: str
 ) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
-    """Yields the numbers of the lines that each hunk takes away and adds."""
+    """Yield the numbers of the lines that each hunk takes away and adds."""
     if old == _NOTHING or new == _NOTHING:
         yield _all_lines(before), _all_lines(after)
         return
@@ -157,7 +157,7 @@ def _written(text: str) -> frozenset[int]:
 
 
 def _text(repository: Path, blob: str) -> str | None:
-    """Returns a blob's text, empty where there is no blob, None where it is not text."""
+    """Return a blob's text, empty where there is no blob, None where it is not text."""
     if blob == _NOTHING:
         return ""
     done = subprocess.run(

@@ -63,7 +63,7 @@ def chooses(op: str, *kernels: str) -> Evidence:
 def _why_idle(
     model: Module, operations: frozenset[Operation], kinds: tuple[type[Module], ...], what: str
 ) -> str | None:
-    """Returns None where a model has modules of some classes and all of them are at work."""
+    """Return None where a model has modules of some classes and all of them are at work."""
     found = [path for path, module in modules_of(model) if isinstance(module, kinds)]
     if not found:
         return f"the model has no {' or '.join(kind.__qualname__ for kind in kinds)}"

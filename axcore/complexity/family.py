@@ -29,7 +29,7 @@ LARGEST = 16
 
 
 def model_family(models: int, variants: int) -> Iterator[tuple[str, Any]]:
-    """Yields names and training configs of `models * variants` different models at toy size.
+    """Yield names and training configs of `models * variants` different models at toy size.
 
     Models differ in how layers are stacked and joined, in their head and in their key heads;
     variants in norm, feed-forward, activation and positions.
@@ -57,7 +57,7 @@ def _plain() -> Any:
 
 
 def _combinations(axes: tuple[dict[str, Edit], ...]) -> list[tuple[str, Edit]]:
-    """Returns a choice from each of four axes of two, 16 in all.
+    """Return a choice from each of four axes of two, 16 in all.
 
     The first four have each value of each axis, so a small family is as varied as it can be.
     """

@@ -97,7 +97,7 @@ has_int8 = multiplies("int8")
 
 
 def has_rslora(trace: Trace) -> str | None:
-    """Returns None where every correction has the scale of rank-stabilised LoRA."""
+    """Return None where every correction has the scale of rank-stabilised LoRA."""
     found = [one for _, one in modules_of(trace.model) if isinstance(one, LoRALinear)]
     other = [one for one in found if one.scale != one.config.alpha / one.config.rank**0.5]
     return f"{len(other)} corrections have another scale" if other else has_lora(trace)

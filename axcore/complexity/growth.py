@@ -47,7 +47,7 @@ class Growth:
 
 
 def sizes_up_to(models: int, variants: int) -> tuple[Size, ...]:
-    """Returns the sizes of families to count at, up to so many models and variants of each.
+    """Return the sizes of families to count at, up to so many models and variants of each.
 
     The last two grow in one of the two numbers alone, which distinguishes them.
     """
@@ -58,7 +58,7 @@ def sizes_up_to(models: int, variants: int) -> tuple[Size, ...]:
 def measure_growth(
     count: Callable[[int, int], int], *, models: int = DIAGONAL[-1], variants: int = DIAGONAL[-1]
 ) -> Growth:
-    """Returns how lines grow.
+    """Return how lines grow.
 
     Args:
         count: From numbers of models and variants to the lines that a feature costs there.
@@ -69,7 +69,7 @@ def measure_growth(
 
 
 def fit_growth(lines: Mapping[Size, int]) -> Growth:
-    """Returns the least-squares fit of a power law to lines by size; no line counts as one.
+    """Return the least-squares fit of a power law to lines by size; no line counts as one.
 
     Raises:
         ValueError: The sizes cannot separate growth in models from growth in variants.

@@ -15,7 +15,7 @@ MAY_NAME_FEATURES = frozenset(
 
 
 def modules_that_import(implementation: Iterable[str]) -> tuple[str, ...]:
-    """Returns the modules outside of a feature's own ones that import it, by name.
+    """Return the modules outside of a feature's own ones that import it, by name.
 
     They are looked for in the feature's package, in every file but those that only re-export
     (`__init__`) and those of `MAY_NAME_FEATURES`. A name that a package re-exports counts as an
@@ -54,13 +54,13 @@ def _is_there(module: str, name: str) -> bool:
 
 @functools.cache
 def _definitions(file: Path) -> dict[str, ast.stmt]:
-    """Returns the classes and functions of a file by name."""
+    """Return the classes and functions of a file by name."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
     return {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
 def _knows(module: str, file: Path, own: frozenset[str]) -> bool:
-    """Returns whether a module uses what a feature owns, in what the feature does not own of it."""
+    """Return whether a module uses what a feature owns, in what the feature does not own of it."""
     parts = {one.partition(":")[2] for one in own if one.startswith(f"{module}:")}
     if not parts:
         return bool(own & _imported(file))
@@ -73,14 +73,14 @@ def _knows(module: str, file: Path, own: frozenset[str]) -> bool:
 
 @functools.cache
 def _folder(package: str) -> Path | None:
-    """Returns the folder of a package that is installed; finds it without importing it."""
+    """Return the folder of a package that is installed; finds it without importing it."""
     spec = importlib.util.find_spec(package)
     found = spec.submodule_search_locations if spec is not None else None
     return Path(found[0]) if found else None
 
 
 def _file_of(module: str) -> Path | None:
-    """Returns the file of a module; imports neither it nor the packages that it is in."""
+    """Return the file of a module; imports neither it nor the packages that it is in."""
     package, *steps = module.split(".")
     folder = _folder(package)
     if folder is None:
@@ -102,7 +102,7 @@ def _may_name_features(module: str) -> bool:
 
 @functools.cache
 def _imported(file: Path) -> frozenset[str]:
-    """Returns what a file imports, as `module` and `module:name`, traced through re-exports."""
+    """Return what a file imports, as `module` and `module:name`, traced through re-exports."""
     return frozenset(_imports(ast.parse(file.read_text(encoding="utf-8"))))
 
 
@@ -118,7 +118,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 @functools.cache
 def _source_of(module: str, name: str) -> str:
-    """Returns the module that a name comes from, one re-export further down."""
+    """Return the module that a name comes from, one re-export further down."""
     file = _file_of(module)
     if file is None or file.name != "__init__.py":
         return module

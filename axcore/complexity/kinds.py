@@ -33,13 +33,13 @@ Line = tuple[str, int]
 
 
 def known_kinds() -> Iterator[tuple[str, Any]]:
-    """Yields four models of the family, which have all parts of all models and variants of it."""
+    """Yield four models of the family, which have all parts of all models and variants of it."""
     every = list(model_family(NUM_KINDS, NUM_KINDS))
     yield from every[:: NUM_KINDS + 1]
 
 
 def unseen_kinds() -> Iterator[tuple[str, Any]]:
-    """Yields models whose layer and residual connection are of classes that are made here.
+    """Yield models whose layer and residual connection are of classes that are made here.
 
     They have the slots of a `TransformerLayer`, and inherit from none that a feature could know.
     """
@@ -51,7 +51,7 @@ def unseen_kinds() -> Iterator[tuple[str, Any]]:
 
 
 def _as(cls: Any, old: Any) -> Any:
-    """Returns the config of a class with the fields of another."""
+    """Return the config of a class with the fields of another."""
     names = [name for name in cls.Config.__annotations__ if hasattr(old, name)]
     return cls.Config(**{name: getattr(old, name) for name in names})
 
@@ -93,7 +93,7 @@ def _module_class(name: str, fields: dict[str, Any], **methods: Any) -> type[Mod
 def glue_lines(
     apply: Callable[[Any], Any], implementation: Iterable[str], runs: Iterable[Callable[[], Any]]
 ) -> int:
-    """Returns how many lines of an implementation are there for some kinds of models only.
+    """Return how many lines of an implementation are there for some kinds of models only.
 
     They run for a later kind and not for the first, or name one.
 
@@ -120,7 +120,7 @@ def glue_lines(
 
 
 def _own_files(implementation: Iterable[str]) -> tuple[set[str], set[Line]]:
-    """Returns the files that an implementation is in, and the lines there that are not its own."""
+    """Return the files that an implementation is in, and the lines there that are not its own."""
     names: dict[str, set[str]] = {}
     for one in implementation:
         module, _, name = one.partition(":")
@@ -136,7 +136,7 @@ def _own_files(implementation: Iterable[str]) -> tuple[set[str], set[Line]]:
 
 
 def _lines_that_ask(files: Iterable[str]) -> set[Line]:
-    """Returns the lines that ask whether something is of a class that some kinds have."""
+    """Return the lines that ask whether something is of a class that some kinds have."""
     found: set[Line] = set()
     for file in files:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
@@ -159,7 +159,7 @@ def _last_word(name: ast.Name | ast.Attribute) -> str:
 
 
 def _asked_for(node: ast.AST) -> list[ast.expr]:
-    """Returns the expressions of a node that something is compared with."""
+    """Return the expressions of a node that something is compared with."""
     match node:
         case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):
             return [kinds]
@@ -174,7 +174,7 @@ def _asked_for(node: ast.AST) -> list[ast.expr]:
 
 @functools.cache
 def _names_of_kinds() -> frozenset[str]:
-    """Returns the names of classes that some known kinds of models have, and others have not."""
+    """Return the names of classes that some known kinds of models have, and others have not."""
     found = [
         {type(node).__qualname__.removesuffix(".Config") for _, node in walk(cfg.model)}
         for _, cfg in known_kinds()
@@ -185,7 +185,7 @@ def _names_of_kinds() -> frozenset[str]:
 
 @contextmanager
 def recorded_lines(files: Iterable[str]) -> Iterator[set[Line]]:
-    """Records the lines of some files that run in this thread, until the block ends."""
+    """Record the lines of some files that run in this thread, until the block ends."""
     wanted, lines = frozenset(files), set[Line]()
 
     def trace_line(frame: FrameType, event: str, arg: Any) -> Any:
@@ -210,7 +210,7 @@ def _lines_of(fn: Callable[..., Any]) -> set[Line]:
 
 
 def _code(files: Iterable[str]) -> set[Line]:
-    """Returns the lines of code of files: not those of docstrings."""
+    """Return the lines of code of files: not those of docstrings."""
     found: set[Line] = set()
     for file in files:
         lines = code_lines(Path(file).read_text(encoding="utf-8"))

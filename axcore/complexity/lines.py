@@ -25,7 +25,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_lines(source: str) -> frozenset[int]:
-    """Returns the numbers, from 1, of the lines that hold code.
+    """Return the numbers, from 1, of the lines that hold code.
 
     Blank lines, comments and docstrings are none; every line of a statement that spans several is.
 
@@ -44,7 +44,7 @@ def code_lines(source: str) -> frozenset[int]:
 
 
 def lines_to_write(fn: Callable[..., Any]) -> int:
-    """Returns the number of lines that somebody writes to have this function where they need it.
+    """Return the number of lines that somebody writes to have this function where they need it.
 
     Those are its own lines of code, signature and decorators included, and one for each import
     statement of its file that binds a name it uses.

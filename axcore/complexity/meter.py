@@ -75,7 +75,7 @@ class Measurement:
     growth: Growth
 
     def problems(self) -> tuple[str, ...]:
-        """Returns why the feature does not pass the gate; nothing where it does."""
+        """Return why the feature does not pass the gate; nothing where it does."""
         found = []
         if self.lines > MOST_LINES:
             found.append(f"takes {self.lines} lines; at most {MOST_LINES} are allowed")
@@ -113,7 +113,7 @@ class VariantGrowth:
 
 
 def variant_growths(measured: Iterable[Measurement]) -> tuple[VariantGrowth, ...]:
-    """Returns the growth in variants of each feature of which several were measured.
+    """Return the growth in variants of each feature of which several were measured.
 
     Here M is the number of the feature's variants, and not of models' variants: N models are to
     have M kinds of positions, say. An exponent of 1 in variants and 0 in models says that each
@@ -145,7 +145,7 @@ def _growth_of(group: list[Measurement]) -> Growth:
 def measure_feature(
     feature: Feature, *, models: int = LARGEST, variants: int = LARGEST
 ) -> Measurement:
-    """Adds a feature to every model of a family, and looks for it in each one's trace.
+    """Add a feature to every model of a family, and look for it in each one's trace.
 
     Args:
         feature: What to add.
@@ -173,7 +173,7 @@ def measure_feature(
 
 
 def measure_kinds(feature: Feature) -> KindCosts:
-    """Adds a feature to models of known kinds and of kinds that are made up, and watches it."""
+    """Add a feature to models of known kinds and of kinds that are made up, and watch it."""
     apply = feature.apply.resolve() if feature.apply else _unchanged
     hardware = Hardware.parse(feature.target)
     runs = [partial(_reason, feature, apply, cfg, hardware) for _, cfg in known_kinds()]
@@ -186,13 +186,13 @@ def measure_kinds(feature: Feature) -> KindCosts:
 
 
 def why_not_in(feature: Feature, cfg: Any, hardware: Hardware) -> str | None:
-    """Returns None where a training config's traced model holds a feature, or why it does not."""
+    """Return None where a training config's traced model holds a feature, or why it does not."""
     reason: str | None = feature.call("evidence", trace_model(cfg, hardware), returns=str | None)
     return reason
 
 
 def check_gate(measurements: Iterable[Measurement]) -> None:
-    """Checks that every feature costs a constant, small number of lines.
+    """Check that every feature costs a constant, small number of lines.
 
     Raises:
         ComplexityError: Naming every feature that does not, and why.
@@ -214,7 +214,7 @@ def _unchanged(cfg: Any) -> Any:
 def _reasons(
     feature: Feature, apply: Callable[[Any], Any], family: Iterable[tuple[str, Any]]
 ) -> Iterator[tuple[str, str | None]]:
-    """Yields each model's name, and why it lacks the feature; None where it has it."""
+    """Yield each model's name, and why it lacks the feature; None where it has it."""
     hardware = Hardware.parse(feature.target)
     for name, cfg in family:
         yield name, _reason(feature, apply, cfg, hardware)
@@ -223,7 +223,7 @@ def _reasons(
 def _reason(
     feature: Feature, apply: Callable[[Any], Any], cfg: Any, hardware: Hardware
 ) -> str | None:
-    """Adds a feature to a model; returns why the model lacks it then, None where it has it."""
+    """Add a feature to a model; returns why the model lacks it then, None where it has it."""
     try:
         changed = apply(cfg)
         if not is_config(changed):

@@ -15,7 +15,7 @@ PACKAGES = ("module", "ops", "layers", "models", "trainer")
 
 
 def read_surface(package: Path, packages: Iterable[str] = PACKAGES) -> dict[str, tuple[str, ...]]:
-    """Returns what can be said to each class and function that the packages re-export.
+    """Return what can be said to each class and function that the packages re-export.
 
     Keys are `file:Class.Config` for the fields of a config, `file:Class.method` and
     `file:function` for arguments; private ones are left out.
@@ -35,7 +35,7 @@ def read_surface(package: Path, packages: Iterable[str] = PACKAGES) -> dict[str,
 
 
 def check_surface(recorded: dict[str, tuple[str, ...]], now: dict[str, tuple[str, ...]]) -> None:
-    """Checks that nothing that was recorded takes another field or argument by now.
+    """Check that nothing that was recorded takes another field or argument by now.
 
     Members that are new as a whole, or removed, are fine.
 
@@ -58,18 +58,18 @@ def check_surface(recorded: dict[str, tuple[str, ...]], now: dict[str, tuple[str
 
 
 def surface_text(surface: dict[str, tuple[str, ...]]) -> str:
-    """Returns a surface as lines of text, `key: name name`."""
+    """Return a surface as lines of text, `key: name name`."""
     return "".join(f"{key}: {' '.join(names)}\n" for key, names in surface.items())
 
 
 def parse_surface(text: str) -> dict[str, tuple[str, ...]]:
-    """Returns what `surface_text` wrote."""
+    """Return what `surface_text` wrote."""
     rows = (line.partition(": ") for line in text.splitlines())
     return {key: tuple(names.split()) for key, _, names in rows}
 
 
 def _exported(package: Path, name: str) -> dict[str, set[str]]:
-    """Returns the names that a package re-exports, by the file that defines them."""
+    """Return the names that a package re-exports, by the file that defines them."""
     names: dict[str, set[str]] = {}
     tree = ast.parse((package / name / "__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:

@@ -54,7 +54,7 @@ class Trace:
 
 
 def trace_model(cfg: Any, hardware: Hardware) -> Trace:
-    """Returns the trace of a training config's model; makes no array and compiles nothing.
+    """Return the trace of a training config's model; make no array and compile nothing.
 
     Args:
         cfg: A training config.
@@ -74,7 +74,7 @@ def trace_model(cfg: Any, hardware: Hardware) -> Trace:
 
 
 def trace_serving(model: Module) -> tuple[Module, frozenset[Operation]]:
-    """Returns the model that serves in the place of one, and what its logits depend on.
+    """Return the model that serves in the place of one, and what its logits depend on.
 
     A call continues texts whose tokens are in pages. Kernels are those of every platform.
 
@@ -100,7 +100,7 @@ def trace_serving(model: Module) -> tuple[Module, frozenset[Operation]]:
 
 
 def modules_of(model: Module) -> Iterator[tuple[tuple[str, ...], Module]]:
-    """Yields every module below a root, with its path as scopes spell it."""
+    """Yield every module below a root, with its path as scopes spell it."""
     for steps, child in model.children():
         inner = child.module if isinstance(child, StackedModule) else child
         here = _spelled(steps)
@@ -110,7 +110,7 @@ def modules_of(model: Module) -> Iterator[tuple[tuple[str, ...], Module]]:
 
 
 def _spelled(steps: tuple[Any, ...]) -> tuple[str, ...]:
-    """Returns a path with each index joined to the name before it, as named scopes have it."""
+    """Return a path with each index joined to the name before it, as named scopes have it."""
     spelled: list[str] = []
     for step in steps:
         if isinstance(step, int):

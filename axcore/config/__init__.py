@@ -2,31 +2,48 @@
 
 from immutabledict import immutabledict
 
-from axcore.config.build import Buildable, Configurable
-from axcore.config.call import config_for
-from axcore.config.decode import from_dict
-from axcore.config.define import class_tag, config, field_names
-from axcore.config.diff import ABSENT, Change, diff_config, format_diff
+from axcore.config.build import Buildable, Configurable, config_for
+from axcore.config.define import Origin, class_tag, config, field_names, origins_of
 from axcore.config.edit import evolve, origin_of, replace_config, same_fields, update_config
-from axcore.config.encode import to_dict
-from axcore.config.golden import check_golden
 from axcore.config.overrides import apply_overrides
-from axcore.config.provenance import Origin, origins_of
-from axcore.config.ranges import (
+from axcore.config.paths import (
+    Found,
+    Resumable,
+    describe_resumable,
+    find_config,
+    map_config,
+    resumable_paths,
+    walk,
+)
+from axcore.config.render import (
+    ABSENT,
+    Change,
+    check_golden,
+    config_name,
+    diff_config,
+    format_diff,
+    render_config,
+)
+from axcore.config.serialise import (
+    digest,
+    from_dict,
+    from_json,
+    from_yaml,
+    to_dict,
+    to_json,
+    to_yaml,
+)
+from axcore.config.suggest import did_you_mean, suggest_names
+from axcore.config.trust import config_class, is_trusted, trust_package, trusting
+from axcore.config.values import (
+    REQUIRED,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    is_config,
 )
-from axcore.config.render import config_name, render_config
-from axcore.config.required import REQUIRED
-from axcore.config.resumable import Resumable, describe_resumable, resumable_paths
-from axcore.config.serialise import digest, from_json, from_yaml, to_json, to_yaml
-from axcore.config.suggest import did_you_mean, suggest_names
-from axcore.config.traverse import Found, find_config, map_config, walk
-from axcore.config.trust import config_class, is_trusted, trust_package, trusting
-from axcore.config.values import is_config
 
 __all__ = [
     "ABSENT",

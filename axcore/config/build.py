@@ -4,19 +4,20 @@ A parent owns the wiring: it builds its children and fills in their REQUIRED fie
 built, every field that nobody filled is gathered, and the root reports them all at once.
 """
 
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 from typing_extensions import TypeVar
 
-from axcore.config.config_html import config_html
-from axcore.config.define import class_tag, config, field_names
-from axcore.config.paths import Path, format_path
-from axcore.config.provenance import Origin, origins_of
-from axcore.config.required import REQUIRED
+from axcore.config.define import Origin, class_tag, config, field_defaults, field_names, origins_of
+from axcore.config.paths import Path, format_path, walk, with_children
+from axcore.config.render import config_html
 from axcore.config.suggest import suggest_names
-from axcore.config.traverse import walk, with_children
-from axcore.config.values import is_config
+from axcore.config.values import OMITTED, REQUIRED, Mismatch, freeze, is_config
 from axcore.errors import ConfigError
 
 
@@ -43,7 +44,7 @@ class _Frame:
         return (*self.parent.path, *self.parent._path_of(self)) if self.parent else ()
 
     def _path_of(self, child: "_Frame") -> Path:
-        """Returns the path of a child's config among this config's values.
+        """Return the path of a child's config among this config's values.
 
         It is found by identity. One that is in several places is taken for the first that was
         not built before; one that the parent edited before it built it, for the only one of its
@@ -66,13 +67,24 @@ class Unbuilt:
 
 
 Built_co = TypeVar("Built_co", covariant=True, default=Any)
+Config_co = TypeVar("Config_co", covariant=True)
 
 
 class Buildable(Generic[Built_co]):
-    """Base of configs that describe a thing: `build` makes it."""
+    """Base of configs that describe a thing: `build` makes it.
+
+    What it makes, in brackets, is for type checkers alone: `class Config(Module.Config["Layer"])`,
+    and `linear: Module.Config[Linear]` for a slot that is called as a `Linear` is. A config that
+    builds something else may still be put there.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, built: Any) -> Any:
+            return cls  # an alias would be no class: fields, tags and `isinstance` need one
 
     def build(self, **filled: Any) -> Built_co:
-        """Makes what this config describes.
+        """Make what this config describes.
 
         Args:
             **filled: Values for fields, as the parent's wiring. A field that already holds another
@@ -158,12 +170,17 @@ def _missing_error(cfg: Any, missing: list[str]) -> ConfigError:
 
 
 def _note(error: Exception, frame: _Frame) -> None:
-    """Notes once, at the innermost level, where in the tree an exception came from."""
+    """Note once, at the innermost level, where in the tree an exception came from."""
     if not getattr(error, "__config_path__", None):
         where = format_path(frame.path)
         error.__config_path__ = where or "the root"  # type: ignore[attr-defined]
         if where:
             error.add_note(f"while building {where}")
+
+
+class _Described(Protocol[Config_co]):
+    @property
+    def Config(self) -> type[Config_co]: ...  # noqa: N802 - the name of the nested class
 
 
 class Configurable:
@@ -180,10 +197,14 @@ class Configurable:
         def _make(self) -> Any:
             return owner_of(type(self))(self)
 
-    config: Any
-
     def __init__(self, cfg: Any) -> None:
-        self.config = cfg
+        self.__dict__["config"] = cfg
+
+    if TYPE_CHECKING:  # `Config` is another class in each subclass, and no annotation can say so
+
+        @property
+        def config(self: "_Described[Config_co]") -> Config_co:
+            """The config that it was built from, of its class's own `Config`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -205,7 +226,7 @@ def _own_config(cls: type[Configurable]) -> Any:
 
 
 def owner_of(cls: type) -> Any:
-    """Returns the class that a config class describes, which is the one that it is nested in."""
+    """Return the class that a config class describes, which is the one that it is nested in."""
     owner = cls.__dict__.get("__config_owner__")
     if owner is None:
         raise ConfigError(
@@ -216,3 +237,144 @@ def owner_of(cls: type) -> Any:
 
 
 Configurable.Config.__config_owner__ = Configurable  # type: ignore[attr-defined]
+
+
+@config
+class CallConfig(Buildable):
+    """Base of the configs that `config_for` makes: the fields are the call's parameters.
+
+    Nested configs are built before the call. Fields left at the function's own defaults are not
+    passed.
+    """
+
+    def _make(self) -> Any:
+        return call_target(type(self))(**call_arguments(self))
+
+
+def config_for(fn: Callable[..., Any], /, **values: Any) -> Any:
+    """Return a config of the call `fn(**values)`.
+
+    Parameters without a default are REQUIRED. Values are not checked against the function's
+    annotations, which belong to another library.
+
+    Raises:
+        ConfigError: `fn` has no parameter of that name, or cannot be named as `module:name`.
+    """
+    return _config_class(fn)(**values)
+
+
+def call_arguments(cfg: CallConfig) -> dict[str, Any]:
+    """Return the arguments that a call passes, nested configs built."""
+    return {name: _built(value) for name, value in set_fields(cfg).items()}
+
+
+def set_fields(cfg: CallConfig) -> dict[str, Any]:
+    """Return the fields that differ from the function's own defaults."""
+    defaults = field_defaults(type(cfg))
+    values = {name: getattr(cfg, name) for name in field_names(cfg)}
+    return {n: v for n, v in values.items() if n not in defaults or v is not defaults[n]}
+
+
+def call_target(cls: type) -> Callable[..., Any]:
+    """Return the function that a `config_for` class calls."""
+    fn: Callable[..., Any] = cls.__dict__["__config_call__"][0]
+    return fn
+
+
+def function_reference(fn: Any) -> str:
+    """Return `module:name` of a function or class, by the outermost package that exports it.
+
+    Raises:
+        ConfigError: It is a lambda or a local, which no name reaches.
+    """
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    if module and name and "<" not in name:
+        parts = module.split(".")
+        for i in range(1, len(parts) + 1):
+            package = ".".join(parts[:i])
+            if _reaches(package, name, fn):
+                return f"{package}:{name}"
+    raise ConfigError(
+        f"{fn!r} cannot be named as module:name",
+        hint="define it at the top level of a module",
+    )
+
+
+def _reaches(module: str, name: str, fn: Any) -> bool:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is fn
+
+
+@functools.cache
+def _config_class(fn: Callable[..., Any]) -> type:
+    reference = function_reference(fn)
+    fields: dict[str, Any] = {}
+    for parameter in _parameters(fn, reference):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ConfigError(
+                f"{reference} takes {parameter.name!r} by position only",
+                hint="wrap it in a function that takes keywords",
+            )
+        fields[parameter.name] = _default_of(parameter)
+    namespace = {
+        "__module__": reference.split(":")[0],
+        "__qualname__": reference.split(":")[1],
+        "__annotations__": dict.fromkeys(fields, Any),
+        "__doc__": f"A call of `{reference}`.",
+        "__config_call__": (fn,),
+        "__reduce__": _reduce,
+        **fields,
+    }
+    try:
+        return config(type(fn.__qualname__, (CallConfig,), namespace))
+    except TypeError as error:
+        raise ConfigError(
+            f"{reference} has a parameter that is not a name for a field: {error}",
+            hint="wrap it in a function that names it otherwise",
+        ) from error
+
+
+def _parameters(fn: Callable[..., Any], reference: str) -> list[inspect.Parameter]:
+    try:
+        found = list(inspect.signature(fn).parameters.values())
+        tells_nothing = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found)
+        if isinstance(fn, type) and found and tells_nothing:  # made by a metaclass's __call__
+            init: Any = fn.__init__  # type: ignore[misc]
+            found = list(inspect.signature(init).parameters.values())[1:]
+        return found
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{reference} does not show its parameters",
+            hint="wrap it in a function that takes keywords",
+        ) from error
+
+
+def _default_of(parameter: inspect.Parameter) -> Any:
+    if parameter.default is inspect.Parameter.empty:
+        return REQUIRED
+    try:
+        return freeze(parameter.default)
+    except Mismatch:
+        return OMITTED
+
+
+def _reduce(self: CallConfig) -> tuple[Any, ...]:
+    return _rebuild, (call_target(type(self)), set_fields(self))
+
+
+def _rebuild(fn: Callable[..., Any], values: dict[str, Any]) -> Any:
+    return config_for(fn, **values)
+
+
+def _built(value: Any) -> Any:
+    if is_config(value):
+        return value.build()
+    if isinstance(value, tuple):
+        return tuple(_built(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _built(item) for key, item in value.items()}
+    return value

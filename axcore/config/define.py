@@ -1,16 +1,31 @@
-"""`@config`: frozen, typed, hashable classes whose instances are values through and through."""
+"""`@config`: frozen, typed, hashable classes whose instances are values through and through.
+
+A config remembers, outside of its value (equality and hash ignore it), where each field that
+differs from its default was set. `origin_of` returns it, and errors show it as `set in:`.
+"""
 
 import contextlib
 import inspect
+import re
+import sys
 import typing
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from functools import cache
 from typing import Any, NamedTuple, NoReturn, TypeVar, dataclass_transform
 
 import attrs
 
-from axcore.config.provenance import calling_origin, set_origins
-from axcore.config.required import REQUIRED
 from axcore.config.suggest import suggest_names
-from axcore.config.values import CONFIG_MARK, Checker, Mismatch, checker, freeze, is_config
+from axcore.config.values import (
+    CONFIG_MARK,
+    REQUIRED,
+    Checker,
+    Mismatch,
+    checker,
+    freeze,
+    is_config,
+)
 from axcore.errors import ConfigError
 
 T = TypeVar("T")
@@ -21,7 +36,7 @@ _RESERVED = ("build",)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(attrs.field,))
 def config(cls: type[T]) -> type[T]:
-    """Makes a class of configs: frozen, keyword-only, hashable, comparable and picklable.
+    """Make a class of configs: frozen, keyword-only, hashable, comparable and picklable.
 
     Every value is checked against its annotation when an instance is made. Lists become tuples
     and dicts become immutable mappings. A field that defaults to `REQUIRED` is somebody else's
@@ -60,7 +75,7 @@ def _refuse_setting(self: Any, name: str, value: Any) -> NoReturn:
 
 
 def _freeze_defaults(cls: type) -> None:
-    """Makes values of mutable defaults, so that nobody who holds one can change later configs."""
+    """Make values of mutable defaults, so that nobody who holds one can change later configs."""
     for name in inspect.get_annotations(cls):
         default = cls.__dict__.get(name)
         if isinstance(default, (list, tuple, typing.Mapping)):
@@ -69,22 +84,22 @@ def _freeze_defaults(cls: type) -> None:
 
 
 def class_tag(cls: type) -> str:
-    """Returns the name a class is saved under: `module:Outer.Config`."""
+    """Return the name a class is saved under: `module:Outer.Config`."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def registered_class(tag: str) -> type | None:
-    """Returns the `@config` class of that tag, or None; imports nothing."""
+    """Return the `@config` class of that tag, or None; imports nothing."""
     return _REGISTRY.get(tag)
 
 
 def registered_tags() -> tuple[str, ...]:
-    """Returns the tags of all `@config` classes made so far."""
+    """Return the tags of all `@config` classes made so far."""
     return tuple(_REGISTRY)
 
 
 def field_names(cfg: Any) -> tuple[str, ...]:
-    """Returns the field names of a config or a config class, in order."""
+    """Return the field names of a config or a config class, in order."""
     names: tuple[str, ...] = getattr(cfg, CONFIG_MARK)
     return names
 
@@ -107,7 +122,7 @@ def unknown_field(cls: type, name: str) -> str:
 
 
 def field_defaults(cls: type) -> dict[str, Any]:
-    """Returns each field's default; a field without one is absent."""
+    """Return each field's default; a field without one is absent."""
     cached: dict[str, Any] | None = cls.__dict__.get("__config_defaults__")
     if cached is None:
         cached = {
@@ -120,7 +135,7 @@ def field_defaults(cls: type) -> dict[str, Any]:
 
 
 def field_annotations(cls: type) -> dict[str, Any]:
-    """Returns each field's annotation, resolved to real objects.
+    """Return each field's annotation, resolved to real objects.
 
     Raises:
         ConfigError: An annotation names something that cannot be found or held in a config.
@@ -251,3 +266,99 @@ def _value_repr(value: Any) -> str:
     if callable(value) and not is_config(value) and value is not REQUIRED:
         return f"{getattr(value, '__module__', '?')}:{getattr(value, '__qualname__', value)}"
     return repr(value)
+
+
+_ORIGINS = "__config_origins__"
+
+
+class Origin(NamedTuple):
+    """Where a value was set: a function with file and line, or a named source such as a flag."""
+
+    source: str
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source} ({_short(self.file)}:{self.line})" if self.file else self.source
+
+
+def _short(file: str) -> str:
+    """Return a source file's name from the folder that it is imported from."""
+    roots = [root for root in sys.path if root and file.startswith(root.rstrip("/") + "/")]
+    return file[len(max(roots, key=len).rstrip("/")) + 1 :] if roots else file
+
+
+_given: ContextVar[Origin | None] = ContextVar("axcore_origin", default=None)
+
+
+@contextlib.contextmanager
+def setting_from(origin: Origin) -> Iterator[None]:
+    """Make `origin` that of every value that is set while code runs."""
+    token = _given.set(origin)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def calling_origin() -> Origin:
+    """Return the nearest caller outside of `axcore.config` and attrs' generated code."""
+    given = _given.get()
+    if given is not None:
+        return given
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = frame.f_globals.get("__name__", "")
+        generated = frame.f_code.co_filename.startswith("<attrs generated")
+        if not generated and not name.startswith(("axcore.config.", "attr.", "attrs.")):
+            break
+        frame = frame.f_back
+    code = frame.f_code
+    return Origin(code.co_qualname, code.co_filename, frame.f_lineno)
+
+
+def set_origins(cfg: Any, origins: dict[str, Origin]) -> None:
+    """Attaches origins to a config that was just made."""
+    object.__setattr__(cfg, _ORIGINS, origins)
+
+
+def origins_of(cfg: Any) -> dict[str, Origin]:
+    """Return the origin of every field of `cfg` itself that differs from its default."""
+    found: dict[str, Origin] = getattr(cfg, _ORIGINS, {})
+    return found
+
+
+def carry_origins(new: Any, old: Any, changed: dict[str, Origin]) -> None:
+    """Give `new` the origins of `old`, but for the fields in `changed`."""
+    mine = origins_of(new)
+    kept = {name: origin for name, origin in origins_of(old).items() if name in mine}
+    mine.update(kept)
+    mine.update({name: origin for name, origin in changed.items() if name in mine})
+
+
+_ARGUMENT = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: (.*)$")
+
+
+@cache
+def field_docs(cls: type) -> Mapping[str, str]:
+    """Return what the `Args:` of a class and of those it inherits from say of each field."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= _arguments(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
+    return found
+
+
+def _arguments(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    _, _, section = text.partition("\nArgs:\n")
+    name = ""
+    for line in section.splitlines():
+        if line and not line.startswith("    "):
+            break
+        begins = _ARGUMENT.match(line)
+        if begins:
+            name = begins[1]
+            found[name] = begins[2]
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found

@@ -5,37 +5,41 @@ from typing import Any, TypeVar
 
 import attrs
 
-from axcore.config.define import class_tag, field_names, moved_field
+from axcore.config.define import (
+    Origin,
+    calling_origin,
+    carry_origins,
+    class_tag,
+    field_names,
+    moved_field,
+    origins_of,
+)
 from axcore.config.paths import (
     Key,
     Path,
     Pattern,
     Step,
+    children,
+    find_config,
     format_path,
     matches,
     matches_below,
-    parse_pattern,
-)
-from axcore.config.provenance import Origin, calling_origin, carry_origins, origins_of
-from axcore.config.render import is_at_default
-from axcore.config.required import REQUIRED
-from axcore.config.suggest import suggest_names
-from axcore.config.traverse import (
-    children,
-    find_config,
     node_predicate,
+    parse_pattern,
     rebuild,
     walk,
     with_children,
 )
-from axcore.config.values import is_config, is_config_class
+from axcore.config.render import is_at_default
+from axcore.config.suggest import suggest_names
+from axcore.config.values import REQUIRED, is_config, is_config_class
 from axcore.errors import ConfigError
 
 C = TypeVar("C")
 
 
 def evolve(cfg: C, /, **changes: Any) -> C:
-    """Returns `cfg` with some of its own fields changed.
+    """Return `cfg` with some of its own fields changed.
 
     Under `axcore.config.mypy_plugin` mypy checks the names and types of `changes`.
 
@@ -48,7 +52,7 @@ def evolve(cfg: C, /, **changes: Any) -> C:
 
 
 def update_config(cfg: C, changes: Mapping[str, Any], *, set_in: str | None = None) -> C:
-    """Returns `cfg` with values set by path or glob.
+    """Return `cfg` with values set by path or glob.
 
     Args:
         cfg: The root.
@@ -74,7 +78,7 @@ def update_config(cfg: C, changes: Mapping[str, Any], *, set_in: str | None = No
 
 
 def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
-    """Returns the paths below the root that a glob matches; a plain path matches itself.
+    """Return the paths below the root that a glob matches; a plain path matches itself.
 
     Raises:
         ConfigError: There is none.
@@ -91,7 +95,7 @@ def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
 
 
 def origin_of(cfg: Any, path: str) -> Origin | None:
-    """Returns where the value at a path was set, or None where it is a default.
+    """Return where the value at a path was set, or None where it is a default.
 
     A value inside of a tuple or mapping was set where the whole of it was.
 
@@ -114,7 +118,7 @@ def _set_matching(cfg: Any, pattern: Pattern, value: Any, origin: Origin) -> Any
 
 
 def set_at_each(node: Any, values: Mapping[Path, Any], origin: Origin, above: Path = ()) -> Any:
-    """Returns `node` with a value set at each of the paths below it; the outermost wins."""
+    """Return `node` with a value set at each of the paths below it; the outermost wins."""
     groups: dict[Step, dict[Path, Any]] = {}
     for path, value in values.items():
         groups.setdefault(path[0], {})[path[1:]] = value
@@ -127,7 +131,7 @@ def set_at_each(node: Any, values: Mapping[Path, Any], origin: Origin, above: Pa
 
 
 def _resolve(cfg: Any, path: Pattern) -> None:
-    """Checks that a plain path exists; a new key of a mapping may come last."""
+    """Check that a plain path exists; a new key of a mapping may come last."""
     node = cfg
     for i, step in enumerate(path):
         below = dict(children(node))
@@ -197,7 +201,7 @@ def replace_config(
     at: str = "**",
     missing_ok: bool = False,
 ) -> C:
-    """Returns `cfg` with every matching node replaced; ancestors do not know.
+    """Return `cfg` with every matching node replaced; ancestors do not know.
 
     Nodes are visited children first, so a function `new` receives a node whose own matching
     descendants are replaced already.
@@ -232,7 +236,7 @@ def replace_config(
 
 
 def same_fields(old: Any, target: Any, **changes: Any) -> Any:
-    """Returns the config of another class with the fields of this one.
+    """Return the config of another class with the fields of this one.
 
     For a class that does what another does and a little more: a config alone, given to
     `replace_config`, takes what is REQUIRED from the node that it replaces, and nothing else.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from axcore.errors import AxcoreError
+from axcore.errors import AxcoreError, ConfigError
 from axcore.whole_files import open_regular
 
 MAX_JSON_BYTES = 256 << 20
@@ -19,6 +19,12 @@ MAX_JSON_BYTES = 256 << 20
 
 MAX_JSON_DEPTH = 128
 """More than a config may have, and little enough for functions that call themselves for each."""
+
+MAX_DEPTH = 100
+"""Nesting deeper than this is neither saved nor loaded."""
+
+MAX_CHARACTERS = 1 << 20
+"""A text that is longer is refused unread; a megabyte of YAML takes seconds to parse."""
 
 MAX_DIGITS = 4300
 """Characters of a number, as Python limits integers: the time to read one grows with the square."""
@@ -41,7 +47,7 @@ class JsonDepthError(ValueError):
 
 
 def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[str, Any]:
-    """Returns a file's JSON object.
+    """Return a file's JSON object.
 
     Args:
         path: The file.
@@ -102,7 +108,7 @@ def parse_json(text: str | bytes, *, allow_nan: bool = True) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    """Checks level by level: it needs no stack, and looks at each value once."""
+    """Check level by level: it needs no stack, and look at each value once."""
     level = [value] if type(value) in (dict, list) else []
     for _ in range(MAX_JSON_DEPTH):
         if not level:
@@ -181,7 +187,7 @@ def first_double(keys: Iterable[Any]) -> Any:
 
 
 def check_is_fetched(file: Path, *, error: type[AxcoreError]) -> None:
-    """Checks that a file is itself, and no pointer of Git LFS to it.
+    """Check that a file is itself, and no pointer of Git LFS to it.
 
     Args:
         file: The file.
@@ -202,3 +208,22 @@ def is_fetched(file: Path) -> bool:
     """Whether a file is itself, and no pointer of Git LFS to it."""
     with open_regular(file) as opened:
         return opened.read(len(_POINTER)) != _POINTER
+
+
+def check_length(text: str | bytes, set_in: str) -> None:
+    """Refuse a text longer than any config is."""
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(
+            f"the text is longer than {MAX_CHARACTERS >> 10} KiB",
+            set_in=set_in,
+            hint="no config is that long; check the file",
+        )
+
+
+def too_deep(set_in: str) -> ConfigError:
+    """Return the error of data that nests deeper than any config does."""
+    return ConfigError(
+        f"nested deeper than {MAX_DEPTH} levels",
+        set_in=set_in,
+        hint="no config is that deep; check the file",
+    )

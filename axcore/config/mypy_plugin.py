@@ -1,4 +1,4 @@
-"""A mypy plugin: knows what `cfg.build()` makes, what `self.config` is, and `evolve`'s fields.
+"""A mypy plugin: knows what `cfg.build()` makes, and the fields of `evolve`.
 
 Construction needs no plugin, since `@config` is a dataclass transform (PEP 681). To use it:
 
@@ -10,53 +10,41 @@ from collections.abc import Callable
 
 from mypy.checker import TypeChecker
 from mypy.nodes import TypeInfo
-from mypy.plugin import AttributeContext, FunctionSigContext, MethodContext, Plugin
+from mypy.plugin import FunctionSigContext, MethodContext, Plugin
 from mypy.plugins.dataclasses import replace_function_sig_callback
 from mypy.types import FunctionLike, Instance, Type, get_proper_type
 from mypy.typevars import fill_typevars_with_any
 
 
 class ConfigPlugin(Plugin):
-    """Knows that `X.Config` builds an `X`, and that an `X` has an `X.Config`."""
+    """Knows that `X.Config` builds an `X`, and what `evolve` takes."""
 
     def get_function_signature_hook(
         self, fullname: str
     ) -> Callable[[FunctionSigContext], FunctionLike] | None:
-        """Gives `evolve` the signature that mypy gives `dataclasses.replace`."""
+        """Give `evolve` the signature that mypy gives `dataclasses.replace`."""
         if fullname == "axcore.config.edit.evolve":
             return replace_function_sig_callback
         return None
 
     def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
-        """Gives `build` of a nested `Config` the class around it as its result."""
+        """Give `build` of a nested `Config` the class around it as its result."""
         return _built if fullname.endswith(".Config.build") else None
-
-    def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
-        """Gives `self.config` the nested `Config` of the object's class as its type."""
-        return _config_of if fullname == "axcore.config.build.Configurable.config" else None
 
 
 def _built(context: MethodContext) -> Type:
     cfg = get_proper_type(context.type)
     if not (isinstance(cfg, Instance) and isinstance(context.api, TypeChecker)):
         return context.default_return_type
-    is_base = cfg.type.fullname == "axcore.config.build.Configurable.Config"
-    if is_base or not cfg.type.has_base("axcore.config.build.Buildable"):
-        return context.default_return_type  # a slot that may hold any config
+    is_slot = bool(cfg.args)  # a base, as `Module.Config[Linear]`, says what it builds, or may not
+    if is_slot or not cfg.type.has_base("axcore.config.build.Buildable"):
+        return context.default_return_type
     owner = _around(cfg.type, context.api)
     return context.default_return_type if owner is None else fill_typevars_with_any(owner)
 
 
-def _config_of(context: AttributeContext) -> Type:
-    thing = get_proper_type(context.type)
-    symbol = thing.type.get("Config") if isinstance(thing, Instance) else None
-    if symbol is None or not isinstance(symbol.node, TypeInfo):
-        return context.default_attr_type
-    return fill_typevars_with_any(symbol.node)
-
-
 def _around(info: TypeInfo, checker: TypeChecker) -> TypeInfo | None:
-    """Returns the class that a class is nested in, or None where it is in none."""
+    """Return the class that a class is nested in, or None where it is in none."""
     names = info.fullname.removeprefix(f"{info.module_name}.").split(".")[:-1]
     found: TypeInfo | None = None
     table = checker.modules[info.module_name].names
@@ -69,5 +57,5 @@ def _around(info: TypeInfo, checker: TypeChecker) -> TypeInfo | None:
 
 
 def plugin(version: str) -> type[Plugin]:
-    """Returns the plugin; mypy calls this."""
+    """Return the plugin; mypy calls this."""
     return ConfigPlugin

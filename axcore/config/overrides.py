@@ -5,19 +5,16 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from axcore.config.define import field_annotations
+from axcore.config.define import Origin, field_annotations
 from axcore.config.edit import matching_paths, set_at_each
 from axcore.config.json_files import exact_float, first_double
-from axcore.config.paths import Path, Step, format_path, parse_pattern
-from axcore.config.provenance import Origin
-from axcore.config.required import REQUIRED
-from axcore.config.traverse import children
-from axcore.config.values import Mismatch, OutOfRange, checker, is_config, type_name
+from axcore.config.paths import Path, Step, children, format_path, parse_pattern
+from axcore.config.values import REQUIRED, Mismatch, OutOfRange, checker, is_config, type_name
 from axcore.errors import ConfigError
 
 
 def apply_overrides(cfg: Any, overrides: Iterable[str], *, set_in: str = "--set") -> Any:
-    """Returns `cfg` with `path=value` texts applied in order.
+    """Return `cfg` with `path=value` texts applied in order.
 
     Raises:
         ConfigError: Listing every text that is no `path=value`, names no path, or whose value does
@@ -46,7 +43,7 @@ def _apply(cfg: Any, text: str, set_in: str) -> Any:
 
 
 def parse_value(text: str, annotation: Any, *, where: str = "", present: Any = REQUIRED) -> Any:
-    """Returns the value that a text means in a field of that type.
+    """Return the value that a text means in a field of that type.
 
     Args:
         text: What the user typed.
@@ -94,7 +91,7 @@ def _readings(text: str) -> Iterable[Any]:
 
 
 def _check_literal(tree: ast.Expression, text: str) -> None:
-    """Raises ValueError where Python drops a part of what a text says, without a word."""
+    """Raise ValueError where Python drops a part of what a text says, without a word."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, float):
             exact_float(ast.get_source_segment(text, node) or "")
@@ -105,7 +102,7 @@ def _check_literal(tree: ast.Expression, text: str) -> None:
 
 
 def _field_at(cfg: Any, path: Path) -> tuple[Any, Any]:
-    """Returns the annotation of the field at a path, and what the field holds."""
+    """Return the annotation of the field at a path, and what the field holds."""
     node, annotation = cfg, Any
     for step in path:
         annotation = _annotation_below(node, annotation, step)
@@ -138,7 +135,7 @@ def _is_config_option(option: Any) -> bool:
 
 
 def _example(annotation: Any, present: Any) -> str:
-    """Returns a value that fits: the first of a `Literal`, or what the field holds now."""
+    """Return a value that fits: the first of a `Literal`, or what the field holds now."""
     first = _options(annotation)[0]
     if get_origin(first) is Literal:
         return str(get_args(first)[0])

@@ -1,15 +1,15 @@
-"""Paths into a config tree, and the globs that match them.
-
-A path reads `model.decoder.layers[0].rules["embed"]`: a field by its name, an item of a tuple by
-its index, an item of a mapping by its quoted key (a JSON string). In a glob `*` matches any one
-field, `[*]` for any one index or key, and `**` for any number of steps, none included.
-"""
+"""Paths into config trees, and walks over them."""
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args
 
+import attrs
+from immutabledict import immutabledict
+
+from axcore.config.define import Origin, carry_origins, field_annotations, field_names
+from axcore.config.values import is_config
 from axcore.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ class _Wildcard(str):
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Parses a path or glob.
+    """Parse a path or glob.
 
     Raises:
         ConfigError: The text is not a path.
@@ -102,7 +102,7 @@ def _not_a_path(text: str, at: int) -> ConfigError:
 
 
 def format_path(path: Sequence[Step]) -> str:
-    """Returns a path as text; the root is the empty string."""
+    """Return a path as text; the root is the empty string."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -136,3 +136,153 @@ def _step_matches(pattern: Step, step: Step, any_depth: bool = False) -> bool:
     if type(pattern) is _Wildcard:
         return (any_depth and pattern == ANY_DEPTH) or is_item == (pattern == ANY_ITEM)
     return pattern == step and isinstance(pattern, (int, Key)) == is_item
+
+
+class Found(NamedTuple):
+    """A node of a config tree and its path from the root."""
+
+    path: str
+    node: Any
+
+
+_PLAIN = frozenset({bool, float, int, str, type(None)})
+"""Types of most values, which have nothing below them."""
+
+
+def children(value: Any) -> Sequence[tuple[Step, Any]]:
+    """Return the steps and values one level below a config, tuple or mapping."""
+    if type(value) in _PLAIN:
+        return ()
+    if is_config(value):
+        return [(name, getattr(value, name)) for name in field_names(value)]
+    if isinstance(value, tuple):
+        return list(enumerate(value))
+    if isinstance(value, Mapping):
+        return [(Key(key), item) for key, item in value.items()]
+    return ()
+
+
+def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield every value of the tree with its path, parents before children."""
+    pending = [(path, value)]  # not recursive: each value would pass through all levels above it
+    while pending:
+        path, value = pending.pop()
+        yield path, value
+        if type(value) not in _PLAIN:
+            below = [((*path, step), child) for step, child in children(value)]
+            pending += reversed(below)
+
+
+def rebuild(value: Any, visit: Callable[[Path, Any], Any], path: Path = ()) -> Any:
+    """Return the tree with every value passed through `visit`, children before parents.
+
+    What no visit changed stays the very same object.
+    """
+    if type(value) in _PLAIN:
+        return visit(path, value)
+    replaced = {}
+    for step, child in children(value):
+        new = rebuild(child, visit, (*path, step))
+        if new is not child:
+            replaced[step] = new
+    if replaced:
+        value = with_children(value, replaced, path)
+    return visit(path, value)
+
+
+def with_children(
+    value: Any, replaced: Mapping[Any, Any], path: Path, origin: Origin | None = None
+) -> Any:
+    """Return `value`, which is at `path`, with the given children replaced.
+
+    Args:
+        value: A config, tuple or mapping.
+        replaced: The new children by their steps; others stay untouched.
+        path: The path of `value` in the whole tree, for errors.
+        origin: Where the new children come from; from where `value` does if None.
+
+    Raises:
+        ConfigError: A new child does not fit its field.
+    """
+    if is_config(value):
+        try:
+            new = attrs.evolve(value, **replaced)
+        except ConfigError as error:
+            where = (*path, *replaced) if len(replaced) == 1 else path
+            raise ConfigError(
+                error.what,
+                where=format_path(where) or error.where,
+                set_in=str(origin) if origin else error.set_in,
+                hint=error.hint,
+            ) from None
+        carry_origins(new, value, dict.fromkeys(replaced, origin) if origin else {})
+        return new
+    if isinstance(value, tuple):
+        return tuple(replaced.get(i, item) for i, item in enumerate(value))
+    return immutabledict(sorted({**value, **{str(k): v for k, v in replaced.items()}}.items()))
+
+
+def find_config(cfg: Any, target: Any) -> tuple[Found, ...]:
+    """Return the nodes of a tree that match, with their paths, parents first.
+
+    Args:
+        cfg: The root.
+        target: A config class, a class that holds one as `Config`, or a predicate on a node.
+    """
+    accepts = node_predicate(target)
+    return tuple(
+        Found(format_path(path), node)
+        for path, node in walk(cfg)
+        if is_config(node) and accepts(node)
+    )
+
+
+def map_config(cfg: Any, fn: Callable[[Any], Any]) -> Any:
+    """Return the tree with every config node passed through `fn`, children before parents."""
+    return rebuild(cfg, lambda _, node: fn(node) if is_config(node) else node)
+
+
+def node_predicate(target: Any) -> Callable[[Any], bool]:
+    """Return the test that a target means (see `find_config`)."""
+    if isinstance(target, type):
+        cls = getattr(target, "Config", target)
+        return lambda node: isinstance(node, cls)
+    if callable(target):
+        predicate: Callable[[Any], bool] = target
+        return predicate
+    raise ConfigError(
+        f"a target is a class or a predicate, not {target!r}",
+        hint="give the class to look for, such as FeedForward",
+    )
+
+
+T = TypeVar("T")
+
+_MARK: Final = "may change when a run is resumed"
+
+Resumable = Annotated[T, _MARK]
+
+
+def resumable_paths(cfg: Any) -> tuple[str, ...]:
+    """Return the paths of a config's resumable fields; all that is below them may change, too."""
+    return tuple(map(format_path, _paths(cfg, ())))
+
+
+def describe_resumable(paths: Iterable[str]) -> str:
+    """Return paths for people: those of the root by name, then others as `**.name`, once each."""
+    shown = {path if "." not in path else f"**.{path.rpartition('.')[2]}": None for path in paths}
+    return ", ".join(sorted(shown, key=lambda name: name.startswith("**")))
+
+
+def _paths(value: Any, path: Path) -> Iterator[Path]:
+    marked = _marked_fields(type(value)) if is_config(value) else frozenset()
+    for step, child in children(value):
+        if step in marked:
+            yield (*path, step)
+        else:
+            yield from _paths(child, (*path, step))
+
+
+def _marked_fields(cls: type) -> frozenset[str]:
+    hints = field_annotations(cls)
+    return frozenset(name for name in hints if _MARK in get_args(hints[name])[1:])

@@ -13,20 +13,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from immutabledict import immutabledict
 
-from axcore.config.call import CallConfig
-from axcore.config.define import class_tag, field_annotations, field_names
-from axcore.config.encode import wraps_fields
-from axcore.config.field_docs import field_docs
-from axcore.config.ranges import (
+from axcore.config.build import CallConfig
+from axcore.config.define import class_tag, field_annotations, field_docs, field_names
+from axcore.config.paths import children
+from axcore.config.serialise import wraps_fields
+from axcore.config.values import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Range,
+    is_config,
+    is_config_class,
 )
-from axcore.config.traverse import children
-from axcore.config.values import is_config, is_config_class
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ANY_CONFIG = "config"
@@ -51,7 +51,7 @@ Schema = dict[str, Any]
 
 
 def json_schema(cfg: Any) -> Schema:
-    """Returns the schema of files like the one that a config is saved as."""
+    """Return the schema of files like the one that a config is saved as."""
     classes = sorted({class_tag(cls): cls for cls in _classes(cfg)}.items())
     definitions = {tag: _class_schema(cls, tag) for tag, cls in classes}
     known = [
@@ -94,7 +94,7 @@ def _class_schema(cls: type, tag: str) -> Schema:
 
 
 def _schema(annotation: Any) -> Schema:
-    """Returns the schema of a field's values; that of anything where it cannot be said."""
+    """Return the schema of a field's values; that of anything where it cannot be said."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is None or annotation is type(None):
         return {"type": "null"}

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str], max_names: int = 3) -> str | None:
-    """Returns `did you mean 'x' or 'y'?`, or None where nothing known is close to `name`."""
+    """Return `did you mean 'x' or 'y'?`, or None where nothing known is close to `name`."""
     close = difflib.get_close_matches(name, list(known), n=max_names, cutoff=0.6)
     if not close:
         return None
@@ -13,7 +13,7 @@ def did_you_mean(name: str, known: Iterable[str], max_names: int = 3) -> str | N
 
 
 def suggest_names(name: str, known: Iterable[str], max_names: int = 12) -> str:
-    """Returns a did-you-mean, or a list of what there is where nothing is close."""
+    """Return a did-you-mean, or a list of what there is where nothing is close."""
     names = sorted(known)
     shown = ", ".join(names[:max_names]) + (
         f", ... ({len(names)} in all)" if len(names) > max_names else ""

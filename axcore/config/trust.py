@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from axcore.config.call import CallConfig
+from axcore.config.build import CallConfig
 from axcore.config.define import registered_class, registered_tags
 from axcore.config.paths import Path, format_path
 from axcore.config.suggest import suggest_names
@@ -22,7 +22,7 @@ _function_packages: set[str] = {"optax"}
 
 
 def trust_package(name: str, *, functions: bool = True) -> None:
-    """Lets files name config classes of a package, and its functions too.
+    """Let files name config classes of a package, and its functions too.
 
     Args:
         name: The top-level package.
@@ -36,7 +36,7 @@ def trust_package(name: str, *, functions: bool = True) -> None:
 
 @contextlib.contextmanager
 def trusting(packages: Iterable[str]) -> Iterator[None]:
-    """Lets files name config classes and functions of packages while the context lasts."""
+    """Let files name config classes and functions of packages while the context lasts."""
     before = _class_packages.copy(), _function_packages.copy()
     _class_packages.update(packages)
     _function_packages.update(packages)
@@ -53,7 +53,7 @@ def is_trusted(module: str, *, functions: bool = False) -> bool:
 
 
 def class_named(tag: Any, path: Path, set_in: str) -> type:
-    """Returns the config class of a tag.
+    """Return the config class of a tag.
 
     Raises:
         ConfigError: None is registered, nor made by importing a module of a trusted package.
@@ -75,7 +75,7 @@ def class_named(tag: Any, path: Path, set_in: str) -> type:
 
 
 def config_class(reference: str) -> type:
-    """Returns the config class that `module:Class` names, of itself or of the class it describes.
+    """Return the config class that `module:Class` names, of itself or of the class it describes.
 
     It is looked for in modules of trusted packages, re-exports included.
 
@@ -96,7 +96,7 @@ def config_class(reference: str) -> type:
 
 
 def function_named(reference: Any, path: Path, set_in: str) -> Any:
-    """Returns the function or class that `module:name` names.
+    """Return the function or class that `module:name` names.
 
     Raises:
         ConfigError: Files may not name it, or it does not exist.
@@ -117,7 +117,7 @@ def function_named(reference: Any, path: Path, set_in: str) -> Any:
 
 
 def _attribute(module: str, name: str) -> Any:
-    """Returns what is in a module, refusing to reach other packages through its imports."""
+    """Return what is in a module, refusing to reach other packages through its imports."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = vars(found).get(part) if not part.startswith("_") else None

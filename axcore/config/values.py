@@ -1,10 +1,4 @@
-"""What a config field may hold, and the check that every value passes when a config is made.
-
-`checker(annotation)` compiles an annotation once into a function that returns the value in its
-frozen form (lists as tuples, dicts as immutable mappings with sorted keys, ints as floats where a
-float is asked for) or raises `Mismatch`. Keys are sorted so that equal configs are alike in every
-way: where order means something, use a tuple. What is frozen already stays the same object.
-"""
+"""The values that a config can hold: checks of annotations, ranges, and `REQUIRED`."""
 
 import collections.abc
 import json
@@ -13,12 +7,80 @@ import operator
 import re
 import types
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
 
 from immutabledict import immutabledict
 
-from axcore.config.ranges import Range
-from axcore.config.required import OMITTED, REQUIRED
+from axcore.errors import ConfigError
+
+
+class Required:
+    """The type of `REQUIRED`; it has one instance, equal to nothing but itself."""
+
+    _instance: "Required | None" = None
+
+    def __new__(cls) -> "Required":  # noqa: D102 - part of the class
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+    def __reduce__(self) -> str:
+        return "REQUIRED"
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(
+            "a REQUIRED field was used before anybody filled it in",
+            hint="set the field, or let the parent fill it: cfg.child.build(field=value)",
+        )
+
+    __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __pow__ = __rpow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = __call__ = _refuse
+    __getitem__ = __contains__ = _refuse
+
+
+REQUIRED: Final[Any] = Required()
+"""A value still to be filled in. Never `None`, and neither true nor false: using it raises."""
+
+
+class Omitted:
+    """The type of `OMITTED`."""
+
+    def __repr__(self) -> str:
+        return "OMITTED"
+
+    def __reduce__(self) -> str:
+        return "OMITTED"
+
+
+OMITTED: Final = Omitted()
+"""An argument that `config_for` does not pass, as its default is nothing that a config can hold."""
+
+
+class Range(NamedTuple):
+    """Which values of a type a field may hold.
+
+    Args:
+        text: What an error says after "expected".
+        holds: Whether a value of the type is in the range.
+    """
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+PositiveInt = Annotated[int, Range("1 or more", lambda value: value >= 1)]
+NonNegativeInt = Annotated[int, Range("0 or more", lambda value: value >= 0)]
+PositiveFloat = Annotated[float, Range("a finite number above 0", lambda x: 0 < x < math.inf)]
+NonNegativeFloat = Annotated[
+    float, Range("a finite number of 0 or more", lambda x: 0 <= x < math.inf)
+]
+Fraction = Annotated[float, Range("0 or more and less than 1", lambda value: 0 <= value < 1)]
+
 
 Checker = Callable[[Any], Any]
 
@@ -41,11 +103,11 @@ class Mismatch(Exception):  # noqa: N818 - private to the package, turned into a
         self.inside = inside
 
     def within(self, step: str) -> "Mismatch":
-        """Returns the same mismatch seen from one container further out."""
+        """Return the same mismatch seen from one container further out."""
         return type(self)(self.expected, self.got, step + self.inside)
 
     def describe(self, name: str) -> str:
-        """Returns what is wrong with the field of that name, as errors say it."""
+        """Return what is wrong with the field of that name, as errors say it."""
         return (
             f"{name}{self.inside} is {_short(self.got)}; "
             f"expected {self.expected}, got {type(self.got).__qualname__}"
@@ -56,7 +118,7 @@ class OutOfRange(Mismatch):
     """A value is of the right type, but not in the range of its field."""
 
     def describe(self, name: str) -> str:
-        """Returns what is wrong with the field of that name; its type is not."""
+        """Return what is wrong with the field of that name; its type is not."""
         return f"{name}{self.inside} is {_short(self.got)}; expected {self.expected}"
 
 
@@ -79,7 +141,7 @@ def is_config_class(cls: object) -> bool:
 
 
 def type_name(annotation: object) -> str:
-    """Returns an annotation as a user would write it."""
+    """Return an annotation as a user would write it."""
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, type) and get_origin(annotation) is None:
@@ -92,7 +154,7 @@ def type_name(annotation: object) -> str:
 
 
 def checker(annotation: Any) -> Checker:
-    """Compiles an annotation into its check. Raises TypeError for one that configs cannot hold."""
+    """Compile an annotation into its check. Raises TypeError for one that configs cannot hold."""
     if annotation is Any:
         return freeze
     if annotation is None or annotation is type(None):
@@ -127,7 +189,7 @@ def checker(annotation: Any) -> Checker:
 
 
 def freeze(value: Any) -> Any:
-    """Returns any config value in its frozen form. Raises Mismatch for what configs cannot hold."""
+    """Return any config value in its frozen form. Raises Mismatch for what configs cannot hold."""
     if value is None or isinstance(value, bool):
         return value
     for kind, check in _SCALARS.items():
@@ -294,7 +356,7 @@ def _tuple(args: tuple[Any, ...]) -> Checker:
 
 
 def _same_tuple(value: Any, items: list[Any]) -> tuple[Any, ...]:
-    """Returns the items as a tuple, which is `value` itself where it holds just these."""
+    """Return the items as a tuple, which is `value` itself where it holds just these."""
     is_same = type(value) is tuple and all(map(operator.is_, value, items))
     return value if is_same else tuple(items)
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from axcore.config.decode import check_length, too_deep
-from axcore.config.json_files import exact_float
+from axcore.config.json_files import check_length, exact_float, too_deep
 from axcore.errors import ConfigError
 
 _SCALARS = (
@@ -41,13 +40,13 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
     def int(self, node: Any) -> int:
-        """Returns a decimal, octal or hexadecimal number."""
+        """Return a decimal, octal or hexadecimal number."""
         text = self.construct_scalar(node)
         is_prefixed = text.lstrip("+-").startswith(("0o", "0x"))
         return int(text, 0 if is_prefixed else 10)
 
     def number(self, node: Any) -> float:
-        """Returns a number with a point or an exponent, or infinity."""
+        """Return a number with a point or an exponent, or infinity."""
         return exact_float(re.sub(r"\.(?=inf)", "", self.construct_scalar(node), flags=re.I))
 
 
@@ -55,7 +54,7 @@ class _Dumper(yaml.SafeDumper):
     """Quotes what either version of YAML would read as something else than text."""
 
     def text(self, text: str) -> Any:
-        """Returns text in the style that keeps it as it is."""
+        """Return text in the style that keeps it as it is."""
         # PyYAML takes these for ends of lines, and folds them where it does not escape them.
         style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
@@ -72,7 +71,7 @@ _Dumper.add_representer(str, _Dumper.text)
 
 
 def load_yaml(text: str, set_in: str) -> Any:
-    """Returns the plain data in a YAML text.
+    """Return the plain data in a YAML text.
 
     Raises:
         ConfigError: It is not YAML, holds a tag for anything but plain data, or a key twice.
@@ -89,7 +88,7 @@ def load_yaml(text: str, set_in: str) -> Any:
 
 
 def dump_yaml(data: Any) -> str:
-    """Returns plain data as YAML, keys in their order."""
+    """Return plain data as YAML, keys in their order."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 

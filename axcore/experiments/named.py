@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from axcore.config import apply_overrides, from_dict, suggest_names
-from axcore.config.decode import MAX_CHARACTERS, check_length
-from axcore.config.overlay import overlay
-from axcore.config.serialise import load_json
+from axcore.config.json_files import MAX_CHARACTERS, check_length
+from axcore.config.serialise import load_json, overlay
 from axcore.config.yaml_text import load_yaml
 from axcore.errors import ConfigError
 from axcore.modifiers import with_changes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from axcore._jax_compat import devices_have_started
-from axcore.registration.ref import Ref
+from axcore.registration import Ref
 
 _JAX_DEVICES = Ref("jax:devices")
 """A reference, so that this package imports no jax until devices are asked for."""
@@ -32,7 +32,7 @@ def _say_in_one_line(_: str) -> None:
 def start_devices(
     *, is_present: bool, unused: Callable[[str], None] = _say_in_one_line
 ) -> Sequence[Any]:
-    """Returns JAX's devices, which it starts where nobody has.
+    """Return JAX's devices, which it starts where nobody has.
 
     Args:
         is_present: Whether an accelerator is known to be in this machine; then what its libraries

@@ -7,9 +7,7 @@ import attrs
 
 from axcore.errors import PluginError
 from axcore.hardware.hardware import Hardware
-from axcore.registration.record import Record, record
-from axcore.registration.ref import Ref
-from axcore.registration.validators import a_name, frozen_tuple, mismatch, of_type
+from axcore.registration import Record, Ref, a_name, frozen_tuple, mismatch, of_type, record
 
 
 def _family_name(family: Any, attribute: Any, value: Any) -> None:
@@ -70,14 +68,14 @@ class HardwareFamily(Record):
         return tuple(host.generation for host in self.hosts)
 
     def host(self, generation: str) -> Hardware | None:
-        """Returns one whole host of that generation, or None."""
+        """Return one whole host of that generation, or None."""
         return next((host for host in self.hosts if host.generation == generation), None)
 
 
 def first_present(
     families: Sequence[HardwareFamily], environment: Mapping[str, str]
 ) -> HardwareFamily | None:
-    """Returns the first family whose plugin says that its hardware is present; may be None."""
+    """Return the first family whose plugin says that its hardware is present; may be None."""
     for family in families:
         if family.present is not None and family.call("present", environment, returns=bool):
             return family

@@ -7,7 +7,7 @@ import attrs
 from immutabledict import immutabledict
 
 from axcore.errors import PluginError
-from axcore.registration.validators import (
+from axcore.registration import (
     a_name,
     frozen_mapping,
     frozen_names,
@@ -168,7 +168,7 @@ class Hardware:
     def resized(
         self, chips: int, chips_per_host: int | None = None, *, slices: int = 1
     ) -> "Hardware":
-        """Returns the same generation with another number of chips, in slices of equal size.
+        """Return the same generation with another number of chips, in slices of equal size.
 
         Raises:
             PluginError: `chips` is not a whole number of hosts or of slices.
@@ -178,7 +178,7 @@ class Hardware:
 
     @classmethod
     def parse(cls, name: str) -> "Hardware":
-        """Returns the hardware that a target's name means, as the installed plugins describe it.
+        """Return the hardware that a target's name means, as the installed plugins describe it.
 
         The family may be left out where one family alone has a generation of that name. `SxN` in
         the place of the number means S slices of N, as in `acme-x1-4x256`.
@@ -193,7 +193,7 @@ class Hardware:
 
     @classmethod
     def detect(cls, devices: Sequence[Any] | None = None) -> "Hardware":
-        """Returns the hardware of `devices`, or of all of JAX's devices, which this starts.
+        """Return the hardware of `devices`, or of all of JAX's devices, which this starts.
 
         Devices that no plugin knows give the generation `unknown`, with no figures.
 
@@ -210,17 +210,17 @@ class HardwareLookup(Protocol):
     """What answers `Hardware.parse` and `Hardware.detect`: it knows what families there are."""
 
     def parse(self, name: str) -> Hardware:
-        """Returns the hardware that a target's name means."""
+        """Return the hardware that a target's name means."""
 
     def detect(self, devices: Sequence[Any] | None) -> Hardware:
-        """Returns the hardware of devices; of all of JAX's where None."""
+        """Return the hardware of devices; of all of JAX's where None."""
 
 
 _lookup: HardwareLookup | None = None
 
 
 def attach_lookup(lookup: HardwareLookup) -> None:
-    """Makes `lookup` answer from now on; `axcore.plugins` attaches that of installed plugins."""
+    """Make `lookup` answer from now on; `axcore.plugins` attaches that of installed plugins."""
     global _lookup
     _lookup = lookup
 

@@ -9,7 +9,7 @@ _KEEP_ALL = -1
 
 
 def keep_freed_memory() -> bool:
-    """Keeps freed memory in this process for what is allocated next; False where it can't.
+    """Keep freed memory in this process for what is allocated next; False where it can't.
 
     XLA allocates the temporaries of a step again each time. By default glibc gives blocks that
     large back at once, so the kernel has to clear every page of them again in every step: a

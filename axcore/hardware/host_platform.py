@@ -13,12 +13,12 @@ COLLECTIVE_TIMEOUT_S = 600
 
 
 def detect_cpu(platform: str, device_kind: str) -> str | None:
-    """Returns the one generation of host processors, which has no name, or None."""
+    """Return the one generation of host processors, which has no name, or None."""
     return "" if platform == "cpu" else None
 
 
 def device_count_flag(hardware: Hardware) -> Mapping[str, str]:
-    """Returns the flag by which XLA shows as many devices as a host of the hardware has.
+    """Return the flag by which XLA shows as many devices as a host of the hardware has.
 
     Of several processes, one that is stopped would keep the others waiting in a collective forever
     without a limit.
@@ -30,5 +30,5 @@ def device_count_flag(hardware: Hardware) -> Mapping[str, str]:
 
 
 def host_environment(hardware: Hardware) -> Mapping[str, str]:
-    """Returns the variables of one process in which the host shows all devices of `hardware`."""
+    """Return the variables of one process in which the host shows all devices of `hardware`."""
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{DEVICE_COUNT}={hardware.num_devices}"}

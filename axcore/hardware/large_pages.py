@@ -16,7 +16,7 @@ _WANTED, _NOW = 14, 25
 
 
 def use_large_pages(pieces: Iterable[tuple[int, int]]) -> int:
-    """Asks Linux to keep pieces of memory in large pages, and returns how many bytes it does.
+    """Ask Linux to keep pieces of memory in large pages, and return how many bytes it does.
 
     Those that lie in part in a large page count in whole. What they hold stays as it is. Memory of
     files stays in small pages, and so does all on another system, before Linux 6.1, where large
@@ -46,7 +46,7 @@ def use_large_pages(pieces: Iterable[tuple[int, int]]) -> int:
 
 
 def _without_file() -> list[tuple[int, int]]:
-    """Returns from where to where memory lies that can be written and is of no file."""
+    """Return from where to where memory lies that can be written and is of no file."""
     found: list[tuple[int, int]] = []
     for line in _MAPS.read_text(encoding="utf-8").splitlines():
         span, rights, _, _, _, *name = line.split(maxsplit=5)

@@ -9,7 +9,7 @@ from axcore.config import config, suggest_names
 from axcore.errors import PluginError
 from axcore.hardware.families import HardwareFamily
 from axcore.hardware.hardware import Hardware
-from axcore.registration.record import Record, record
+from axcore.registration import Record, record
 
 
 @record(hook="mesh_rules")
@@ -56,7 +56,7 @@ class MeshRule(Record):
 def find_mesh_rule(
     hardware: Hardware, *, own: Sequence[MeshRule] = (), brought: Iterable[MeshRule] = ()
 ) -> MeshRule:
-    """Returns the rule for `hardware`: the first of `own`, else the most specific one `brought`.
+    """Return the rule for `hardware`: the first of `own`, else the most specific one `brought`.
 
     Args:
         hardware: What to find a rule for.
@@ -85,7 +85,7 @@ def find_mesh_rule(
 
 
 def check_mesh_rules(rules: Iterable[MeshRule], families: Iterable[HardwareFamily]) -> None:
-    """Checks that each rule that begins with a family's name can match hardware of it.
+    """Check that each rule that begins with a family's name can match hardware of it.
 
     Rules for families that no installed plugin describes are left alone.
 

@@ -6,8 +6,7 @@ import attrs
 
 from axcore.errors import PluginError
 from axcore.hardware.hardware import Hardware
-from axcore.registration.record import Record
-from axcore.registration.returns import note_owner
+from axcore.registration import Record, note_owner
 
 Predicate = Callable[[Hardware], str | None]
 """From hardware to None for yes, or the reason why not."""
@@ -22,7 +21,7 @@ class HardwareRequirement:
     features: frozenset[str] = frozenset()
 
     def __call__(self, hardware: Hardware) -> str | None:
-        """Returns None where `hardware` is meant, else the reason why it is not."""
+        """Return None where `hardware` is meant, else the reason why it is not."""
         if self.families and hardware.family not in self.families:
             return f"wants family {_either(self.families)}, not {hardware.name}"
         if self.generations and hardware.generation not in self.generations:
@@ -47,7 +46,7 @@ def requires(
     generation: str | Iterable[str] = (),
     features: str | Iterable[str] = (),
 ) -> HardwareRequirement:
-    """Returns a predicate: of one of these families, one of these generations, with all features.
+    """Return a predicate: of one of these families, one of these generations, with all features.
 
     What is left out is not asked for; `requires()` holds everywhere.
 
@@ -62,7 +61,7 @@ def requires(
 
 
 def predicate_reason(record: Record, predicate: Predicate, hardware: Hardware) -> str | None:
-    """Returns what a record's `requires` says of some hardware.
+    """Return what a record's `requires` says of some hardware.
 
     Raises:
         PluginError: It returned neither None nor a reason. What it raises itself gains a note.

@@ -11,12 +11,12 @@ _HIGHEST = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
 def host_bytes() -> int:
-    """Returns the bytes of memory that the host has."""
+    """Return the bytes of memory that the host has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_resident_bytes() -> int:
-    """Returns the most bytes that this process has had in memory at once.
+    """Return the most bytes that this process has had in memory at once.
 
     Where the kernel keeps the figure by program it is that, else the one of `getrusage`, which a
     process inherits from what started it.

@@ -20,11 +20,11 @@ class FamilyLookup:
     families: Callable[[], Sequence[HardwareFamily]]
 
     def parse(self, name: str) -> Hardware:
-        """Returns the hardware that a target's name means."""
+        """Return the hardware that a target's name means."""
         return parse_target(name, self.families())
 
     def detect(self, devices: Sequence[Any] | None) -> Hardware:
-        """Returns the hardware of devices; of all of JAX's where None."""
+        """Return the hardware of devices; of all of JAX's where None."""
         families = self.families()
         if devices is None:
             devices = start_devices(is_present=first_present(families, os.environ) is not None)
@@ -32,7 +32,7 @@ class FamilyLookup:
 
 
 def parse_target(name: str, families: Sequence[HardwareFamily]) -> Hardware:
-    """Returns what `family-generation-N`, `family-N` or `generation-N` means.
+    """Return what `family-generation-N`, `family-N` or `generation-N` means.
 
     `SxN` in the place of N means S slices of N. See `Hardware.parse`.
 
@@ -72,14 +72,14 @@ def parse_target(name: str, families: Sequence[HardwareFamily]) -> Hardware:
 
 
 def _counts(number: str) -> tuple[int, int] | None:
-    """Returns slices and units of each, of `N` or `SxN`; None for anything else."""
+    """Return slices and units of each, of `N` or `SxN`; None for anything else."""
     slices, times, units = number.rpartition("x")
     counts = (slices if times else "1", units)
     return (int(counts[0]), int(units)) if all(map(str.isdecimal, counts)) else None
 
 
 def detect_hardware(devices: Sequence[Any], families: Sequence[HardwareFamily]) -> Hardware:
-    """Returns the hardware of JAX's devices. See `Hardware.detect`.
+    """Return the hardware of JAX's devices. See `Hardware.detect`.
 
     Args:
         devices: Objects with `platform`, `device_kind`, `process_index`, and maybe `slice_index`.

@@ -18,7 +18,7 @@ def adapter_formats() -> Iterator[AdapterFormat]:
 
 @hook.modifiers
 def modifiers() -> Iterator[Modifier]:
-    """Changes of the weights that a run begins with."""
+    """Change of the weights that a run begins with."""
     for name, config, summary in (
         ("rename_weights", "RenameWeights", "First weights under other names"),
         ("grow_vocabulary", "GrowVocabulary", "First weights for more tokens"),

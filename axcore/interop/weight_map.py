@@ -97,7 +97,7 @@ class SplitAxis(Transform):
 
     @property
     def inverse(self) -> Transform:
-        """Joins the two dimensions."""
+        """Join the two dimensions."""
         return JoinAxes(self.count, self.axis)
 
 
@@ -117,7 +117,7 @@ class JoinAxes(Transform):
 
     @property
     def inverse(self) -> Transform:
-        """Splits the dimension again."""
+        """Split the dimension again."""
         return SplitAxis(self.count, self.axis)
 
 
@@ -135,7 +135,7 @@ class Permute(Transform):
 
     @property
     def inverse(self) -> Transform:
-        """Puts every place back."""
+        """Put every place back."""
         return Permute(tuple(np.argsort(self.order).tolist()), self.axis)
 
 
@@ -152,7 +152,7 @@ class Concatenate(Transform):
 
     @property
     def inverse(self) -> Transform:
-        """Splits the array."""
+        """Split the array."""
         return Split(self.sizes, self.axis)
 
 
@@ -213,7 +213,7 @@ class UnstackArrays(Transform):
 
     @property
     def inverse(self) -> Transform:
-        """Stacks them again."""
+        """Stack them again."""
         return StackArrays(self.count, self.axis)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
-from axcore.config.call import call_arguments, call_target
+from axcore.config.build import call_arguments, call_target
 from axcore.errors import ConfigError
 from axcore.module import Initializer, Module, Param
 

@@ -17,7 +17,7 @@ from axcore.config import (
     PositiveInt,
     config,
 )
-from axcore.config.ranges import Range
+from axcore.config.values import Range
 from axcore.errors import ConfigError
 
 WarmupSteps = Annotated[

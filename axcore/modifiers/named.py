@@ -25,8 +25,7 @@ from axcore.layers import Dot
 from axcore.modifiers.quantization import with_dot
 from axcore.modifiers.variants import replace_by_variant
 from axcore.module import Module
-from axcore.plugins.attribution import attributed, of_plugin, wrong_method_return
-from axcore.plugins.host import plugin_host
+from axcore.plugins.host import attributed, of_plugin, plugin_host, wrong_method_return
 from axcore.plugins.records import (
     DataSource,
     DataTokenizer,

@@ -7,7 +7,7 @@ from axcore.plugins import Modifier, Ref, hook
 
 @hook.modifiers
 def modifiers() -> Iterator[Modifier]:
-    """Changes that any experiment can be asked to make."""
+    """Change that any experiment can be asked to make."""
     for name, config, summary in (
         ("accumulate", "Accumulate", "Batches in more parts: less memory, same result"),
         ("micro_batches", "MicroBatches", "Batches in parts of so many rows a device"),

@@ -95,14 +95,14 @@ class BatchSpec:
             raise DataError("a batch has no arrays", where="batch_spec()")
 
     def leaves(self) -> list[tuple[str, ArraySpec]]:
-        """Returns every array with its path: `tokens`, `image/left`."""
+        """Return every array with its path: `tokens`, `image/left`."""
         return [
             (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
             for path, leaf in jax.tree.leaves_with_path(self.arrays)
         ]
 
     def axis_sizes(self) -> dict[str, int]:
-        """Returns the size of every logical axis that a batch has."""
+        """Return the size of every logical axis that a batch has."""
         return {
             axis: size
             for _, array in self.leaves()
@@ -111,7 +111,7 @@ class BatchSpec:
         }
 
     def for_model(self) -> "BatchSpec":
-        """Returns what a model reads of a batch."""
+        """Return what a model reads of a batch."""
         if self.loss_groups is None:
             return self
         arrays = {k: array for k, array in self.arrays.items() if k != self.loss_groups.array}

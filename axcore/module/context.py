@@ -90,7 +90,7 @@ class RunningLayer:
     is_known: bool
 
     def of_copy(self, copy: Any) -> "RunningLayer":
-        """Returns copy number `copy` of stacked layers; this layer where it is not stacked."""
+        """Return copy number `copy` of stacked layers; this layer where it is not stacked."""
         if not self.stride:
             return self
         index = self.index + copy * self.stride
@@ -166,7 +166,7 @@ class Frame:
         return self._outputs
 
     def made_once(self, name: str, array: Array, make: Callable[[], Any]) -> Any:
-        """Returns what `make` returned when it was first called with this very array and name.
+        """Return what `make` returned when it was first called with this very array and name.
 
         Arrays are compared as Python objects; each is held, so that its id stays its own. What
         was made while another transformation was traced cannot be used, and is made again.
@@ -185,7 +185,7 @@ class Frame:
         return True
 
     def state_at(self, path: Path) -> Any:
-        """Returns the state at a path of the whole tree, from this frame or one outside of it."""
+        """Return the state at a path of the whole tree, from this frame or one outside of it."""
         if path[: len(self.path)] != self.path:
             if self.outer is None:
                 raise ModuleError("the state has no such part", where=format_path(path))
@@ -200,7 +200,7 @@ class Frame:
 
 
 def state_lacks(path: Path) -> ModuleError:
-    """Returns the error of a state that does not belong to the module that runs."""
+    """Return the error of a state that does not belong to the module that runs."""
     return ModuleError(
         f"the state lacks {format_path(path)!r}",
         hint="make the state with module.init(rng) of this very module",
@@ -263,7 +263,7 @@ class Context:
         return self.frame.key is not None
 
     def key(self) -> Array:
-        """Returns this call's own key.
+        """Return this call's own key.
 
         Raises:
             ModuleError: The call was given none.
@@ -280,13 +280,13 @@ class Context:
         return self._key
 
     def stream(self, name: str) -> Array:
-        """Returns a fresh key of a named stream; every call returns another."""
+        """Return a fresh key of a named stream; every call returns another."""
         count = self.streams.get(name, 0)
         self.streams[name] = count + 1
         return fold(fold(self.key(), f"stream {name}"), count)
 
     def child(self, module: "Module") -> "Context":
-        """Returns the context of a call that this module makes to another of the tree.
+        """Return the context of a call that this module makes to another of the tree.
 
         The key of a first call to an own child is folded from its steps alone. Further calls, and
         calls to modules elsewhere in the tree, get keys of their own: those are folded
@@ -317,7 +317,7 @@ class Context:
         return Context(module, place.path, self.frame, self.index, make_key, layer)
 
     def _layer_of(self, module: "Module", place: LayerLocation) -> RunningLayer:
-        """Returns which layer a part of this stack is, counted from the outermost stack on."""
+        """Return which layer a part of this stack is, counted from the outermost stack on."""
         first, count, is_known = 0, place.total, True
         outer = self.layer
         if outer is not None and outer.module == id(self.module):
@@ -336,7 +336,7 @@ class Context:
         return ("way up", len(self.path) - num_shared, *path[num_shared:])
 
     def inside(self, frame: Frame, copy: Any = None) -> "Context":
-        """Returns this context moved into another frame, whose key is this module's own.
+        """Return this context moved into another frame, whose key is this module's own.
 
         Args:
             frame: The other frame.
@@ -346,7 +346,7 @@ class Context:
         return Context(self.module, self.path, frame, self.index, lambda: frame.key, layer)
 
     def output_name(self, name: str) -> str:
-        """Returns the key of an output of this module."""
+        """Return the key of an output of this module."""
         where = format_path(self.path)
         return f"{where}.{name}" if where else name
 
@@ -355,7 +355,7 @@ current: ContextVar[Context | None] = ContextVar("axcore_context", default=None)
 
 
 def current_context(doing: str) -> Context:
-    """Returns the context of the module at work.
+    """Return the context of the module at work.
 
     Raises:
         ModuleError: No module is at work.

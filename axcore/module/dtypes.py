@@ -23,7 +23,7 @@ class DTypes:
     output: DType | None = None
 
     def inheriting(self, parent: "DTypes") -> "DTypes":
-        """Returns these dtypes with the parent's where they are None."""
+        """Return these dtypes with the parent's where they are None."""
         return DTypes(
             param=self.param or parent.param,
             compute=self.compute or parent.compute,

@@ -61,7 +61,7 @@ def functional(
     capture: Iterable[str] = (),
     **kwargs: Any,
 ) -> tuple[Any, Outputs]:
-    """Runs a module on a state; pure, and fine under every jax transformation.
+    """Run a module on a state; pure, and fine under every jax transformation.
 
     Args:
         module: The root of the tree that runs.
@@ -104,7 +104,7 @@ def functional(
 
 
 def _check_keys(module: Module, state: Any) -> None:
-    """Checks that a module has every key of a state: what it lacks would have no effect."""
+    """Check that a module has every key of a state: what it lacks would have no effect."""
     keys = module.__dict__.get("_state_keys")
     if keys is None:  # kept with the module, since `functional` may be called once a step, eagerly
         specs = module.param_specs()
@@ -122,12 +122,12 @@ def _check_keys(module: Module, state: Any) -> None:
 
 
 def _keys(specs: Any) -> dict[str, Any] | None:
-    """Returns the keys of a state, nested as they are; None for an array."""
+    """Return the keys of a state, nested as they are; None for an array."""
     return {k: _keys(below) for k, below in specs.items()} if isinstance(specs, dict) else None
 
 
 def _unknown(state: Any, keys: Any, path: Path) -> Iterator[Path]:
-    """Yields the paths of keys that are not known, without what is below them."""
+    """Yield the paths of keys that are not known, without what is below them."""
     if not isinstance(state, Mapping) or keys is None:
         return  # an array, or a value in its place
     for name, below in state.items():
@@ -152,7 +152,7 @@ class CapturePattern:
         self._parsed = parse_pattern(text)
 
     def __call__(self, path: Path) -> bool:
-        """Returns whether the path matches."""
+        """Return whether the path matches."""
         is_match = matches(self._parsed, path)
         self.has_matched = self.has_matched or is_match
         return is_match

@@ -17,7 +17,7 @@ class Initializer:
     """Draws an initial value. Subclasses implement `sample`."""
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns a float32 array.
+        """Return a float32 array.
 
         Args:
             key: The parameter's own random key.
@@ -34,7 +34,7 @@ class ConstantInit(Initializer):
     value: float = 0.0
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns a constant array."""
+        """Return a constant array."""
         return jnp.full(shape, self.value, jnp.float32)
 
 
@@ -45,7 +45,7 @@ class Normal(Initializer):
     std: float = 0.02
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns normal samples."""
+        """Return normal samples."""
         return self.std * jax.random.normal(key, shape, jnp.float32)
 
 
@@ -62,7 +62,7 @@ class VarianceScaling(Initializer):
     distribution: Distribution = "truncated_normal"
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
-        """Returns samples scaled by the fans."""
+        """Return samples scaled by the fans."""
         fan_in, fan_out = fans
         fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.fan]
         std = math.sqrt(self.scale / max(1.0, fan))

@@ -15,8 +15,8 @@ from axcore.errors import ModuleError
 from axcore.module.context import Context, Frame, current, current_context, state_lacks
 from axcore.module.outputs import Outputs, unused
 from axcore.module.rng import Path, format_path
-from axcore.plugins.attribution import plugin_of
-from axcore.registration.returns import note_owner
+from axcore.plugins.host import plugin_of
+from axcore.registration import note_owner
 
 if TYPE_CHECKING:
     from axcore.module.module import Module
@@ -26,7 +26,7 @@ PureFunction = Callable[..., tuple[Any, Outputs, dict[str, Any]]]
 
 
 def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
-    """Runs a method of a module in a context of its own, as a child of the module at work."""
+    """Run a method of a module in a context of its own, as a child of the module at work."""
     caller = current.get()
     if caller is None:
         caller = current_context(f"a {type(module).__qualname__} was called")
@@ -52,7 +52,7 @@ def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
 
 
 def run(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
-    """Runs a method in a given context, the entrance to a frame."""
+    """Run a method in a given context, the entrance to a frame."""
     token = current.set(context)
     try:
         with jax.named_scope(_scope(context.path)):
@@ -66,7 +66,7 @@ def run(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
 
 
 def as_pure_function(context: Context, method: Method) -> PureFunction:
-    """Returns `(state, key, channels, args, kwargs, copy=None) -> (result, outputs, channels)`.
+    """Return `(state, key, channels, args, kwargs, copy=None) -> (result, outputs, channels)`.
 
     `copy` is the number of the copy that runs, where a module is stacked.
     """
@@ -96,7 +96,7 @@ def as_pure_function(context: Context, method: Method) -> PureFunction:
 
 
 def split_static(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Splits a tree of arguments into its arrays and a function that puts others into their place.
+    """Split a tree of arguments into its arrays and a function that puts others into their place.
 
     Numbers, flags and text stay as they are, so that a module can branch on them.
     """
@@ -113,7 +113,7 @@ def split_static(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def rematerialise(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
-    """Runs a method under its module's `Remat`."""
+    """Run a method under its module's `Remat`."""
     arrays, rebuild = split_static((args, kwargs))
     pure = as_pure_function(context, method)
 
@@ -132,12 +132,12 @@ def rematerialise(context: Context, method: Method, args: Any, kwargs: Any) -> A
 
 
 def own_state(context: Context) -> Any:
-    """Returns the state of a context's module, empty where it has none."""
+    """Return the state of a context's module, empty where it has none."""
     return context.state if context.frame.has_state_at(context.path) else {}
 
 
 def capture(context: Context, path: Path, value: Any) -> None:
-    """Keeps a value where one of the call's patterns matches its path.
+    """Keep a value where one of the call's patterns matches its path.
 
     Raises:
         ModuleError: The value holds something else than arrays and numbers.
@@ -150,7 +150,7 @@ def capture(context: Context, path: Path, value: Any) -> None:
 
 
 def check_arrays(tree: Any, what: str) -> None:
-    """Checks that a tree holds only what a transformation can return.
+    """Check that a tree holds only what a transformation can return.
 
     Raises:
         ModuleError: It holds something else than arrays and numbers.
@@ -164,7 +164,7 @@ def check_arrays(tree: Any, what: str) -> None:
 
 
 def array_of(module: "Module", name: str) -> Any:
-    """Returns an array of a module that is at work, or of any other in the tree that runs.
+    """Return an array of a module that is at work, or of any other in the tree that runs.
 
     Raises:
         ModuleError: No module is at work, or the state lacks the array.
@@ -188,7 +188,7 @@ def array_of(module: "Module", name: str) -> Any:
 
 
 def _scope(path: Path) -> str:
-    """Returns the last step of a path as a name; the enclosing scopes hold the steps before it."""
+    """Return the last step of a path as a name; the enclosing scopes hold the steps before it."""
     if path and isinstance(path[-1], int):
         return f"{path[-2]}_{path[-1]}"
     return str(path[-1]) if path else "model"
@@ -209,7 +209,7 @@ def _cast(leaf: Any, dtype: str) -> Any:
 
 
 def _note_path(error: Exception, context: Context) -> None:
-    """Notes on an exception, once and at the innermost module, where it came from.
+    """Note on an exception, once and at the innermost module, where it came from.
 
     A plugin's layer that gives back something wrong raises nothing itself; what reads that does.
     So where plugins' layers ran before, it is noted what they returned.
@@ -234,7 +234,7 @@ def _of_plugin(cls: type) -> str:
 
 
 def _described(result: Any) -> str:
-    """Returns the types of a result's arrays, `float32[8,128]`, or the name of its own type."""
+    """Return the types of a result's arrays, `float32[8,128]`, or the name of its own type."""
     arrays = [leaf for leaf in jax.tree.leaves(result) if hasattr(leaf, "dtype")]
     if not arrays:
         return type(result).__name__

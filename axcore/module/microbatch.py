@@ -11,7 +11,7 @@ from axcore.module.param import Merge, ParamSpec
 
 
 def split_microbatches(x: Array, count: int) -> Array:
-    """Returns rows split into micro-batches, `[count, rows, ...]`.
+    """Return rows split into micro-batches, `[count, rows, ...]`.
 
     Row r goes to part r % count, so that a batch split over devices in blocks of rows stays where
     it is.
@@ -20,12 +20,12 @@ def split_microbatches(x: Array, count: int) -> Array:
 
 
 def merge_microbatches(x: Array) -> Array:
-    """Returns rows from `[count, rows, ...]`, in the order before `split_microbatches`."""
+    """Return rows from `[count, rows, ...]`, in the order before `split_microbatches`."""
     return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
 
 
 def merge_outputs(outputs: Outputs, specs: Any) -> Outputs:
-    """Returns the outputs of stacked parts of a batch as those of all of it.
+    """Return the outputs of stacked parts of a batch as those of all of it.
 
     Summaries and new buffers are averaged, which is exact for what is linear in the mean over
     rows, such as running means; buffers that say so have the largest instead. An integer
@@ -40,7 +40,7 @@ def merge_outputs(outputs: Outputs, specs: Any) -> Outputs:
 
 
 def merge_buffer(stacked: Array, merge: Merge) -> Array:
-    """Returns the next value of a buffer from those that parts give it, stacked."""
+    """Return the next value of a buffer from those that parts give it, stacked."""
     if merge == "max":
         return jnp.max(stacked, axis=0)
     if jnp.issubdtype(stacked.dtype, jnp.inexact):

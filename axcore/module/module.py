@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,14 @@ from axcore.module.summary import summary_html
 from axcore.module.tree import ModuleNode, index_of, unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 _inherited: ContextVar[DTypes] = ContextVar("axcore_dtypes", default=ROOT_DTYPES)
 
 
 def entry(method: F) -> F:
-    """Marks a method, besides `forward`, as an entry: it runs in a context of its own."""
+    """Mark a method, besides `forward`, as an entry: it runs in a context of its own."""
 
     @functools.wraps(method)
     def wrapper(self: "Module", *args: Any, **kwargs: Any) -> Any:
@@ -41,6 +43,12 @@ def entry(method: F) -> F:
 
 
 BuiltModule_co = TypeVar("BuiltModule_co", covariant=True, bound="Module", default="Module")
+
+
+class _Forwards(Protocol[P, R_co]):
+    """A module, by the arguments and the result of its `forward`."""
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
 class Module(Configurable):
@@ -90,15 +98,17 @@ class Module(Configurable):
         self.__dict__["_is_set_up"] = True
 
     def setup(self, cfg: Any) -> None:
-        """Declares parameters and children."""
+        """Declare parameters and children."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes; what `self(...)` runs."""
+        """Compute; what `self(...)` runs."""
         raise NotImplementedError(f"{type(self).__qualname__} has no forward")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs `forward` in a context of its own."""
-        return invoke.invoke(self, type(self).forward, args, kwargs)
+    def __call__(self: "_Forwards[P, R_co]", *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run `forward` in a context of its own."""
+        module = cast("Module", self)
+        result: R_co = invoke.invoke(module, type(module).forward, args, kwargs)
+        return result
 
     # -- Inside a method ---------------------------------------------------------------------
 
@@ -113,7 +123,7 @@ class Module(Configurable):
         return current_context("reading self.has_rng").has_key
 
     def layer_position(self) -> LayerPosition:
-        """Returns which layer this module is, or is a part of, and how many the stack has.
+        """Return which layer this module is, or is a part of, and how many the stack has.
 
         Layers are counted through stacks of stacks, from the outermost on, and the same whether
         they are unrolled, scanned or in a pipeline. The index is an array everywhere, so that code
@@ -139,11 +149,11 @@ class Module(Configurable):
         return LayerPosition(jnp.asarray(layer.index, jnp.int32), layer.count)
 
     def rng(self, stream: str) -> Array:
-        """Returns a fresh random key of a named stream of this module."""
+        """Return a fresh random key of a named stream of this module."""
         return self._context("self.rng").stream(stream)
 
     def add_loss(self, name: str, value: Any, weight: Any = 1.0, *, scale: float = 1.0) -> None:
-        """Adds a loss; it reaches the caller of `functional` from any depth.
+        """Add a loss; it reaches the caller of `functional` from any depth.
 
         Args:
             name: Its name below the module's path.
@@ -154,7 +164,7 @@ class Module(Configurable):
         self._add(name, Loss(_scalar(value, name), _scalar(weight, name), float(scale)))
 
     def add_regularizer(self, name: str, value: Any, weight: Any = 1.0, *, scale: float) -> None:
-        """Adds what is minimised besides the loss and reported apart: it is in no metric `loss`.
+        """Add what is minimised besides the loss and reported apart: it is in no metric `loss`.
 
         Args:
             name: Its name below the module's path.
@@ -171,7 +181,7 @@ class Module(Configurable):
         losses[unused(context.output_name(name), losses)] = loss
 
     def add_measure(self, name: str, value: Any, weight: Any = 1.0) -> None:
-        """Adds what is reported as losses are, in evaluation too, and is not minimised.
+        """Add what is reported as losses are, in evaluation too, and is not minimised.
 
         Args:
             name: Its name below the module's path.
@@ -187,7 +197,7 @@ class Module(Configurable):
         summaries[unused(context.output_name(name), summaries)] = jnp.asarray(value)
 
     def update(self, name: str, value: Array) -> None:
-        """Sets the next value of a buffer; reading it in this call still gives the present one.
+        """Set the next value of a buffer; reading it in this call still gives the present one.
 
         No gradient goes through it, so that the backward pass keeps nothing of how it was made.
 
@@ -213,12 +223,12 @@ class Module(Configurable):
         context.frame.outputs.updates[path] = jax.lax.stop_gradient(value)
 
     def capture(self, name: str, value: Any) -> None:
-        """Hands a value to the caller where `functional(..., capture=...)` asks for its path."""
+        """Hand a value to the caller where `functional(..., capture=...)` asks for its path."""
         context = self._context("self.capture")
         invoke.capture(context, (*context.path, name), value)
 
     def set_shared(self, channel: str, value: Any) -> None:
-        """Puts a value into a named channel, for modules that run later to receive.
+        """Put a value into a named channel, for modules that run later to receive.
 
         Raises:
             ModuleError: The value holds something else than arrays and numbers.
@@ -230,7 +240,7 @@ class Module(Configurable):
 
     @contextlib.contextmanager
     def with_shared(self, channel: str, value: Any) -> Iterator[None]:
-        """Sends to the modules that run inside of a `with` block, and to nobody after it."""
+        """Send to the modules that run inside of a `with` block, and to nobody after it."""
         channels = self._context("self.with_shared").frame.channels
         was_open, before = channel in channels, channels.get(channel)
         self.set_shared(channel, value)
@@ -243,11 +253,11 @@ class Module(Configurable):
                 channels.pop(channel)
 
     def get_shared(self, channel: str, default: Any = None) -> Any:
-        """Returns what a module that ran earlier sent last, or `default` where none did."""
+        """Return what a module that ran earlier sent last, or `default` where none did."""
         return self._context("self.get_shared").frame.channels.get(channel, default)
 
     def made_once(self, name: str, array: Array, make: Callable[[], Any]) -> Any:
-        """Returns what the first module of this call that read this very array made of it.
+        """Return what the first module of this call that read this very array made of it.
 
         That is `make()` where none did. So modules beside each other, such as projections of
         one input, share work that is the same for all of them. Where a transformation lies between
@@ -312,14 +322,14 @@ class Module(Configurable):
     # -- As the model that a trainer trains --------------------------------------------------
 
     def check_batch(self, batch: BatchSpec) -> None:
-        """Checks that this model can be trained on such batches; raises what explains it if not."""
+        """Check that this model can be trained on such batches; raises what explains it if not."""
 
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
-        """Returns what a unit of such batches costs, forward and backward; None if not known."""
+        """Return what a unit of such batches costs, forward and backward; None if not known."""
         return None
 
     def metric_units(self) -> Mapping[str, str]:
-        """Returns the unit of `loss`, of each `loss/NAME` and of each measure, as people read it.
+        """Return the unit of `loss`, of each `loss/NAME` and of each measure, as people read it.
 
         A name that is left out is shown without a unit. A perplexity is shown of no other loss
         than one in `NATS_A_TOKEN`.
@@ -327,7 +337,7 @@ class Module(Configurable):
         return {}
 
     def kept_specs(self, specs: dict[str, Any]) -> dict[str, Any]:
-        """Returns specs of what a trainer keeps in the state besides; none here.
+        """Return specs of what a trainer keeps in the state besides; none here.
 
         Args:
             specs: Of the parameters, those that are not trained marked as frozen.
@@ -335,11 +345,11 @@ class Module(Configurable):
         return {}
 
     def kept_state(self, state: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the first values of those specs, given the first state of the parameters."""
+        """Return the first values of those specs, given the first state of the parameters."""
         return {}
 
     def kept_sources(self) -> Mapping[str, Callable[[Any], Any]]:
-        """Returns what reads some of those first values from elsewhere, by their key in the state.
+        """Return what reads some of those first values from elsewhere, by their key in the state.
 
         Each is a function from a description of the arrays (shapes, dtypes, shardings) to them.
         """
@@ -348,17 +358,17 @@ class Module(Configurable):
     # -- The tree ----------------------------------------------------------------------------
 
     def children(self) -> Iterator[tuple[Path, Any]]:
-        """Yields the children with their steps below this module, in order of declaration."""
+        """Yield the children with their steps below this module, in order of declaration."""
         for name, value in self._children.items():
             yield from _child_items(() if name == self.wraps else (name,), value)
 
     def param_specs(self) -> dict[str, Any]:
-        """Returns a nested dict of `ParamSpec`, shaped as the state; makes no array."""
+        """Return a nested dict of `ParamSpec`, shaped as the state; makes no array."""
         index_of(self)  # raises where modules are shared in a way that no state can hold
         return self.specs_at((), {id(self)})
 
     def specs_at(self, path: Path, seen: set[int]) -> dict[str, Any]:
-        """Returns the specs at a path of the tree, but for modules in `seen`, which it adds to."""
+        """Return the specs at a path of the tree, but for modules in `seen`, which it adds to."""
         specs: dict[str, Any] = {}
         for name, param in self._params.items():
             specs[name] = param_spec_of(param, (*path, name), self.dtypes)
@@ -374,7 +384,7 @@ class Module(Configurable):
         return specs
 
     def init(self, rng: Array | int) -> dict[str, Any]:
-        """Returns a first state: a nested dict of arrays.
+        """Return a first state: a nested dict of arrays.
 
         Args:
             rng: A random key or a seed. Every parameter's key is folded from its path, so what
@@ -391,7 +401,7 @@ class Module(Configurable):
 
 
 def _child_items(steps: Path, value: Any) -> list[tuple[Path, Any]]:
-    """Returns the modules in a value, with their steps; tuples and mappings may nest."""
+    """Return the modules in a value, with their steps; tuples and mappings may nest."""
     if isinstance(value, ModuleNode):
         return [(steps, value)]
     items: list[tuple[Path, Any]] = []

@@ -30,7 +30,7 @@ class Loss:
     is_regularizer: bool = False
 
     def contribution(self) -> Float[Array, ""]:
-        """Returns what the loss adds to the total; nothing where the weight is zero."""
+        """Return what the loss adds to the total; nothing where the weight is zero."""
         has_items = self.weight != 0
         mean = jnp.where(has_items, self.sum / jnp.where(has_items, self.weight, 1), 0)
         return self.scale * jnp.sum(mean)
@@ -58,7 +58,7 @@ class Outputs:
     captures: dict[str, Any] = attrs.field(factory=dict)
 
     def absorb(self, other: "Outputs") -> None:
-        """Adds the outputs of a call made on the way; a name used again gets a suffix."""
+        """Add the outputs of a call made on the way; a name used again gets a suffix."""
         for mine, theirs in zip(self._dicts(), other._dicts(), strict=True):
             for name, value in theirs.items():
                 mine[unused(name, mine)] = value
@@ -68,7 +68,7 @@ class Outputs:
         return self.losses, self.summaries, self.captures
 
     def total_loss(self) -> Float[Array, ""]:
-        """Returns the sum of all losses' contributions; what has no scale is only reported."""
+        """Return the sum of all losses' contributions; what has no scale is only reported."""
         minimised = (loss for loss in self.losses.values() if loss.scale)
         return sum((loss.contribution() for loss in minimised), start=jnp.float32(0))
 
@@ -88,7 +88,7 @@ jax.tree_util.register_pytree_node(Outputs, _flatten, _unflatten)
 
 
 def unused(name: str, taken: dict[str, Any]) -> str:
-    """Returns `name`, or with a suffix `#2`, `#3`, ... where it is taken."""
+    """Return `name`, or with a suffix `#2`, `#3`, ... where it is taken."""
     if name not in taken:
         return name
     count = 2
@@ -98,7 +98,7 @@ def unused(name: str, taken: dict[str, Any]) -> str:
 
 
 def apply_updates(state: dict[str, Any], updates: dict[Path, Array]) -> dict[str, Any]:
-    """Returns the state with new buffers in place; the given state is left as it is.
+    """Return the state with new buffers in place; the given state is left as it is.
 
     Raises:
         ModuleError: An update has another shape or dtype than the buffer.

@@ -77,7 +77,7 @@ def Param(  # noqa: N802 - reads as the declaration that it is
     cast: bool = True,
     dtype: str | None = None,
 ) -> Array:
-    """Declares an array in `setup`: `self.weight = Param((dim, hidden), axes=("embed", "mlp"))`.
+    """Declare an array in `setup`: `self.weight = Param((dim, hidden), axes=("embed", "mlp"))`.
 
     To type checkers it is the array that `self.weight` reads as inside of a method.
 
@@ -196,12 +196,12 @@ class ParamSpec:
         return attrs.evolve(self, dtype=self.compute_dtype)
 
     def as_read(self, array: Array) -> Array:
-        """Returns the array as its module reads it."""
+        """Return the array as its module reads it."""
         is_cast = self.compute_dtype is not None and jnp.issubdtype(array.dtype, jnp.floating)
         return array.astype(self.compute_dtype) if is_cast else array
 
     def rng_paths(self) -> list[Path]:
-        """Returns the paths of the keys that it is drawn from: one for each copy."""
+        """Return the paths of the keys that it is drawn from: one for each copy."""
         steps = (
             range(math.prod(step.shape)) if isinstance(step, Stacked) else (step,)
             for step in self.path
@@ -209,7 +209,7 @@ class ParamSpec:
         return list(itertools.product(*steps))
 
     def sample(self, keys: Array) -> Array:
-        """Returns an initial value; `keys` are those of `rng_paths`."""
+        """Return an initial value; `keys` are those of `rng_paths`."""
         stacked = [size for step in self.path if isinstance(step, Stacked) for size in step.shape]
         shape = self.shape[len(stacked) :]
 
@@ -221,7 +221,7 @@ class ParamSpec:
 
 
 def sample_params(specs: Any, key: Array) -> Any:
-    """Returns initial values for a tree of specs.
+    """Return initial values for a tree of specs.
 
     The key of every value is folded from its path, so what is beside it never changes it. Those of
     unrolled layers are drawn together, as those of scanned ones are: what compiles grows with the
@@ -244,7 +244,7 @@ def sample_params(specs: Any, key: Array) -> Any:
 
 
 def _drawn_alike(specs: list[ParamSpec]) -> Iterable[list[int]]:
-    """Returns the numbers of specs whose values differ by their keys alone; stacked ones alone."""
+    """Return the numbers of specs whose values differ by their keys alone; stacked ones alone."""
     groups: dict[Any, list[int]] = {}
     for number, spec in enumerate(specs):
         kind = number if spec.num_stacked else (spec.init, spec.shape, spec.fans, spec.dtype)
@@ -253,7 +253,7 @@ def _drawn_alike(specs: list[ParamSpec]) -> Iterable[list[int]]:
 
 
 def param_spec_of(param: ParamDeclaration, path: Path, dtypes: DTypes) -> ParamSpec:
-    """Returns the spec of a declared parameter of a module with these dtypes."""
+    """Return the spec of a declared parameter of a module with these dtypes."""
     init = (
         ConstantInit(value=float(param.init))
         if isinstance(param.init, (int, float))
@@ -280,7 +280,7 @@ def _stored_dtype(param: ParamDeclaration, default: str) -> str:
 
 
 def stacked_spec(spec: ParamSpec, shape: tuple[int, ...], axes: Axes, at: int) -> ParamSpec:
-    """Returns the spec of copies of such an array, stacked at step `at` of the path."""
+    """Return the spec of copies of such an array, stacked at step `at` of the path."""
     return attrs.evolve(
         spec,
         path=(*spec.path[:at], Stacked(shape), *spec.path[at:]),
@@ -305,6 +305,6 @@ def _fans(param: ParamDeclaration) -> tuple[int, int]:
 
 
 def count_params(specs: Mapping[str, Any], *, trainable_only: bool = True) -> int:
-    """Returns the number of parameters that a tree of specs describes; allocates nothing."""
+    """Return the number of parameters that a tree of specs describes; allocates nothing."""
     leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     return sum(spec.size for spec in leaves if spec.is_trainable or not trainable_only)

@@ -28,7 +28,7 @@ class Remat:
     save_dots: bool = False
 
     def wrap(self, fn: Callable[..., Any], *, in_scan: bool = False) -> Callable[..., Any]:
-        """Returns `fn` under `jax.checkpoint` with this policy.
+        """Return `fn` under `jax.checkpoint` with this policy.
 
         In the body of a scan the compiler cannot merge the recomputation with the forward pass, so
         the barrier against it, which costs speed, is left out.
@@ -54,13 +54,13 @@ class Remat:
 
 
 def named(x: Array, name: str) -> Array:
-    """Returns `x` under a name, by which a `Remat` may keep it."""
+    """Return `x` under a name, by which a `Remat` may keep it."""
     same: Array = checkpoint_name(x, name)  # type: ignore[no-untyped-call]
     return same
 
 
 def named_bits(x: Array, name: str) -> Array:
-    """Returns a floating `x` as `named` does, kept as its bits; it has no gradient.
+    """Return a floating `x` as `named` does, kept as its bits; it has no gradient.
 
     What is kept must be what the forward pass uses after it, to the bit, which JAX ensures by
     rounding it once more: a pass through memory where `x` comes from a kernel. Bits need none.

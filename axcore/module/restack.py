@@ -25,7 +25,7 @@ class _Place:
 
 
 def restacked(state: Any, specs: Any, wanted: Any) -> dict[str, Any]:
-    """Returns the state of a model whose copies of layers are stacked in another way.
+    """Return the state of a model whose copies of layers are stacked in another way.
 
     Layers that one model scans and another unrolls have the same paths, those of which keys are
     folded, so every array of one has its place in the other.
@@ -43,7 +43,7 @@ def restacked(state: Any, specs: Any, wanted: Any) -> dict[str, Any]:
 
 
 def restacked_arrays(state: Any, specs: Any, wanted: Sequence[ParamSpec]) -> Iterator[Array]:
-    """Returns what makes the arrays of `restacked` one after the other, as they are asked for.
+    """Return what makes the arrays of `restacked` one after the other, as they are asked for.
 
     Those of a state in host memory, numpy's, stay there.
 
@@ -81,7 +81,7 @@ def _found(spec: ParamSpec, places: dict[Path, _Place]) -> list[_Place]:
 
 
 def _taken(spec: ParamSpec, found: list[_Place]) -> Array:
-    """Returns an array that is wanted, put together from runs of copies of the arrays there are."""
+    """Return an array that is wanted, put together from runs of copies of the arrays there are."""
     own = spec.shape[spec.num_stacked :]
     if spec.shape == found[0].leaf.shape and all(place.leaf is found[0].leaf for place in found):
         return found[0].leaf

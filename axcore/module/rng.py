@@ -21,7 +21,7 @@ Path = tuple[Step, ...]
 
 
 def fold(key: Key, step: "Step | Array") -> Key:
-    """Returns the key of one step below: of a name, or of an index that may be traced."""
+    """Return the key of one step below: of a name, or of an index that may be traced."""
     folded: Array = jax.random.fold_in(key, _data(step) if isinstance(step, str) else step)
     return folded
 
@@ -31,14 +31,14 @@ def _data(step: Step) -> int:
 
 
 def fold_path(key: Key, path: Iterable[Step]) -> Key:
-    """Returns the key of a path below `key`."""
+    """Return the key of a path below `key`."""
     for step in path:
         key = fold(key, step)
     return key
 
 
 def fold_paths(key: Key, paths: Sequence[Sequence[Step]]) -> Key:
-    """Returns the keys of paths below `key`, as an array; equal to `fold_path` of each.
+    """Return the keys of paths below `key`, as an array; equal to `fold_path` of each.
 
     All are folded at once: hashing step by step would be most of what compiles of a first state.
     """
@@ -57,7 +57,7 @@ def fold_paths(key: Key, paths: Sequence[Sequence[Step]]) -> Key:
 
 
 def as_key(rng: "Array | int") -> Key:
-    """Returns a typed key from a typed key, a raw `uint32[2]` key or an int seed, traced or not."""
+    """Return a typed key from a typed key, a raw `uint32[2]` key or an int seed, traced or not."""
     if not isinstance(rng, int) and jax.numpy.issubdtype(rng.dtype, jax.dtypes.prng_key):
         return rng
     if jax.numpy.ndim(rng) == 0:
@@ -67,7 +67,7 @@ def as_key(rng: "Array | int") -> Key:
 
 
 def format_path(path: Iterable[Step]) -> str:
-    """Returns a module path as text, `decoder.layer[3].attention`; the root is empty."""
+    """Return a module path as text, `decoder.layer[3].attention`; the root is empty."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step

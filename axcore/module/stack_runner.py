@@ -38,7 +38,7 @@ class StackRunner:
     def copy(
         self, index: Any, part: Any = None, select: Callable[[Any], Any] | None = None
     ) -> Callable[..., tuple[Any, dict[str, Any], Outputs]]:
-        """Returns one copy as `(state, x, channels, args) -> (x, channels, outputs)`, pure.
+        """Return one copy as `(state, x, channels, args) -> (x, channels, outputs)`, pure.
 
         That function raises a ModuleError where the copy opens a channel, or captures a value.
 
@@ -71,7 +71,7 @@ class StackRunner:
         return run
 
     def finish(self, channels: dict[str, Any], outputs: Outputs) -> None:
-        """Passes on what all copies added, and the values shared after them."""
+        """Pass on what all copies added, and the values shared after them."""
         self._context.frame.outputs.absorb(outputs)
         self._context.frame.channels.update(channels)
 

@@ -13,7 +13,7 @@ _HEADER = ("path", "shape", "dtype", "axes", "count")
 
 
 def summary_table(module: "Module") -> str:
-    """Returns one line a parameter, as they are declared, with its exact size, and the totals.
+    """Return one line a parameter, as they are declared, with its exact size, and the totals.
 
     Statistics are marked, and counted apart. Allocates nothing.
     """
@@ -25,7 +25,7 @@ def summary_table(module: "Module") -> str:
 
 
 def summary_html(module: "Module") -> str:
-    """Returns the same as HTML for a notebook."""
+    """Return the same as HTML for a notebook."""
     specs = module.param_specs()
     leaves = list(_leaves(specs))
     rows = [[element("code", cell) for cell in _row(spec)] for spec in leaves]
@@ -34,7 +34,7 @@ def summary_html(module: "Module") -> str:
 
 
 def _totals(specs: Any, leaves: list[ParamSpec]) -> list[str]:
-    """Returns the size of what is trained, and of what is not where there is some."""
+    """Return the size of what is trained, and of what is not where there is some."""
     num_trainable = count_params(specs)
     num_buffers = count_params(specs, trainable_only=False) - num_trainable
     total = f"{num_trainable:,} parameters, {_bytes(leaves):,} bytes"

@@ -51,7 +51,7 @@ class StackedModule:
         self.axes = (axis,) if rounds == 1 else ("layers", axis)
 
     def specs_at(self, path: Path, seen: set[int]) -> dict[str, Any]:
-        """Returns the specs of all copies, stacked, at a path of the tree."""
+        """Return the specs of all copies, stacked, at a path of the tree."""
         return self._stacked(self.module.specs_at(path, seen), len(path))
 
     def _stacked(self, specs: dict[str, Any], at: int) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class StackedModule:
         }
 
     def scan(self, carry: Any, *args: Any, unroll: int = 1, **kwargs: Any) -> Any:
-        """Returns `carry` passed through all copies in turn: `copy(carry, *args, **kwargs)`.
+        """Return `carry` passed through all copies in turn: `copy(carry, *args, **kwargs)`.
 
         The other arguments are the same for every copy. A channel that the first copies open is
         carried from there on: those copies are run before the scan begins. One step of the loop
@@ -85,7 +85,7 @@ class StackedModule:
         return carry
 
     def call_stacked(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the module makes of one call in which all copies take part.
+        """Return what the module makes of one call in which all copies take part.
 
         Every array that a module of this tree reads has the leading dimension of the copies; only
         modules that are made for it can run so.
@@ -93,13 +93,13 @@ class StackedModule:
         return self.module(*args, **kwargs)
 
     def vmap(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the copies' results, stacked; copy `i` is given item `i` of each array."""
+        """Return the copies' results, stacked; copy `i` is given item `i` of each array."""
         result, outputs = self.vmap_with_outputs(*args, **kwargs)
         current_context("a StackedModule was called").frame.outputs.absorb(outputs)
         return result
 
     def vmap_with_outputs(self, *args: Any, **kwargs: Any) -> tuple[Any, Outputs]:
-        """Returns what `vmap` does, and the outputs, for the caller to pass on.
+        """Return what `vmap` does, and the outputs, for the caller to pass on.
 
         Inside of a `shard_map` a device may hold the state of some of the copies only.
         """
@@ -134,7 +134,7 @@ class StackedModule:
         return current_context("a StackedModule was called").child(self.module)
 
     def _in_a_row(self, context: Context) -> Any:
-        """Returns the stacked state with one leading dimension."""
+        """Return the stacked state with one leading dimension."""
         if len(self.shape) == 1:
             return own_state(context)
         rows = lambda leaf: leaf.reshape(-1, *leaf.shape[len(self.shape) :])  # noqa: E731
@@ -192,12 +192,12 @@ class _ChannelsChanged(Exception):  # noqa: N818 - a signal, caught by `scan`
 
 
 def folded(key: Array | None, index: Any) -> Array | None:
-    """Returns the key of an index, None where there is no key."""
+    """Return the key of an index, None where there is no key."""
     return None if key is None else fold(key, index)
 
 
 def same_structure(before: Any, after: Any) -> bool:
-    """Returns whether two trees hold arrays of the same shapes and dtypes in the same places."""
+    """Return whether two trees hold arrays of the same shapes and dtypes in the same places."""
     return bool(_described(before) == _described(after))
 
 

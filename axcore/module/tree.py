@@ -16,11 +16,11 @@ class ModuleNode(Protocol):
     """What a module can have as a child: a module, or a `StackedModule` of one."""
 
     def specs_at(self, path: Path, seen: set[int]) -> dict[str, Any]:
-        """Returns the specs at a path of the tree, but for modules in `seen`, which it adds to."""
+        """Return the specs at a path of the tree, but for modules in `seen`, which it adds to."""
 
 
 def index_of(module: "Module") -> Index:
-    """Returns the places of all modules of a tree; a shared one is where it comes first.
+    """Return the places of all modules of a tree; a shared one is where it comes first.
 
     Raises:
         ModuleError: A module in a `StackedModule` is shared with a module outside of it.
@@ -34,13 +34,13 @@ def index_of(module: "Module") -> Index:
 
 
 def unwrapped(child: Any) -> "Module":
-    """Returns the module of a child, which a `StackedModule` may wrap."""
+    """Return the module of a child, which a `StackedModule` may wrap."""
     inner: Module = child.module if isinstance(child, StackedModule) else child
     return inner
 
 
 def num_layers(module: "Module") -> int:
-    """Returns how many layers a module is: one, or those of a stack and of the stacks in it."""
+    """Return how many layers a module is: one, or those of a stack and of the stacks in it."""
     parts = [child for steps, child in module.children() if _is_layer_of(module, steps)]
     return sum(_num_copies(part) * num_layers(unwrapped(part)) for part in parts) or 1
 

@@ -19,7 +19,7 @@ from axcore._jax_compat import user_context
 from axcore.module.context import current
 from axcore.module.rng import format_path
 from axcore.plugins import Kernel
-from axcore.registration.returns import CORE
+from axcore.registration import CORE
 
 Part = Literal["result", "gradient"]
 

@@ -24,7 +24,7 @@ from axcore.ops.dispatch import Call, Feature, current_policy, op_kernels
 from axcore.ops.plan import choose_and_record
 from axcore.parallel.shard_op import OpSharding, shard_op
 from axcore.plugins import Kernel
-from axcore.registration.returns import CORE
+from axcore.registration import CORE
 
 _CORRECT = "correct what the kernel returns"
 

@@ -25,7 +25,7 @@ from axcore._jax_compat import user_context
 from axcore.errors import KernelError
 from axcore.ops.dispatch import Call, ChosenKernel, Feature, choose, current_policy
 from axcore.plugins import Hardware, Kernel
-from axcore.registration.returns import CORE
+from axcore.registration import CORE
 
 BlockSizes = TypeVar("BlockSizes")
 """A frozen attrs class whose fields are ints: the block sizes of one kernel."""

@@ -14,7 +14,7 @@ from axcore.errors import PluginError
 from axcore.hardware.hardware import Hardware
 from axcore.hardware.predicates import requires
 from axcore.plugins.records import AotTarget, EnvironmentFlags, HardwareFamily, MeshRule, hook
-from axcore.registration.ref import Ref
+from axcore.registration import Ref
 
 PACKAGES = (
     "checkpoint",

@@ -7,14 +7,19 @@ them, `importlib.metadata.entry_points`, which parses every one, costs several t
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint, PathDistribution
 from pathlib import Path
+from typing import Literal
 
 import attrs
 
 from axcore import __version__
+from axcore.config import suggest_names
+from axcore.errors import PluginError
+from axcore.registration import CORE, Record
 
 LEVEL = 1
 """The level of the plugin interface that this axcore speaks: entry-point group `axcore.v1`."""
@@ -45,7 +50,7 @@ class PluginCandidate:
 
 
 def discover() -> tuple[PluginCandidate, ...]:
-    """Returns every plugin installed, sorted by name, importing none of them.
+    """Return every plugin installed, sorted by name, importing none of them.
 
     Where two versions of a distribution are on `sys.path`, the first one counts, as for imports.
     """
@@ -54,7 +59,7 @@ def discover() -> tuple[PluginCandidate, ...]:
 
 
 def _with_plugins() -> Iterator[Distribution]:
-    """Yields the distributions whose entry points name a group of ours."""
+    """Yield the distributions whose entry points name a group of ours."""
     seen: set[str] = set()
     for entry in sys.path:
         for info in _infos(entry or "."):
@@ -101,7 +106,7 @@ def _names_our_group(path: str) -> bool:
 
 
 def _found_otherwise() -> Iterator[Distribution]:
-    """Yields what is not in a folder: in archives on `sys.path`, or by finders of others."""
+    """Yield what is not in a folder: in archives on `sys.path`, or by finders of others."""
     archives = [entry for entry in sys.path if os.path.isfile(entry)]
     if archives:
         yield from Distribution.discover(path=archives)
@@ -112,7 +117,7 @@ def _found_otherwise() -> Iterator[Distribution]:
 
 
 def _candidates(dist: Distribution) -> Iterator[PluginCandidate]:
-    """Yields the plugins of a distribution, or one that says why its metadata cannot be read."""
+    """Yield the plugins of a distribution, or one that says why its metadata cannot be read."""
     name, version, problem = _identity(dist)
     found: list[tuple[EntryPoint, int]] = []
     try:
@@ -138,7 +143,7 @@ def _candidates(dist: Distribution) -> Iterator[PluginCandidate]:
 
 
 def _identity(dist: Distribution) -> tuple[str, str, str]:
-    """Returns the name and version of a distribution, and what is wrong with its METADATA."""
+    """Return the name and version of a distribution, and what is wrong with its METADATA."""
     folder = str(getattr(dist, "_path", "")).rstrip("/").rpartition("/")[2]
     name, _, version = folder.rpartition(".")[0].partition("-")
     name, version = _normalised(name) or "unknown", version or "unknown"
@@ -153,7 +158,7 @@ def _identity(dist: Distribution) -> tuple[str, str, str]:
 
 
 def _unmet(requirements: Iterable[str]) -> str:
-    """Returns what a distribution requires of axcore that this one does not meet, or nothing."""
+    """Return what a distribution requires of axcore that this one does not meet, or nothing."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     for text in requirements:
@@ -175,3 +180,166 @@ def _not_a_module(value: str) -> str:
     if all(part.isidentifier() for part in value.split(".")):
         return ""
     return f"its entry point is {value!r}; expected a module, such as 'axl_acme.plugin'"
+
+
+ALLOW = "AXCORE_PLUGINS"
+BLOCK = "AXCORE_BLOCK"
+
+
+@attrs.frozen(kw_only=True)
+class PluginFilter:
+    """Which plugins the environment lets in.
+
+    Args:
+        allow: Names that may load; None lets all.
+        block: Names that may not.
+    """
+
+    allow: frozenset[str] | None = None
+    block: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "PluginFilter":
+        """Read `AXCORE_PLUGINS` and `AXCORE_BLOCK`: names, with commas between them."""
+        allow = _names(environment.get(ALLOW, ""))
+        return cls(allow=allow or None, block=_names(environment.get(BLOCK, "")))
+
+    def exclusion_reason(self, name: str) -> str | None:
+        """Return None where the plugin may load, else which variable keeps it out."""
+        if name in self.block:
+            return f"{BLOCK} names it"
+        if self.allow is not None and name not in self.allow:
+            return f"{ALLOW} does not name it"
+        return None
+
+    def problem(self, installed: Iterable[str]) -> PluginError | None:
+        """Return the error of names that are not installed, or of blocking the core, or None."""
+        installed = sorted(set(installed))
+        if CORE in self.block:
+            return PluginError(
+                f"{BLOCK} names {CORE!r}, which cannot be blocked",
+                where=f"environment variable {BLOCK}",
+                hint=f"remove {CORE} from {BLOCK}",
+            )
+        for variable, names in (
+            (ALLOW, (self.allow or frozenset()) - {CORE}),
+            (BLOCK, self.block),
+        ):
+            for name in sorted(names.difference(installed)):
+                return _not_installed(variable, name, installed)
+        return None
+
+
+def _not_installed(variable: str, name: str, installed: list[str]) -> PluginError:
+
+    return PluginError(
+        f"{variable} names {name!r}, and no such plugin is installed; "
+        f"{suggest_names(name, installed)}",
+        where=f"environment variable {variable}",
+        hint=f"correct {variable}, or install {name}",
+    )
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name for part in text.split(",") if (name := part.strip()))
+
+
+State = Literal["found", "blocked", "incompatible", "loaded", "failed"]
+
+
+@attrs.frozen(kw_only=True)
+class Plugin:
+    """One plugin, as far as the host has got with it.
+
+    Args:
+        candidate: Where it comes from.
+        state: "found" before it is imported, then "loaded" or "failed"; "blocked" by the
+            environment; "incompatible" where it is written for another level.
+        reason: Why it is blocked or incompatible; empty otherwise.
+        error: Why it failed, where it did.
+        import_time_s: Of its module, where it was imported.
+        hooks: The hooks it implements.
+        records: What it brought, sorted.
+    """
+
+    candidate: PluginCandidate
+    state: State = "found"
+    reason: str = ""
+    error: BaseException | None = attrs.field(default=None, eq=False)
+    import_time_s: float | None = attrs.field(default=None, eq=False)
+    hooks: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The plugin's name everywhere."""
+        return self.candidate.name
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether runs refuse to start while it is installed and not blocked."""
+        return self.state in ("failed", "incompatible")
+
+    @property
+    def trouble(self) -> str:
+        """One line on what is wrong, empty where nothing is."""
+        if self.error is None:
+            return self.reason
+        if isinstance(self.error, PluginError):
+            return self.error.what
+        return f"{type(self.error).__name__}: {self.error}"
+
+    def failed(self, error: BaseException) -> "Plugin":
+        """Return the plugin as failed; what it brought is dropped."""
+        return attrs.evolve(self, state="failed", error=error, records=())
+
+
+def survey(
+    candidates: Iterable[PluginCandidate], plugin_filter: PluginFilter
+) -> tuple[Plugin, ...]:
+    """Return one plugin per name, in order of names, none of them imported yet."""
+    by_name: dict[str, list[PluginCandidate]] = defaultdict(list)
+    for candidate in candidates:
+        by_name[candidate.name].append(candidate)
+    return tuple(_first_look(by_name[name], plugin_filter) for name in sorted(by_name))
+
+
+def _first_look(offers: list[PluginCandidate], plugin_filter: PluginFilter) -> Plugin:
+    fitting = [offer for offer in offers if offer.level == LEVEL]
+    plugin = Plugin(candidate=(fitting or offers)[0])
+    blocked = plugin_filter.exclusion_reason(plugin.name)
+    if blocked:
+        return attrs.evolve(plugin, state="blocked", reason=blocked)
+    if not fitting:
+        level = plugin.candidate.level
+        reason = f"written for axcore.v{level}; this axcore speaks axcore.v{LEVEL}"
+        return attrs.evolve(plugin, state="incompatible", reason=reason)
+    if plugin.candidate.problem:
+        return plugin.failed(_bad_metadata(plugin.candidate))
+    if plugin.name == CORE:
+        return plugin.failed(_reserved(plugin.candidate))
+    if len(fitting) > 1:
+        return plugin.failed(_offered_twice(fitting))
+    return plugin
+
+
+def _bad_metadata(candidate: PluginCandidate) -> PluginError:
+    return PluginError(
+        f"distribution {candidate.distribution} cannot be used: {candidate.problem}",
+        hint=f"pip install --upgrade --force-reinstall {candidate.distribution}",
+    )
+
+
+def _reserved(candidate: PluginCandidate) -> PluginError:
+    return PluginError(
+        f"distribution {candidate.distribution} names its plugin {CORE!r}, which is axcore's own",
+        hint=f"uninstall {candidate.distribution}",
+    )
+
+
+def _offered_twice(offers: list[PluginCandidate]) -> PluginError:
+    distributions = " and ".join(f"{offer.distribution} {offer.version}" for offer in offers)
+    return PluginError(
+        f"two distributions bring a plugin named {offers[0].name!r}: {distributions}",
+        hint="uninstall one of them",
+    )

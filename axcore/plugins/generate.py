@@ -24,7 +24,7 @@ LINE_LENGTH = 100
 
 
 def records_module() -> str:
-    """Returns the source of `axcore/plugins/records/__init__.py`."""
+    """Return the source of `axcore/plugins/records/__init__.py`."""
     classes = record_classes()
     origins = {"axcore.plugins.hooks": ["HookDecorator", "HookTable"]}
     for cls in classes.values():
@@ -59,7 +59,7 @@ def _import(module: str, names: list[str]) -> str:
 
 
 def main() -> None:
-    """Writes the list, and in an interpreter of its own, which reads the new list, the page."""
+    """Write the list, and in an interpreter of its own, which reads the new list, the page."""
     if sys.argv[1:] != ["page"]:
         Path(records.__file__).write_text(records_module(), encoding="utf-8")
         subprocess.run([sys.executable, "-m", "axcore.plugins.generate", "page"], check=True)

@@ -9,8 +9,7 @@ import attrs
 
 import axcore.plugins.records as records
 from axcore.plugins.host import plugin_host
-from axcore.registration.record import Record
-from axcore.registration.returns import CORE
+from axcore.registration import CORE, Record
 
 COMMAND = "python -m axcore.plugins.generate"
 
@@ -26,7 +25,7 @@ This page is made by `{COMMAND}`.
 
 
 def record_classes() -> dict[str, type[Record]]:
-    """Returns every class of records that `record` declares a hook for, by hook, sorted."""
+    """Return every class of records that `record` declares a hook for, by hook, sorted."""
     for module in pkgutil.iter_modules(records.__path__):
         importlib.import_module(f"{records.__name__}.{module.name}")
     found = {cls.hook: cls for cls in Record.__subclasses__() if "hook" in vars(cls)}
@@ -34,7 +33,7 @@ def record_classes() -> dict[str, type[Record]]:
 
 
 def hook_reference() -> str:
-    """Returns the page: every hook, its record with an example, and who uses it here."""
+    """Return the page: every hook, its record with an example, and who uses it here."""
     classes = record_classes()
     lines = [f"- [{hook}](#{hook}): {_first_line(cls)}" for hook, cls in classes.items()]
     return "\n".join([_HEAD, *lines, "", *map(_section, classes.values())])
@@ -63,12 +62,12 @@ def _section(record: type[Record]) -> str:
 
 
 def example(record: type[Record]) -> str:
-    """Returns the code under `Example:` in a record's docstring."""
+    """Return the code under `Example:` in a record's docstring."""
     return textwrap.dedent((inspect.getdoc(record) or "").partition("Example:\n")[2]).strip()
 
 
 def _fields(record: type[Record]) -> list[str]:
-    """Returns a line for each field, with the text of the record's docstring."""
+    """Return a line for each field, with the text of the record's docstring."""
     texts = _argument_texts(inspect.getdoc(record) or "")
     lines = []
     for field in attrs.fields(record):

@@ -13,7 +13,7 @@ import pluggy
 
 from axcore.config import suggest_names
 from axcore.errors import PluginError
-from axcore.registration.record import Record
+from axcore.registration import Record
 
 PROJECT = "axcore"
 
@@ -35,7 +35,7 @@ class HookDecorator(Generic[R]):
         self.__doc__ = record.__doc__
 
     def __call__(self, fn: Callable[[], Iterable[R]]) -> Callable[[], Iterable[R]]:
-        """Returns `fn`, marked.
+        """Return `fn`, marked.
 
         Raises:
             PluginError: `fn` takes parameters; with defaults, pluggy would ignore them.
@@ -49,12 +49,12 @@ class HookTable:
 
     @classmethod
     def decorators(cls) -> Mapping[str, HookDecorator[Any]]:
-        """Returns every hook's decorator by its name."""
+        """Return every hook's decorator by its name."""
         return {name: one for name, one in vars(cls).items() if isinstance(one, HookDecorator)}
 
     @classmethod
     def specs(cls) -> type:
-        """Returns what pluggy asks for: a class with one marked function a hook."""
+        """Return what pluggy asks for: a class with one marked function a hook."""
         return type("Specs", (), {name: _spec(lambda: ()) for name in cls.decorators()})
 
     if not TYPE_CHECKING:
@@ -64,7 +64,7 @@ class HookTable:
 
 
 def unknown_hook(name: str, known: Iterable[str], where: str | None = None) -> UnknownHookError:
-    """Returns the error for a hook that does not exist, with the nearest that does."""
+    """Return the error for a hook that does not exist, with the nearest that does."""
     return UnknownHookError(
         f"there is no hook {name!r}; {suggest_names(name, known)}",
         where=where,
@@ -73,7 +73,7 @@ def unknown_hook(name: str, known: Iterable[str], where: str | None = None) -> U
 
 
 def refuse_parameters(fn: Callable[..., Any], hook_name: str) -> None:
-    """Raises PluginError where `fn` has parameters: registration hooks take none."""
+    """Raise PluginError where `fn` has parameters: registration hooks take none."""
     parameters = inspect.signature(fn).parameters
     if parameters:
         raise PluginError(
@@ -85,6 +85,6 @@ def refuse_parameters(fn: Callable[..., Any], hook_name: str) -> None:
 
 
 def location(fn: Callable[..., Any]) -> str:
-    """Returns `file:line` of a function."""
+    """Return `file:line` of a function."""
     code = getattr(fn, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(fn)

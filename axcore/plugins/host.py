@@ -6,9 +6,11 @@ Tools ask the host and show what is broken; runs call `require_healthy()` first 
 import functools
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -18,13 +20,18 @@ from axcore.errors import PluginError
 from axcore.hardware.families import HardwareFamily
 from axcore.hardware.hardware import attach_lookup
 from axcore.hardware.targets import FamilyLookup
-from axcore.plugins.conflicts import refuse_conflicts
-from axcore.plugins.discovery import LEVEL, PluginCandidate, discover
+from axcore.plugins.discovery import (
+    BLOCK,
+    LEVEL,
+    Plugin,
+    PluginCandidate,
+    PluginFilter,
+    discover,
+    survey,
+)
 from axcore.plugins.loading import load, new_manager, timeout_s
-from axcore.plugins.plugin import Plugin, survey
-from axcore.plugins.plugin_filter import BLOCK, PluginFilter
-from axcore.registration.record import Record
-from axcore.registration.returns import CORE
+from axcore.plugins.records.kernels import Kernel, Op
+from axcore.registration import CORE, Record, note_owner, wrong_return
 
 R = TypeVar("R", bound=Record)
 
@@ -52,11 +59,11 @@ class PluginHost:
     problem: PluginError | None = attrs.field(default=None, eq=False)
 
     def plugins(self) -> tuple[Plugin, ...]:
-        """Returns every plugin, whatever its state; the core first, then by name."""
+        """Return every plugin, whatever its state; the core first, then by name."""
         return self.installed
 
     def plugin(self, name: str) -> Plugin:
-        """Returns the plugin of that name.
+        """Return the plugin of that name.
 
         Raises:
             PluginError: None is installed.
@@ -68,7 +75,7 @@ class PluginHost:
         raise PluginError(f"no plugin {name!r} is installed; {suggest_names(name, known)}")
 
     def records(self, kind: type[R]) -> tuple[R, ...]:
-        """Returns all records of a kind that loaded plugins brought, sorted by key."""
+        """Return all records of a kind that loaded plugins brought, sorted by key."""
         found = [
             record
             for plugin in self.installed
@@ -78,7 +85,7 @@ class PluginHost:
         return tuple(sorted(found, key=lambda record: record.key))
 
     def require_healthy(self) -> None:
-        """Lets a run continue only where nothing that is installed and not blocked is broken.
+        """Let a run continue only where nothing that is installed and not blocked is broken.
 
         Raises:
             PluginError: Naming all that is broken, and the `AXCORE_BLOCK=...` that would start.
@@ -103,11 +110,11 @@ class PluginHost:
             ) from broken[0].error
 
     def fingerprint(self) -> str:
-        """Returns a digest of versions and of what is loaded; equal in all processes of a run."""
+        """Return a digest of versions and of what is loaded; equal in all processes of a run."""
         return hashlib.sha256("\n".join(self.fingerprint_lines()).encode()).hexdigest()[:16]
 
     def fingerprint_lines(self) -> tuple[str, ...]:
-        """Returns what the fingerprint is made of, to show where two processes differ."""
+        """Return what the fingerprint is made of, to show where two processes differ."""
         packages = [f"package {name} {_version(name)}" for name in ("jax", "jaxlib")]
         loaded = [
             f"plugin {plugin.name} {plugin.candidate.distribution} {plugin.candidate.version}"
@@ -126,7 +133,7 @@ def load_host(
     environment: Mapping[str, str] | None = None,
     candidates: Sequence[PluginCandidate] | None = None,
 ) -> PluginHost:
-    """Returns a new host, with everything that may load loaded.
+    """Return a new host, with everything that may load loaded.
 
     Args:
         environment: Where `AXCORE_PLUGINS`, `AXCORE_BLOCK` and `AXCORE_PLUGIN_TIMEOUT_S` are read;
@@ -156,7 +163,7 @@ def load_host(
 
 @functools.cache
 def plugin_host() -> PluginHost:
-    """Returns the host of this process, loaded once. `plugin_host.cache_clear()` forgets it."""
+    """Return the host of this process, loaded once. `plugin_host.cache_clear()` forgets it."""
     return load_host()
 
 
@@ -168,3 +175,127 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "missing"
+
+
+def refuse_conflicts(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
+    """Return the plugins with those that conflict failed: never the core, else all involved."""
+    return _refuse_unknown_ops(_refuse_duplicates(plugins))
+
+
+def _refuse_duplicates(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
+    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for plugin in plugins:
+        for record in plugin.records:
+            owners[record.kind, record.key].append(plugin.name)
+    errors: dict[str, PluginError] = {}
+    for (kind, key), names in owners.items():
+        if len(names) > 1:
+            brought = " and ".join(names)
+            error = PluginError(
+                f"{kind} {key!r} is brought by {brought}",
+                hint=" or ".join(f"set {BLOCK}={name}" for name in names if name != CORE),
+            )
+            errors |= {name: error for name in names if name != CORE}
+    return tuple(_failed_if(plugin, errors.get(plugin.name)) for plugin in plugins)
+
+
+def _refuse_unknown_ops(plugins: Sequence[Plugin]) -> tuple[Plugin, ...]:
+    ops = {record.name for plugin in plugins for record in plugin.records if isinstance(record, Op)}
+    return tuple(_failed_if(plugin, _unknown_op(plugin, ops)) for plugin in plugins)
+
+
+def _unknown_op(plugin: Plugin, ops: set[str]) -> PluginError | None:
+    for record in plugin.records:
+        if isinstance(record, Kernel) and record.op not in ops:
+            return PluginError(
+                f"kernel {record.name!r} is for op {record.op!r}, which nobody declares; "
+                f"{suggest_names(record.op, ops)}",
+                where=f"kernel {record.key} of plugin {plugin.name!r}",
+                hint="correct the op's name, or install the plugin that declares it",
+            )
+    return None
+
+
+def _failed_if(plugin: Plugin, error: PluginError | None) -> Plugin:
+    return plugin if error is None else plugin.failed(error)
+
+
+def plugin_of(cls: type) -> str:
+    """Return the name of the plugin whose package a class is in; empty where it is none's."""
+    package = cls.__module__.partition(".")[0]
+    owners = [
+        plugin.name
+        for plugin in plugin_host().plugins()
+        if plugin.candidate.module.partition(".")[0] == package
+    ]
+    return owners[0] if owners else ""
+
+
+@contextmanager
+def attributed(owner: object, method: str) -> Iterator[None]:
+    """Let exceptions of an object's method through, with a note of the plugin of its class.
+
+    Raises:
+        PluginError: The method wants to end the process.
+    """
+    try:
+        yield
+    except Exception as error:
+        note_owner(error, _named(owner, method), plugin_of(type(owner)))
+        raise
+    except SystemExit as error:  # would end axcore without a word
+        raise wrong_method_return(owner, method, error, "a value", verb="raised") from error
+
+
+def wrong_method_return(
+    owner: object, method: str, value: Any, expected: str, *, verb: str = "returned"
+) -> PluginError:
+    """Return the error for what a method of an object returned, with the plugin of its class."""
+    plugin = plugin_of(type(owner))
+    return wrong_return(_named(owner, method), value, expected, plugin=plugin, verb=verb)
+
+
+def of_plugin(owner: object) -> str:
+    """Return " of plugin 'NAME'" for an object whose class a plugin brings, else nothing."""
+    plugin = plugin_of(type(owner))
+    return "" if plugin in ("", CORE) else f" of plugin {plugin!r}"
+
+
+def _named(owner: object, method: str) -> str:
+    cls = type(owner)
+    return f"{cls.__module__}:{cls.__qualname__}.{method}{of_plugin(owner)}"
+
+
+_MOST = 8
+"""Differences shown; two environments can differ in hundreds of lines."""
+
+
+def first_difference(first: Sequence[str], own: Sequence[str]) -> str:
+    """Return what a process lacks and has beside the first, empty where they are the same.
+
+    Args:
+        first: What process 0 is made of, as `PluginHost.fingerprint_lines` says.
+        own: What the process in question is made of.
+    """
+    missing, more = sorted(set(first) - set(own)), sorted(set(own) - set(first))
+    shown = [f"lacks {line!r}" for line in missing] + [f"has {line!r}" for line in more]
+    rest = f" and {len(shown) - _MOST} more" if len(shown) > _MOST else ""
+    return ", ".join(shown[:_MOST]) + rest
+
+
+def require_consistency(differences: Sequence[str]) -> None:
+    """Let a run continue only where all processes say the same of themselves.
+
+    Args:
+        differences: What `first_difference` says of each process, in their order.
+
+    Raises:
+        PluginError: Naming the processes that differ from the first, and in what.
+    """
+    problems = [f"process {process} {text}" for process, text in enumerate(differences) if text]
+    if problems:
+        raise PluginError(
+            "the processes of this run differ:\n" + "\n".join(problems),
+            where="compared with process 0",
+            hint="install the same versions and code everywhere, and set the same variables",
+        )

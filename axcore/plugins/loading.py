@@ -19,12 +19,11 @@ import pluggy
 
 from axcore.config import trust_package
 from axcore.errors import PluginError
+from axcore.plugins.discovery import BLOCK, Plugin
 from axcore.plugins.hooks import PROJECT, location, refuse_parameters, unknown_hook
-from axcore.plugins.plugin import Plugin
-from axcore.plugins.plugin_filter import BLOCK
 from axcore.plugins.records import Hooks
 from axcore.plugins.time_limit import TakesTooLongError, seconds_of, within
-from axcore.registration.record import Record
+from axcore.registration import Record
 
 _HOOKS = Hooks.decorators()
 
@@ -37,14 +36,14 @@ DEFAULT_TIMEOUT_S = 10.0
 
 
 def new_manager() -> pluggy.PluginManager:
-    """Returns a pluggy manager that knows axcore's hooks and no plugin."""
+    """Return a pluggy manager that knows axcore's hooks and no plugin."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(Hooks.specs())
     return manager
 
 
 def timeout_s(environment: Mapping[str, str]) -> float:
-    """Returns how long a plugin may take to load.
+    """Return how long a plugin may take to load.
 
     Raises:
         PluginError: `AXCORE_PLUGIN_TIMEOUT_S` is no number above 0.
@@ -55,7 +54,7 @@ def timeout_s(environment: Mapping[str, str]) -> float:
 def load(
     plugin: Plugin, manager: pluggy.PluginManager, *, timeout_s: float | None = None
 ) -> Plugin:
-    """Returns a plugin that was found as loaded, or as failed with its error.
+    """Return a plugin that was found as loaded, or as failed with its error.
 
     Args:
         plugin: What was found.
@@ -118,7 +117,7 @@ def _imports_jax(plugin: Plugin) -> PluginError:
 
 
 def check_marks(module: ModuleType, manager: pluggy.PluginManager) -> None:
-    """Raises PluginError where pluggy would misread, or leave out, a function of the module."""
+    """Raise PluginError where pluggy would misread, or leave out, a function of the module."""
     for name, value in list(vars(module).items()):
         marks = manager.parse_hookimpl_opts(module, name)
         if marks is not None:

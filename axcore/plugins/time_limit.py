@@ -33,7 +33,7 @@ class TakesTooLongError(Exception):
 
 
 def seconds_of(environment: Mapping[str, str], variable: str, default: float) -> float:
-    """Returns the time limit that an environment variable gives.
+    """Return the time limit that an environment variable gives.
 
     Raises:
         PluginError: It is not a number above 0.
@@ -53,7 +53,7 @@ def seconds_of(environment: Mapping[str, str], variable: str, default: float) ->
 
 
 def callback_timeout_s(environment: Mapping[str, str] = os.environ) -> float:
-    """Returns how long a run waits for one call of an observer or a metric writer.
+    """Return how long a run waits for one call of an observer or a metric writer.
 
     Raises:
         PluginError: `AXCORE_CALLBACK_TIMEOUT_S` is not a number above 0.
@@ -62,7 +62,7 @@ def callback_timeout_s(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def longer(limit_s: float) -> str:
-    """Returns what to type so that callbacks may take longer than they may now."""
+    """Return what to type so that callbacks may take longer than they may now."""
     return f"set {CALLBACK_TIMEOUT}={6 * limit_s:g} where it needs that long"
 
 
@@ -87,7 +87,7 @@ class CallThread:
         self.end.atexit = False
 
     def within(self, limit_s: float, call: Callable[[], T]) -> T:
-        """Returns what `call` returns, or raises what it raises.
+        """Return what `call` returns, or raise what it raises.
 
         Raises:
             TakesTooLongError: The time is over.
@@ -105,7 +105,7 @@ class CallThread:
 
 
 def within(limit_s: float, call: Callable[[], T], *, package: str) -> T:
-    """Returns what one call returns, or raises what it raises; see `CallThread`.
+    """Return what one call returns, or raise what it raises; see `CallThread`.
 
     Raises:
         TakesTooLongError: The time is over.
@@ -128,7 +128,7 @@ def _make_calls(calls: queue.SimpleQueue[Any]) -> None:
 
 
 def _place(thread: threading.Thread, package: str) -> str:
-    """Returns `file:line` of the innermost code of a package that a thread runs, or of any."""
+    """Return `file:line` of the innermost code of a package that a thread runs, or of any."""
     innermost = frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         if str(frame.f_globals.get("__name__")).split(".")[0] == package:

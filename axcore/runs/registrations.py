@@ -27,7 +27,7 @@ def experiments() -> Iterator[Experiment]:
 
 @hook.modifiers
 def modifiers() -> Iterator[Modifier]:
-    """Runs that begin with another run, and text samples of a run."""
+    """Run that begin with another run, and text samples of a run."""
     yield Modifier(
         name="from_run",
         config=Ref("axcore.runs:FromRun"),

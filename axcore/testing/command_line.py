@@ -31,7 +31,7 @@ class CommandLine:
     environment: Mapping[str, str] = attrs.field(factory=dict)
 
     def __call__(self, *arguments: str, **environment: str) -> Ran:
-        """Runs `axcore` to its end; what is on `sys.path` here is found there, too."""
+        """Run `axcore` to its end; what is on `sys.path` here is found there, too."""
         done = subprocess.run(
             [sys.executable, "-m", "axcore", *arguments],
             cwd=self.folder,

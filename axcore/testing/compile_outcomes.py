@@ -28,7 +28,7 @@ class NotCompiled:
         pytest.skip(f"only lowered; the test asks for {name} of what it compiles")
 
     def __call__(self, *inputs: Any) -> Any:
-        """Skips the test, which wants to run the program."""
+        """Skip the test, which wants to run the program."""
         pytest.skip("only lowered; the test runs what it compiles")
 
 
@@ -48,7 +48,7 @@ class CompileOutcomes:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Watches a test with its fixtures."""
+        """Watch a test with its fixtures."""
         self._programs, self._passed = [], []
         with pytest.MonkeyPatch.context() as patch:
             self._watch(patch)
@@ -61,7 +61,7 @@ class CompileOutcomes:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
-        """Refuses a fixture whose programs would be seen in the first of its tests alone."""
+        """Refuse a fixture whose programs would be seen in the first of its tests alone."""
         before = len(self._programs)
         result = yield
         if fixturedef.scope != "function" and len(self._programs) > before:
@@ -73,7 +73,7 @@ class CompileOutcomes:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes that a test passed."""
+        """Note that a test passed."""
         if report.when == "call" and report.passed:
             self._passed.append(report)
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from axcore.ops import Call, KernelPolicy, use_policy
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, Kernel
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.contracts import Case, contract_of, functions_of
 from axcore.testing.suite import Suite
 
@@ -48,11 +48,11 @@ class CompileSuite(Suite):
     calls: ClassVar[dict[str, tuple[str, int]]]
 
     def cases(self, kernel: Kernel) -> tuple[Case, ...]:
-        """Returns the calls to compile, of sizes as models have them."""
+        """Return the calls to compile, of sizes as models have them."""
         raise NotImplementedError
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Makes a test of each kernel, case and target."""
+        """Make a test of each kernel, case and target."""
         super().pytest_generate_tests(metafunc)
         if "compile_trial" in metafunc.fixturenames:
             params = [
@@ -114,7 +114,7 @@ def _loss_and_gradient(trial: CompileTrial, spec: Any) -> Any:
 
 
 def _whole(inputs: Any, mesh: Mesh) -> Any:
-    """Returns abstract inputs that every device holds whole; kernels take their parts."""
+    """Return abstract inputs that every device holds whole; kernels take their parts."""
     whole = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),  # type: ignore[no-untyped-call]

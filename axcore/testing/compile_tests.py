@@ -87,7 +87,7 @@ def _digests(file: Path, kernel: Kernel | None) -> tuple[str, str]:
 
 
 def tests_below(paths: Sequence[str]) -> list[CompileTest]:
-    """Returns the tests below `paths` that compile.
+    """Return the tests below `paths` that compile.
 
     Raises:
         SystemExit: pytest could not collect them.
@@ -102,7 +102,7 @@ def tests_below(paths: Sequence[str]) -> list[CompileTest]:
 
 
 def versions_for(target: str) -> Mapping[str, str]:
-    """Returns versions of a target's compiler; nothing where it is not installed."""
+    """Return versions of a target's compiler; nothing where it is not installed."""
     try:
         return compiler_versions(target_modules(Hardware.parse(target)))
     except AxcoreError:
@@ -110,7 +110,7 @@ def versions_for(target: str) -> Mapping[str, str]:
 
 
 def without_receipt(tests: Sequence[CompileTest]) -> list[CompileTest]:
-    """Returns the tests of one target that have to run."""
+    """Return the tests of one target that have to run."""
     compilers = versions_for(tests[0].target)
     known = {file: read_receipts(file) for file in {test.receipts for test in tests}}
     return [
@@ -152,7 +152,7 @@ class Ran:
 
 
 def run_target(target: str, tests: Sequence[CompileTest], *, only_lower: bool = False) -> Ran:
-    """Runs tests for one target in a fresh process; without a compiler, says so and fails."""
+    """Run tests for one target in a fresh process; without a compiler, says so and fails."""
     began = time.monotonic()
     outcomes: dict[str, Outcome] = {}
     try:
@@ -187,7 +187,7 @@ def _run(
 
 
 def held_by_programs(target: str, tests: Sequence[CompileTest]) -> Mapping[CompileTest, Receipt]:
-    """Returns renewed receipts of those tests that lower to the programs of their old ones.
+    """Return renewed receipts of those tests that lower to the programs of their old ones.
 
     Nothing is compiled. A test that fails on the way lowered less than its receipt has, so that it
     is not among them.
@@ -227,7 +227,7 @@ class Checked:
 
 
 def check_target(target: str, tests: Sequence[CompileTest], *, compiles_all: bool) -> Checked:
-    """Compiles for one target what has to be compiled.
+    """Compile for one target what has to be compiled.
 
     Args:
         target: The target's name.
@@ -247,7 +247,7 @@ def keep_receipts(
     passed: Mapping[str, Outcome],
     renewed: Mapping[CompileTest, Receipt] = MappingProxyType({}),
 ) -> None:
-    """Writes the receipts of one target.
+    """Write the receipts of one target.
 
     Args:
         tests: All its tests. The receipts of those that are not mentioned below held, and stay.
@@ -299,7 +299,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs every target's tests that have to run; returns 0 if all passed, else 1."""
+    """Run every target's tests that have to run; returns 0 if all passed, else 1."""
     asked = _parser().parse_args(arguments)
     targets = {
         target: tests

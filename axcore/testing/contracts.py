@@ -66,7 +66,7 @@ class Case:
     run: Run = _run_as_it_is
 
     def abstract(self, dtype: Any) -> tuple[Any, Any, Call]:
-        """Returns inputs' shapes, the static choices and the call, without computing anything."""
+        """Return inputs' shapes, the static choices and the call, without computing anything."""
         seen: list[Any] = []
 
         def trace() -> Any:
@@ -78,7 +78,7 @@ class Case:
             return jax.eval_shape(trace), *seen
 
     def abstract_call(self, dtype: Any) -> Call:
-        """Returns the call, without computing anything."""
+        """Return the call, without computing anything."""
         return self.abstract(dtype)[2]
 
 
@@ -103,7 +103,7 @@ class OpContract:
     backward: Any = None
 
     def function(self, kernel: Kernel, implementation: Any) -> Callable[[Any, Any], Any]:
-        """Returns the op by a kernel: a function `(inputs, spec)` that JAX differentiates.
+        """Return the op by a kernel: a function `(inputs, spec)` that JAX differentiates.
 
         Args:
             kernel: The kernel's record.
@@ -119,13 +119,13 @@ class OpContract:
 
 
 def functions_of(kernel: Kernel) -> Any:
-    """Returns a kernel's function; of a record that has a backward function too, both."""
+    """Return a kernel's function; of a record that has a backward function too, both."""
     forward = kernel.forward.resolve()
     return forward if kernel.backward is None else (forward, kernel.backward.resolve())
 
 
 def contract_of(op: str) -> OpContract:
-    """Returns the contract of an installed op.
+    """Return the contract of an installed op.
 
     Raises:
         PluginError: It has none.
@@ -142,7 +142,7 @@ def contract_of(op: str) -> OpContract:
 
 
 def attention_case(sample: AttentionTestCase, *, with_lse: bool = False) -> Case:
-    """Returns the case of a sample, with the log-sum-exp asked for or not."""
+    """Return the case of a sample, with the log-sum-exp asked for or not."""
 
     def run(attend: Any, inputs: Any, spec: Any) -> Any:
         o, lse = attend(inputs, spec)
@@ -157,7 +157,7 @@ def attention_case(sample: AttentionTestCase, *, with_lse: bool = False) -> Case
 
 
 def attention_backward_case(sample: AttentionTestCase, *, with_lse: bool = False) -> Case:
-    """Returns the case of a sample for backward kernels."""
+    """Return the case of a sample for backward kernels."""
     return _of_backward(attention_case(sample, with_lse=with_lse))
 
 
@@ -169,7 +169,7 @@ def _of_backward(case: Case) -> Case:
 
 
 def backward_contract(contract: OpContract) -> OpContract:
-    """Returns the contract of an op's backward kernels, from that of its forward ones."""
+    """Return the contract of an op's backward kernels, from that of its forward ones."""
     cases, model_cases = (
         tuple(_of_backward(case) for case in some)
         for some in (contract.cases, contract.model_cases)
@@ -217,7 +217,7 @@ ATTENTION_BACKWARD = backward_contract(ATTENTION)
 
 
 def cross_entropy_case(sample: CrossEntropyTestCase) -> Case:
-    """Returns the case of a sample."""
+    """Return the case of a sample."""
     return Case(
         name=sample.name,
         make=sample.make,

@@ -15,7 +15,7 @@ import pytest
 from axcore.config import evolve, from_json, to_json
 from axcore.config.json_files import parse_json
 from axcore.plugins import DataSource
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 _ENOUGH = 200
@@ -45,7 +45,7 @@ class DataSourceSuite(Suite):
     kind: ClassVar[type[Record]] = DataSource
 
     def make(self, record: DataSource, folder: Path) -> Any:
-        """Returns the config of a source with at least 8 documents, which may be put in `folder`.
+        """Return the config of a source with at least 8 documents, which may be put in `folder`.
 
         Override where the config has fields to fill in.
         """
@@ -130,7 +130,7 @@ class DataSourceSuite(Suite):
             np.testing.assert_array_equal(joined, expected, f"{name} of two processes")
 
     def test_documents_are_named_apart_and_without_absolute_paths(self, source_config: Any) -> None:
-        """Names decide what is held out, so they are the same on every machine."""
+        """Name decide what is held out, so they are the same on every machine."""
         source = source_config.build()
         documents = [one for one, _ in zip(source.documents(), range(_ENOUGH), strict=False)]
         names = [document.name for document in documents]
@@ -189,7 +189,7 @@ def _documents_of(source: Any) -> list[dict[str, Any]]:
 
 
 def _contents(document: Any) -> dict[str, Any]:
-    """Returns all that a document holds; documents are equal by their names and texts."""
+    """Return all that a document holds; documents are equal by their names and texts."""
     held = attrs.asdict(document, recurse=False)
     return {
         name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in held.items()
@@ -219,7 +219,7 @@ def _list_folders_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
             self.close()
 
         def close(self) -> None:
-            """Ends nothing: the folder is read already."""
+            """End nothing: the folder is read already."""
 
     monkeypatch.setattr(os, "listdir", lambda *args: sorted(listdir(*args), reverse=True))
     monkeypatch.setattr(os, "scandir", Backwards)

@@ -17,13 +17,13 @@ __all__ = ["DECODE_ATTENTION", "DecodeTestCase", "decode_case"]
 
 
 def _run(kernel: Any, inputs: DecodeInputs, spec: DecodeSpec) -> Array:
-    """Runs a kernel as one without gradients, which the op has none of."""
+    """Run a kernel as one without gradients, which the op has none of."""
     o_BTNV: Array = lax.stop_gradient(kernel(lax.stop_gradient(inputs), spec))
     return o_BTNV
 
 
 def decode_case(sample: DecodeTestCase) -> Case:
-    """Returns the case of a sample."""
+    """Return the case of a sample."""
     return Case(name=sample.name, make=sample.make, call=DECODE_ATTENTION_OP.call, run=_run)
 
 

@@ -17,13 +17,13 @@ __all__ = ["DECODE_MATMUL", "DecodeMatmulTestCase", "decode_matmul_case"]
 
 
 def _run(kernel: Any, inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Array:
-    """Runs a kernel as one without gradients, which the op asks of none."""
+    """Run a kernel as one without gradients, which the op asks of none."""
     y_RN: Array = lax.stop_gradient(kernel(lax.stop_gradient(inputs), spec))
     return y_RN
 
 
 def decode_matmul_case(sample: DecodeMatmulTestCase) -> Case:
-    """Returns the case of a sample."""
+    """Return the case of a sample."""
     return Case(name=sample.name, make=sample.make, call=DECODE_MATMUL_OP.call, run=_run)
 
 

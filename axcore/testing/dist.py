@@ -15,7 +15,7 @@ def make_dist(
     plugin_name: str | None = None,
     files: Mapping[str, str] | None = None,
 ) -> Path:
-    """Writes a distribution under `root`, as pip would install it; returns its package's folder.
+    """Write a distribution under `root`, as pip would install it; returns its package's folder.
 
     `axl-acme` becomes the package `axl_acme` with a module `axl_acme.plugin`, and metadata whose
     entry point brings the plugin. It is found once `root` is on `sys.path`.

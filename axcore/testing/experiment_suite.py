@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from axcore.config import evolve, from_json, render_config, to_json
 from axcore.plugins import Experiment, HardwareFamily, MeshRule, plugin_host
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 from axcore.testing.trainers import trainer_on
 
@@ -15,7 +15,7 @@ class ExperimentSuite(Suite):
     kind: ClassVar[type[Record]] = Experiment
 
     def complete(self, cfg: Any) -> Any:
-        """Returns the config with data that needs no file; batches have the same shapes."""
+        """Return the config with data that needs no file; batches have the same shapes."""
         return evolve(cfg, data=cfg.data.for_shapes())
 
     def test_experiment_is_the_same_each_time(self, record: Experiment) -> None:

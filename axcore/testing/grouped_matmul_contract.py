@@ -17,7 +17,7 @@ __all__ = [
 
 
 def grouped_matmul_case(sample: GroupedMatmulTestCase) -> Case:
-    """Returns the case of a sample."""
+    """Return the case of a sample."""
     return Case(
         name=sample.name, make=lambda dtype: (sample.make(dtype), None), call=GROUPED_MATMUL_OP.call
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def imported_files(roots: Iterable[Path], modules: Mapping[str, Path]) -> frozenset[Path]:
-    """Returns the roots and what they import, directly or not, among `modules`."""
+    """Return the roots and what they import, directly or not, among `modules`."""
     found: set[Path] = set()
     left = list(roots)
     while left:
@@ -21,7 +21,7 @@ def imported_files(roots: Iterable[Path], modules: Mapping[str, Path]) -> frozen
 
 @functools.cache
 def imports_of(program: str) -> frozenset[str]:
-    """Returns the modules that a program names in imports, and in strings as references do."""
+    """Return the modules that a program names in imports, and in strings as references do."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.Import):
@@ -34,7 +34,7 @@ def imports_of(program: str) -> frozenset[str]:
 
 
 def steps_of(file: Path, folder: Path) -> Iterator[str]:
-    """Returns the steps of a file's module below a folder's."""
+    """Return the steps of a file's module below a folder's."""
     for step in file.relative_to(folder).with_suffix("").parts:
         if step != "__init__":
             yield step

@@ -19,7 +19,7 @@ from axcore.ops import Call
 from axcore.ops.contract import TOLERANCES, relative_error
 from axcore.parallel import make_mesh
 from axcore.plugins import Hardware, HardwareFamily, Kernel, plugin_host
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.contracts import Case, contract_of, functions_of
 from axcore.testing.programs import description, narrow_arithmetic
 from axcore.testing.suite import Suite
@@ -73,7 +73,7 @@ class KernelSuite(Suite):
     narrow: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def implementation(self, kernel: Kernel) -> Any:
-        """Returns the kernel's function to try; override to give one that runs on any device.
+        """Return the kernel's function to try; override to give one that runs on any device.
 
         Of a record that names a backward function, too, it is both, forward first.
         """
@@ -83,22 +83,22 @@ class KernelSuite(Suite):
         return functions_of(kernel)
 
     def function(self, kernel: Kernel) -> Any:
-        """Returns the op by the kernel, as a function `(inputs, spec)` that JAX differentiates."""
+        """Return the op by the kernel, as a function `(inputs, spec)` that JAX differentiates."""
         return contract_of(kernel.op).function(kernel, self.implementation(kernel))
 
     def extra_cases(self, kernel: Kernel) -> tuple[Case, ...]:
-        """Returns cases beside those of the op: sizes that only this kernel takes, for example."""
+        """Return cases beside those of the op: sizes that only this kernel takes, for example."""
         return ()
 
     def tolerance(self, dtype: str) -> tuple[float, float]:
-        """Returns the largest errors allowed of values and of gradients, relative."""
+        """Return the largest errors allowed of values and of gradients, relative."""
         allowed = TOLERANCES[dtype]
         return allowed.forward, allowed.backward
 
     # -- What is tried -----------------------------------------------------------------------
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Makes a test of each record, of each trial, or of the first trial of each record."""
+        """Make a test of each record, of each trial, or of the first trial of each record."""
         super().pytest_generate_tests(metafunc)
         for name, most in (("trial", None), ("first_trial", 1), ("compiler_trial", 1)):
             if name in metafunc.fixturenames:
@@ -129,14 +129,14 @@ class KernelSuite(Suite):
         return _TRIALS[key]
 
     def _alone(self, trial: Trial) -> tuple[Any, Any]:
-        """Returns values and gradients on one device, computed once for the claims that ask."""
+        """Return values and gradients on one device, computed once for the claims that ask."""
         key = (type(self), trial.kernel.key, trial.case.name, trial.dtype)
         if key not in _ALONE:
             _ALONE[key] = _values_and_gradients(self.function(trial.kernel), trial)
         return _ALONE[key]
 
     def _first_of(self, kernel: Kernel, dtype: str) -> Trial:
-        """Returns the first case that a kernel accepts in a dtype; skips the test without one."""
+        """Return the first case that a kernel accepts in a dtype; skips the test without one."""
         for case in self._cases(kernel):
             if _answer(kernel, case, dtype) is None:
                 return Trial(kernel, case, dtype)
@@ -229,7 +229,7 @@ class KernelSuite(Suite):
         assert _worst(run(inputs, spec), jitted) <= self.tolerance(first_trial.dtype)[0]
 
     def test_vmap_equals_one_call_after_another(self, first_trial: Trial) -> None:
-        """Calls in a batch do not see each other."""
+        """Call in a batch do not see each other."""
         kernel = self.function(first_trial.kernel)
         inputs, spec = first_trial.case.make(first_trial.dtype)
         other = jax.tree.map(lambda x: -x / 2 if _is_float(x) else x, inputs)
@@ -316,21 +316,21 @@ def _reference(trial: Trial) -> tuple[Any, Any]:
 
 
 def _values_and_gradients(kernel: Any, trial: Trial, *, remat: bool = False) -> tuple[Any, Any]:
-    """Returns the outputs, and the gradients of their weighted sum by all float inputs."""
+    """Return the outputs, and the gradients of their weighted sum by all float inputs."""
     floats, run = _differentiated(kernel, trial, remat=remat)
     gradients, outputs = run(floats)
     return outputs, gradients
 
 
 def _on_changed(kernel: Any, trial: Trial, change: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Returns the float inputs, changed, and outputs and gradients of them."""
+    """Return the float inputs, changed, and outputs and gradients of them."""
     floats, run = _differentiated(kernel, trial)
     changed = [change(one).astype(one.dtype) for one in floats]
     return changed, run(changed)
 
 
 def _differentiated(kernel: Any, trial: Trial, *, remat: bool = False) -> tuple[list[Any], Any]:
-    """Returns the float inputs of a case, and a program from them to gradients and outputs."""
+    """Return the float inputs of a case, and a program from them to gradients and outputs."""
     inputs, spec = trial.case.make(trial.dtype)
     floats, others = _parted(inputs)
 
@@ -349,7 +349,7 @@ def _weights(leaf: Any) -> Any:
 
 
 def _parted(inputs: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the float leaves, and all others with None where a float was."""
+    """Return the float leaves, and all others with None where a float was."""
     leaves = jax.tree.leaves(inputs)
     floats = [leaf for leaf in leaves if _is_float(leaf)]
     return floats, [None if _is_float(leaf) else leaf for leaf in leaves]
@@ -366,7 +366,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _check_alike(what: str, actual: Any, expected: Any) -> None:
-    """Checks that arrays have the shapes and dtypes of others."""
+    """Check that arrays have the shapes and dtypes of others."""
     got, want = (
         [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(one)]
         for one in (actual, expected)

@@ -9,7 +9,7 @@ import pytest
 from axcore.config import from_json, to_json
 from axcore.errors import AxcoreError
 from axcore.plugins import JobLauncher
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 _ARGUMENTS = ("tiny", "--dir", "/runs/a run", "--set", "prompt=a b")
@@ -21,14 +21,14 @@ class LauncherSuite(Suite):
     kind: ClassVar[type[Record]] = JobLauncher
 
     def make(self, record: JobLauncher) -> Any:
-        """Returns the config of a launcher that takes jobs.
+        """Return the config of a launcher that takes jobs.
 
         Override where the config has fields to fill in.
         """
         return record.config.resolve()()
 
     def environments(self, record: JobLauncher) -> Iterator[Mapping[str, str]]:
-        """Yields what the engine sets in each of 3 processes of a run, in their order.
+        """Yield what the engine sets in each of 3 processes of a run, in their order.
 
         Override where the record names `process_info`; the tests of it are skipped otherwise.
         """

@@ -23,7 +23,7 @@ from axcore.config import (
     walk,
 )
 from axcore.plugins import LayerVariant
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 _ROWS, _LENGTH = 3, 16
@@ -70,14 +70,14 @@ class LayerSuite(Suite):
     not_served: ClassVar[tuple[str, ...]] = ()
 
     def base(self) -> Any:
-        """Returns the config of the model that variants are put into; a small transformer."""
+        """Return the config of the model that variants are put into; a small transformer."""
         from axcore.testing.tiny import small_experiment
 
         with tempfile.TemporaryDirectory() as folder:
             return small_experiment(Path(folder)).model
 
     def model(self, record: LayerVariant) -> Any:
-        """Returns the config of a model with the variant; `base` with it, if left as it is."""
+        """Return the config of a model with the variant; `base` with it, if left as it is."""
         from axcore.modifiers import with_variant
 
         return with_variant(self.base(), record.name)
@@ -284,7 +284,7 @@ class LayerSuite(Suite):
         return _trial(self.model(record))
 
     def _with_dropout(self, record: LayerVariant) -> Any:
-        """Returns the model with the dropout of its new layers on, that of the old ones as it was.
+        """Return the model with the dropout of its new layers on, that of the old ones as it was.
 
         A mask of the layer that is the same for each key would not be seen behind one of the base.
         """
@@ -297,7 +297,7 @@ class LayerSuite(Suite):
 
 
 def _dropping(node: Any) -> Any:
-    """Returns a config with its fields of the name dropout on."""
+    """Return a config with its fields of the name dropout on."""
     from axcore.layers import Dropout
 
     values: dict[str, Any] = {}
@@ -315,7 +315,7 @@ _FIRST = 7
 
 
 def _whole(tokens_BT: Any) -> Any:
-    """Returns the info of rows of one document each, numbered as in a packed row."""
+    """Return the info of rows of one document each, numbered as in a packed row."""
     import jax.numpy as jnp
 
     from axcore.layers import TokenInfo
@@ -325,7 +325,7 @@ def _whole(tokens_BT: Any) -> Any:
 
 
 def _packed(tokens_T: Any) -> tuple[Any, Any]:
-    """Returns a row of two documents, a row of the first and a row of the second, with their info.
+    """Return a row of two documents, a row of the first and a row of the second, with their info.
 
     The latter two end in padding.
     """
@@ -358,7 +358,7 @@ def _trial(cfg: Any) -> Trial:
 
 @functools.lru_cache(maxsize=64)
 def _made(model: str) -> Trial:
-    """Returns a model, given as JSON, ready to run; tests of one record share its compilation."""
+    """Return a model, given as JSON, ready to run; tests of one record share its compilation."""
     import jax
 
     from axcore.layers import whole_rows
@@ -399,7 +399,7 @@ def _made(model: str) -> Trial:
 
 
 def _description(built: Any, trial: Trial) -> tuple[str, list[bytes]]:
-    """Returns what distinguishes a module's program in training."""
+    """Return what distinguishes a module's program in training."""
     import jax
 
     from axcore.module import functional

@@ -32,7 +32,7 @@ _FUNCTION_NAME = re.compile(r"\bp?jit\([^()]*\)")
 
 
 def program_digest(module: Any, options: bytes) -> str:
-    """Returns a digest of a lowered program, the same wherever and in whatever names it is written.
+    """Return a digest of a lowered program, the same wherever and in whatever names it is written.
 
     Args:
         module: As `jax.stages.Lowered.compiler_ir("stablehlo")` gives it; it isn't changed.
@@ -44,7 +44,7 @@ def program_digest(module: Any, options: bytes) -> str:
 
 
 def program_text(module: Any) -> str:
-    """Returns what `program_digest` hashes of a module, to look for what differs in two."""
+    """Return what `program_digest` hashes of a module, to look for what differs in two."""
     with module.context:
         copy = module.operation.clone()
     _walk(copy, _show_kernels)
@@ -65,7 +65,7 @@ def _walk(operation: Any, see: Any) -> None:
 
 
 def _show_kernels(operation: Any) -> None:
-    """Writes a custom call's kernels as text without locations, in place of their bytes."""
+    """Write a custom call's kernels as text without locations, in place of their bytes."""
     if operation.name != "stablehlo.custom_call":
         return
     ir = mlir_ir()
@@ -104,7 +104,7 @@ def _kernel_digest(bytecode: bytes) -> str:
 
 
 def _with_numbers_for_names(text: str) -> str:
-    """Returns a module's text with its symbols numbered in the order in which they appear."""
+    """Return a module's text with its symbols numbered in the order in which they appear."""
     numbers: dict[str, str] = {}
 
     def number(found: re.Match[str]) -> str:
@@ -115,6 +115,6 @@ def _with_numbers_for_names(text: str) -> str:
 
 
 def _scope(location: Any) -> str:
-    """Returns the scopes that an operation is in, without the names of functions."""
+    """Return the scopes that an operation is in, without the names of functions."""
     is_named = isinstance(location, mlir_ir().NameLoc)
     return _FUNCTION_NAME.sub("jit", location.name_str) if is_named else ""

@@ -10,7 +10,7 @@ import pytest
 from axcore.config import diff_config, evolve
 from axcore.modifiers import apply_modifier
 from axcore.plugins import Hardware, HardwareFamily, MeshRule, plugin_host
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 LAYOUT = (
@@ -36,13 +36,13 @@ class MeshRuleSuite(Suite):
     layout: ClassVar[tuple[str, ...]] = LAYOUT
 
     def subject(self, folder: Path) -> Any:
-        """Returns the config that rules are applied to: a small experiment."""
+        """Return the config that rules are applied to: a small experiment."""
         from axcore.testing.tiny import small_experiment
 
         return small_experiment(folder)
 
     def machines(self, rule: MeshRule) -> Iterator[Hardware]:
-        """Yields the hardware that a rule matches, of every size to test."""
+        """Yield the hardware that a rule matches, of every size to test."""
         for family in plugin_host().records(HardwareFamily):
             for host in family.hosts:
                 for count in self.num_hosts:

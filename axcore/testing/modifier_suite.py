@@ -13,7 +13,7 @@ from axcore.config import diff_config, format_diff, from_json, to_json
 from axcore.errors import AxcoreError
 from axcore.modifiers import apply_modifier
 from axcore.plugins import Hardware, Modifier
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 
@@ -32,11 +32,11 @@ class ModifierSuite(Suite):
     repeats: ClassVar[tuple[str, ...]] = ()
 
     def make(self, record: Modifier) -> Any:
-        """Returns the modifier to prove."""
+        """Return the modifier to prove."""
         return record.config.resolve()(**self.values.get(record.key, {}))
 
     def subject(self, folder: Path) -> Any:
-        """Returns the config to modify: a small experiment, where not overridden."""
+        """Return the config to modify: a small experiment, where not overridden."""
         from axcore.testing.tiny import small_experiment
 
         return small_experiment(folder)

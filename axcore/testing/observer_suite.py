@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.plugins import RunObserver
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 
@@ -16,11 +16,11 @@ class ObserverSuite(Suite):
     kind: ClassVar[type[Record]] = RunObserver
 
     def make(self, record: RunObserver) -> Any:
-        """Returns an observer of one run."""
+        """Return an observer of one run."""
         return record.fn.resolve()()
 
     def events(self, folder: Path) -> tuple[Any, ...]:
-        """Returns the events of a run with every kind of them, in their order."""
+        """Return the events of a run with every kind of them, in their order."""
         from axcore.trainer.callbacks import events
 
         return (
@@ -63,7 +63,7 @@ class ObserverSuite(Suite):
                 ) from error
 
     def test_observers_of_two_runs_are_two(self, record: RunObserver, tmp_path: Path) -> None:
-        """Runs of one process would mix their events otherwise."""
+        """Run of one process would mix their events otherwise."""
         observer, other = self.make(record), self.make(record)
         assert observer is not other, f"runs would share one {record.key}"
         before = _state(other)
@@ -75,7 +75,7 @@ class ObserverSuite(Suite):
     def test_observer_writes_into_no_other_folder_than_its_run(
         self, record: RunObserver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Runs that are started in the same folder would mix their files."""
+        """Run that are started in the same folder would mix their files."""
         run, here = tmp_path / "run", tmp_path / "here"
         for folder in (run, here):
             folder.mkdir()
@@ -96,7 +96,7 @@ class ObserverSuite(Suite):
 
 
 def _state(observer: Any) -> dict[str, str]:
-    """Returns what an observer and its class hold, as text."""
+    """Return what an observer and its class hold, as text."""
     held = {**vars(type(observer)), **getattr(observer, "__dict__", {})}
     return {
         name: repr(value)

@@ -20,7 +20,7 @@ ROUNDING = frozenset(
 
 
 def equations(program: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr, and of those that its loops, calls and kernels hold."""
+    """Yield the equations of a jaxpr, and of those that its loops, calls and kernels hold."""
     for equation in getattr(program, "jaxpr", program).eqns:
         yield equation
         for inner in _inner(equation):
@@ -28,7 +28,7 @@ def equations(program: Any) -> Iterator[Any]:
 
 
 def narrow_arithmetic(program: Any) -> list[str]:
-    """Returns the sums and functions of a jaxpr that are computed in 16 bits, each kind once."""
+    """Return the sums and functions of a jaxpr that are computed in 16 bits, each kind once."""
     found: dict[str, None] = {}
     for equation in equations(program):
         for variable in equation.outvars:
@@ -39,7 +39,7 @@ def narrow_arithmetic(program: Any) -> list[str]:
 
 
 def description(program: Any) -> tuple[str, list[bytes]]:
-    """Returns what distinguishes a jaxpr: its text without addresses, and its constants."""
+    """Return what distinguishes a jaxpr: its text without addresses, and its constants."""
     return _ADDRESS.sub("", str(program)), list(_constants(program))
 
 

@@ -44,7 +44,7 @@ ONLY_LOWER = "--only-lower"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option that names the hardware to compile for."""
+    """Add the option that names the hardware to compile for."""
     parser.addoption(
         COMPILE_FOR,
         metavar="TARGET",
@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker of tests that compile; notes what passed where that was asked for."""
+    """Declare the marker of tests that compile; notes what passed where that was asked for."""
     config.addinivalue_line(
         "markers", f"compile(target): compiles for hardware you do not have; see {COMPILE_FOR}"
     )
@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests of the target asked for; without one, skips all that compile."""
+    """Keep the tests of the target asked for; without one, skips all that compile."""
     target = config.getoption(COMPILE_FOR)
     kept: list[pytest.Item] = []
     others: list[pytest.Item] = []

@@ -18,7 +18,7 @@ def _forward_call(inputs: Any, spec: QuantizedDotSpec) -> Call:
 
 
 def _run(kernel: Any, inputs: Any, spec: QuantizedDotSpec) -> Any:
-    """Runs the op with the kernel for all three products, the gradients' included."""
+    """Run the op with the kernel for all three products, the gradients' included."""
     kernels = dict.fromkeys(MATMULS, kernel)
     return quantized_custom_vjp(inputs.x_RK, inputs.w_KN, spec, kernels, amaxes=inputs.amaxes)
 

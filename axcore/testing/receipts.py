@@ -97,12 +97,12 @@ class Receipt:
 
 
 def receipts_file(test_file: Path, target: str) -> Path:
-    """Returns where receipts of a file's tests lie."""
+    """Return where receipts of a file's tests lie."""
     return test_file.parent / FOLDER / f"{target}.json"
 
 
 def read_receipts(file: Path) -> dict[str, Receipt]:
-    """Returns receipts by test; none where there is no file."""
+    """Return receipts by test; none where there is no file."""
     if not file.exists():
         return {}
     told = read_json_file(file)
@@ -119,7 +119,7 @@ def receipt_of(receipts: Mapping[str, Receipt], key: str) -> Receipt | None:
 def write_receipts(
     file: Path, compilers: Mapping[str, str], receipts: Mapping[str, Receipt]
 ) -> None:
-    """Writes receipts of one target, all made with these compilers."""
+    """Write receipts of one target, all made with these compilers."""
     file.parent.mkdir(exist_ok=True)
     of = {
         test: {
@@ -137,7 +137,7 @@ def write_receipts(
 
 @functools.cache
 def compiler_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
-    """Returns versions of jax and of the distributions that hold these modules."""
+    """Return versions of jax and of the distributions that hold these modules."""
     holders = importlib.metadata.packages_distributions()
     tops = {module.partition(".")[0] for module in modules}
     names = {"jax", "jaxlib", *(name for top in tops for name in holders.get(top, ()))}
@@ -145,14 +145,14 @@ def compiler_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def kernel_of_test(item: pytest.Item) -> Kernel | None:
-    """Returns the kernel that a test compiles; None where it is no test of a `CompileSuite`."""
+    """Return the kernel that a test compiles; None where it is no test of a `CompileSuite`."""
     callspec = getattr(item, "callspec", None)
     trial = callspec.params.get("compile_trial") if callspec is not None else None
     return trial.kernel if trial is not None else None
 
 
 def digest_of(test_file: Path, kernel: Kernel | None) -> str:
-    """Returns the digest of a test's file and of what its kernel, or any train step, is made of."""
+    """Return the digest of a test's file and of what its kernel, or any train step, is made of."""
     beside = imported_files([test_file], _modules_beside(test_file))
     if kernel is None:
         plugins = [one.parent for one in test_file.parents[1].glob("*/__init__.py")]
@@ -165,7 +165,7 @@ def digest_of(test_file: Path, kernel: Kernel | None) -> str:
 
 
 def own_digest_of(test_file: Path, kernel: Kernel | None) -> str:
-    """Returns the digest of a test's own code: what it does with programs that it compiled."""
+    """Return the digest of a test's own code: what it does with programs that it compiled."""
     packages = ("aot", "testing") if kernel is not None else ("aot",)
     modules = {
         ".".join(("axcore", name, *steps_of(file, AXCORE / name))): file
@@ -187,18 +187,18 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def _data_of(files: Iterable[Path]) -> set[Path]:
-    """Returns the JSON that is beside some files and has their names."""
+    """Return the JSON that is beside some files and has their names."""
     return {data for file in files if (data := file.with_suffix(".json")).exists()}
 
 
 def compiled_files() -> frozenset[Path]:
-    """Returns the files of axcore that a compiled step may be made of."""
+    """Return the files of axcore that a compiled step may be made of."""
     left_out = {AXCORE / package for package in NOT_COMPILED}
     return frozenset(one for one in _files(AXCORE) if left_out.isdisjoint(one.parents))
 
 
 def _meaning(file: Path) -> bytes:
-    """Returns what a file says to a machine: a program without its comments and docstrings."""
+    """Return what a file says to a machine: a program without its comments and docstrings."""
     written = file.read_bytes()
     return _without_comments(written) if file.suffix == ".py" else written
 
@@ -213,7 +213,7 @@ def _without_comments(program: bytes) -> bytes:
 
 
 def kernel_files(kernel: Kernel) -> frozenset[Path]:
-    """Returns the files of a plugin that a kernel's references lead to, through all imports."""
+    """Return the files of a plugin that a kernel's references lead to, through all imports."""
     values = attrs.asdict(kernel, recurse=False).values()
     names = {value.target.partition(":")[0] for value in values if isinstance(value, Ref)}
     files: set[Path] = set()
@@ -227,7 +227,7 @@ def kernel_files(kernel: Kernel) -> frozenset[Path]:
 
 
 def _modules_beside(test_file: Path) -> Mapping[str, Path]:
-    """Returns what a test may import by its bare name: files beside it, and support."""
+    """Return what a test may import by its bare name: files beside it, and support."""
     support = [folder / "tests/support" for folder in test_file.parents]
     folders = (test_file.parent, *(folder for folder in support if folder.is_dir()))
     return {file.stem: file for folder in folders for file in folder.glob("*.py")}
@@ -246,12 +246,12 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def key_of(test_file: Path, nodeid: str) -> str:
-    """Returns a test's name in receipts, the same from whatever folder pytest is run."""
+    """Return a test's name in receipts, the same from whatever folder pytest is run."""
     return test_file.name + nodeid[nodeid.index("::") :]
 
 
 def target_modules(hardware: Hardware) -> tuple[str, ...]:
-    """Returns the modules of the compiler for some hardware.
+    """Return the modules of the compiler for some hardware.
 
     Raises:
         PluginError: It is not installed.

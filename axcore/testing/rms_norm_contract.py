@@ -9,7 +9,7 @@ __all__ = ["RMS_NORM", "RMS_NORM_BACKWARD", "RmsNormTestCase", "rms_norm_case"]
 
 
 def rms_norm_case(sample: RmsNormTestCase) -> Case:
-    """Returns the case of a sample."""
+    """Return the case of a sample."""
     return Case(name=sample.name, make=sample.make, call=RMS_NORM_OP.call)
 
 

@@ -11,12 +11,12 @@ __all__ = ["ROPE", "RopeTestCase", "rope_case"]
 
 
 def _run(function: Any, inputs: RopeInputs, spec: RopeSpec) -> Any:
-    """Runs the op with the kernel for the gradient, too."""
+    """Run the op with the kernel for the gradient, too."""
     return rope_custom_vjp(inputs, spec, forward=function)
 
 
 def rope_case(sample: RopeTestCase) -> Case:
-    """Returns the case of a sample."""
+    """Return the case of a sample."""
     return Case(name=sample.name, make=sample.make, call=ROPE_OP.call, run=_run)
 
 

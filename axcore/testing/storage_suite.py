@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.plugins import CheckpointStorage
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 _CHANGES = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"})
@@ -32,7 +32,7 @@ class StorageSuite(Suite):
     kind: ClassVar[type[Record]] = CheckpointStorage
 
     def make(self, record: CheckpointStorage, folder: Path) -> str:
-        """Returns a place as `record.fn` takes it, all of whose files are below `folder`.
+        """Return a place as `record.fn` takes it, all of whose files are below `folder`.
 
         Override where it is no directory.
         """
@@ -175,7 +175,7 @@ class StorageSuite(Suite):
         raise AssertionError(f"it takes more than {_MOST} changes to save and delete a step")
 
     def _cut_short(self, record: CheckpointStorage, place: str, changes: int) -> bool:
-        """Saves and deletes until so many files have changed; returns whether that was the end."""
+        """Save and delete until so many files have changed; return whether that was the end."""
         storage = record.fn.resolve()(place)
         lock = storage.lock()
         try:
@@ -261,7 +261,7 @@ class _Fuse:
         self._thread = 0
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Gets every change of a file from Python before it is made."""
+        """Get every change of a file from Python before it is made."""
         if not self._left or threading.get_ident() != self._thread:
             return
         if event in _CHANGES or _is_opened_to_write(event, arguments):
@@ -271,7 +271,7 @@ class _Fuse:
 
     @contextmanager
     def lit(self, changes: int) -> Iterator[None]:
-        """Counts until so many changes were asked for, or the context ends."""
+        """Count until so many changes were asked for, or the context ends."""
         self._left, self._thread = changes, threading.get_ident()
         try:
             yield
@@ -285,7 +285,7 @@ def _is_opened_to_write(event: str, arguments: tuple[Any, ...]) -> bool:
 
 @functools.cache
 def _fuse() -> _Fuse:
-    """Returns the one fuse there is: Python keeps an audit hook for good."""
+    """Return the one fuse there is: Python keeps an audit hook for good."""
     fuse = _Fuse()
     sys.addaudithook(fuse.hook)
     return fuse

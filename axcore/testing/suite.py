@@ -25,7 +25,7 @@ class Suite:
 
     @classmethod
     def records(cls) -> tuple[Any, ...]:
-        """Returns the records to test.
+        """Return the records to test.
 
         Raises:
             PluginError: There is none, so that the suite would prove nothing.
@@ -48,7 +48,7 @@ class Suite:
         return tuple(wanted)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Makes a test of each record."""
+        """Make a test of each record."""
         if "record" in metafunc.fixturenames:
             records = self.records()
             metafunc.parametrize("record", records, ids=[record.key for record in records])

@@ -11,7 +11,7 @@ _LINE = "The {} dog jumps over the lazy fox, and nobody minds.\n"
 
 
 def small_experiment(folder: Path) -> Any:
-    """Returns the experiment `tiny` with a smaller model, and text of its own.
+    """Return the experiment `tiny` with a smaller model, and text of its own.
 
     Args:
         folder: Where the text is written.

@@ -8,7 +8,7 @@ import pytest
 
 from axcore.config import from_json, to_json
 from axcore.plugins import DataTokenizer
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 TEXTS = (
@@ -47,7 +47,7 @@ class TokenizerSuite(Suite):
     is_lossless: ClassVar[bool] = True
 
     def make(self, record: DataTokenizer, folder: Path) -> Any:
-        """Returns the config of a tokenizer, whose files may be put in `folder`.
+        """Return the config of a tokenizer, whose files may be put in `folder`.
 
         Override where the config has fields to fill in.
         """

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def trainer_on(cfg: Any, devices: int | Sequence[Any]) -> "Trainer":
-    """Returns the trainer of a config, resolved for these devices, or the first so many."""
+    """Return the trainer of a config, resolved for these devices, or the first so many."""
     import jax
 
     from axcore.plugins import Hardware

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from axcore.plugins import MetricWriter
-from axcore.registration.record import Record
+from axcore.registration import Record
 from axcore.testing.suite import Suite
 
 Line = tuple[int, str, Mapping[str, float]]
@@ -39,7 +39,7 @@ class WriterSuite(Suite):
     kind: ClassVar[type[Record]] = MetricWriter
 
     def read(self, record: MetricWriter, folder: Path) -> list[Line]:
-        """Returns what was written for the run in `folder`, in the order it was written.
+        """Return what was written for the run in `folder`, in the order it was written.
 
         Override; values that are not finite come back as floats. Without it, the tests that read
         are skipped, and what remains looks only at whether lines leave different files.
@@ -67,7 +67,7 @@ class WriterSuite(Suite):
             assert twin == name, f"{record.key} writes the same for {name} as for {twin}"
 
     def _left(self, record: MetricWriter, folder: Path, lines: list[Line]) -> bytes:
-        """Returns the contents of all files that a writer leaves of some lines."""
+        """Return the contents of all files that a writer leaves of some lines."""
         folder.mkdir()
         _write(record, folder, lines)
         files = sorted(file for file in folder.rglob("*") if file.is_file())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from axcore.config import Change, Origin, apply_overrides, diff_config, evolve, format_diff
-from axcore.config.provenance import setting_from
+from axcore.config.define import setting_from
 from axcore.config.render import format_value
 from axcore.errors import ConfigError, PluginError
 from axcore.modifiers import apply_modifier, find_change, with_changes
@@ -23,7 +23,7 @@ from axcore.plugins import (
     find_mesh_rule,
     plugin_host,
 )
-from axcore.registration.returns import note_owner
+from axcore.registration import note_owner
 
 _MESH_RULE = "mesh rule"
 

@@ -15,7 +15,7 @@ import jax
 
 
 def saving(folder: Path) -> Any:
-    """Returns `Lowered.compile`, which saves a program that is larger than those before."""
+    """Return `Lowered.compile`, which saves a program that is larger than those before."""
     compile_lowered = jax.stages.Lowered.compile
 
     def compile_and_save(lowered: Any, *args: Any, **kwargs: Any) -> Any:

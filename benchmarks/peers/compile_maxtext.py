@@ -41,7 +41,7 @@ WITH_OPTIONS = "{size}, axl-tpu's options"
 
 
 def arguments(size: str, rest: list[str]) -> list[str]:
-    """Returns what MaxText is given: the model, the slice, the batch, and nothing of its tuning."""
+    """Return what MaxText is given: the model, the slice, the batch, and nothing of its tuning."""
     model, topology, rows = SIZES[size]
     return [
         f"model_name={model}",
@@ -57,7 +57,7 @@ def arguments(size: str, rest: list[str]) -> list[str]:
 
 
 def compiled(python: Path, size: str, rest: list[str]) -> dict[str, Any]:
-    """Returns the figures of one step, compiled in MaxText's environment."""
+    """Return the figures of one step, compiled in MaxText's environment."""
     given = arguments(size, rest)
     save = Path(__file__).with_name("_save_program.py")
     with tempfile.TemporaryDirectory() as folder:
@@ -78,14 +78,14 @@ def compiled(python: Path, size: str, rest: list[str]) -> dict[str, Any]:
 
 
 def _compiler_options(size: str) -> str:
-    """Returns the argument by which MaxText compiles with the options that axl-tpu asks for."""
+    """Return the argument by which MaxText compiles with the options that axl-tpu asks for."""
     options = wanted_compiler_options(Hardware.parse(f"tpu-{SIZES[size][1]}"))
     flags = " ".join(f"--{name}={str(value).lower()}" for name, value in options.items())
     return f"compile_xla_flags={flags}"
 
 
 def _environment() -> dict[str, str]:
-    """Returns this environment without what would bring axcore's packages, as jax's path of libtpu
+    """Return this environment without what would bring axcore's packages, as jax's path of libtpu
     does, which it sets where it is imported.
     """
     ours = ("PYTHONPATH", "TPU_", "LIBTPU_", "JAX_", "XLA_")

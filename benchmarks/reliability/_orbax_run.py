@@ -23,7 +23,7 @@ EVERY_STEPS = 10
 
 
 def supervise(folder: str, count: str) -> None:
-    """Starts all processes, again and again."""
+    """Start all processes, again and again."""
     while True:
         with socket.socket() as free:
             free.bind(("localhost", 0))
@@ -40,7 +40,7 @@ def supervise(folder: str, count: str) -> None:
 
 
 def work(folder: Path, count: int, rank: int, address: str) -> None:
-    """Trains as one process, from the newest checkpoint."""
+    """Train as one process, from the newest checkpoint."""
     import jax
     import numpy as np
     import optax
@@ -91,7 +91,7 @@ def work(folder: Path, count: int, rank: int, address: str) -> None:
 
 
 def first_params() -> dict[str, Any]:
-    """Returns the parameters, layers stacked."""
+    """Return the parameters, layers stacked."""
     import jax
 
     half = DIM // HEADS
@@ -114,7 +114,7 @@ def first_params() -> dict[str, Any]:
 
 
 def loss_of(params: dict[str, Any], tokens: Any) -> Any:
-    """Returns the mean loss of each token after those before it."""
+    """Return the mean loss of each token after those before it."""
     import jax
     import jax.numpy as jnp
     import optax

@@ -45,14 +45,14 @@ class Try(NamedTuple):
     wait_s: float
 
     def make_run(self) -> Path:
-        """Returns a new folder for this try alone."""
+        """Return a new folder for this try alone."""
         run = self.folder / f"try_{self.number}"
         run.mkdir(parents=True)
         return run
 
 
 def kill_axcore(one: Try, *, policy: Sequence[str] = (), spares: bool) -> dict[str, Any]:
-    """Kills a trainer of `axcore launch local`; the supervisor's events have the times."""
+    """Kill a trainer of `axcore launch local`; the supervisor's events have the times."""
     one.folder.mkdir(parents=True, exist_ok=True)
     write_experiment(one.folder, **{"data.batch_size": ROWS * one.processes, "mesh": {"data": -1}})
     before = len(events(one.folder, "stepping"))
@@ -85,7 +85,7 @@ def cpu_ticks(pid: int) -> int:
 
 
 def kill_orbax(one: Try) -> dict[str, Any]:
-    """Kills a process of the run written by hand, whose parent restarts all of them."""
+    """Kill a process of the run written by hand, whose parent restarts all of them."""
     run = one.make_run()
     environment = {**quick_environment(), **compile_cache(one.folder / "compiled")}
     command = [sys.executable, HERE / "_orbax_run.py", run, one.processes]
@@ -99,7 +99,7 @@ def kill_orbax(one: Try) -> dict[str, Any]:
 
 
 def kill_torchft(one: Try, *, python: Path, lighthouse: Sequence[str]) -> dict[str, Any]:
-    """Kills a replica of a torchft run; `torchrun` starts it again at once."""
+    """Kill a replica of a torchft run; `torchrun` starts it again at once."""
     run, port, count = one.make_run(), free_port(), one.processes
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     shared = {"TORCHFT_LIGHTHOUSE": f"http://localhost:{port}", "OMP_NUM_THREADS": "1"}
@@ -127,7 +127,7 @@ def kill_torchft(one: Try, *, python: Path, lighthouse: Sequence[str]) -> dict[s
 
 
 def first_without(run: Path, others: Sequence[int], killed: float, count: int) -> float | None:
-    """Returns when survivors of torchft's run first committed a step without the killed replica."""
+    """Return when survivors of torchft's run first committed a step without the killed replica."""
     lines = (line for rank in others for line in read_steps(run, rank) if "step" in line)
     fewer = (one["time"] for one in lines if one["time"] > killed and one["participants"] < count)
     return min(fewer, default=None)
@@ -139,7 +139,7 @@ def is_back(line: Mapping[str, Any], killed: float, count: int) -> bool:
 
 
 def wait_for_steps(run: Path, count: int, **values: int) -> list[int]:
-    """Returns the ids of the processes, once each of them has made some steps."""
+    """Return the ids of the processes, once each of them has made some steps."""
 
     def pids() -> list[int] | None:
         newest = [(read_steps(run, rank) or [{}])[-1] for rank in range(count)]
@@ -152,7 +152,7 @@ def wait_for_steps(run: Path, count: int, **values: int) -> list[int]:
 
 
 def first(run: Path, rank: int, is_wanted: Callable[[dict[str, Any]], bool]) -> float:
-    """Returns the time of a process's first step that is wanted, as soon as there is one."""
+    """Return the time of a process's first step that is wanted, as soon as there is one."""
 
     def found() -> float | None:
         steps = (line for line in read_steps(run, rank) if "step" in line)
@@ -162,13 +162,13 @@ def first(run: Path, rank: int, is_wanted: Callable[[dict[str, Any]], bool]) -> 
 
 
 def state_size(run: Path) -> dict[str, Any]:
-    """Returns the parameters, and the bytes with the optimizer's moments, that a worker noted."""
+    """Return the parameters, and the bytes with the optimizer's moments, that a worker noted."""
     line = read_steps(run, 0)[0]
     return {name: line[name] for name in ("parameters", "bytes")}
 
 
 def wait_until(found: Callable[[], T | None]) -> T:
-    """Returns what a function finds, once it finds something.
+    """Return what a function finds, once it finds something.
 
     Raises:
         TimeoutError: It found nothing for too long.
@@ -182,7 +182,7 @@ def wait_until(found: Callable[[], T | None]) -> T:
 
 
 def kill(pid: int) -> float:
-    """Kills a process, and returns when."""
+    """Kill a process, and return when."""
     killed = time.time()
     os.kill(pid, signal.SIGKILL)
     return killed
@@ -192,7 +192,7 @@ def kill(pid: int) -> float:
 def started(
     command: Sequence[object], environment: Mapping[str, str], output: Path
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Runs a command within the context, what it prints in a file."""
+    """Run a command within the context, what it prints in a file."""
     with output.open("wb") as file:
         process = subprocess.Popen(
             [*map(str, command)], env=environment, stdout=file, stderr=subprocess.STDOUT
@@ -203,7 +203,7 @@ def started(
 
 @contextlib.contextmanager
 def ended(process: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[bytes]"]:
-    """Kills a process and all below it at the end; its children may lead sessions of their own."""
+    """Kill a process and all below it at the end; its children may lead sessions of their own."""
     try:
         yield process
     finally:
@@ -213,7 +213,7 @@ def ended(process: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[byte
 
 
 def tree(pid: int) -> list[int]:
-    """Returns a process and those below it, stopped, so that none of them starts another one."""
+    """Return a process and those below it, stopped, so that none of them starts another one."""
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         os.kill(pid, signal.SIGSTOP)
         return [pid, *(below for child in children(pid) for below in tree(child))]
@@ -221,7 +221,7 @@ def tree(pid: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Returns a port that is free now."""
+    """Return a port that is free now."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         return int(free.getsockname()[1])

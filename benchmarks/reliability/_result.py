@@ -12,7 +12,7 @@ PACKAGES = ("axcore", "jax", "jaxlib", "orbax-checkpoint", "tensorstore")
 
 
 def record_promise(promise: str, *, tries: int, outcome: str, seconds: float, **more: Any) -> Path:
-    """Writes `results/reliability/<promise>.json` and returns its path."""
+    """Write `results/reliability/<promise>.json` and return its path."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{promise}.json"
     content = {

@@ -14,13 +14,13 @@ class StepLog:
         self._file = (folder / f"steps_{rank}.jsonl").open("a", encoding="utf-8", buffering=1)
 
     def write(self, **values: Any) -> None:
-        """Adds a line with the time and this process's id."""
+        """Add a line with the time and this process's id."""
         line = {"time": time.time(), "pid": os.getpid(), **values}
         self._file.write(json.dumps(line) + "\n")
 
 
 def read_steps(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """Returns the whole lines of a process and of those that took its place."""
+    """Return the whole lines of a process and of those that took its place."""
     path = folder / f"steps_{rank}.jsonl"
     if not path.exists():
         return []

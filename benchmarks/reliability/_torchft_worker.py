@@ -39,13 +39,13 @@ class Model(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(TOKENS - 1))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns the mean loss of each token after those before it."""
+        """Return the mean loss of each token after those before it."""
         x = self.layers(self.embedding(tokens[:, :-1]), mask=self.mask, is_causal=True)
         return functional.cross_entropy(self.head(x).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def main(folder: Path) -> None:
-    """Trains for ever."""
+    """Train for ever."""
     rank = int(os.environ["REPLICA_GROUP_ID"])
     log = StepLog(folder, rank)
 

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def repeat(promise: str, tries: int) -> bool:
-    """Runs the tests of a promise so often; returns whether all passed each time."""
+    """Run the tests of a promise so often; returns whether all passed each time."""
     began = time.monotonic()
     counts = [count_passed(promise) for _ in range(tries)]
     passed = [count for count in counts if count]
@@ -46,7 +46,7 @@ def repeat(promise: str, tries: int) -> bool:
 
 
 def count_passed(promise: str) -> int:
-    """Returns how many tests passed; 0 where one did not, or was skipped."""
+    """Return how many tests passed; 0 where one did not, or was skipped."""
     files = [str(TESTS / file) for file in FAULTS[promise]]
     program = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *files]
     ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -52,7 +52,7 @@ def trainer_of(steps: int, *guards: Guard.Config) -> Any:
 
 
 def false_alarms(steps: int, folder: Path) -> tuple[Any, Any, str]:
-    """Returns the trainer, its last state, and what the check raised, if it did."""
+    """Return the trainer, its last state, and what the check raised, if it did."""
     trainer = trainer_of(steps, CorruptionCheck.Config(every_steps=1))
     try:
         return trainer, trainer.run(folder / "run", quiet=True).state, ""
@@ -61,7 +61,7 @@ def false_alarms(steps: int, folder: Path) -> tuple[Any, Any, str]:
 
 
 def noticed(trainer: Any, state: Any, flips: int, folder: Path) -> tuple[int, int]:
-    """Returns how many flips were noticed, and how many with the right device's name."""
+    """Return how many flips were noticed, and how many with the right device's name."""
     rng = np.random.default_rng(0)
     guard = CorruptionCheck.Config().build()
     guard.on_start(trainer, folder)

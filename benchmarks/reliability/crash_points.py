@@ -34,7 +34,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def die_before_change(number: int) -> None:
-    """Kills this process before its change of that number, in whichever thread it is made."""
+    """Kill this process before its change of that number, in whichever thread it is made."""
     left, lock = [number], threading.Lock()
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -61,7 +61,7 @@ def save_and_die(directory: str, number: int) -> None:
 
 
 def problem_of(directory: str, saved: int) -> str | None:
-    """Returns what is wrong with what a killed process left."""
+    """Return what is wrong with what a killed process left."""
     checkpoints = Checkpointer.Config().build(directory=directory)
     for step in checkpoints.steps():
         checkpoints.verify(step)

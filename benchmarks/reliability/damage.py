@@ -41,7 +41,7 @@ def files_of(step: Path) -> list[Path]:
 
 
 def one_file(draw: random.Random, step: Path) -> Path:
-    """Returns any file; every other time the largest, which holds the arrays."""
+    """Return any file; every other time the largest, which holds the arrays."""
     files = files_of(step)
     return draw.choice([draw.choice(files), max(files, key=lambda file: file.stat().st_size)])
 

@@ -43,14 +43,14 @@ class KeepRows(Guard):
         folder: str
 
     def on_batch(self, step: int, batch: Any) -> Any:
-        """Keeps the rows as they are."""
+        """Keep the rows as they are."""
         name = f"{step}_{jax.process_count()}_{jax.process_index()}.npy"
         np.save(Path(self.config.folder) / name, batch["tokens"])
         return batch
 
 
 def work(address: str, count: str, index: str, scratch: str, run: str, stop_at: str) -> None:
-    """Trains as one process, and asks all to stop once `stop_at` steps are done."""
+    """Train as one process, and ask all to stop once `stop_at` steps are done."""
     from training_worker import config_of
 
     from axcore.distributed import TimeLimits, join_processes
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def one_try(scratch: Path, run: str) -> tuple[bool, float]:
-    """Returns whether a run that changes saw equal tokens, and how far its losses are off."""
+    """Return whether a run that changes saw equal tokens, and how far its losses are off."""
     stops = (*sorted(random.sample(range(1, STEPS), 2)), STEPS)
     train(scratch, run, stops, COUNTS)
     wanted, found = losses(scratch / "fixed"), losses(scratch / run)
@@ -107,7 +107,7 @@ def one_try(scratch: Path, run: str) -> tuple[bool, float]:
 
 
 def train(scratch: Path, run: str, stops: tuple[int, ...], counts: tuple[int, ...]) -> None:
-    """Trains to each stop with so many processes."""
+    """Train to each stop with so many processes."""
     (scratch / f"{run}_rows").mkdir()
     environment = compile_cache(scratch / "compiled")
     for stop, count in zip(stops, counts, strict=True):
@@ -120,7 +120,7 @@ def train(scratch: Path, run: str, stops: tuple[int, ...], counts: tuple[int, ..
 
 
 def rows(scratch: Path, run: str, step: int) -> Any:
-    """Returns the global batch of a step, as the processes that ran it last put it together."""
+    """Return the global batch of a step, as the processes that ran it last put it together."""
     folder = scratch / f"{run}_rows"
     newest = max(folder.glob(f"{step}_*.npy"), key=lambda path: path.stat().st_mtime)
     count = newest.name.split("_")[1]
@@ -128,7 +128,7 @@ def rows(scratch: Path, run: str, step: int) -> Any:
 
 
 def losses(directory: Path) -> dict[tuple[int, str], float]:
-    """Returns the loss of each logged step."""
+    """Return the loss of each logged step."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return {(line["step"], line["split"]): float(line["loss"]) for line in map(json.loads, lines)}
 

@@ -63,7 +63,7 @@ def main() -> None:
 def one_save(
     cfg: Checkpointer.Config, values: FlippedValues, state: Any, step: int
 ) -> tuple[float, float]:
-    """Looks through a state and saves it; returns the processor's seconds of both."""
+    """Look through a state and save it; returns the processor's seconds of both."""
     fresh = jax.block_until_ready(jax.tree.map(lambda leaf: leaf + 0, state))
     started = time.process_time()
     values.check(step, fresh)

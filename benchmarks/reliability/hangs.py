@@ -72,7 +72,7 @@ def fault(kind: str, number: int) -> Fault:
 
 
 def run_with(folder: Path, faults: Sequence[Fault], *policy: str) -> int:
-    """Returns the exit code of a supervised run that meets the faults."""
+    """Return the exit code of a supervised run that meets the faults."""
     cfg = small_experiment(folder / "text")
     steps = faults[-1].at_step + 2 * SAVE_EVERY
     changes = {"max_steps": steps, "eval_every_steps": steps}

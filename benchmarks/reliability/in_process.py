@@ -40,7 +40,7 @@ def start(folder: Path, *more: object) -> "subprocess.Popen[bytes]":
 
 
 def strike(folder: Path, number: int) -> dict[str, Any]:
-    """Kills one process; returns how long it took to make steps again, and who was kept."""
+    """Kill one process; returns how long it took to make steps again, and who was kept."""
     stepping = len(events(folder, "stepping"))
     time.sleep(random.uniform(0, 8.0))
     pids = events(folder, "processes_started")[-1]["pids"]

@@ -63,7 +63,7 @@ def start_once(environment: Any, text: Path, directory: Path) -> str:
 def killed_until_done(
     environment: Any, text: Path, directory: Path, lifetime: float
 ) -> tuple[int, str]:
-    """Returns how often a run was killed before it got to its end, and what it printed there."""
+    """Return how often a run was killed before it got to its end, and what it printed there."""
     for kills in range(1000):
         process = start(environment, text, directory)
         try:

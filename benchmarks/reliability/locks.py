@@ -48,7 +48,7 @@ def ready(lock: Path, count: int) -> list[Process]:
 
 
 def race(lock: Path, draw: random.Random) -> str | None:
-    """Returns what went wrong, None where all was well."""
+    """Return what went wrong, None where all was well."""
     processes = ready(lock, 8)
     answers = go(processes)
     try:

@@ -31,7 +31,7 @@ RUN = {"id": "memory", "config": "one", "data": "one"}
 
 
 def work(address: str, count: str, index: str, memory: str, log: str, megabytes: str) -> None:
-    """Restores, says what it found, and takes snapshots until it is killed."""
+    """Restore, says what it found, and take snapshots until it is killed."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -97,14 +97,14 @@ class Kill(NamedTuple):
 
 
 def said(log: Path) -> list[list[dict[str, Any]]]:
-    """Returns what each process has said, whole lines only."""
+    """Return what each process has said, whole lines only."""
     texts = [Path(f"{log}_{index}") for index in range(COUNT)]
     lines = [text.read_text().split("\n")[:-1] if text.exists() else [] for text in texts]
     return [[json.loads(line) for line in one] for one in lines]
 
 
 def wait_until(log: Path, name: str, least: int, processes: Any) -> list[list[dict[str, Any]]]:
-    """Returns what was said once each process has said a number that is no smaller."""
+    """Return what was said once each process has said a number that is no smaller."""
     end = time.monotonic() + LIMIT_S
     while True:
         found = said(log)
@@ -117,7 +117,7 @@ def wait_until(log: Path, name: str, least: int, processes: Any) -> list[list[di
 
 
 def strike(scratch: Path, processes: Any, *, memory_lost: bool) -> tuple[int, int]:
-    """Kills one process and then all; returns which, and how many parts were half written."""
+    """Kill one process and then all; returns which, and how many parts were half written."""
     time.sleep(random.uniform(0, 1.0))
     victim = random.randrange(COUNT)
     os.kill(processes[victim].pid, signal.SIGSTOP)

@@ -40,7 +40,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def save_steps(directory: str) -> None:
-    """Saves steps 1, 2 and 3, keeping one; prints each once it is in the store."""
+    """Save steps 1, 2 and 3, keeping one; prints each once it is in the store."""
     with Checkpointer.Config(keep=1).build(directory=directory) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, state_of(step), {"step": step})
@@ -55,14 +55,14 @@ class Bench:
         self.proxy, self.scratch, self.tries = proxy, scratch, 0
 
     def new(self) -> Callable[[str], str]:
-        """Returns a function from the name of a machine to its checkpoint directory."""
+        """Return a function from the name of a machine to its checkpoint directory."""
         self.tries += 1
         self.proxy.fault = lambda method, path: None
         folder, bucket = self.scratch / str(self.tries), new_bucket(self.proxy.target)
         return lambda machine: f"s3://{bucket}/run?staging={folder / machine}"
 
     def kill_at(self, number: int) -> tuple[bool, str | None]:
-        """Kills at a request; returns whether there was one of that number, and what is wrong."""
+        """Kill at a request; returns whether there was one of that number, and what is wrong."""
         directory, count = self.new(), 0
 
         def fault(method: str, path: str) -> Any:
@@ -87,7 +87,7 @@ class Bench:
         return False, None
 
     def passing(self, number: int) -> str | None:
-        """Lets three requests in a row fail, a different place each time."""
+        """Let three requests in a row fail, a different place each time."""
         directory, kind, first = self.new(), KINDS[number % len(KINDS)], 3 + number
         self.proxy.fault = failing(kind, range(first, first + 3))
         with warnings.catch_warnings(record=True) as caught:
@@ -98,7 +98,7 @@ class Bench:
         return problem_of(directory("b"), saved=1)
 
     def outage(self, number: int) -> str | None:
-        """Lets every request fail while step 2 is uploaded, until the save gives up."""
+        """Let every request fail while step 2 is uploaded, until the save gives up."""
         directory = self.new()
         with (
             warnings.catch_warnings(),
@@ -138,7 +138,7 @@ def save_one(directory: str, step: int) -> None:
 
 
 def problem_of(directory: str, saved: int) -> str | None:
-    """Returns what is wrong with what a new machine finds."""
+    """Return what is wrong with what a new machine finds."""
     checkpoints = Checkpointer.Config().build(directory=directory)
     steps = checkpoints.steps()
     if max(steps, default=0) not in (saved, saved + 1):

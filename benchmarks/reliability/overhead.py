@@ -50,7 +50,7 @@ class Bare:
         self.cpu_s = 0.0
 
     def one(self, batch: Any) -> float:
-        """Makes one step, and returns its seconds."""
+        """Make one step, and return its seconds."""
         started, cpu = time.perf_counter(), time.process_time()
         self.make(batch)
         jax.block_until_ready(self.state)
@@ -98,7 +98,7 @@ class Watched(Bare):
 
     @contextlib.contextmanager
     def added(self) -> Iterator[None]:
-        """Counts the processor time of what is within."""
+        """Count the processor time of what is within."""
         before = time.process_time()
         yield
         self.added_cpu_s += time.process_time() - before
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def pair(bare: Bare, watched: Watched, batch: Any, number: int) -> tuple[float, float]:
-    """Makes a step of each, in turns first, and returns their seconds."""
+    """Make a step of each, in turns first, and return their seconds."""
     if number % 2:
         without = bare.one(batch)
         return without, watched.one(batch)

@@ -94,7 +94,7 @@ def run_all(scratch: Path, tries: int) -> tuple[int, dict[str, int]]:
 
 
 def one_try(trainer: Any, kind: str, directory: Path) -> tuple[bool, int]:
-    """Returns whether a run with one fault ended well, and how often it went back."""
+    """Return whether a run with one fault ended well, and how often it went back."""
     guards = (
         Injects.Config(kind=kind, at=random.randint(10, 20)),
         SpikeRollback.Config(window=6, sigmas=6.0, steps=2),

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def one_try(scratch: Path, index: int) -> tuple[bool, float]:
-    """Returns whether all processes ended at one saved step, and after how many seconds."""
+    """Return whether all processes ended at one saved step, and after how many seconds."""
     text, run = scratch / "text", scratch / f"run{index}"
     if not text.exists():
         write_text(text)

@@ -42,7 +42,7 @@ SKIPPED = "not measured: no --torch-python was given"
 
 
 def peers(torch_python: Path | None) -> dict[str, Callable[[Try], dict[str, Any]]]:
-    """Returns what takes turns; another way to recover is another entry."""
+    """Return what takes turns; another way to recover is another entry."""
     found: dict[str, Callable[[Try], dict[str, Any]]] = {
         "orbax": kill_orbax,
         "axcore": partial(kill_axcore, spares=False),
@@ -56,7 +56,7 @@ def peers(torch_python: Path | None) -> dict[str, Callable[[Try], dict[str, Any]
 
 
 def main() -> None:
-    """Measures, and writes the result."""
+    """Measure, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=5, help="of each system")
     parser.add_argument("--processes", type=int, default=3)
@@ -89,14 +89,14 @@ def main() -> None:
 
 
 def command(given: argparse.Namespace) -> str:
-    """Returns the command of this run, without this machine's paths."""
+    """Return the command of this run, without this machine's paths."""
     words = ["python", "benchmarks/reliability/recovery_peers.py", f"--tries {given.tries}"]
     words += [f"--processes {given.processes}", f"--seed {given.seed}"]
     return " ".join(words + ["--torch-python VENV/bin/python"] * (given.torch_python is not None))
 
 
 def take_turns(given: argparse.Namespace, scratch: Path) -> dict[str, list[dict[str, Any]]]:
-    """Returns the tries of each system; a try in which nothing came back has its reason."""
+    """Return the tries of each system; a try in which nothing came back has its reason."""
     draw = random.Random(given.seed)
     systems = peers(given.torch_python)
     tries: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
@@ -114,7 +114,7 @@ def take_turns(given: argparse.Namespace, scratch: Path) -> dict[str, list[dict[
 
 
 def summary(tries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the figures of a system, and its tries."""
+    """Return the figures of a system, and its tries."""
     size = {key: one.pop(key) for one in tries for key in ("parameters", "bytes") if key in one}
     times = {key: [one[key] for one in tries if key in one] for key in ("to_step_s", "back_s")}
     return {
@@ -127,7 +127,7 @@ def summary(tries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def described(system: dict[str, Any]) -> str:
-    """Returns a system's outcome in words."""
+    """Return a system's outcome in words."""
     if "skipped" in system:
         return str(system["skipped"])
     words = f"{system['came_back']} of {len(system['tries'])} came back"
@@ -139,12 +139,12 @@ def described(system: dict[str, Any]) -> str:
 
 
 def parameters(scratch: Path) -> int:
-    """Returns how many parameters axcore's run trains."""
+    """Return how many parameters axcore's run trains."""
     return count_params(small_experiment(scratch / "text").model.build().param_specs())
 
 
 def torch_versions(python: Path | None) -> dict[str, str]:
-    """Returns the versions in the environment of a Python."""
+    """Return the versions in the environment of a Python."""
     if python is None:
         return {}
     code = "from importlib.metadata import version as v; print(v('torch'), v('torchft'))"

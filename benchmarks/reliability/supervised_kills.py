@@ -140,7 +140,7 @@ def record_kills(kills: list[Kill], without: list[Kill], seconds: float) -> None
 
 
 def children(pid: int) -> list[int]:
-    """Returns the processes that a process has started and that live."""
+    """Return the processes that a process has started and that live."""
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -50,7 +50,7 @@ PEERS = {
 
 
 def table(results: Path = RESULTS) -> str:
-    """Returns the table in Markdown."""
+    """Return the table in Markdown."""
     rows = [(name, text, *_cells(results / f"{name}.json")) for name, text in PROMISES.items()]
     return markdown_table(("", "promise", "tries", "outcome", "command"), rows) + "\n"
 
@@ -63,7 +63,7 @@ def _cells(path: Path) -> tuple[str, str, str]:
 
 
 def peers_table(path: Path = RESULTS / "recovery_peers.json") -> str:
-    """Returns how axcore recovers beside others, in Markdown."""
+    """Return how axcore recovers beside others, in Markdown."""
     result = json.loads(path.read_text(encoding="utf-8"))
     rows = [(text, *_peer_cells(name, result["systems"][name])) for name, text in PEERS.items()]
     made = markdown_table(("", "came back", "next step", "all processes again"), rows)
@@ -89,7 +89,7 @@ def _peer_cells(name: str, system: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def page_with_tables(page: str) -> str:
-    """Returns the page with both tables between their marks."""
+    """Return the page with both tables between their marks."""
     page = page_with_table(page, table(), BEGIN, END)
     return page_with_table(page, peers_table(), BEGIN_PEERS, END)
 

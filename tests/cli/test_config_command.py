@@ -11,7 +11,7 @@ import axcore as ax
 from axcore.cli.main import group, main
 from axcore.cli.sharding import sharding_table
 from axcore.config import REQUIRED, evolve, render_config, replace_config, update_config
-from axcore.config.fields import fields_of
+from axcore.config.render import fields_of
 from axcore.errors import ConfigError, ShardingError
 from axcore.experiments.tiny import tiny
 from axcore.layers import Pipeline, ScannedLayers

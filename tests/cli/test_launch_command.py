@@ -113,7 +113,7 @@ def test_processes_share_the_devices_of_a_target():
 
 def test_processes_without_a_target_have_limits_of_time_and_the_devices_they_had(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"{DEVICE_COUNT}=3")
-    monkeypatch.setattr("axcore.plugins.environment_flags.devices_have_started", lambda: False)
+    monkeypatch.setattr("axcore.plugins.flags.devices_have_started", lambda: False)
     assert use_target(None) is None
     assert os.environ["XLA_FLAGS"] == f"{DEVICE_COUNT}=3"
     assert use_target(None, num_processes=2) is None

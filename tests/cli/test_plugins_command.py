@@ -20,8 +20,8 @@ from axcore.cli.main import main
 from axcore.cli.plugins import check_source, run_check
 from axcore.errors import KernelError, PluginError
 from axcore.plugins import DoctorCheck, Finding, Ref, plugin_host
+from axcore.plugins.discovery import BLOCK
 from axcore.plugins.loading import TIMEOUT
-from axcore.plugins.plugin_filter import BLOCK
 from axcore.testing import make_dist
 
 ACME = """

@@ -91,7 +91,7 @@ BAD_DICTS = {
         "is not a function that a config file may name",
     ),
     "function of the core": (
-        good(anything={"call": "axcore.config.golden:check_golden"}),
+        good(anything={"call": "axcore.config.render:check_golden"}),
         "is not a function that a config file may name",
     ),
     "call with other keys": (

@@ -7,7 +7,7 @@ import pytest
 
 import axcore as ax
 from axcore.config import REQUIRED, config, to_dict
-from axcore.config.field_docs import field_docs
+from axcore.config.define import field_docs
 from axcore.config.schema import json_schema
 
 

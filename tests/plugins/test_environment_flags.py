@@ -9,7 +9,7 @@ import pytest
 from axcore._jax_compat import devices_have_started
 from axcore.errors import PluginError
 from axcore.plugins import EnvironmentFlags, Hardware, Ref, set_environment_flags
-from axcore.plugins.environment_flags import (
+from axcore.plugins.flags import (
     expected_hardware,
     merge_flags,
     wanted_flags,

@@ -33,8 +33,8 @@ def test_one_file_adds_a_hook(tmp_path):
     (tmp_path / "docs" / "plugins").mkdir(parents=True)
     (package / "plugins" / "records" / "fountain.py").write_text(
         "from typing import ClassVar\nimport attrs\n"
-        "from axcore.registration.record import Record, record\n"
-        "from axcore.registration.validators import a_name\n\n"
+        "from axcore.registration import Record, record\n"
+        "from axcore.registration import a_name\n\n"
         '@record(hook="fountains")\n@attrs.frozen(kw_only=True)\nclass Fountain(Record):\n'
         '    """A fountain.\n\n    Args:\n        name: Shown.\n\n    Example:\n'
         "        @hook.fountains\n        def fountains():\n            yield Fountain(name='a')\n"

@@ -26,7 +26,7 @@ from axcore.plugins import (
     set_environment_flags,
     wanted_compiler_options,
 )
-from axcore.plugins.environment_flags import present_family
+from axcore.plugins.flags import present_family
 from axcore.trainer.callbacks.events import Observers, RunFinished, named_observers
 from axcore.trainer.callbacks.writers import Writers, find_writers
 

@@ -35,7 +35,7 @@ from axcore.plugins import (
     set_environment_flags,
     wanted_compiler_options,
 )
-from axcore.plugins.environment_flags import present_family
+from axcore.plugins.flags import present_family
 from axcore.testing.tiny import small_experiment
 from axcore.testing.trainers import trainer_on
 from axcore.trainer import RunFinished

@@ -93,7 +93,7 @@ def tokenizer_digest(cfg: Tokenizer.Config) -> str:
 
 
 def copy_tokenizer(cfg: Tokenizer.Config, folder: Path) -> str:
-    """Copies a tokenizer's files into a store, and returns its config for there, as JSON."""
+    """Copy a tokenizer's files into a store, and return its config for there, as JSON."""
     names = {}
     for field, path in _files(cfg).items():
         names[field] = f"tokenizer/{field}/{Path(path).name}"

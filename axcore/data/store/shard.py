@@ -106,7 +106,7 @@ class Shard:
     """A shard, mapped into memory: opening it reads nothing."""
 
     def __init__(self, folder: Path, info: ShardInfo, dtype: np.dtype[Any]) -> None:
-        """Maps the files.
+        """Map the files.
 
         Raises:
             DataError: One is missing, or is not as long as the manifest says.

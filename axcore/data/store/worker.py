@@ -16,7 +16,7 @@ from axcore.errors import AxcoreError
 
 
 def main() -> None:
-    """Serves until there are no more numbers to read."""
+    """Serve until there are no more numbers to read."""
     folder, packages, parent = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3])
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # what a source prints must not mix with the answers

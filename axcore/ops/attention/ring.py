@@ -63,11 +63,11 @@ class Tile(NamedTuple):
     around: AttentionSpec | None
 
     def of_queries(self, tree: T) -> T:
-        """Returns the tile's part of arrays of queries, `[B, T, ...]`."""
+        """Return the tile's part of arrays of queries, `[B, T, ...]`."""
         return self._part(tree, self.first_query)
 
     def of_keys(self, tree: T) -> T:
-        """Returns the tile's part of arrays of keys, `[B, T, ...]`."""
+        """Return the tile's part of arrays of keys, `[B, T, ...]`."""
         return self._part(tree, self.first_key)
 
     def _part(self, tree: T, first: Array | int) -> T:
@@ -100,17 +100,17 @@ class Devices:
 
     @classmethod
     def of(cls, names: Names, num: int) -> "Devices":
-        """Returns those along the mesh axes."""
+        """Return those along the mesh axes."""
         return cls(names, num, lax.axis_index(names))
 
     def moved(self, tree: T, shift: int) -> T:
-        """Returns what the device `shift` ranks before held."""
+        """Return what the device `shift` ranks before held."""
         if shift % self.num == 0:
             return tree
         return self.sent(tree, [(rank, (rank + shift) % self.num) for rank in range(self.num)])
 
     def sent(self, tree: T, pairs: Route) -> T:
-        """Returns what this device gets where the first rank of each pair sends to the second."""
+        """Return what this device gets where the first rank of each pair sends to the second."""
         send = partial(lax.ppermute, axis_name=self.names, perm=pairs)
         sent: T = jax.tree.map(send, tree)
         return sent
@@ -125,19 +125,19 @@ class Contiguous:
     length: int
 
     def arranged(self, tree: T) -> T:
-        """Returns arrays `[B, T, ...]` of the tokens to work on, for those of the device's part."""
+        """Return arrays `[B, T, ...]` of the tokens to work on, for those of the device's part."""
         return tree
 
     def restored(self, tree: T) -> T:
-        """Returns arrays of the device's part, for those of the tokens that it worked on."""
+        """Return arrays of the device's part, for those of the tokens that it worked on."""
         return tree
 
     def keys_before(self, places: Array, rank: Array) -> Array:
-        """Returns how many keys of a rank are before places in the row."""
+        """Return how many keys of a rank are before places in the row."""
         return jnp.clip(places - rank * self.length, 0, self.length)
 
     def stops(self) -> Iterator[Stop]:
-        """Yields the stops at which any device sees anything; the first is a device's own keys."""
+        """Yield the stops at which any device sees anything; the first is a device's own keys."""
         for distance in range(self.devices.num):
             behind = around = _seen(self.spec, distance * self.length, self.length)
             if distance:
@@ -148,7 +148,7 @@ class Contiguous:
 
 
 def _seen(spec: AttentionSpec, offset: int, length: int) -> AttentionSpec | None:
-    """Returns the choices for a square part whose first query is `offset` after its first key.
+    """Return the choices for a square part whose first query is `offset` after its first key.
 
     A bound that hides nothing is left out, so that kernels without it may serve; None where bounds
     hide everything.
@@ -178,24 +178,24 @@ class Zigzag:
         return self.length // 2
 
     def arranged(self, tree: T) -> T:
-        """Returns arrays `[B, T, ...]` of the tokens to work on, for those of the device's part."""
+        """Return arrays `[B, T, ...]` of the tokens to work on, for those of the device's part."""
         arranged: T = jax.tree.map(lambda x: self._low_first(self._sent(x, self._routes())), tree)
         return arranged
 
     def restored(self, tree: T) -> T:
-        """Returns arrays of the device's part, for those of the tokens that it worked on."""
+        """Return arrays of the device's part, for those of the tokens that it worked on."""
         back = [[(owner, rank) for rank, owner in route] for route in self._routes()]
         restored: T = jax.tree.map(lambda x: self._sent(self._low_first(x), back), tree)
         return restored
 
     def keys_before(self, places: Array, rank: Array) -> Array:
-        """Returns how many keys of a rank are before places in the row."""
+        """Return how many keys of a rank are before places in the row."""
         starts = (rank * self.half, (2 * self.devices.num - 1 - rank) * self.half)
         low, high = (jnp.clip(places - start, 0, self.half) for start in starts)
         return low + high
 
     def stops(self) -> Iterator[Stop]:
-        """Yields the stops; the first is a device's own keys."""
+        """Yield the stops; the first is a device's own keys."""
         yield Stop(0, (Tile(0, 0, self.length, self.spec, self.spec),))
         whole = attrs.evolve(self.spec, right=None)
         for distance in range(1, self.devices.num):
@@ -207,7 +207,7 @@ class Zigzag:
             yield Stop(distance, tiles)
 
     def _routes(self) -> list[Route]:
-        """Returns where each rank sends the first half of its part, and where the second.
+        """Return where each rank sends the first half of its part, and where the second.
 
         First halves have even numbers, second halves odd ones, and of a device's two numbers one is
         even: each gets one half by each route.
@@ -221,7 +221,7 @@ class Zigzag:
         return jnp.concatenate([self.devices.sent(*half) for half in halves], axis=1)
 
     def _low_first(self, x: Array) -> Array:
-        """Returns an array with its halves swapped where the rank, and so the low one, is odd."""
+        """Return an array with its halves swapped where the rank, and so the low one, is odd."""
         return jnp.where(self.devices.rank % 2 == 1, jnp.roll(x, self.half, axis=1), x)
 
 
@@ -229,7 +229,7 @@ Layout = Contiguous | Zigzag
 
 
 def layout_for(devices: Devices, spec: AttentionSpec, length: int) -> Layout:
-    """Returns the layout in which a call takes the least time.
+    """Return the layout in which a call takes the least time.
 
     Args:
         devices: The ring.
@@ -242,7 +242,7 @@ def layout_for(devices: Devices, spec: AttentionSpec, length: int) -> Layout:
 
 
 def check_ring(inputs: AttentionInputs, spec: AttentionSpec) -> None:
-    """Checks that a call is self-attention over whole rows, without a bias.
+    """Check that a call is self-attention over whole rows, without a bias.
 
     Raises:
         ShardingError: It is not.
@@ -270,7 +270,7 @@ _Residuals = tuple[AttentionInputs, Array, Array]
 def ring_attention(
     part: AttentionInputs, spec: AttentionSpec, names: Names, num_parts: int
 ) -> tuple[Array, Array]:
-    """Returns `(o_BTNV, lse_BTN)` of a device's own queries; for use inside of a `shard_map`.
+    """Return `(o_BTNV, lse_BTN)` of a device's own queries; for use inside of a `shard_map`.
 
     Args:
         part: The device's part of a call that `check_ring` passes.
@@ -301,7 +301,7 @@ def _forward(
 
 
 def _nothing(part: AttentionInputs) -> tuple[Array, Array]:
-    """Returns the float32 output and log-sum-exp of queries that saw no key."""
+    """Return the float32 output and log-sum-exp of queries that saw no key."""
     shape = part.q_BTNH.shape[:3]
     o_BTNV = jnp.zeros((*shape, part.v_BSKV.shape[-1]), jnp.float32)
     return o_BTNV, jnp.full(shape, -jnp.inf, jnp.float32)
@@ -392,7 +392,7 @@ class _Ring:
         return _Moving(part.k_BSKH, part.v_BSKV, part.k_segments_BS)
 
     def attended(self, stop: Stop, tile: Tile, moving: _Moving) -> tuple[Array, Array]:
-        """Returns float32 output and log-sum-exp of a tile's queries over its keys."""
+        """Return float32 output and log-sum-exp of a tile's queries over its keys."""
         inputs = self._inputs(stop, tile, moving)
 
         def see(spec: AttentionSpec | None) -> tuple[Array, Array]:
@@ -406,7 +406,7 @@ class _Ring:
     def gradients(
         self, stop: Stop, tile: Tile, moving: _Moving, outer: _Outer
     ) -> tuple[Array, Array, Array]:
-        """Returns the gradients of queries, keys and values that one tile adds.
+        """Return the gradients of queries, keys and values that one tile adds.
 
         With `w = exp(lse_part - lse)`, the part's share of the softmax, the gradient of the part's
         output is `w do`, and that of its log-sum-exp `w (do . o_part - delta)`.
@@ -435,14 +435,14 @@ class _Ring:
         return self._either(stop, tile, see)
 
     def _either(self, stop: Stop, tile: Tile, see: Callable[[AttentionSpec | None], T]) -> T:
-        """Returns what this device, by its rank, sees of a tile."""
+        """Return what this device, by its rank, sees of a tile."""
         if tile.behind == tile.around:
             return see(tile.behind)
         is_behind = self.devices.rank >= stop.distance
         return branch(is_behind, lambda: see(tile.behind), lambda: see(tile.around))
 
     def _inputs(self, stop: Stop, tile: Tile, moving: _Moving) -> AttentionInputs:
-        """Returns a tile's queries with its keys, counted from the first of them."""
+        """Return a tile's queries with its keys, counted from the first of them."""
         part = self.part
         queries = (part.q_BTNH, part.q_segments_BT, part.k_start_BT, part.k_end_BT)
         q, q_segments, *key_range = tile.of_queries(queries)

@@ -76,7 +76,7 @@ class DecodeTestCase:
         return inputs, DecodeSpec(**{"scale": self.width**-0.5, **self.spec})
 
     def _kept(self, x: np.ndarray, dtype: DTypeLike) -> tuple[Array, Array | None]:
-        """Returns keys or values as they are kept, with their scales."""
+        """Return keys or values as they are kept, with their scales."""
         if self.narrow in (None, "float16"):
             return jnp.asarray(x, self.narrow or dtype), None
         scale = np.abs(x).max(axis=-1) / (127.0 if self.narrow == "int8" else 448.0)

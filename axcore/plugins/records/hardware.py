@@ -5,9 +5,16 @@ from typing import ClassVar
 import attrs
 
 from axcore.hardware.predicates import Predicate, requires
-from axcore.registration.record import Record, record
-from axcore.registration.ref import Ref
-from axcore.registration.validators import a_callable, a_name, frozen_tuple, module_names, of_type
+from axcore.registration import (
+    Record,
+    Ref,
+    a_callable,
+    a_name,
+    frozen_tuple,
+    module_names,
+    of_type,
+    record,
+)
 
 
 @record(hook="environment_flags")

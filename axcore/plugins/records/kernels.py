@@ -9,14 +9,15 @@ import attrs
 from axcore.errors import PluginError
 from axcore.hardware.hardware import Hardware
 from axcore.hardware.predicates import Predicate, predicate_reason, requires
-from axcore.registration.record import Record, record
-from axcore.registration.ref import Ref
-from axcore.registration.validators import (
+from axcore.registration import (
+    Record,
+    Ref,
     a_callable,
     a_name,
     frozen_tuple,
     of_type,
     one_of,
+    record,
     tuple_of,
 )
 
@@ -155,7 +156,7 @@ class Kernel(Record):
         return self.priority < 200
 
     def is_validated_on(self, hardware: Hardware) -> bool:
-        """Returns whether the kernel has run on this chip and was timed there."""
+        """Return whether the kernel has run on this chip and was timed there."""
         return any(fnmatchcase(hardware.chip, chip) for chip in self.validated_on)
 
     @property
@@ -168,7 +169,7 @@ class Kernel(Record):
         return self, backward
 
     def unsupported_hardware_reason(self, hardware: Hardware) -> str | None:
-        """Returns None where the kernel is meant for `hardware`, else the reason why it is not.
+        """Return None where the kernel is meant for `hardware`, else the reason why it is not.
 
         Raises:
             PluginError: The predicate returned neither None nor a reason. What it raises itself
@@ -209,7 +210,7 @@ class QuantizationScheme(Record):
     summary: str = attrs.field(validator=of_type(str))
 
     def unsupported_hardware_reason(self, hardware: Hardware) -> str | None:
-        """Returns None where the scheme can run on `hardware`, else the reason why it cannot.
+        """Return None where the scheme can run on `hardware`, else the reason why it cannot.
 
         Raises:
             PluginError: The predicate returned neither None nor a reason. What it raises itself

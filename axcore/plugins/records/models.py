@@ -6,15 +6,16 @@ from typing import Any, ClassVar
 import attrs
 
 from axcore.errors import PluginError
-from axcore.registration.record import Record, record
-from axcore.registration.ref import Ref
-from axcore.registration.validators import (
+from axcore.registration import (
+    Record,
+    Ref,
     a_name,
     frozen_mapping,
     frozen_tuple,
     mapping_of,
     module_names,
     of_type,
+    record,
 )
 
 
@@ -82,7 +83,7 @@ class LayerVariant(Record):
         self.parts()  # refuses keys that are no target of a Ref
 
     def parts(self) -> tuple[Replacement, ...]:
-        """Returns each class that it replaces, with what takes its place."""
+        """Return each class that it replaces, with what takes its place."""
         if isinstance(self.replaces, Mapping):
             pairs = {Ref(target): config for target, config in self.replaces.items()}
         else:

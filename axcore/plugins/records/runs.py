@@ -6,9 +6,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from axcore.errors import PluginError
-from axcore.registration.record import Record, record
-from axcore.registration.ref import Ref
-from axcore.registration.validators import a_name, mismatch, of_type
+from axcore.registration import Record, Ref, a_name, mismatch, of_type, record
 
 
 @record(hook="observers")

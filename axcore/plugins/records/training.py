@@ -4,9 +4,7 @@ from typing import ClassVar
 
 import attrs
 
-from axcore.registration.record import Record, record
-from axcore.registration.ref import Ref
-from axcore.registration.validators import a_name, of_type
+from axcore.registration import Record, Ref, a_name, of_type, record
 
 
 @record(hook="experiments")

@@ -20,7 +20,7 @@ from axcore.distributed import all_gather_str, broadcast_object, process_count
 from axcore.errors import CheckpointError
 from axcore.ops import KernelPlan
 from axcore.plugins import EnvironmentFlags, plugin_host
-from axcore.plugins.consistency_check import first_difference, require_consistency
+from axcore.plugins.host import first_difference, require_consistency
 from axcore.trainer.run_directory.code import loaded_sources
 from axcore.whole_files import read_regular, write_whole
 

@@ -17,7 +17,7 @@ BATCH, TIME, VOCAB = 2, 8, 264
 
 @pytest.fixture
 def random() -> Callable[..., np.ndarray]:
-    """Returns `random(*shape)`, normal float32 samples, the same in every run."""
+    """Return `random(*shape)`, normal float32 samples, the same in every run."""
     generator = np.random.default_rng(0)
     return lambda *shape: generator.normal(size=shape).astype(np.float32)
 
@@ -38,13 +38,13 @@ def whole() -> TokenInfo:
 
 @pytest.fixture(scope="session")
 def call() -> Callable[..., Any]:
-    """Returns `call(module, state, *args)`, the module's result as numpy arrays."""
+    """Return `call(module, state, *args)`, the module's result as numpy arrays."""
     return call_compiled
 
 
 @pytest.fixture(scope="session")
 def run_model() -> Callable[[Any], Callable[..., Any]]:
-    """Returns a function from a model's config to a state of it and `run(state, tokens)`.
+    """Return a function from a model's config to a state of it and `run(state, tokens)`.
 
     `run` returns loss, gradient and logits of tokens `[batch, time]`, each row one document.
     """
@@ -71,5 +71,5 @@ def run_model() -> Callable[[Any], Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def state_of() -> Callable[[Any], Any]:
-    """Returns a function from a module to a state in which no norm is one."""
+    """Return a function from a module to a state in which no norm is one."""
     return lambda module: numpy_state(module.param_specs())

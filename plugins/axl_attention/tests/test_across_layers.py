@@ -31,7 +31,7 @@ def unrolled(cfg):
 
 
 def restacked(state):
-    """Returns the state of a `ScannedLayers` from that of a `Stack`."""
+    """Return the state of a `ScannedLayers` from that of a `Stack`."""
     layers = state["decoder"]["stack"]["layer"]
     one = jax.tree.map(lambda *leaves: np.stack(leaves), *layers.values())
     return {**state, "decoder": {**state["decoder"], "stack": {"layer": one}}}
@@ -39,7 +39,7 @@ def restacked(state):
 
 @pytest.fixture(scope="module")
 def unrolled_run(run_model):
-    """Returns a function from a variant to a state of unrolled layers, and what it gives."""
+    """Return a function from a variant to a state of unrolled layers, and what it gives."""
 
     @functools.cache
     def run(name):

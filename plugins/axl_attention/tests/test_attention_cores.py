@@ -186,7 +186,7 @@ def run(cfg, q, k, v, info):
 
 
 def by_hand(q, k, v, window: int) -> np.ndarray:
-    """Attends in numpy, one query at a time."""
+    """Attend in numpy, one query at a time."""
     out = np.zeros_like(v)
     for row, time, head in np.ndindex(BATCH, TIME, WINDOW_HEADS):
         seen = slice(max(0, time - window + 1), time + 1)

@@ -11,7 +11,7 @@ TIME = TOKENS.shape[1]
 
 
 def layers_of(stack, count):
-    """Yields the states of scanned layers, one after the other."""
+    """Yield the states of scanned layers, one after the other."""
     for i in range(count):
         yield at(stack, i)
 

@@ -62,7 +62,7 @@ def test_greedy_tokens_are_the_likeliest_of_the_model(state_of):
 )
 @pytest.mark.slow
 def test_sharded_toy_equals_toy(family, state_of):
-    """Stacks of stacks, turns, latent heads, memories and experts, over `fsdp` 4 and `model` 2."""
+    """Stack of stacks, turns, latent heads, memories and experts, over `fsdp` 4 and `model` 2."""
     model = _small(family("toy")).build()
     state = state_of(model)
     tokens = np.arange(64, dtype=np.int32).reshape(8, 8)
@@ -82,7 +82,7 @@ def test_sharded_toy_equals_toy(family, state_of):
 
 
 def _small(cfg):
-    """Returns the config with as few layers as its pattern has."""
+    """Return the config with as few layers as its pattern has."""
     stacks = getattr(cfg.decoder.stack, "layers", (cfg.decoder.stack,))
     short = tuple(evolve(stack, num_layers=1) for stack in stacks)
     return update_config(cfg, {"decoder.stack": Sequence.Config(layers=short)})

@@ -53,7 +53,7 @@ def test_merged_weights_are_those_that_peft_makes(name, use_dora, tmp_path):
 
 
 def write_adapters(folder, base, targets, is_transposed, use_dora):
-    """Writes random adapters of some modules; returns their weights with them, by formula."""
+    """Write random adapters of some modules; returns their weights with them, by formula."""
     random, tensors, expected = np.random.default_rng(3), {}, {}
     for name, stored in base.items():
         module = name.removesuffix(".weight")

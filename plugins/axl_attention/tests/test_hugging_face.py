@@ -447,7 +447,7 @@ def test_gemma_scales_queries_as_heads_of_256_where_nothing_is_said(family):
 
 
 def in_four_bits(tensor):
-    """Returns numbers of which two are in a byte, and exponents, for `[experts, in, out]`."""
+    """Return numbers of which two are in a byte, and exponents, for `[experts, in, out]`."""
     rows = np.ascontiguousarray(tensor.swapaxes(1, 2)).reshape(*tensor.shape[::2], -1, 32)
     scales = np.exp2(np.floor(np.log2(np.abs(rows).max(-1))) - 2)
     bits = (rows / scales[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)

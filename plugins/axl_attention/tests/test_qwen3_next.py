@@ -116,7 +116,7 @@ def test_any_size_of_chunks_is_the_same_published_model(tmp_path):
 
 
 def inputs_of(random, segments):
-    """Returns 2 rows of 11 tokens, of 2 keys for 2 values each."""
+    """Return 2 rows of 11 tokens, of 2 keys for 2 values each."""
     keys = random(2, 11, 2, 4)
     return DeltaInputs(
         q=random(2, 11, 2, 4),
@@ -129,7 +129,7 @@ def inputs_of(random, segments):
 
 
 def by_token(inputs):
-    """Runs the recurrence for each row and head by itself; a new document forgets."""
+    """Run the recurrence for each row and head by itself; a new document forgets."""
     out = np.zeros_like(inputs.v)
     for row, head, group in np.ndindex(2, 2, 2):
         memory = np.zeros((4, 3))

@@ -63,7 +63,7 @@ def test_variant_learns_causally_and_under_a_scan(run_model, name):
 
 
 def _stacked(state):
-    """Returns the state of a `ScannedLayers` from that of a `Stack`."""
+    """Return the state of a `ScannedLayers` from that of a `Stack`."""
     layers = state["decoder"]["stack"]["layer"].values()
     one = jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
     return {**state, "decoder": {**state["decoder"], "stack": {"layer": one}}}

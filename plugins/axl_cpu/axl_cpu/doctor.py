@@ -6,7 +6,7 @@ from axcore.plugins import Finding
 
 
 def llvm() -> Iterator[Finding]:
-    """Looks at LLVM and at the processor."""
+    """Look at LLVM and at the processor."""
     import llvmlite.binding as llvm
 
     from axl_cpu.llvm.processor import this_processor

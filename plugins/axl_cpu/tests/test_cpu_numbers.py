@@ -42,7 +42,7 @@ class Mapped:
 
 @pytest.fixture(params=RUNNING_HERE, ids=lambda one: one.name)
 def mapped(request):
-    """Returns a function that gives what a kernel makes of numbers, on some processor."""
+    """Return a function that gives what a kernel makes of numbers, on some processor."""
 
     def call(name, function, x, *, dtype="float32", num_results=1):
         result = jax.ShapeDtypeStruct((num_results, len(x)), jnp.float32)

@@ -52,7 +52,7 @@ class Host:
     _helpers: list = attrs.Factory(list)
 
     def call(self, num_parts):
-        """Returns the error of a call and how often each part was computed."""
+        """Return the error of a call and how often each part was computed."""
         xla = {
             "THREADS": FUNCTION(self._count),
             "SCHEDULE": FUNCTION(self._schedule),
@@ -107,7 +107,7 @@ class Host:
 
 
 def words(values):
-    """Returns memory with words at their numbers."""
+    """Return memory with words at their numbers."""
     return (ctypes.c_uint64 * 24)(*(values.get(number, 0) for number in range(24)))
 
 

@@ -30,7 +30,7 @@ SAMPLES = (
 
 @pytest.fixture(scope="module")
 def calls():
-    """Returns jitted functions with their arguments and what each gives alone, which is right."""
+    """Return jitted functions with their arguments and what each gives alone, which is right."""
     made = []
     for function, reference, sample in SAMPLES:
         inputs, spec = sample.make()

@@ -10,7 +10,7 @@ from axl_gpu.topology import target_config, topology
 
 
 def devices(hardware: Hardware) -> Sequence[Any]:
-    """Returns devices that programs can be compiled for and not run on.
+    """Return devices that programs can be compiled for and not run on.
 
     Raises:
         PluginError: The generation is not described for the compiler.

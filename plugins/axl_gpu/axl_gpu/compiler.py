@@ -16,7 +16,7 @@ FIRST_WITH_MODES = (0, 11, 1)
 def transfers_under_products(
     hardware: Hardware, *, jaxlib: str | None = None
 ) -> Mapping[str, bool | str]:
-    """Returns the options by which XLA moves transfers between GPUs under computation.
+    """Return the options by which XLA moves transfers between GPUs under computation.
 
     Args:
         hardware: What is compiled for; all GPUs have the same options.

@@ -23,7 +23,7 @@ _GENERATIONS = {
 
 
 def detect(platform: str, device_kind: str) -> str | None:
-    """Returns the generation of a GPU, or None for one whose figures are not known.
+    """Return the generation of a GPU, or None for one whose figures are not known.
 
     PCIe cards and slices of a GPU have other figures than the SXM module of the same name, so
     only whole names are taken.
@@ -42,13 +42,13 @@ _PJRT = ("jax-cuda12-pjrt", "jax-cuda13-pjrt")
 
 
 def cuda_packages() -> Iterator[Finding]:
-    """Looks for JAX's CUDA plugin among the installed distributions."""
+    """Look for JAX's CUDA plugin among the installed distributions."""
     installed = {dist.name.lower().replace("_", "-"): dist.version for dist in distributions()}
     yield cuda_finding(installed)
 
 
 def cuda_finding(installed: dict[str, str]) -> Finding:
-    """Returns what there is to say, given versions by distribution name."""
+    """Return what there is to say, given versions by distribution name."""
     found = [f"{name} {installed[name]}" for name in _PJRT if name in installed]
     if not found:
         return Finding(

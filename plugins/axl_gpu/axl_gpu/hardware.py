@@ -40,7 +40,7 @@ INT8 = "int8"
 
 
 def hosts() -> tuple[Hardware, ...]:
-    """Returns one HGX host of each generation."""
+    """Return one HGX host of each generation."""
     return (A100_40GB, A100, H100, H200, B200)
 
 

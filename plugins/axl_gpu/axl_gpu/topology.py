@@ -60,12 +60,12 @@ _NAMES = {
 
 
 def environment(hardware: Hardware) -> Mapping[str, str]:
-    """Returns the variables by which JAX looks for no GPU, and starts on the host alone."""
+    """Return the variables by which JAX looks for no GPU, and starts on the host alone."""
     return {"JAX_PLATFORMS": "cpu"}
 
 
 def target_config(hardware: Hardware) -> str:
-    """Returns the description of one GPU.
+    """Return the description of one GPU.
 
     Raises:
         PluginError: None is written down for the generation.
@@ -86,5 +86,5 @@ def target_config(hardware: Hardware) -> str:
 
 
 def topology(hardware: Hardware) -> str:
-    """Returns the layout as XLA writes it: slices, hosts in a slice, GPUs in a host."""
+    """Return the layout as XLA writes it: slices, hosts in a slice, GPUs in a host."""
     return f"1x{hardware.num_hosts}x{hardware.chips_per_host}"

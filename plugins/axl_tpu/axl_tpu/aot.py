@@ -10,7 +10,7 @@ from axl_tpu.topology import topology_name, topology_options
 
 
 def devices(hardware: Hardware) -> Sequence[Any]:
-    """Returns devices that programs can be compiled for and not run on.
+    """Return devices that programs can be compiled for and not run on.
 
     Raises:
         PluginError: There is no slice of so many chips.

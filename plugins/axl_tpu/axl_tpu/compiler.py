@@ -30,17 +30,17 @@ _SUM_UNDER_PRODUCTS = {
 
 
 def gather_under_products(hardware: Hardware) -> Mapping[str, bool]:
-    """Returns the options by which weights are gathered under products."""
+    """Return the options by which weights are gathered under products."""
     return _GATHER_UNDER_PRODUCTS
 
 
 def sum_under_products(hardware: Hardware) -> Mapping[str, bool]:
-    """Returns the options by which gradients are summed under products."""
+    """Return the options by which gradients are summed under products."""
     return _SUM_UNDER_PRODUCTS
 
 
 def wide_fusions(hardware: Hardware) -> Mapping[str, int]:
-    """Returns the option by which a fusion may hold more of its operands on the chip.
+    """Return the option by which a fusion may hold more of its operands on the chip.
 
     The products of a layer with their norms and activations want more than libtpu's own limit of
     16 MiB, and on v6e and 7x, whose products are faster than their memory, of 32
@@ -53,7 +53,7 @@ def wide_fusions(hardware: Hardware) -> Mapping[str, int]:
 
 
 def weights_ahead(hardware: Hardware) -> Mapping[str, bool | int]:
-    """Returns the options by which a program that serves fetches weights before it needs them.
+    """Return the options by which a program that serves fetches weights before it needs them.
 
     Those are `wide_fusions`, except on v5p. There a product of few rows waits for its first bytes
     about as long as for all the others. libtpu hides that by fetching weights under earlier
@@ -67,7 +67,7 @@ def weights_ahead(hardware: Hardware) -> Mapping[str, bool | int]:
 
 
 def products_of_one_row(hardware: Hardware) -> Mapping[str, bool]:
-    """Returns the option by which a row times a matrix is a product as any other.
+    """Return the option by which a row times a matrix is a product as any other.
 
     Left to itself, libtpu multiplies and sums such a row in the vector unit, which reads the matrix
     slower than memory delivers it: Llama 2 70B on eight chips of v6e took 33 ms for a token of one

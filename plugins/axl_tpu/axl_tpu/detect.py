@@ -28,7 +28,7 @@ _GENERATIONS = {
 
 
 def detect(platform: str, device_kind: str) -> str | None:
-    """Returns the generation of a TPU device, or None for one that is not described."""
+    """Return the generation of a TPU device, or None for one that is not described."""
     return _GENERATIONS.get(device_kind) if platform == "tpu" else None
 
 
@@ -45,7 +45,7 @@ def _is_tpu(function: Path) -> bool:
 
 
 def libtpu() -> Iterator[Finding]:
-    """Looks for libtpu among the installed distributions."""
+    """Look for libtpu among the installed distributions."""
     try:
         found: str | None = version("libtpu")
     except PackageNotFoundError:
@@ -54,7 +54,7 @@ def libtpu() -> Iterator[Finding]:
 
 
 def libtpu_finding(found: str | None) -> Finding:
-    """Returns what there is to say of this version, None where it is not installed."""
+    """Return what there is to say of this version, None where it is not installed."""
     if found is None:
         return Finding(
             "warning",

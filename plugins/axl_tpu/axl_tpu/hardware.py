@@ -30,7 +30,7 @@ FLOAT8 = "float8"
 
 
 def hosts() -> tuple[Hardware, ...]:
-    """Returns one host of each generation."""
+    """Return one host of each generation."""
     return (V4, V5E, V5P, V6E, TPU7X)
 
 

@@ -13,7 +13,7 @@ _TWO_DIMENSIONAL = ("v5e", "v6e")
 
 
 def environment(hardware: Hardware) -> Mapping[str, str]:
-    """Returns the variables by which libtpu compiles for a slice and looks for no TPU.
+    """Return the variables by which libtpu compiles for a slice and looks for no TPU.
 
     Several processes may compile at once, which libtpu's lock on the TPU would not let them.
     """
@@ -27,7 +27,7 @@ def environment(hardware: Hardware) -> Mapping[str, str]:
 
 
 def topology_options(hardware: Hardware) -> Mapping[str, Any]:
-    """Returns what else libtpu must know: slices, that a host is smaller, that cores are one."""
+    """Return what else libtpu must know: slices, that a host is smaller, that cores are one."""
     options: dict[str, Any] = {}
     if hardware.slices > 1:
         options["num_slices"] = hardware.slices
@@ -39,7 +39,7 @@ def topology_options(hardware: Hardware) -> Mapping[str, Any]:
 
 
 def topology_name(hardware: Hardware) -> str:
-    """Returns libtpu's name of a slice: `v5e:16x16` for 256 chips of v5e.
+    """Return libtpu's name of a slice: `v5e:16x16` for 256 chips of v5e.
 
     Raises:
         PluginError: There is no slice of so many chips.
@@ -49,7 +49,7 @@ def topology_name(hardware: Hardware) -> str:
 
 
 def slice_shape(hardware: Hardware) -> tuple[int, ...]:
-    """Returns how the chips of a slice are laid out: as near to a square or a cube as they can.
+    """Return how the chips of a slice are laid out: as near to a square or a cube as they can.
 
     Raises:
         PluginError: The chips are no power of two, and so no slice that is offered.

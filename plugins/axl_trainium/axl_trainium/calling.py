@@ -17,7 +17,7 @@ from axl_trainium.sdk import IS_SDK
 
 
 def missing_sdk_reason() -> str | None:
-    """Returns None where NKI kernels can run in this process, else the reason why not."""
+    """Return None where NKI kernels can run in this process, else the reason why not."""
     is_chip = jax.default_backend() == "neuron"
     if IS_SDK and not is_chip:
         return "NKI is installed, whose kernels run on a chip, and there is none"
@@ -27,7 +27,7 @@ def missing_sdk_reason() -> str | None:
 
 
 def call_kernel(kernel: Callable[..., Any], outputs: Any, *arrays: Array, **choices: Any) -> Any:
-    """Returns `kernel(*arrays, **choices)`.
+    """Return `kernel(*arrays, **choices)`.
 
     Args:
         kernel: Under `nki.jit`.
@@ -54,5 +54,5 @@ def call_kernel(kernel: Callable[..., Any], outputs: Any, *arrays: Array, **choi
 
 
 def float32_like(*shape: int) -> jax.ShapeDtypeStruct:
-    """Returns the description of a float32 array."""
+    """Return the description of a float32 array."""
     return jax.ShapeDtypeStruct(shape, np.float32)

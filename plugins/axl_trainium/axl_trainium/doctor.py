@@ -11,7 +11,7 @@ NEWEST_JAX = (0, 10, 0)
 
 
 def neuron_packages() -> Iterator[Finding]:
-    """Looks for the Neuron runtime's JAX plugin, at jax's version, and for NKI."""
+    """Look for the Neuron runtime's JAX plugin, at jax's version, and for NKI."""
     runtime = _installed("libneuronxla")
     yield neuron_finding(runtime, _installed("jax") or "0")
     if runtime is not None:
@@ -19,7 +19,7 @@ def neuron_packages() -> Iterator[Finding]:
 
 
 def neuron_finding(runtime: str | None, jax: str) -> Finding:
-    """Returns what there is to say of these versions; `runtime` is None where not installed."""
+    """Return what there is to say of these versions; `runtime` is None where not installed."""
     if runtime is None:
         return Finding(
             "warning",
@@ -36,7 +36,7 @@ def neuron_finding(runtime: str | None, jax: str) -> Finding:
 
 
 def nki_finding(*, has_nki: bool) -> Finding:
-    """Returns what there is to say of NKI, beside the runtime."""
+    """Return what there is to say of NKI, beside the runtime."""
     if has_nki:
         return Finding("ok", "NKI, for kernels of our own")
     return Finding(

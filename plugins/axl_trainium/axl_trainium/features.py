@@ -4,7 +4,7 @@ from axcore.complexity import Trace
 
 
 def runs_on_trainium(trace: Trace) -> str | None:
-    """Returns None where every kernel was chosen for a Trainium chip, else why not."""
+    """Return None where every kernel was chosen for a Trainium chip, else why not."""
     if not trace.kernels:
         return "no kernel was chosen"
     family = trace.hardware.family

@@ -18,7 +18,7 @@ TERA = 1e12
 
 
 def hosts() -> tuple[Hardware, ...]:
-    """Returns one host of each generation."""
+    """Return one host of each generation."""
     return (TRN1, TRN2)
 
 
@@ -69,7 +69,7 @@ TRN2 = Hardware(
 
 
 def transformer_training(hardware: Hardware) -> Mapping[str, str]:
-    """Returns the flags that say what is compiled: a large language model that is trained.
+    """Return the flags that say what is compiled: a large language model that is trained.
 
     Source: "Neuron Compiler CLI Reference Guide" in AWS's documentation. Not yet tried on a device.
     """

@@ -10,5 +10,5 @@ DTYPES = ("bfloat16", "float32")
 
 
 def unsupported_dtype_reason(dtype: str) -> str | None:
-    """Returns None where kernels take the dtype, else the reason why not."""
+    """Return None where kernels take the dtype, else the reason why not."""
     return None if dtype in DTYPES else f"takes {' and '.join(DTYPES)}, not {dtype}"

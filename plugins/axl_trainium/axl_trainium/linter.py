@@ -60,7 +60,7 @@ class Finding:
 
 
 def lint_folder(folder: Path) -> list[Finding]:
-    """Returns what is wrong in the kernel files of a folder."""
+    """Return what is wrong in the kernel files of a folder."""
     return [
         finding
         for path in sorted(folder.rglob("nki_*.py"))
@@ -69,7 +69,7 @@ def lint_folder(folder: Path) -> list[Finding]:
 
 
 def lint(source: str, path: str) -> list[Finding]:
-    """Returns what is wrong in the source of a kernel file, by line."""
+    """Return what is wrong in the source of a kernel file, by line."""
     file = _File(path, ast.parse(source))
     return sorted(file.findings(), key=lambda finding: finding.line)
 
@@ -165,7 +165,7 @@ class _File:
         yield from self._body(node.orelse)
 
     def _parts(self, root: ast.AST) -> Iterator[Finding]:
-        """Yields what is wrong in an expression, from the outside in."""
+        """Yield what is wrong in an expression, from the outside in."""
         if not isinstance(root, _EXPRESSIONS):
             yield self._construct(root)
             return
@@ -255,7 +255,7 @@ class _File:
 
 
 def _owner(node: ast.Attribute) -> str:
-    """Returns the name that a chain of attributes begins with; empty if it begins with none."""
+    """Return the name that a chain of attributes begins with; empty if it begins with none."""
     value = node.value
     while isinstance(value, ast.Attribute):
         value = value.value
@@ -275,7 +275,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields the statements of a function, without those of functions inside of it."""
+    """Yield the statements of a function, without those of functions inside of it."""
     for node in body:
         yield node
         if isinstance(node, (ast.For, ast.If, ast.While, ast.With)):

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_installed() -> bool:
-    """Returns whether AWS's SDK is; a package of that name without instructions is not it.
+    """Return whether AWS's SDK is; a package of that name without instructions is not it.
 
     Imports nothing: a package that only holds the name may say so by an error.
     """

@@ -35,7 +35,7 @@ class PublicName:
         return f"{SITE}{self.edition}/nki/api/generated/{owner}.html"
 
     def signature(self) -> inspect.Signature:
-        """Returns the signature, to bind calls with."""
+        """Return the signature, to bind calls with."""
         namespace: dict[str, object] = {}
         exec(f"def function({self.parameters}): ...", namespace)
         function = namespace["function"]

@@ -6,7 +6,7 @@ from axl_trainium.calling import missing_sdk_reason
 
 @pytest.fixture
 def runs_nki():
-    """Skips where kernels cannot run: the SDK without a chip, or a chip without it."""
+    """Skip where kernels cannot run: the SDK without a chip, or a chip without it."""
     reason = missing_sdk_reason()
     if reason is not None:
         pytest.skip(reason)

@@ -27,7 +27,7 @@ def call_of(dtype="float32", **sizes):
 
 
 def longest_call(unsupported_reason, width, value_width):
-    """Returns the most keys, a multiple of 1024, that a predicate takes in bfloat16."""
+    """Return the most keys, a multiple of 1024, that a predicate takes in bfloat16."""
 
     def call(keys):
         shapes = {"q": (1, 1, 1, width), "k": (1, keys, 1, width), "v": (1, keys, 1, value_width)}

@@ -15,7 +15,7 @@ COLUMN = NUMBERS.standard_normal((8, 1)).astype(np.float32)
 
 
 def run(body, *arrays, shape=X.shape, dtype=nl.float32):
-    """Runs `body(dst, *tiles)` on arrays in SBUF and returns what it wrote to `dst`."""
+    """Run `body(dst, *tiles)` on arrays in SBUF and return what it wrote to `dst`."""
 
     @jit
     def kernel(*tensors):

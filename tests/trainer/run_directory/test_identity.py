@@ -16,7 +16,7 @@ from axcore.checkpoint import MemorySnapshots
 from axcore.config import evolve
 from axcore.errors import CheckpointError, PluginError
 from axcore.ops import KernelPlan
-from axcore.plugins.consistency_check import first_difference, require_consistency
+from axcore.plugins.host import first_difference, require_consistency
 from axcore.resilience.faults import FaultPlan, InjectedFaultError, Raise
 from axcore.testing import make_dist
 from axcore.trainer import RunStarted, StepsDone

@@ -51,39 +51,39 @@ class Emitter:
     # -- Integers ----------------------------------------------------------------------------
 
     def whole(self, value: int) -> Value:
-        """Returns a constant."""
+        """Return a constant."""
         return ir.Constant(INT, value)
 
     def add(self, a: Value, b: Value | int) -> Value:
-        """Returns `a + b`."""
+        """Return `a + b`."""
         return self._builder.add(a, self._as_int(b))
 
     def sub(self, a: Value, b: Value | int) -> Value:
-        """Returns `a - b`."""
+        """Return `a - b`."""
         return self._builder.sub(a, self._as_int(b))
 
     def mul(self, a: Value, b: Value | int) -> Value:
-        """Returns `a * b`."""
+        """Return `a * b`."""
         return self._builder.mul(a, self._as_int(b))
 
     def div(self, a: Value, b: Value | int) -> Value:
-        """Returns `a / b`, rounded towards 0."""
+        """Return `a / b`, rounded towards 0."""
         return self._builder.sdiv(a, self._as_int(b))
 
     def rem(self, a: Value, b: Value | int) -> Value:
-        """Returns what is left of `a` by `b`."""
+        """Return what is left of `a` by `b`."""
         return self._builder.srem(a, self._as_int(b))
 
     def min(self, a: Value, b: Value | int) -> Value:
-        """Returns the smaller one."""
+        """Return the smaller one."""
         return self._call(f"llvm.smin.i{INT.width}", INT, a, self._as_int(b))
 
     def max(self, a: Value, b: Value | int) -> Value:
-        """Returns the larger one."""
+        """Return the larger one."""
         return self._call(f"llvm.smax.i{INT.width}", INT, a, self._as_int(b))
 
     def is_less(self, a: Value, b: Value | int) -> Value:
-        """Returns whether `a < b`."""
+        """Return whether `a < b`."""
         return self._builder.icmp_signed("<", a, self._as_int(b))
 
     def _as_int(self, value: Value | int) -> Value:
@@ -92,27 +92,27 @@ class Emitter:
     # -- Memory ------------------------------------------------------------------------------
 
     def at(self, pointer: Value, offset: Value | int, dtype: str = "float32") -> Value:
-        """Returns the place of a number that lies `offset` numbers after a place."""
+        """Return the place of a number that lies `offset` numbers after a place."""
         stored, _ = _STORED[dtype]
         return self._builder.gep(pointer, [self._as_int(offset)], source_etype=stored)
 
     def load(self, pointer: Value, dtype: str = "float32") -> Value:
-        """Returns the number at a place."""
+        """Return the number at a place."""
         stored, align = _STORED[dtype]
         value = self._builder.load(pointer, typ=stored, align=align)
         return self._builder.sext(value, INT) if dtype == "int32" else value
 
     def load_vector(self, pointer: Value, dtype: str = "float32") -> Value:
-        """Returns the numbers at a place and after it, as they lie."""
+        """Return the numbers at a place and after it, as they lie."""
         stored, align = _STORED[dtype]
         return self._builder.load(pointer, typ=ir.VectorType(stored, self.lanes), align=align)
 
     def store(self, value: Value, pointer: Value) -> None:
-        """Keeps a number, or the numbers of a vector, at a place."""
+        """Keep a number, or the numbers of a vector, at a place."""
         self._builder.store(value, pointer, align=4)
 
     def prefetch(self, pointer: Value, *, is_read_once: bool = False) -> None:
-        """Asks for the line of memory at a place, which may be any.
+        """Ask for the line of memory at a place, which may be any.
 
         Args:
             pointer: The place.
@@ -123,7 +123,7 @@ class Emitter:
         self._builder.call(self._function("llvm.prefetch.p0", kind), [pointer, read, keep, data])
 
     def room(self, count: int) -> Value:
-        """Returns the place of memory for so many float32 numbers, until the function returns."""
+        """Return the place of memory for so many float32 numbers, until the function returns."""
         kept = self._builder.alloca(ir.ArrayType(FLOAT, count))
         kept.type = POINTER
         kept.align = 64
@@ -142,15 +142,15 @@ class Emitter:
         return ir.VectorType(_SHORT, self.lanes)
 
     def number(self, value: float) -> Value:
-        """Returns a constant number."""
+        """Return a constant number."""
         return ir.Constant(FLOAT, value)
 
     def full(self, value: float) -> Value:
-        """Returns a vector with one constant in all lanes."""
+        """Return a vector with one constant in all lanes."""
         return ir.Constant(self.vector, [ir.Constant(FLOAT, value)] * self.lanes)
 
     def splat(self, value: Value) -> Value:
-        """Returns a vector with a number, or a short integer, in all lanes."""
+        """Return a vector with a number, or a short integer, in all lanes."""
         kind = ir.VectorType(value.type, self.lanes)
         first = self._builder.insert_element(
             ir.Constant(kind, ir.Undefined), value, ir.Constant(_SHORT, 0)
@@ -158,11 +158,11 @@ class Emitter:
         return self.shuffle(first, first, [0] * self.lanes)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """Returns `a * b + c`, rounded once where the processor can."""
+        """Return `a * b + c`, rounded once where the processor can."""
         return self._call(f"llvm.fmuladd.v{self.lanes}f32", self.vector, a, b, c)
 
     def sum(self, value: Value) -> Value:
-        """Returns the sum over the lanes, in pairs."""
+        """Return the sum over the lanes, in pairs."""
         name = f"llvm.vector.reduce.fadd.v{self.lanes}f32"
         kind = ir.FunctionType(FLOAT, [FLOAT, self.vector])
         return self._builder.call(
@@ -170,7 +170,7 @@ class Emitter:
         )
 
     def sums(self, values: Sequence[Value]) -> Value:
-        """Returns the sum over the lanes of as many vectors as there are lanes, one in each."""
+        """Return the sum over the lanes of as many vectors as there are lanes, one in each."""
         if len(values) == 1:
             return values[0]
         half = len(values) // 2
@@ -180,24 +180,24 @@ class Emitter:
         return self._builder.fadd(even, odd)
 
     def largest(self, value: Value) -> Value:
-        """Returns the largest lane."""
+        """Return the largest lane."""
         return self._call(f"llvm.vector.reduce.fmax.v{self.lanes}f32", FLOAT, value)
 
     def maximum(self, a: Value, b: Value) -> Value:
-        """Returns the larger one in each lane."""
+        """Return the larger one in each lane."""
         return self._call(f"llvm.maxnum.v{self.lanes}f32", self.vector, a, b)
 
     def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
-        """Returns lanes of two vectors, those of the second counted after those of the first."""
+        """Return lanes of two vectors, those of the second counted after those of the first."""
         kind = ir.VectorType(_SHORT, len(lanes))
         return self._builder.shuffle_vector(a, b, ir.Constant(kind, list(lanes)))
 
     def lane(self, value: Value, index: int) -> Value:
-        """Returns the number in a lane."""
+        """Return the number in a lane."""
         return self._builder.extract_element(value, ir.Constant(_SHORT, index))
 
     def with_lane(self, value: Value, index: int, number: Value) -> Value:
-        """Returns a vector with a number in a lane."""
+        """Return a vector with a number in a lane."""
         return self._builder.insert_element(value, number, ir.Constant(_SHORT, index))
 
     @property
@@ -206,15 +206,15 @@ class Emitter:
         return self._builder
 
     def short(self, value: int) -> Value:
-        """Returns a vector of integers of 32 bits with a constant in all lanes."""
+        """Return a vector of integers of 32 bits with a constant in all lanes."""
         return ir.Constant(self.int_vector, [ir.Constant(_SHORT, value)] * self.lanes)
 
     def to_short(self, value: Value) -> Value:
-        """Returns an integer in 32 bits."""
+        """Return an integer in 32 bits."""
         return self._builder.trunc(value, _SHORT)
 
     def to_float(self, value: Value) -> Value:
-        """Returns a vector of integers as float32 numbers."""
+        """Return a vector of integers as float32 numbers."""
         return self._builder.sitofp(value, self.vector)
 
     # -- Control flow ------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Emitter:
         carried: Sequence[Value],
         body: Callable[[Value, Sequence[Value]], Sequence[Value]],
     ) -> Sequence[Value]:
-        """Writes `for i in range(start, stop, step)`; returns what is carried, at its end."""
+        """Write `for i in range(start, stop, step)`; returns what is carried, at its end."""
         build = self._builder
         before = build.block
         head, inside, after = (build.append_basic_block() for _ in range(3))
@@ -254,11 +254,11 @@ class Emitter:
         return self._builder.if_then(condition)
 
     def call(self, function: ir.Function, *arguments: Value) -> Value:
-        """Writes a call."""
+        """Write a call."""
         return self._builder.call(function, arguments)
 
     def give(self, value: Value | None = None) -> None:
-        """Ends the function."""
+        """End the function."""
         self._builder.ret_void() if value is None else self._builder.ret(value)
 
     def _call(self, name: str, kind: Any, *arguments: Value) -> Value:

@@ -39,11 +39,11 @@ class HostKernel(Protocol):
         ...
 
     def emit_num_parts(self, e: Emitter, buffers: "Buffers", threads: Value) -> Value:
-        """Writes how many parts there are, and returns that."""
+        """Write how many parts there are, and return that."""
         ...
 
     def emit_part(self, e: Emitter, buffers: "Buffers", part: Value, parts: Value) -> None:
-        """Writes the computation of a part."""
+        """Write the computation of a part."""
         ...
 
 
@@ -60,19 +60,19 @@ class Buffers:
         self._e, self._args, self._rets = e, args, rets
 
     def argument(self, index: int) -> Value:
-        """Returns the place of an argument's numbers."""
+        """Return the place of an argument's numbers."""
         return self._field(self._args, index, _DATA)
 
     def result(self, index: int) -> Value:
-        """Returns the place of a result's numbers."""
+        """Return the place of a result's numbers."""
         return self._field(self._rets, index, _DATA)
 
     def size(self, argument: int, dimension: int) -> Value:
-        """Returns a dimension of an argument."""
+        """Return a dimension of an argument."""
         return self._size(self._args, argument, dimension)
 
     def result_size(self, result: int, dimension: int) -> Value:
-        """Returns a dimension of a result."""
+        """Return a dimension of a result."""
         return self._size(self._rets, result, dimension)
 
     def _size(self, buffers: Value, index: int, dimension: int) -> Value:
@@ -91,7 +91,7 @@ def host_call(
     *,
     layouts: Sequence[tuple[int, ...] | None] | None = None,
 ) -> Array:
-    """Returns what a kernel makes of arrays, on the host; it has no gradient.
+    """Return what a kernel makes of arrays, on the host; it has no gradient.
 
     Args:
         kernel: What is called.
@@ -108,7 +108,7 @@ def host_call(
 
 
 def registered(kernel: HostKernel) -> str:
-    """Returns the name by which XLA calls a kernel, compiled for this processor."""
+    """Return the name by which XLA calls a kernel, compiled for this processor."""
     with _LOCK:
         return _registered(kernel)
 
@@ -131,7 +131,7 @@ _ENGINES: list[Any] = []
 
 
 def module_text(kernel: HostKernel, processor: Processor) -> str:
-    """Returns a kernel with all that surrounds it, in LLVM's language."""
+    """Return a kernel with all that surrounds it, in LLVM's language."""
     module = ir.Module(kernel.name)
     module.triple = processor.triple
 
@@ -149,7 +149,7 @@ def module_text(kernel: HostKernel, processor: Processor) -> str:
 
 
 def assembly(text: str, processor: Processor) -> str:
-    """Returns the assembly of a module for a processor, which need not be this one."""
+    """Return the assembly of a module for a processor, which need not be this one."""
     machine = _machine(processor)
     return str(machine.emit_assembly(_optimised(text, machine)))
 
@@ -181,7 +181,7 @@ def _machine(processor: Processor) -> Any:
 
 @functools.cache
 def _interface() -> dict[str, int]:
-    """Returns what `host_call.ll` leaves open of XLA's interface, by the header."""
+    """Return what `host_call.ll` leaves open of XLA's interface, by the header."""
     assert interface_problem() is None  # kernels say before that they cannot serve
     header = installed_header()
     major, minor = api_version(header)

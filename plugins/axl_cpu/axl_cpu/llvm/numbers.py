@@ -14,7 +14,7 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 
 
 def widened(e: Emitter, pointer: Value, dtype: str) -> list[Value]:
-    """Returns the numbers at a place as float32: a vector, or two where two share a byte.
+    """Return the numbers at a place as float32: a vector, or two where two share a byte.
 
     Of int4 the first vector is of the low halves of bytes, the second of the high ones.
     """
@@ -37,7 +37,7 @@ def widened(e: Emitter, pointer: Value, dtype: str) -> list[Value]:
 
 
 def _of_half(e: Emitter, kept: Value) -> Value:
-    """Returns numbers of 5 bits of exponent and 10 of mantissa."""
+    """Return numbers of 5 bits of exponent and 10 of mantissa."""
     build = e.build
     bits = build.zext(build.bitcast(kept, ir.VectorType(ir.IntType(16), e.lanes)), e.int_vector)
     magnitude = build.and_(bits, e.short(0x7FFF))
@@ -49,7 +49,7 @@ def _of_half(e: Emitter, kept: Value) -> Value:
 
 
 def _of_float8(e: Emitter, bits: Value) -> Value:
-    """Returns numbers of 4 bits of exponent and 3 of mantissa; nan of them is not a number."""
+    """Return numbers of 4 bits of exponent and 3 of mantissa; nan of them is not a number."""
     build = e.build
     magnitude = build.and_(bits, e.short(0x7F))
     shifted = build.add(build.shl(magnitude, e.short(20)), e.short(120 << 23))
@@ -62,21 +62,21 @@ def _of_float8(e: Emitter, bits: Value) -> Value:
 def _with_subnormal(
     e: Emitter, normal: Value, magnitude: Value, mantissa: int, smallest: float
 ) -> Value:
-    """Returns numbers, of which those without exponent count steps of the smallest one."""
+    """Return numbers, of which those without exponent count steps of the smallest one."""
     subnormal = e.build.fmul(e.to_float(magnitude), e.full(smallest))
     is_subnormal = e.build.icmp_unsigned("<", magnitude, e.short(1 << mantissa))
     return e.build.select(is_subnormal, subnormal, normal)
 
 
 def _signed(e: Emitter, bits: Value, num_bits: int, wide: Value) -> Value:
-    """Returns numbers with the sign that their bits have first."""
+    """Return numbers with the sign that their bits have first."""
     build = e.build
     sign = build.shl(build.and_(bits, e.short(1 << (num_bits - 1))), e.short(32 - num_bits))
     return build.bitcast(build.or_(build.bitcast(wide, e.int_vector), sign), e.vector)
 
 
 def exp(e: Emitter, x: Value) -> Value:
-    """Returns e to the power of x, to float32 rounding; x below -87 as if it was that."""
+    """Return e to the power of x, to float32 rounding; x below -87 as if it was that."""
     build = e.build
     given, x = x, _clipped(e, x)
     power = _rounded(e, build.fmul(x, e.full(_LOG2_E)))
@@ -93,7 +93,7 @@ def exp(e: Emitter, x: Value) -> Value:
 
 
 def tanh(e: Emitter, x: Value) -> Value:
-    """Returns the hyperbolic tangent of x, to an absolute error of float32 rounding."""
+    """Return the hyperbolic tangent of x, to an absolute error of float32 rounding."""
     build = e.build
     doubled = exp(e, build.fmul(x, e.full(2.0)))
     return build.fsub(e.full(1.0), build.fdiv(e.full(2.0), build.fadd(doubled, e.full(1.0))))
@@ -106,7 +106,7 @@ def _clipped(e: Emitter, x: Value) -> Value:
 
 
 def _rounded(e: Emitter, x: Value) -> Value:
-    """Returns the nearest integers: adding 1.5 * 2^23 leaves them in the last bits."""
+    """Return the nearest integers: adding 1.5 * 2^23 leaves them in the last bits."""
     build = e.build
     shifted = build.fadd(x, e.full(12582912.0))
     return build.sub(build.bitcast(shifted, e.int_vector), e.short(0x4B400000))

@@ -30,7 +30,7 @@ class Processor:
 
     @classmethod
     def of(cls, triple: str, name: str, features: str) -> "Processor":
-        """Returns the processor of a platform with features.
+        """Return the processor of a platform with features.
 
         >>> Processor.of("x86_64-unknown-linux-gnu", "znver2", "+avx2,+fma").lanes
         8
@@ -57,6 +57,6 @@ class Processor:
 
 @functools.cache
 def this_processor() -> Processor:
-    """Returns the processor that this process runs on."""
+    """Return the processor that this process runs on."""
     features = llvm.get_host_cpu_features().flatten()
     return Processor.of(llvm.get_process_triple(), llvm.get_host_cpu_name(), features)

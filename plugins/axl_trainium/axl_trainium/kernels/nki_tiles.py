@@ -10,7 +10,7 @@ PARTITIONS = 128
 
 
 def load_rows(tensor, i, row, num_rows, columns):
-    """Returns rows `[row, row + num_rows)` of item `i`, in SBUF."""
+    """Return rows `[row, row + num_rows)` of item `i`, in SBUF."""
     tile = nl.ndarray((num_rows, columns), dtype=tensor.dtype, buffer=nl.sbuf)
     place = tensor.ap(
         pattern=[[columns, num_rows], [1, columns]],
@@ -23,7 +23,7 @@ def load_rows(tensor, i, row, num_rows, columns):
 
 
 def store_rows(tensor, i, row, tile):
-    """Writes a tile to rows from `row` on of item `i`."""
+    """Write a tile to rows from `row` on of item `i`."""
     num_rows, columns = tile.shape
     place = tensor.ap(
         pattern=[[columns, num_rows], [1, columns]],
@@ -35,7 +35,7 @@ def store_rows(tensor, i, row, tile):
 
 
 def load_blocks(tensor, i, row, num_rows, columns):
-    """Returns rows `[row, row + num_rows)` of item `i` in SBUF, 128 of them on partitions.
+    """Return rows `[row, row + num_rows)` of item `i` in SBUF, 128 of them on partitions.
 
     The next 128 are in further columns.
     """
@@ -57,7 +57,7 @@ def load_blocks(tensor, i, row, num_rows, columns):
 
 
 def load_repeated(row, num_rows, columns):
-    """Returns a tensor `[1, columns]` in every one of `num_rows` partitions of SBUF."""
+    """Return a tensor `[1, columns]` in every one of `num_rows` partitions of SBUF."""
     tile = nl.ndarray((num_rows, columns), dtype=row.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=row.ap(pattern=[[0, num_rows], [1, columns]], offset=0))
     return tile

@@ -7,7 +7,7 @@ from axl_trainium.limits import PARTITIONS
 
 
 def tiled(x: Array, height: int = PARTITIONS) -> Array:
-    """Returns the rows of the last dimension in tiles `[M, P, D]`, P at most `height`.
+    """Return the rows of the last dimension in tiles `[M, P, D]`, P at most `height`.
 
     Rows of zeros fill the last tile.
     """
@@ -18,5 +18,5 @@ def tiled(x: Array, height: int = PARTITIONS) -> Array:
 
 
 def untiled(x_MPD: Array, shape: tuple[int, ...], *, num_rows: int) -> Array:
-    """Returns the first rows in a shape, without those that filled the last tile."""
+    """Return the first rows in a shape, without those that filled the last tile."""
     return x_MPD.reshape(-1, x_MPD.shape[-1])[:num_rows].reshape(shape)

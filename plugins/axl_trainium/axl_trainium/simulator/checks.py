@@ -11,7 +11,7 @@ ON_CHIP = (Memory.SBUF, Memory.PSUM)
 
 
 def check_memory(what: str, tensor: Any, *allowed: Memory) -> None:
-    """Refuses what is no tensor in one of the memories."""
+    """Refuse what is no tensor in one of the memories."""
     names = " or ".join(memory.value for memory in allowed)
     if not isinstance(tensor, Tensor):
         raise KernelError(f"{what} is {type(tensor).__name__}; expected a tensor in {names}.")
@@ -20,7 +20,7 @@ def check_memory(what: str, tensor: Any, *allowed: Memory) -> None:
 
 
 def check_block_sizes(instruction: str, **tiles: Any) -> None:
-    """Refuses operands that are no two-dimensional tiles on chip."""
+    """Refuse operands that are no two-dimensional tiles on chip."""
     for name, tile in tiles.items():
         check_memory(f"{instruction}: {name}", tile, *ON_CHIP)
         if len(tile.shape) != 2:
@@ -28,14 +28,14 @@ def check_block_sizes(instruction: str, **tiles: Any) -> None:
 
 
 def check_same_shape(instruction: str, **tiles: Tensor) -> None:
-    """Refuses tiles of different shapes: engines do not broadcast."""
+    """Refuse tiles of different shapes: engines do not broadcast."""
     if len({tile.shape for tile in tiles.values()}) > 1:
         shapes = ", ".join(f"{name} {tile.shape}" for name, tile in tiles.items())
         raise KernelError(f"{instruction}: shapes differ: {shapes}.")
 
 
 def check_not_both_psum(instruction: str, **tiles: Tensor) -> None:
-    """Refuses two inputs in PSUM, which has one port to the Vector Engine."""
+    """Refuse two inputs in PSUM, which has one port to the Vector Engine."""
     if all(tile.memory is Memory.PSUM for tile in tiles.values()):
         raise KernelError(
             f"{instruction}: {' and '.join(tiles)} are both in psum; one of them must be in sbuf.",
@@ -44,7 +44,7 @@ def check_not_both_psum(instruction: str, **tiles: Tensor) -> None:
 
 
 def check_vector(what: str, tile: Any, partitions: int) -> None:
-    """Refuses what is not one float32 a partition."""
+    """Refuse what is not one float32 a partition."""
     check_memory(what, tile, *ON_CHIP)
     if tile.shape != (partitions, 1) or tile.dtype != "float32":
         raise KernelError(
@@ -53,7 +53,7 @@ def check_vector(what: str, tile: Any, partitions: int) -> None:
 
 
 def check_float(instruction: str, **tiles: Tensor) -> None:
-    """Refuses integers where the engine computes in float32 and would round them."""
+    """Refuse integers where the engine computes in float32 and would round them."""
     for name, tile in tiles.items():
         if tile.dtype == "int32":
             raise KernelError(
@@ -63,7 +63,7 @@ def check_float(instruction: str, **tiles: Tensor) -> None:
 
 
 def check_one_of(what: str, value: Any, allowed: Collection[Any]) -> None:
-    """Refuses an operator that the instruction has not."""
+    """Refuse an operator that the instruction has not."""
     if value not in allowed:
         names = sorted(getattr(one, "__name__", str(one)) for one in allowed)
         name = getattr(value, "__name__", value)

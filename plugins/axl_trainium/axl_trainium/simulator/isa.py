@@ -33,7 +33,7 @@ class reduce_cmd(Enum):  # noqa: N801 - the SDK's name
 
 
 def _instruction(function: Callable[..., None]) -> Callable[..., None]:
-    """Returns the instruction with the public signature; what is not simulated is refused."""
+    """Return the instruction with the public signature; what is not simulated is refused."""
     name = function.__name__
     signature = ISA[name].signature()
     known = inspect.signature(function).parameters
@@ -51,7 +51,7 @@ def _instruction(function: Callable[..., None]) -> Callable[..., None]:
 
 @_instruction
 def dma_copy(dst: Tensor, src: Tensor) -> None:
-    """Copies between HBM and SBUF, or within them."""
+    """Copy between HBM and SBUF, or within them."""
     for name, tensor in (("dst", dst), ("src", src)):
         checks.check_memory(f"dma_copy: {name}", tensor, Memory.HBM, Memory.SBUF)
     if dst.dtype != src.dtype:
@@ -64,14 +64,14 @@ def dma_copy(dst: Tensor, src: Tensor) -> None:
 
 @_instruction
 def memset(dst: Tensor, value: float) -> None:
-    """Fills `dst`."""
+    """Fill `dst`."""
     checks.check_block_sizes("memset", dst=dst)
     dst.write(np.full(dst.shape, value), "memset")
 
 
 @_instruction
 def iota(dst: Tensor, pattern: list[list[int]], offset: int, channel_multiplier: int = 0) -> None:
-    """Writes `offset + partition * channel_multiplier + step * column`."""
+    """Write `offset + partition * channel_multiplier + step * column`."""
     checks.check_memory("iota: dst", dst, Memory.SBUF)
     if dst.dtype != "int32" or len(pattern) != 1:
         raise KernelError(f"iota: the simulator knows int32 and one step, not {dst.dtype}.")
@@ -82,7 +82,7 @@ def iota(dst: Tensor, pattern: list[list[int]], offset: int, channel_multiplier:
 
 @_instruction
 def tensor_copy(dst: Tensor, src: Tensor) -> None:
-    """Copies on chip, through float32 where dtypes differ."""
+    """Copy on chip, through float32 where dtypes differ."""
     what = "tensor_copy"
     checks.check_block_sizes(what, dst=dst, src=src)
     dst.write(src.read(what) if dst.dtype == src.dtype else _float(src, what), what)
@@ -92,7 +92,7 @@ def tensor_copy(dst: Tensor, src: Tensor) -> None:
 def nc_matmul(
     dst: Tensor, stationary: Tensor, moving: Tensor, accumulate: bool | None = None
 ) -> None:
-    """Writes or adds `stationary.T @ moving`; the Tensor Engine reads SBUF and writes PSUM."""
+    """Write or adds `stationary.T @ moving`; the Tensor Engine reads SBUF and writes PSUM."""
     what = "nc_matmul"
     checks.check_block_sizes(what, dst=dst, stationary=stationary, moving=moving)
     checks.check_memory(f"{what}: dst", dst, Memory.PSUM)
@@ -124,7 +124,7 @@ def nc_matmul(
 
 @_instruction
 def nc_transpose(dst: Tensor, data: Tensor) -> None:
-    """Transposes a tile by the Tensor Engine, which reads SBUF and writes PSUM."""
+    """Transpose a tile by the Tensor Engine, which reads SBUF and writes PSUM."""
     what = "nc_transpose"
     checks.check_block_sizes(what, dst=dst, data=data)
     checks.check_memory(f"{what}: dst", dst, Memory.PSUM)
@@ -147,7 +147,7 @@ def activation(
     reduce_res: Tensor | None = None,
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
 ) -> None:
-    """Writes `op(data * scale + bias)`, and its sum over columns where that is asked for."""
+    """Write `op(data * scale + bias)`, and its sum over columns where that is asked for."""
     what = "activation"
     checks.check_block_sizes(what, dst=dst, data=data)
     checks.check_one_of(f"{what}: op", op, ACTIVATIONS)
@@ -164,7 +164,7 @@ def activation(
 
 @_instruction
 def reciprocal(dst: Tensor, data: Tensor) -> None:
-    """Writes `1 / data`."""
+    """Write `1 / data`."""
     checks.check_block_sizes("reciprocal", dst=dst, data=data)
     checks.check_float("reciprocal", dst=dst, data=data)
     dst.write(np.float32(1) / _float(data, "reciprocal"), "reciprocal")
@@ -174,7 +174,7 @@ def reciprocal(dst: Tensor, data: Tensor) -> None:
 def tensor_tensor(
     dst: Tensor, data1: Tensor, data2: Tensor, op: Callable[[Array, Array], Array]
 ) -> None:
-    """Writes `op(data1, data2)`."""
+    """Write `op(data1, data2)`."""
     what = "tensor_tensor"
     checks.check_block_sizes(what, dst=dst, data1=data1, data2=data2)
     checks.check_same_shape(what, data1=data1, data2=data2)
@@ -195,7 +195,7 @@ def tensor_scalar(
     operand1: float | Tensor | None = None,
     reverse1: bool = False,
 ) -> None:
-    """Writes `op1(op0(data, operand0), operand1)`; operands are one number, or one a partition."""
+    """Write `op1(op0(data, operand0), operand1)`; operands are one number, or one a partition."""
     what = "tensor_scalar"
     checks.check_block_sizes(what, dst=dst, data=data)
     checks.check_float(what, dst=dst, data=data)
@@ -220,7 +220,7 @@ def scalar_tensor_tensor(
     reverse0: bool = False,
     reverse1: bool = False,
 ) -> None:
-    """Writes `op1(op0(data, operand0), operand1)`, where `operand1` is a tile of data's shape."""
+    """Write `op1(op0(data, operand0), operand1)`, where `operand1` is a tile of data's shape."""
     what = "scalar_tensor_tensor"
     checks.check_block_sizes(what, dst=dst, data=data, operand1=operand1)
     checks.check_same_shape(what, data=data, operand1=operand1)
@@ -242,7 +242,7 @@ def tensor_reduce(
     negate: bool = False,
     keepdims: bool = False,
 ) -> None:
-    """Writes the reduction over columns; partitions cannot be reduced so."""
+    """Write the reduction over columns; partitions cannot be reduced so."""
     what = "tensor_reduce"
     checks.check_block_sizes(what, dst=dst, data=data)
     checks.check_float(what, dst=dst, data=data)
@@ -267,7 +267,7 @@ def range_select(
     range_start: int = 0,
     on_false_value: float = LOWEST,
 ) -> None:
-    """Keeps columns whose number lies within the bounds of their row; the others become the lowest.
+    """Keep columns whose number lies within the bounds of their row; the others become the lowest.
 
     Only from NeuronCore-v3 on.
     """
@@ -303,7 +303,7 @@ def _apply(
 
 
 def _operand(what: str, value: Any, data: Tensor) -> Array:
-    """Returns a number, or a vector of one float32 a partition."""
+    """Return a number, or a vector of one float32 a partition."""
     if isinstance(value, (int, float)):
         return np.asarray(value, np.float32)
     checks.check_vector(what, value, data.shape[0])

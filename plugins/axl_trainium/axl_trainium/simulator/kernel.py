@@ -12,7 +12,7 @@ from axl_trainium.simulator.tensor import Tensor
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the kernel as a function of numpy arrays and static values to numpy arrays."""
+    """Return the kernel as a function of numpy arrays and static values to numpy arrays."""
 
     @functools.wraps(function)
     def kernel(*args: Any, **choices: Any) -> Any:

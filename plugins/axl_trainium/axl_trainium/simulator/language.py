@@ -36,12 +36,12 @@ exp, log, square, tanh = np.exp, np.log, np.square, np.tanh
 
 
 def copy(x: Array) -> Array:
-    """Returns `x`."""
+    """Return `x`."""
     return x
 
 
 def rsqrt(x: Array) -> Array:
-    """Returns one over the square root."""
+    """Return one over the square root."""
     return np.float32(1) / np.sqrt(x)
 
 
@@ -58,7 +58,7 @@ def ndarray(
     name: str = "",
     address: None = None,
 ) -> Tensor:
-    """Returns a new tensor, poisoned."""
+    """Return a new tensor, poisoned."""
     if address is not None:
         raise KernelError("the simulator chooses addresses itself; leave address out.")
     if dtype not in DTYPES:
@@ -69,6 +69,6 @@ def ndarray(
 
 
 def fori_loop(lower: int, upper: int, body_fun: Callable[[Any], None], step: int = 1) -> None:
-    """Calls the body with each index, which the body can use to address memory and no more."""
+    """Call the body with each index, which the body can use to address memory and no more."""
     for value in range(lower, upper, step):
         body_fun(LoopIndex(value))

@@ -53,7 +53,7 @@ class Storage:
 
     @classmethod
     def holding(cls, values: Array) -> "Storage":
-        """Returns storage of an argument."""
+        """Return storage of an argument."""
         storage = cls.__new__(cls)
         storage.values = values
         storage.written = np.ones(values.shape, bool)
@@ -68,7 +68,7 @@ class Machine:
         self.psum_banks = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: str, memory: Memory) -> Storage:
-        """Returns new storage.
+        """Return new storage.
 
         Raises:
             KernelError: The memory has no room for it, or no such tile can be.
@@ -126,7 +126,7 @@ _machine: ContextVar[Machine | None] = ContextVar("axl_trainium_machine", defaul
 
 @contextmanager
 def running() -> Iterator[Machine]:
-    """Gives a machine of its own to the kernel that runs while the context is open."""
+    """Give a machine of its own to the kernel that runs while the context is open."""
     machine = Machine()
     token = _machine.set(machine)
     try:
@@ -137,7 +137,7 @@ def running() -> Iterator[Machine]:
 
 
 def current_machine() -> Machine:
-    """Returns the machine that the kernel runs on.
+    """Return the machine that the kernel runs on.
 
     Raises:
         KernelError: No kernel runs.

@@ -19,7 +19,7 @@ class LoopIndex:
         self._value = value
 
     def offset(self, stride: int) -> int:
-        """Returns the place in a tensor, for `Tensor.ap`."""
+        """Return the place in a tensor, for `Tensor.ap`."""
         return self._value * stride
 
     def _refuse(self, *_: object) -> Any:
@@ -48,7 +48,7 @@ class Tensor:
 
     @classmethod
     def of(cls, storage: Storage, memory: Memory, *, is_argument: bool = False) -> "Tensor":
-        """Returns the view of all of a storage."""
+        """Return the view of all of a storage."""
         return cls(
             storage,
             memory,
@@ -93,7 +93,7 @@ class Tensor:
         indirect_dim: int = 0,
         dtype: None = None,
     ) -> "Tensor":
-        """Returns a view by strides: `[[stride, count], ...]` from `offset` in elements.
+        """Return a view by strides: `[[stride, count], ...]` from `offset` in elements.
 
         `scalar_offset` counts in strides of dimension `indirect_dim`.
         """
@@ -114,7 +114,7 @@ class Tensor:
         return self._view(*(_strided(x, pattern, start, shape) for x in self._arrays()))
 
     def read(self, what: str) -> Array:
-        """Returns the values, for an instruction.
+        """Return the values, for an instruction.
 
         Raises:
             KernelError: Some were never written.
@@ -129,7 +129,7 @@ class Tensor:
         return self.values
 
     def write(self, values: Array, what: str) -> None:
-        """Stores values, rounded to the tensor's dtype.
+        """Store values, rounded to the tensor's dtype.
 
         Raises:
             KernelError: Shapes differ, or the tensor is an argument of the kernel.

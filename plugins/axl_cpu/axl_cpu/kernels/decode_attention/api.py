@@ -26,7 +26,7 @@ MAX_ROOM = 1 << 16
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns why the kernel cannot serve a call, or None."""
+    """Return why the kernel cannot serve a call, or None."""
     if problem := interface_problem():
         return problem
     _, queries, heads, width = call.shape("q")

@@ -69,7 +69,7 @@ class DecodeAttention:
         return self.heads // self.key_heads
 
     def index_of(self, name: str) -> int:
-        """Returns which argument an array is."""
+        """Return which argument an array is."""
         has = {
             "q": True,
             "k": True,
@@ -83,14 +83,14 @@ class DecodeAttention:
         return [one for one, given in has.items() if given].index(name)
 
     def emit_num_parts(self, e: Emitter, buffers: Buffers, threads: Value) -> Value:
-        """Writes how many parts there are: rows, and heads apart where rows are few."""
+        """Write how many parts there are: rows, and heads apart where rows are few."""
         batch = buffers.size(0, 0)
         wanted = e.mul(threads, PARTS_PER_THREAD)
         some = e.div(e.add(wanted, e.sub(batch, 1)), batch)
         return e.mul(batch, e.max(e.min(some, self.key_heads), 1))
 
     def emit_part(self, e: Emitter, buffers: Buffers, part: Value, parts: Value) -> None:
-        """Writes the attention of some heads of a row."""
+        """Write the attention of some heads of a row."""
         per_row = e.div(parts, buffers.size(0, 0))
         row = e.div(part, per_row)
         index = e.sub(part, e.mul(row, per_row))
@@ -131,7 +131,7 @@ class _Row:
         self.weights = e.room(per_row * e.lanes)
 
     def emit(self, first_head: Value, behind: Value) -> None:
-        """Writes the attention of heads from the first on."""
+        """Write the attention of heads from the first on."""
         e, form = self.e, self.form
         per_head = form.group * form.queries
 
@@ -177,7 +177,7 @@ class _Row:
     # -- Where things lie --------------------------------------------------------------------
 
     def _token(self, position: Value, first: Value) -> Value:
-        """Returns the place in the cache of the token at a position, or of the nearest one."""
+        """Return the place in the cache of the token at a position, or of the nearest one."""
         e, form = self.e, self.form
         position = e.max(e.min(position, e.sub(self.length, 1)), first)
         if form.page_size is None:
@@ -203,7 +203,7 @@ class _Row:
             e.store(e.full(0.0), e.at(values, j))
 
     def _products(self, token: Value, lane: Value) -> Callable[[Value, Value, Value], None]:
-        """Returns what keeps the products of a query with a token's key, before their sum."""
+        """Return what keeps the products of a query with a token's key, before their sum."""
         e, form = self.e, self.form
 
         def of_query(head: Value, query: Value, time: Value) -> None:
@@ -219,7 +219,7 @@ class _Row:
         return of_query
 
     def _softmax(self, position: Value, first: Value) -> Callable[[Value, Value, Value], None]:
-        """Returns what turns a block's products into probabilities, and lessens those before."""
+        """Return what turns a block's products into probabilities, and lessens those before."""
         e, form, build = self.e, self.form, self.e.build
         lanes = ir.Constant(e.int_vector, [ir.Constant(ir.IntType(32), i) for i in range(e.lanes)])
         positions = build.add(e.splat(e.to_short(position)), lanes)
@@ -254,7 +254,7 @@ class _Row:
         return of_query
 
     def _scales(self, scales: Value, position: Value, first: Value, head: Value) -> Value:
-        """Returns the scales of a block's keys, or of its values."""
+        """Return the scales of a block's keys, or of its values."""
         e, found = self.e, self.e.full(0.0)
         for lane in range(e.lanes):
             token = self._token(e.add(position, lane), first)
@@ -263,7 +263,7 @@ class _Row:
         return found
 
     def _is_seen(self, time: Value, positions: Value) -> Value:
-        """Returns which lanes hold a key that a query sees."""
+        """Return which lanes hold a key that a query sees."""
         e, form, build = self.e, self.form, self.e.build
         own = e.add(e.sub(self.length, form.queries), time)
         is_seen = build.icmp_signed("<=", positions, e.splat(e.to_short(own)))
@@ -273,7 +273,7 @@ class _Row:
         return is_seen
 
     def _add_values(self, token: Value, lane: Value) -> Callable[[Value, Value, Value], None]:
-        """Returns what adds a token's value to those that a query has seen."""
+        """Return what adds a token's value to those that a query has seen."""
         e, form = self.e, self.form
 
         def of_query(head: Value, query: Value, time: Value) -> None:

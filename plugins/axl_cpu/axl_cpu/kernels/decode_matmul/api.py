@@ -35,7 +35,7 @@ MAX_COLUMNS = 8
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns why the kernel cannot serve a call, or None."""
+    """Return why the kernel cannot serve a call, or None."""
     if problem := interface_problem():
         return problem
     rows, depth = call.shape("x")

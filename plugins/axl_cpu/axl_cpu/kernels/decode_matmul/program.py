@@ -26,12 +26,12 @@ LINES_AHEAD = 32
 
 
 def rows_at_once(num_vectors: int) -> int:
-    """Returns the largest S, given the vectors that registers hold."""
+    """Return the largest S, given the vectors that registers hold."""
     return num_vectors // 4
 
 
 def columns_at_once(rows: int, num_vectors: int, most: int) -> int:
-    """Returns how many vectors of columns registers hold beside their sums with S rows."""
+    """Return how many vectors of columns registers hold beside their sums with S rows."""
     return max(1, min(most, (num_vectors - 1) // (rows + 1)))
 
 
@@ -75,7 +75,7 @@ class ColumnSums:
         return f"{form}_{self.rows}x{self.columns}_{self.dtype}{groups}{once}"
 
     def emit_num_parts(self, e: Emitter, buffers: Buffers, threads: Value) -> Value:
-        """Writes how many parts there are: strips of columns, of some rows where these are many."""
+        """Write how many parts there are: strips of columns, of some rows where these are many."""
         strips = self._num_strips(e, buffers)
         wanted = e.mul(threads, PARTS_PER_THREAD)
         splits = e.div(e.add(wanted, e.sub(strips, 1)), strips)
@@ -83,7 +83,7 @@ class ColumnSums:
         return e.mul(strips, e.max(e.min(splits, most), 1))
 
     def emit_part(self, e: Emitter, buffers: Buffers, part: Value, parts: Value) -> None:
-        """Writes the products of some rows with a strip, of which the last may reach back."""
+        """Write the products of some rows with a strip, of which the last may reach back."""
         strips = self._num_strips(e, buffers)
         splits = e.div(parts, strips)
         index, split = e.div(part, splits), e.rem(part, splits)
@@ -144,7 +144,7 @@ class _Strip:
             self.group_size = e.div(self.height, self.num_steps)
 
     def emit(self, batch: Value) -> None:
-        """Writes the sums of a batch of S rows."""
+        """Write the sums of a batch of S rows."""
         e, form = self.e, self.form
         x = e.at(self.x, e.mul(batch, e.mul(self.depth, form.rows)))
         sums: Sequence[Value] = [e.full(0.0)] * (form.rows * form.columns)
@@ -171,7 +171,7 @@ class _Strip:
                     e.store(one, e.at(self.y, place))
 
     def _place(self, row: Value, vector: int) -> Value:
-        """Returns where a vector of a row lies: in the next panel, where that one is over."""
+        """Return where a vector of a row lies: in the next panel, where that one is over."""
         e, form = self.e, self.form
         if form.panels == 1:
             return e.at(row, vector * e.lanes, self.stored)
@@ -192,7 +192,7 @@ class _Strip:
         sums: Sequence[Value],
         scales: list[list[Value]] | None,
     ) -> Sequence[Value]:
-        """Adds the products with rows of the weight, several at a time as long as they last."""
+        """Add the products with rows of the weight, several at a time as long as they last."""
         e, unrolled = self.e, 4
 
         def several(count: int) -> Callable[[Value, Sequence[Value]], Sequence[Value]]:
@@ -210,7 +210,7 @@ class _Strip:
     def _row(
         self, x: Value, k: Value, sums: Sequence[Value], scales: list[list[Value]] | None
     ) -> list[Value]:
-        """Adds the products with a row of the weight, or with the two that share its bytes."""
+        """Add the products with a row of the weight, or with the two that share its bytes."""
         e, form, sums = self.e, self.form, list(sums)
         row = e.at(self.weight, e.mul(k, self.stride), self.stored)
         ahead = e.mul(self.stride, LINES_AHEAD)
@@ -253,11 +253,11 @@ class RowDots:
         return f"rows_{self.rows}_{self.together}x{self.weights}_{self.dtype}"
 
     def emit_num_parts(self, e: Emitter, buffers: Buffers, threads: Value) -> Value:
-        """Writes how many parts there are."""
+        """Write how many parts there are."""
         return e.min(self._num_blocks(e, buffers), e.mul(threads, PARTS_PER_THREAD))
 
     def emit_part(self, e: Emitter, buffers: Buffers, part: Value, parts: Value) -> None:
-        """Writes the computation of some blocks of the weight, of which the last may reach back."""
+        """Write the computation of some blocks of the weight, of which the last may reach back."""
         last_start = e.sub(buffers.size(1, 0), self.weights)
         whole, rest = divmod(self.rows, self.together)
 

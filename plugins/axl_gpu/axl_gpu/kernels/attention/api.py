@@ -58,7 +58,7 @@ MAX_WIDTH = 256
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernels can serve the call, else the reason why not."""
+    """Return None where the kernels can serve the call, else the reason why not."""
     if call.dtype("q") not in DTYPES:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
     for array in ("bias", "dropout_seeds"):
@@ -74,7 +74,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def packed_unsupported_reason(call: Call) -> str | None:
-    """Returns None where the call has documents for which cuDNN would need much memory.
+    """Return None where the call has documents for which cuDNN would need much memory.
 
     cuDNN takes segments as a bias of two bytes a pair of tokens; here it is too much where it is
     larger than the queries.
@@ -119,7 +119,7 @@ def gpu_flash_attention(
     form: Form = TUNED,
     products: Matmuls = TENSOR_CORES,
 ) -> tuple[Array, Array]:
-    """Returns `(o_BTNV, lse_BTN)`.
+    """Return `(o_BTNV, lse_BTN)`.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -142,7 +142,7 @@ def gpu_flash_attention_backward(
     form: Form = TUNED,
     products: Matmuls = TENSOR_CORES,
 ) -> AttentionInputs:
-    """Returns the gradients of a call's arrays from its output and log-sum-exp.
+    """Return the gradients of a call's arrays from its output and log-sum-exp.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -230,7 +230,7 @@ def _gradients(
     form: Form,
     products: Matmuls,
 ) -> tuple[Array, Array, Array]:
-    """Returns the gradients of queries, keys and values: a pass by queries and one by keys.
+    """Return the gradients of queries, keys and values: a pass by queries and one by keys.
 
     Where one kernel does both, it sums those of queries in float32 in memory.
     """
@@ -251,7 +251,7 @@ def _gradients(
 
 
 def _arrays(inputs: AttentionInputs, spec: AttentionSpec, *, rows: int, columns: int) -> Arrays:
-    """Returns the call's arrays, padded to multiples of so many queries and keys."""
+    """Return the call's arrays, padded to multiples of so many queries and keys."""
     num_queries = _rounded(inputs.q_BTNH.shape[1], rows)
     num_keys = _rounded(inputs.k_BSKH.shape[1], columns)
     width = _rounded(inputs.q_BTNH.shape[3], WIDTH_STEP)
@@ -274,7 +274,7 @@ def _rounded(size: int, step: int) -> int:
 
 
 def _to_shape(x: Array, sizes: dict[int, int]) -> Array:
-    """Returns `x` with zeros after it along some axes."""
+    """Return `x` with zeros after it along some axes."""
     more = [(0, sizes.get(axis, size) - size) for axis, size in enumerate(x.shape)]
     return jnp.pad(x, more) if any(count for _, count in more) else x
 

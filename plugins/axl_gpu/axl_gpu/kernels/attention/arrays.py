@@ -78,7 +78,7 @@ class Choices:
 
 
 def shape_like(x: Any, **changes: Any) -> jax.ShapeDtypeStruct:
-    """Returns the shape of an array, or another, of its dtype, or another."""
+    """Return the shape of an array, or another, of its dtype, or another."""
     return jax.ShapeDtypeStruct(changes.get("shape", x.shape), changes.get("dtype", x.dtype))
 
 
@@ -92,7 +92,7 @@ def launch(
     interpreter: Any,
     num_threads: int = 1,
 ) -> Any:
-    """Returns the kernel as a function of arrays.
+    """Return the kernel as a function of arrays.
 
     Args:
         body: From references to inputs and outputs, and by name to scratch memory.
@@ -124,7 +124,7 @@ def launch_with_sum(
     interpreter: Any,
     num_threads: int,
 ) -> Any:
-    """Returns a kernel whose thread blocks add to one array, which is returned before its outputs.
+    """Return a kernel whose thread blocks add to one array, which is returned before its outputs.
 
     `body` gets the array, zeros at first, between inputs and outputs. The rest is as in `launch`.
     """

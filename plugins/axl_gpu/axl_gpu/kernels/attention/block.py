@@ -40,12 +40,12 @@ class Keys(NamedTuple):
 
 
 def along(x: Array, shape: Shape, axis: int) -> Array:
-    """Returns a vector spread over a block whose `axis` it runs along."""
+    """Return a vector spread over a block whose `axis` it runs along."""
     return lax.broadcast_in_dim(x, shape, [axis])
 
 
 def logits(products: Array, *, scale: float, soft_cap: float | None) -> Array:
-    """Returns the logits, in base 2, of products `q k`.
+    """Return the logits, in base 2, of products `q k`.
 
     The tangent is computed from `exp2`, whose error is that of float32: the hardware's own
     `tanh.approx` is off by 5e-4, which a cap of 50 makes 0.025 of a logit.
@@ -57,7 +57,7 @@ def logits(products: Array, *, scale: float, soft_cap: float | None) -> Array:
 
 
 def masked(values: Array, queries: Queries, keys: Keys, *, axis: int) -> Array:
-    """Returns the values with -inf where a query does not see a key."""
+    """Return the values with -inf where a query does not see a key."""
     shape, key_axis = values.shape, 1 - axis
     key = lax.broadcasted_iota(jnp.int32, shape, key_axis) + keys.first
     sees = key >= along(queries.low_I[...], shape, axis)
@@ -71,7 +71,7 @@ def masked(values: Array, queries: Queries, keys: Keys, *, axis: int) -> Array:
 def masked_unless(
     is_full: Array, values: Array, queries: Queries, keys: Keys, *, axis: int
 ) -> Array:
-    """Returns the values, masked unless the queries are known to see all of the keys."""
+    """Return the values, masked unless the queries are known to see all of the keys."""
     result: Array = lax.cond(
         is_full,
         lambda values: values,
@@ -97,13 +97,13 @@ class Step(NamedTuple):
 
 
 def start(num_queries: int) -> Running:
-    """Returns the sums before the first key."""
+    """Return the sums before the first key."""
     nothing = jnp.full((num_queries,), -jnp.inf, jnp.float32)
     return Running(nothing, jnp.zeros((num_queries,), jnp.float32))
 
 
 def advance(running: Running, logits_IJ: Array) -> Step:
-    """Returns the sums with one block more.
+    """Return the sums with one block more.
 
     Source: Milakov and Gimelshein 2018, arXiv:1805.02867.
     """
@@ -123,7 +123,7 @@ class Finished(NamedTuple):
 
 
 def finish(running: Running, sink: Array) -> Finished:
-    """Returns what the sums come to; a row that saw nothing gets 0, and its sink or -inf.
+    """Return what the sums come to; a row that saw nothing gets 0, and its sink or -inf.
 
     Args:
         running: After the last block.
@@ -141,12 +141,12 @@ def finish(running: Running, sink: Array) -> Finished:
 
 
 def probabilities(logits: Array, lse: Array, *, axis: int) -> Array:
-    """Returns a block's probabilities from the log-sum-exp of its queries, in base 2."""
+    """Return a block's probabilities from the log-sum-exp of its queries, in base 2."""
     return jnp.exp2(logits - along(lse, logits.shape, axis))
 
 
 def sloped(probabilities: Array, logits: Array, soft_cap: float | None) -> Array:
-    """Returns the probabilities times the slope of the logits by `scale * q k`.
+    """Return the probabilities times the slope of the logits by `scale * q k`.
 
     Args:
         probabilities: Of the block.
@@ -161,7 +161,7 @@ def sloped(probabilities: Array, logits: Array, soft_cap: float | None) -> Array
 
 
 def logit_gradients(weights: Array, products: Array, delta: Array, *, axis: int) -> Array:
-    """Returns the gradient of `scale * q k`.
+    """Return the gradient of `scale * q k`.
 
     Args:
         weights: The block's probabilities, `sloped`.

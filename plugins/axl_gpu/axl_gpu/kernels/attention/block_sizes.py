@@ -66,7 +66,7 @@ def _forward_candidates(call: Call, hardware: Hardware) -> Iterator[ForwardBlock
 
 
 def _is_wide(call: Call) -> bool:
-    """Returns whether rows of a block take shared memory that others have two of."""
+    """Return whether rows of a block take shared memory that others have two of."""
     return max(call.shape("q")[3], call.shape("v")[3]) > 128
 
 

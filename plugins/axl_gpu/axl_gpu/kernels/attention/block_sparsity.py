@@ -28,7 +28,7 @@ class Visibility(NamedTuple):
 
 
 def visibility(inputs: AttentionInputs, spec: AttentionSpec) -> Visibility:
-    """Returns what the queries of a call see; a query that sees nothing has `high == 0`."""
+    """Return what the queries of a call see; a query that sees nothing has `high == 0`."""
     num_keys = inputs.k_BSKH.shape[1]
     position = jnp.arange(inputs.q_BTNH.shape[1], dtype=jnp.int32)[None, :] + spec.query_offset
     if inputs.query_offset_B is not None:
@@ -56,7 +56,7 @@ def visibility(inputs: AttentionInputs, spec: AttentionSpec) -> Visibility:
 
 
 def padded(seen: Visibility, num_queries: int, num_keys: int) -> Visibility:
-    """Returns the visibility of more queries and keys; those added see and show nothing."""
+    """Return the visibility of more queries and keys; those added see and show nothing."""
     more = num_queries - seen.low_BT.shape[1]
     low, high, q_segments, k_segments = seen
     if q_segments is not None and k_segments is not None:
@@ -80,7 +80,7 @@ class Spans(NamedTuple):
 
 
 def spans(seen: Visibility, *, num_keys: int, block_q: int, block_k: int) -> Spans:
-    """Returns the spans of all blocks; lengths are whole blocks."""
+    """Return the spans of all blocks; lengths are whole blocks."""
     active_BQL, full_BQL = _pairs(seen, num_keys=num_keys, block_q=block_q, block_k=block_k)
     return Spans(
         _span(active_BQL, full_BQL),
@@ -89,7 +89,7 @@ def spans(seen: Visibility, *, num_keys: int, block_q: int, block_k: int) -> Spa
 
 
 def _pairs(seen: Visibility, *, num_keys: int, block_q: int, block_k: int) -> tuple[Array, Array]:
-    """Returns whether a block of queries may see any key of a block, and whether it sees all."""
+    """Return whether a block of queries may see any key of a block, and whether it sees all."""
     batch = seen.low_BT.shape[0]
     low, high = (x.reshape(batch, -1, 1, block_q) for x in (seen.low_BT, seen.high_BT))
     first = jnp.arange(0, num_keys, block_k, dtype=jnp.int32)[None, None, :]
@@ -110,7 +110,7 @@ def _pairs(seen: Visibility, *, num_keys: int, block_q: int, block_k: int) -> tu
 
 
 def _bounds(values: Array, counts: Array) -> tuple[Array, Array]:
-    """Returns the least and the largest of the last axis, of entries that count."""
+    """Return the least and the largest of the last axis, of entries that count."""
     low = jnp.min(jnp.where(counts, values, _LARGEST), axis=-1)
     high = jnp.max(jnp.where(counts, values, -_LARGEST), axis=-1)
     return low, high

@@ -24,7 +24,7 @@ HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where cuDNN attention can serve the call on any GPU, else the reason why not."""
+    """Return None where cuDNN attention can serve the call on any GPU, else the reason why not."""
     return (
         unsupported_arrays_reason(call)
         or unsupported_widths_reason(call)
@@ -33,7 +33,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def wide_unsupported_reason(call: Call) -> str | None:
-    """Returns None where the call takes a Hopper or later, else the reason why not."""
+    """Return None where the call takes a Hopper or later, else the reason why not."""
     if unsupported_widths_reason(call) is None:
         return f"takes widths over {MAX_WIDTH}, or values of another width than keys"
     widths = (call.shape("k")[-1], call.shape("v")[-1])
@@ -44,7 +44,7 @@ def wide_unsupported_reason(call: Call) -> str | None:
 
 
 def unsupported_widths_reason(call: Call) -> str | None:
-    """Returns None where the heads' widths suit every GPU, else the reason why not."""
+    """Return None where the heads' widths suit every GPU, else the reason why not."""
     width, value_width = call.shape("k")[-1], call.shape("v")[-1]
     if width != value_width:
         return f"takes values as wide as keys, not {value_width} and {width}"
@@ -54,7 +54,7 @@ def unsupported_widths_reason(call: Call) -> str | None:
 
 
 def unsupported_arrays_reason(call: Call) -> str | None:
-    """Returns None where cuDNN takes the dtype and the parts of the call, else why not."""
+    """Return None where cuDNN takes the dtype and the parts of the call, else why not."""
     if call.dtype("q") not in DTYPES:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
     for array in ("k_start", "bias", "sinks", "dropout_seeds"):
@@ -68,7 +68,7 @@ def unsupported_arrays_reason(call: Call) -> str | None:
 
 
 def unsupported_mask_reason(call: Call) -> str | None:
-    """Returns None where cuDNN can hide what the call hides, else why not."""
+    """Return None where cuDNN can hide what the call hides, else why not."""
     num_queries, num_keys = call.shape("q")[1], call.shape("k")[1]
     left, right = call.feature("left"), call.feature("right")
     if call.feature("query_offset") or call.has("query_offset"):
@@ -89,7 +89,7 @@ def unsupported_mask_reason(call: Call) -> str | None:
 def cudnn_attention(
     inputs: AttentionInputs, spec: AttentionSpec, *, library: Library = CUDNN
 ) -> tuple[Array, Array]:
-    """Returns `(o_BTNV, zeros)`: `unsupported_reason` refuses calls that ask for the log-sum-exp.
+    """Return `(o_BTNV, zeros)`: `unsupported_reason` refuses calls that ask for the log-sum-exp.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason`, or `wide_unsupported_reason`, takes.
@@ -107,7 +107,7 @@ def cudnn_attention(
 
 
 def flash_spec(spec: AttentionSpec, *, num_documents: int = 1) -> FlashSpec:
-    """Returns cuDNN's static choices: packed where there are several documents in a row."""
+    """Return cuDNN's static choices: packed where there are several documents in a row."""
     causal = spec.right == 0
     if num_documents > 1:
         mask = "PADDING_CAUSAL" if causal else "PADDING"
@@ -118,7 +118,7 @@ def flash_spec(spec: AttentionSpec, *, num_documents: int = 1) -> FlashSpec:
 
 
 def _bias(inputs: AttentionInputs) -> Array | None:
-    """Returns what hides other segments; padding is one of them, so that no row is empty."""
+    """Return what hides other segments; padding is one of them, so that no row is empty."""
     q_segments_BT, k_segments_BS = inputs.q_segments_BT, inputs.k_segments_BS
     if q_segments_BT is None or k_segments_BS is None:
         return None
@@ -128,7 +128,7 @@ def _bias(inputs: AttentionInputs) -> Array | None:
 
 
 def _sees_anything(inputs: AttentionInputs, spec: AttentionSpec) -> Array:
-    """Returns which queries `[B, T]` see any key; cuDNN gives the others a mean of keys.
+    """Return which queries `[B, T]` see any key; cuDNN gives the others a mean of keys.
 
     The comparison of all pairs is fused into the reduction; it is never stored.
     """

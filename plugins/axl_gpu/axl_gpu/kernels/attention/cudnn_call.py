@@ -65,7 +65,7 @@ class FlashSpec:
 
 
 def flash_forward(arrays: FlashArrays, spec: FlashSpec) -> tuple[Array, Array]:
-    """Returns the output `[B, T, N, V]` and the float32 log-sum-exp `[B M, N, T]`."""
+    """Return the output `[B, T, N, V]` and the float32 log-sum-exp `[B M, N, T]`."""
     q_BTNH, _, v_BSKV, bias, *documents = arrays
     batch, num_queries, num_heads, _ = q_BTNH.shape
     o_BNTV, lse_PNT = _call(
@@ -83,7 +83,7 @@ def flash_forward(arrays: FlashArrays, spec: FlashSpec) -> tuple[Array, Array]:
 def flash_backward(
     arrays: FlashArrays, spec: FlashSpec, *, o_BTNV: Array, lse_PNT: Array, do_BTNV: Array
 ) -> tuple[Array, Array, Array]:
-    """Returns the gradients of queries, keys and values."""
+    """Return the gradients of queries, keys and values."""
     q_BTNH, k_BSKH, v_BSKV, bias, *documents = arrays
     shapes = [_heads_first(x) for x in (q_BTNH, k_BSKH, v_BSKV)]
     dq_BNTH, dk_BKSH, dv_BKSV = _call(
@@ -107,7 +107,7 @@ def _call(
     results: tuple[tuple[int, ...], ...],
     config: str,
 ) -> tuple[Array, ...]:
-    """Returns the results of a custom call, less its workspace.
+    """Return the results of a custom call, less its workspace.
 
     Results of four dimensions have the operands' dtype and heads outside of tokens; others are
     float32.
@@ -128,7 +128,7 @@ def _call(
 
 
 def _matmul(lhs: int, rhs: int, lhs_heads: int, rhs_heads: int) -> dict[str, list[str]]:
-    """Returns the dimension numbers of a product over rows and heads."""
+    """Return the dimension numbers of a product over rows and heads."""
     return {
         "lhs_contracting_dimensions": [str(lhs)],
         "rhs_contracting_dimensions": [str(rhs)],
@@ -150,7 +150,7 @@ _BACKWARD_PRODUCTS = {
 
 
 def _config(arrays: FlashArrays, spec: FlashSpec, products: dict[str, Any]) -> str:
-    """Returns XLA's description of the call as JSON."""
+    """Return XLA's description of the call as JSON."""
     batch, num_queries, num_heads, _ = arrays.q_BTNH.shape
     logits = (batch, num_heads, num_queries, arrays.k_BSKH.shape[1])
     attention = {

@@ -30,7 +30,7 @@ CUDNN = Library(flash_forward, flash_backward)
 
 
 def flash(arrays: FlashArrays, spec: FlashSpec, library: Library = CUDNN) -> Array:
-    """Returns the output `[B, T, N, V]`; queries, keys and values have gradients, a bias has none.
+    """Return the output `[B, T, N, V]`; queries, keys and values have gradients, a bias has none.
 
     Args:
         arrays: Of the call.

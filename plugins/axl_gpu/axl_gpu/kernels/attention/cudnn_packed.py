@@ -29,7 +29,7 @@ MAX_DOCUMENTS = 32
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where cuDNN can serve the call packed, else the reason why not."""
+    """Return None where cuDNN can serve the call packed, else the reason why not."""
     if not call.has("q_segments"):
         return "takes segments, and there are none"
     width, value_width = call.shape("k")[-1], call.shape("v")[-1]
@@ -48,7 +48,7 @@ def unsupported_reason(call: Call) -> str | None:
 def cudnn_packed_attention(
     inputs: AttentionInputs, spec: AttentionSpec, *, library: Library = CUDNN
 ) -> tuple[Array, Array]:
-    """Returns `(o_BTNV, zeros)`: `unsupported_reason` refuses calls that ask for the log-sum-exp.
+    """Return `(o_BTNV, zeros)`: `unsupported_reason` refuses calls that ask for the log-sum-exp.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -73,7 +73,7 @@ def cudnn_packed_attention(
 
 
 def _without_padding(x_BTNH: Array, segments_BT: Array) -> Array:
-    """Returns zeros for padding, where cuDNN writes nothing, and for its gradients."""
+    """Return zeros for padding, where cuDNN writes nothing, and for its gradients."""
     is_padding_BT11 = (segments_BT == 0)[:, :, None, None]
     return jnp.where(is_padding_BT11, jnp.zeros((), x_BTNH.dtype), x_BTNH)
 
@@ -94,7 +94,7 @@ class Documents(NamedTuple):
 
 
 def documents_of(segments_BT: Array) -> Documents:
-    """Returns the runs of equal segment ids that are not padding."""
+    """Return the runs of equal segment ids that are not padding."""
     batch, length = segments_BT.shape
     before_BT = jnp.pad(segments_BT[:, :-1], ((0, 0), (1, 0)))
     starts_here_BT = (segments_BT != before_BT) & (segments_BT != 0)
@@ -116,7 +116,7 @@ def documents_of(segments_BT: Array) -> Documents:
 
 
 def _stands_in_one_piece(segments_BT: Array, starts_here_BT: Array) -> Array:
-    """Returns whether no segment id begins twice in a row, and few enough begin."""
+    """Return whether no segment id begins twice in a row, and few enough begin."""
     sorted_BT = jnp.sort(jnp.where(starts_here_BT, segments_BT, 0), axis=1)
     again_BT = (sorted_BT[:, 1:] == sorted_BT[:, :-1]) & (sorted_BT[:, 1:] != 0)
     is_few_B = jnp.sum(starts_here_BT, axis=1) <= MAX_DOCUMENTS

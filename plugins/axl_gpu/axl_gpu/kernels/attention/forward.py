@@ -50,7 +50,7 @@ from axl_gpu.kernels.attention.ring_buffer import (
 def tuned_forward(
     arrays: Arrays, spans_BQ4: Array, sinks_N: Array, choices: Choices, products: Matmuls
 ) -> tuple[Array, Array]:
-    """Returns the output `[B, T, N, V]` and the log-sum-exp `[B, N, T]`, float32.
+    """Return the output `[B, T, N, V]` and the log-sum-exp `[B, N, T]`, float32.
 
     Args:
         arrays: Of the call.
@@ -141,7 +141,7 @@ def _body(
             q, seen = _own_queries(arrays, scratch, batch, rows, head, group)
 
             def weigh(step: Array, running: Running, qk_IJ: Array) -> tuple[Array, Running, Array]:
-                """Returns probabilities of a step in their dtype, and the sums with it."""
+                """Return probabilities of a step in their dtype, and the sums with it."""
                 found = logits(qk_IJ, scale=choices.scale, soft_cap=choices.soft_cap)
                 segments = at(scratch["k_segments"], k_ring.slot(step))
                 keys = Keys(walk.key_block(step) * blocks.keys, segments)
@@ -214,7 +214,7 @@ def _body(
 def _own_queries(
     arrays: Arrays, scratch: dict[str, Any], batch: Array, rows: Any, head: Array, group: Array
 ) -> tuple[Ref, Queries]:
-    """Returns a warp group's own queries and what they see, once they are in shared memory."""
+    """Return a warp group's own queries and what they see, once they are in shared memory."""
     q, arrived = scratch["q"].at[group], scratch["own_arrived"].at[group]
     seen = Queries(*(at(numbers, group) for numbers in scratch["seen"]))
     copies = [

@@ -42,7 +42,7 @@ def fused_gradients(
     choices: Choices,
     products: Matmuls,
 ) -> tuple[Array, Array, Array]:
-    """Returns the gradients of queries, keys and values.
+    """Return the gradients of queries, keys and values.
 
     That of queries is in float32 and of unscaled logits, for it is the sum of several thread
     blocks; the others are in their dtype.

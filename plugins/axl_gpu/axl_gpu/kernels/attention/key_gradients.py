@@ -33,7 +33,7 @@ def tuned_key_gradients(
     choices: Choices,
     products: Matmuls,
 ) -> tuple[Array, Array]:
-    """Returns the gradients `[B, S, K, H]` and `[B, S, K, V]` of keys and values, in their dtype.
+    """Return the gradients `[B, S, K, H]` and `[B, S, K, V]` of keys and values, in their dtype.
 
     Sums over query heads are in float32, in registers. Where those of both do not fit, there is a
     kernel for each.
@@ -68,7 +68,7 @@ def _launched(
     products: Matmuls,
     like: Gradients,
 ) -> Gradients:
-    """Returns those gradients that `like` has arrays for."""
+    """Return those gradients that `like` has arrays for."""
     wanted = [name for name, array in like._asdict().items() if array is not None]
     kernel = launch(
         partial(_body, wanted=wanted, choices=choices, products=products),

@@ -51,7 +51,7 @@ class KeyLoop:
         item: Array | None = None,
         first: Array | int = 0,
     ) -> "KeyLoop":
-        """Returns one walk; causal: the longest come first.
+        """Return one walk; causal: the longest come first.
 
         Args:
             arrays: Of the call.
@@ -101,22 +101,22 @@ class KeyLoop:
         return end - begin
 
     def key_block(self, step: Array) -> Array:
-        """Returns the key block of a step."""
+        """Return the key block of a step."""
         return self.span[0] + step
 
     def sees_whole(self, step: Array) -> Array:
-        """Returns whether all queries see all keys of a step."""
+        """Return whether all queries see all keys of a step."""
         _, full_begin, full_end, _ = self.span
         j = self.key_block(step)
         return (j >= full_begin) & (j < full_end)
 
     def rows(self, group: Array) -> Any:
-        """Returns the queries of one of its warp groups."""
+        """Return the queries of one of its warp groups."""
         num_queries = self.blocks.queries
         return pl.ds((self.block * self.blocks.num_groups + group) * num_queries, num_queries)
 
     def run(self, consume: Callable[[Array], None]) -> None:
-        """Runs `consume(group)` in the warp groups that compute, while another fetches for them."""
+        """Run `consume(group)` in the warp groups that compute, while another fetches for them."""
         specialised(
             self.blocks.num_groups,
             consume=consume,

@@ -21,7 +21,7 @@ Ref = Any
 
 
 def nothing() -> None:
-    """Does nothing while a product is computed."""
+    """Do nothing while a product is computed."""
 
 
 class Addition(NamedTuple):
@@ -62,7 +62,7 @@ class Matmuls(NamedTuple):
     def each_transposed(
         self, a_MD: Ref, b_ND: Ref, c_MD: Ref, d_ND: Ref, between: Callable[[Array], Any]
     ) -> tuple[Any, Array]:
-        """Returns what `both_transposed` does, one after the other, with fewer registers."""
+        """Return what `both_transposed` does, one after the other, with fewer registers."""
         return between(self.transposed(a_MD, b_ND)), self.transposed(c_MD, d_ND)
 
 

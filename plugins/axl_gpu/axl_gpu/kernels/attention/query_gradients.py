@@ -40,7 +40,7 @@ def tuned_query_gradients(
     choices: Choices,
     products: Matmuls,
 ) -> Array:
-    """Returns the gradient `[B, T, N, H]` of queries, in their dtype."""
+    """Return the gradient `[B, T, N, H]` of queries, in their dtype."""
     batch, num_queries, num_heads, _ = arrays.q_BTNH.shape
     blocks = choices.blocks
     num_blocks = num_queries // (blocks.queries * blocks.num_groups)
@@ -149,7 +149,7 @@ def _fetch_own(
     rows: Any,
     head: Array,
 ) -> None:
-    """Copies what belongs to a warp group's queries to shared memory."""
+    """Copy what belongs to a warp group's queries to shared memory."""
     sources = {
         "q": arrays.q_BTNH.at[batch, rows, head],
         "do": residuals.do_BTNV.at[batch, rows, head],

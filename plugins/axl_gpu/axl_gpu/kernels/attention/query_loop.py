@@ -58,7 +58,7 @@ class Own(NamedTuple):
 def launch_options(
     arrays: Arrays, choices: Choices, products: Matmuls, **scratch: Any
 ) -> dict[str, Any]:
-    """Returns how kernels are launched whose thread blocks have keys each.
+    """Return how kernels are launched whose thread blocks have keys each.
 
     Args:
         arrays: Of the call.
@@ -144,7 +144,7 @@ class QueryLoop:
         choices: Choices,
         scratch: dict[str, Any],
     ) -> "QueryLoop":
-        """Returns the walk of the thread block that this runs in."""
+        """Return the walk of the thread block that this runs in."""
         batch, block, key_head = (lax.axis_index(name) for name in ("batch", "block", "head"))
         heads_each = arrays.q_BTNH.shape[2] // arrays.k_BSKH.shape[2]
         begin, full_begin, full_end, end = (spans_BL4[batch, block, i] for i in range(4))
@@ -208,13 +208,13 @@ class QueryLoop:
         return self.span[0] + lax.rem(step, self._blocks_of_a_head)
 
     def place(self, step: Array) -> tuple[Array, Any]:
-        """Returns the head and the queries of a step."""
+        """Return the head and the queries of a step."""
         head = self.key_head * self.heads_each + lax.div(step, self._blocks_of_a_head)
         num_queries = self.choices.blocks.queries
         return head, pl.ds(self._query_block(step) * num_queries, num_queries)
 
     def arrived(self, group: Array) -> tuple[Ref, Ref, Keys]:
-        """Returns a warp group's own keys and values, and what is known of them, once there."""
+        """Return a warp group's own keys and values, and what is known of them, once there."""
         plgpu.barrier_wait(self.own_arrived)
         num_keys = self.choices.blocks.keys
         part = pl.ds(group * num_keys, num_keys)
@@ -223,7 +223,7 @@ class QueryLoop:
         return k, v, Keys(first, at(self.own.segments_C, part))
 
     def weigh(self, step: Array, keys: Keys, products_JI: Array) -> tuple[Array, Array]:
-        """Returns the probabilities of a step, and those times the slope of its logits.
+        """Return the probabilities of a step, and those times the slope of its logits.
 
         Both are rounded to the dtype of queries, in which they take half the registers.
         """
@@ -235,13 +235,13 @@ class QueryLoop:
         return p_JI.astype(q.dtype), weights_JI.astype(q.dtype)
 
     def _see_whole(self, step: Array) -> Array:
-        """Returns whether all queries of a step see all keys."""
+        """Return whether all queries of a step see all keys."""
         _, full_begin, full_end, _ = self.span
         i = self._query_block(step)
         return (i >= full_begin) & (i < full_end)
 
     def slot(self, step: Array) -> Fetched:
-        """Returns where the blocks of a step are."""
+        """Return where the blocks of a step are."""
         slot = self.q_ring.slot(step)
         q, lse, seen, do, delta = self.fetched
         return Fetched(
@@ -253,7 +253,7 @@ class QueryLoop:
         )
 
     def run(self, consume: Callable[[Array], None]) -> None:
-        """Runs `consume(group)` in the warp groups that compute, while another fetches for them."""
+        """Run `consume(group)` in the warp groups that compute, while another fetches for them."""
 
         def fetch() -> None:
             for source, target in self.own_copies:

@@ -29,12 +29,12 @@ Copy = tuple[Ref, Ref]
 
 
 def at(ref: Ref | None, index: Any) -> Ref | None:
-    """Returns a part of a reference; None of nothing."""
+    """Return a part of a reference; None of nothing."""
     return None if ref is None else ref.at[index]
 
 
 def ring_barriers(num_copies: int, *, num_groups: int, num_stages: int) -> tuple[Any, Any]:
-    """Returns the barriers `arrived` and `free` of a ring, as scratch memory."""
+    """Return the barriers `arrived` and `free` of a ring, as scratch memory."""
     arrived = plgpu.Barrier(num_arrivals=num_copies, num_barriers=num_stages)
     return arrived, plgpu.Barrier(num_arrivals=num_groups, num_barriers=num_stages)
 
@@ -58,29 +58,29 @@ class Ring:
     first: Array | int = 0
 
     def slot(self, step: Array | int) -> Array:
-        """Returns the slot in which a step's blocks are."""
+        """Return the slot in which a step's blocks are."""
         return lax.rem(self.first + step, self.num_stages)
 
     def fetch(self, step: Array, slot: Array | int) -> None:
-        """Begins the copies of a step."""
+        """Begin the copies of a step."""
         for source, target in self.copies(step):
             plgpu.copy_gmem_to_smem(source, target.at[slot], self.arrived.at[slot])
 
     def wait(self, step: Array | int) -> None:
-        """Waits until the blocks of a step are there."""
+        """Wait until the blocks of a step are there."""
         plgpu.barrier_wait(self.arrived.at[self.slot(step)])
 
     def wait_within(self, step: Array | int, num_steps: Array) -> None:
-        """Waits until the blocks of a step are there, if it is one of so many."""
+        """Wait until the blocks of a step are there, if it is one of so many."""
         pl.when(step < num_steps)(lambda: self.wait(step))
 
     def release(self, step: Array) -> None:
-        """Signals that this group is done with the blocks of a step."""
+        """Signal that this group is done with the blocks of a step."""
         plgpu.barrier_arrive(self.free.at[self.slot(step)])
 
 
 def fetch_all(rings: Sequence[Ring], num_steps: Array) -> None:
-    """Fetches the blocks of all steps into rings of as many slots each, as slots become free."""
+    """Fetch the blocks of all steps into rings of as many slots each, as slots become free."""
     num_stages = rings[0].num_stages
 
     def for_each_first_step(act: Callable[[Ring, int], None]) -> None:
@@ -104,7 +104,7 @@ def fetch_all(rings: Sequence[Ring], num_steps: Array) -> None:
 
 
 def fetch_more(rings: Sequence[Ring], num_steps: Array) -> None:
-    """Fetches the blocks of all steps into rings that were used before, and may be used again."""
+    """Fetch the blocks of all steps into rings that were used before, and may be used again."""
 
     @pl.loop(0, num_steps)
     def _(step: Array) -> None:
@@ -115,7 +115,7 @@ def fetch_more(rings: Sequence[Ring], num_steps: Array) -> None:
 
 
 def wait_until_free(barriers: Sequence[Ref], num_stages: int, num_steps: Array) -> None:
-    """Waits until consumers are done with the blocks of all steps, by the rings' `free`."""
+    """Wait until consumers are done with the blocks of all steps, by the rings' `free`."""
     for slot in range(num_stages):
 
         @pl.when(slot < num_steps)
@@ -127,7 +127,7 @@ def wait_until_free(barriers: Sequence[Ref], num_stages: int, num_steps: Array) 
 def specialised(
     num_groups: int, *, consume: Callable[[Array], None], fetch: Callable[[], None]
 ) -> None:
-    """Runs `consume(group)` in all warp groups of a thread block but the last, which fetches."""
+    """Run `consume(group)` in all warp groups of a thread block but the last, which fetches."""
     group = lax.axis_index(GROUP)
 
     @pl.when(group < num_groups)
@@ -161,26 +161,26 @@ class Turns:
     num_groups: int
 
     def begin(self) -> None:
-        """Lets the first group go first."""
+        """Let the first group go first."""
         if self.num_groups == 2:
             pl.when(self.group == 1)(self.give)
 
     def end(self) -> None:
-        """Lets the second group finish."""
+        """Let the second group finish."""
         if self.num_groups == 2:
             pl.when(self.group == 0)(self.give)
 
     def give(self) -> None:
-        """Hands over, and waits for the other to do so."""
+        """Hand over, and wait for the other to do so."""
         self.offer()
         self.take()
 
     def offer(self) -> None:
-        """Signals the other group that this one does not multiply."""
+        """Signal the other group that this one does not multiply."""
         if self.num_groups == 2:
             plgpu.barrier_arrive(self.barrier)
 
     def take(self) -> None:
-        """Waits for the other group's offer."""
+        """Wait for the other group's offer."""
         if self.num_groups == 2:
             plgpu.barrier_wait(self.barrier)

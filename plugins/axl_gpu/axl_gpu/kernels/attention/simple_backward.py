@@ -37,7 +37,7 @@ def simple_query_gradients(
     choices: Choices,
     products: Matmuls,
 ) -> Array:
-    """Returns the gradient `[B, T, N, H]` of queries, in their dtype."""
+    """Return the gradient `[B, T, N, H]` of queries, in their dtype."""
     batch, num_queries, num_heads, _ = arrays.q_BTNH.shape
     kernel = launch(
         partial(_query_body, choices=choices, products=products),
@@ -58,7 +58,7 @@ def simple_key_gradients(
     choices: Choices,
     products: Matmuls,
 ) -> tuple[Array, Array]:
-    """Returns the gradients `[B, S, K, H]` and `[B, S, K, V]` of keys and values, in their dtype.
+    """Return the gradients `[B, S, K, H]` and `[B, S, K, V]` of keys and values, in their dtype.
 
     Sums over query heads are in float32, in registers.
     """
@@ -106,7 +106,7 @@ class _Fetcher:
         plgpu.barrier_wait(arrived)
 
     def queries(self, batch: Array, rows: Any, head: Array) -> Queries:
-        """Fetches all that belongs to a block of queries."""
+        """Fetch all that belongs to a block of queries."""
         arrays, residuals, scratch = self.arrays, self.residuals, self.scratch
         self._fetch(arrays.q_BTNH.at[batch, rows, head], "q")
         self._fetch(residuals.do_BTNV.at[batch, rows, head], "do")
@@ -119,7 +119,7 @@ class _Fetcher:
         return Queries(scratch["low"], scratch["high"], scratch["q_segments"])
 
     def keys(self, batch: Array, columns: Any, head: Array) -> Keys:
-        """Fetches all that belongs to a block of keys."""
+        """Fetch all that belongs to a block of keys."""
         arrays, scratch = self.arrays, self.scratch
         self._fetch(arrays.k_BSKH.at[batch, columns, head], "k")
         self._fetch(arrays.v_BSKV.at[batch, columns, head], "v")

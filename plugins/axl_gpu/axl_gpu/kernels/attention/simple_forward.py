@@ -33,7 +33,7 @@ from axl_gpu.kernels.attention.matmuls import Matmuls, Ref
 def simple_forward(
     arrays: Arrays, spans_BQ4: Array, sinks_N: Array, choices: Choices, products: Matmuls
 ) -> tuple[Array, Array]:
-    """Returns the output `[B, T, N, V]` and the log-sum-exp `[B, N, T]`, float32.
+    """Return the output `[B, T, N, V]` and the log-sum-exp `[B, N, T]`, float32.
 
     Args:
         arrays: Of the call.

@@ -50,12 +50,12 @@ KERNELS = Kernels(statistics, logit_gradients)
 
 
 def default_block_sizes(call: Call, hardware: Hardware) -> CrossEntropyBlockSizes:
-    """Returns the largest tiles that leave room for numbers of each token in registers."""
+    """Return the largest tiles that leave room for numbers of each token in registers."""
     return CrossEntropyBlockSizes()
 
 
 def candidates(call: Call, hardware: Hardware) -> Iterator[CrossEntropyBlockSizes]:
-    """Yields what fits the shared memory of a Hopper."""
+    """Yield what fits the shared memory of a Hopper."""
     for num_ahead, run, band in product((2, 3, 4), (4, 8, 16), (8, 16)):
         block_sizes = CrossEntropyBlockSizes(num_ahead=num_ahead, run=run, band=band)
         if block_sizes.shared_bytes <= SHARED_BYTES:
@@ -63,7 +63,7 @@ def candidates(call: Call, hardware: Hardware) -> Iterator[CrossEntropyBlockSize
 
 
 def bucket(call: Call) -> dict[str, int]:
-    """Returns the width, and about how many vocabulary there are."""
+    """Return the width, and about how many vocabulary there are."""
     size = 1
     for one in call.shape("w"):
         size *= one
@@ -81,7 +81,7 @@ BLOCK_SIZES = BlockSizeTable(
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernels can serve the call, else the reason why not."""
+    """Return None where the kernels can serve the call, else the reason why not."""
     if call.dtype("x") != "bfloat16":
         return f"takes x of bfloat16, not {call.dtype('x')}"
     if 0 in (*call.shape("x"), *call.shape("w")):
@@ -95,7 +95,7 @@ def unsupported_reason(call: Call) -> str | None:
 def gpu_cross_entropy(
     inputs: CrossEntropyTokens, spec: CrossEntropySpec, *, kernels: Kernels = KERNELS
 ) -> TokenStatistics:
-    """Returns what the logits give each token.
+    """Return what the logits give each token.
 
     Products take x's dtype and accumulate in float32; all else is float32. A `w` of another dtype,
     or with a vocabulary that is no multiple of 64, is copied once.
@@ -117,7 +117,7 @@ def gpu_cross_entropy_backward(
     kernels: Kernels = KERNELS,
     **unused: Array | None,
 ) -> CrossEntropyTokens:
-    """Returns the gradients of `x`, float32, and of `w`, of its dtype unless sums are partial.
+    """Return the gradients of `x`, float32, and of `w`, of its dtype unless sums are partial.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -149,7 +149,7 @@ class _Tokens:
         self.targets_R = self._in_tiles(targets.reshape(-1).astype(jnp.int32))
 
     def statistics(self) -> TokenStatistics:
-        """Returns each token's largest logit, log-sum-exp and target's logit."""
+        """Return each token's largest logit, log-sum-exp and target's logit."""
         found = self.kernels.statistics(
             self.x_RD, self.vocabulary, self.targets_R, self.spec, block_sizes=self.block_sizes
         )
@@ -160,7 +160,7 @@ class _Tokens:
         return TokenStatistics(*(one[: self.num_tokens].reshape(self.leading) for one in numbers))
 
     def gradients(self, lse: Array, scale: Array) -> tuple[Array, Array]:
-        """Returns those of tokens, float32, and of the vocabulary.
+        """Return those of tokens, float32, and of the vocabulary.
 
         Args:
             lse: Log-sum-exp of each token.
@@ -192,7 +192,7 @@ class _Tokens:
         return dx, lax.slice_in_dim(dw, 0, self.vocabulary.vocabulary_size, axis=self.word_axis)
 
     def _logit_gradients(self, tokens: tuple[Array, ...], first: Array, size: int) -> Array:
-        """Returns the gradient by the logits of so many vocabulary, from a block on."""
+        """Return the gradient by the logits of so many vocabulary, from a block on."""
         g_RN = self.kernels.logit_gradients(
             self.x_RD,
             self.vocabulary,
@@ -221,7 +221,7 @@ class _Tokens:
 
 
 def _padded(x: Array, multiple: int, axis: int) -> Array:
-    """Returns an array whose size along an axis is a multiple of a number."""
+    """Return an array whose size along an axis is a multiple of a number."""
     more = -x.shape[axis] % multiple
     if not more:
         return x

@@ -108,7 +108,7 @@ def statistics(
     block_sizes: CrossEntropyBlockSizes,
     variant: Variant = TUNED,
 ) -> Statistics:
-    """Returns what the logits come to.
+    """Return what the logits come to.
 
     Logits are sums in float32 of 16-bit products, and all that follows is float32.
 
@@ -175,7 +175,7 @@ def logit_gradients(
     block_sizes: CrossEntropyBlockSizes,
     variant: Variant = TUNED,
 ) -> Array:
-    """Returns the gradient by some logits, `[R, num_blocks * block_sizes.block_vocabulary]`.
+    """Return the gradient by some logits, `[R, num_blocks * block_sizes.block_vocabulary]`.
 
     It is of x's dtype, and 0 past the last word.
 
@@ -232,12 +232,12 @@ def logit_gradients(
 
 
 def spread(x_M: Array, shape: tuple[int, ...]) -> Array:
-    """Returns a number for each row of a tile at each of its places."""
+    """Return a number for each row of a tile at each of its places."""
     return lax.broadcast_in_dim(x_M, shape, (0,))
 
 
 def capped(logits: Array, spec: CrossEntropySpec) -> tuple[Array, Array | None]:
-    """Returns logits with the soft cap, and their share of it where there is one."""
+    """Return logits with the soft cap, and their share of it where there is one."""
     if spec.soft_cap is None:
         return logits, None
     # tanh in terms of what the processors have an instruction for
@@ -246,7 +246,7 @@ def capped(logits: Array, spec: CrossEntropySpec) -> tuple[Array, Array | None]:
 
 
 def online(state: Numbers, value_MN: Array, is_target_MN: Array) -> Numbers:
-    """Returns maximum, sum and target's logit with a block of logits added."""
+    """Return maximum, sum and target's logit with a block of logits added."""
     maximum_M, sum_M, target_M = state
     highest_M = jnp.maximum(maximum_M, jnp.max(value_MN, axis=1))
     # With no word yet, 0 in place of minus infinity keeps their difference from NaN.
@@ -263,7 +263,7 @@ def gradient(
     tokens: tuple[Array, Array],
     spec: CrossEntropySpec,
 ) -> Array:
-    """Returns the gradient by a block of logits, float32."""
+    """Return the gradient by a block of logits, float32."""
     lse_M, scale_M = tokens
     value_MN, share_MN = capped(logits_MN, spec)
     factor_M = scale_M * (1.0 + (2.0 * spec.z_loss) * lse_M)
@@ -291,11 +291,11 @@ class _Blocks:
         self.dtype, self.depth_steps = x_RD.dtype, x_RD.shape[1] // block_sizes.depth
 
     def first_word(self, block: Array, warp_group: Any) -> Array:
-        """Returns the first word of a warp group's part of a block."""
+        """Return the first word of a warp group's part of a block."""
         return block * self.block_sizes.block_vocabulary + warp_group * self.block_sizes.vocabulary
 
     def logits(self, multiply: Multiply, block: Array) -> Array:
-        """Returns the logits of the n-th block that is worked on."""
+        """Return the logits of the n-th block that is worked on."""
 
         def products(total: Reference) -> Array:
             multiply(total, first=block * self.depth_steps, count=self.depth_steps)
@@ -309,7 +309,7 @@ class _Blocks:
     def sides(
         self, x: Reference, w: Reference, p: Array, block_of: Callable[[Array], Array]
     ) -> tuple[Side, Side]:
-        """Returns both operands' tiles, of the blocks that `block_of` numbers."""
+        """Return both operands' tiles, of the blocks that `block_of` numbers."""
         block_sizes, (_, _, is_transposed) = self.block_sizes, self.vocabulary
 
         def depth(step: Array) -> Any:
@@ -343,7 +343,7 @@ class _Blocks:
     def steps(
         self, sides: tuple[Side, Side], num_blocks: int, staged: jax.ShapeDtypeStruct
     ) -> Steps:
-        """Returns the pairs of tiles of so many blocks."""
+        """Return the pairs of tiles of so many blocks."""
         block_sizes = self.block_sizes
         return Steps(
             lhs=sides[0],

@@ -92,7 +92,7 @@ BLOCK_SIZES = BlockSizeTable(
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not."""
+    """Return None where the kernel can serve the call, else the reason why not."""
     if call.dtype("q") not in DTYPES:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
     if not call.has("key_scale") and call.dtype("k") != call.dtype("q"):
@@ -120,7 +120,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def _is_prompt(q_shape: tuple[int, ...], key_heads: int) -> bool:
-    """Returns whether a key head has more queries, times heads, than a product has rows."""
+    """Return whether a key head has more queries, times heads, than a product has rows."""
     _, queries, heads, _ = q_shape
     return queries * (heads // key_heads) > ROWS
 
@@ -132,7 +132,7 @@ def gpu_decode_attention(
     kernel: Callable[..., tuple[Array, Array]] = partial_sums,
     of_prompts: Callable[..., tuple[Array, Array]] = gpu_flash_attention,
 ) -> Array:
-    """Returns `o_BTNV`; sums and exponentials are float32.
+    """Return `o_BTNV`; sums and exponentials are float32.
 
     Beside the cache it moves, for each share of a row, `I (V + 1)` numbers in float32 twice. Keys
     and values of 8 bits are widened a block at a time; all their scales are copied first.
@@ -201,7 +201,7 @@ def _arrays(inputs: DecodeInputs, spec: DecodeSpec) -> DecodeArrays:
 
 
 def _moved_bytes(arrays: DecodeArrays, choices: DecodeChoices) -> int:
-    """Returns the bytes of all pages that rows have and of their scales, of queries and results."""
+    """Return the bytes of all pages that rows have and of their scales, of queries and results."""
     batch, key_heads, rows, _ = arrays.q_BKIH.shape
     pools = (arrays.k_MCKH, arrays.v_MCKV)
     pages = arrays.table_BP.size * sum(x.nbytes // x.shape[0] for x in pools)
@@ -212,7 +212,7 @@ def _moved_bytes(arrays: DecodeArrays, choices: DecodeChoices) -> int:
 
 
 def _scales_of_rows(scale_MCK: Array | None, table_BP: Array, lengths_B: Array) -> Array | None:
-    """Returns the scales of each row's keys in whole blocks, 0 behind its tokens.
+    """Return the scales of each row's keys in whole blocks, 0 behind its tokens.
 
     A head's scales do not lie together in memory, which copies into shared memory need. A weight of
     0 hides no NaN.
@@ -227,14 +227,14 @@ def _scales_of_rows(scale_MCK: Array | None, table_BP: Array, lengths_B: Array) 
 
 
 def _by_key_head(q_BTNH: Array, key_heads: int) -> Array:
-    """Returns the queries of each key head's heads, `[B, K, T G, H]`."""
+    """Return the queries of each key head's heads, `[B, K, T G, H]`."""
     batch, queries, heads, width = q_BTNH.shape
     grouped = q_BTNH.reshape(batch, queries, key_heads, heads // key_heads, width)
     return grouped.transpose(0, 2, 1, 3, 4).reshape(batch, key_heads, -1, width)
 
 
 def _combined(o_BKZRV: Array, lse_BKZI: Array, inputs: DecodeInputs) -> Array:
-    """Returns the mean over shares, each by its sum of exponentials, and sinks by theirs."""
+    """Return the mean over shares, each by its sum of exponentials, and sinks by theirs."""
     batch, queries, heads, _ = inputs.q_BTNH.shape
     key_heads, value_width = inputs.k.shape[2], o_BKZRV.shape[-1]
     group = heads // key_heads

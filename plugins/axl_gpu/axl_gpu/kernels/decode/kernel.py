@@ -81,14 +81,14 @@ class DecodeChoices:
 
     @property
     def num_copies(self) -> int:
-        """Copies of a block of keys."""
+        """Copy of a block of keys."""
         return KEYS // self.copied
 
 
 def partial_sums(
     arrays: DecodeArrays, choices: DecodeChoices, products: Matmuls = TENSOR_CORES
 ) -> tuple[Array, Array]:
-    """Returns weighted means `[B, K, Z, out_rows, V]` and log-sum-exps `[B, K, Z, I]`, float32.
+    """Return weighted means `[B, K, Z, out_rows, V]` and log-sum-exps `[B, K, Z, I]`, float32.
 
     Args:
         arrays: Of the call.
@@ -198,7 +198,7 @@ def _body(
 
 
 def _fetch_own(arrays: DecodeArrays, scratch: dict[str, Any], batch: Array, head: Array) -> None:
-    """Waits until the queries, and what they see, are in shared memory."""
+    """Wait until the queries, and what they see, are in shared memory."""
     for source, target in (
         (arrays.q_BKIH.at[batch, head], scratch["q"]),
         (arrays.low_BI.at[batch], scratch["low"]),
@@ -209,7 +209,7 @@ def _fetch_own(arrays: DecodeArrays, scratch: dict[str, Any], batch: Array, head
 
 
 def _seen(logits_IJ: Array, first: Array, scratch: dict[str, Any]) -> Array:
-    """Returns the logits of a block with -inf where a query does not see a key."""
+    """Return the logits of a block with -inf where a query does not see a key."""
     shape = logits_IJ.shape
     key = lax.broadcasted_iota(jnp.int32, shape, 1) + first
     low, high = (along(scratch[name][...], shape, 0) for name in ("low", "high"))
@@ -228,7 +228,7 @@ class _Cache:
     head: Array
 
     def fetch(self, block: Array, slot: Array | int) -> None:
-        """Begins the copies of a block.
+        """Begin the copies of a block.
 
         Of pages behind the row's last one that one is copied. Copies may reach beyond the end of a
         contiguous cache.
@@ -257,7 +257,7 @@ class _Cache:
                 )
 
     def arrived(self, name: str, slot: Array) -> Ref:
-        """Waits for a block's keys or values, and returns them in the dtype of queries.
+        """Wait for a block's keys or values, and return them in the dtype of queries.
 
         Those of 8 bits are widened into one place, where the next ones replace them.
         """
@@ -276,13 +276,13 @@ class _Cache:
         return wide
 
     def scaled(self, x_IJ: Array, name: str, slot: Array) -> Array:
-        """Returns numbers of each key times its scale, where there are scales."""
+        """Return numbers of each key times its scale, where there are scales."""
         if not self.arrays.is_narrow:
             return x_IJ
         return x_IJ * along(self.scratch[f"{name}_scale"].at[slot][...], x_IJ.shape, 1)
 
     def hide_what_is_not_there(self, v: Ref, block: Array, length: Array) -> None:
-        """Writes zeros over values behind the row's length: a weight of 0 hides no NaN."""
+        """Write zeros over values behind the row's length: a weight of 0 hides no NaN."""
 
         @pl.when((block + 1) * KEYS > length)
         def _() -> None:
@@ -294,12 +294,12 @@ class _Cache:
 
 
 def _parts(x: Ref) -> Iterator[Any]:
-    """Returns the columns of a block in parts, of which registers hold one at a time."""
+    """Return the columns of a block in parts, of which registers hold one at a time."""
     width = math.gcd(x.shape[1], 128)
     for first in range(0, x.shape[1], width):
         yield slice(None), pl.ds(first, width)
 
 
 def _as(x: Array, dtype: Any) -> Array:
-    """Returns numbers of 8 bits in another dtype: float8 by way of float32, as Hoppers must."""
+    """Return numbers of 8 bits in another dtype: float8 by way of float32, as Hoppers must."""
     return x.astype(dtype) if x.dtype == jnp.int8 else x.astype(jnp.float32).astype(dtype)

@@ -46,18 +46,18 @@ KERNELS = Kernels(rows_of_groups, matrices_of_groups)
 
 
 def default_block_sizes(call: Call, hardware: Hardware) -> MatmulBlockSizes:
-    """Returns large tiles, but small ones of rows where groups do not fill large ones."""
+    """Return large tiles, but small ones of rows where groups do not fill large ones."""
     mean = call.shape("x")[0] // call.shape("w")[0]
     return MatmulBlockSizes(rows=128) if mean >= 128 else MatmulBlockSizes(rows=64, num_ahead=4)
 
 
 def candidates(call: Call, hardware: Hardware) -> Iterator[MatmulBlockSizes]:
-    """Yields what fits the shared memory of a Hopper."""
+    """Yield what fits the shared memory of a Hopper."""
     return all_block_sizes(depth=DEPTH, itemsize=2, result_itemsize=2)
 
 
 def bucket(call: Call) -> dict[str, int]:
-    """Returns the widths, and about how many rows a group has."""
+    """Return the widths, and about how many rows a group has."""
     num_groups, width, out_width = call.shape("w")
     rows = power_of_two(-(-call.shape("x")[0] // num_groups))
     return {"width": width, "out_width": out_width, "rows_of_a_group": rows}
@@ -73,7 +73,7 @@ BLOCK_SIZES = BlockSizeTable(
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernels can serve the call, else the reason why not."""
+    """Return None where the kernels can serve the call, else the reason why not."""
     if call.dtype("x") not in DTYPES:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('x')}"
     num_groups, width, out_width = call.shape("w")
@@ -89,7 +89,7 @@ def unsupported_reason(call: Call) -> str | None:
 def gpu_grouped_matmul(
     inputs: GroupedMatmulInputs, spec: None = None, *, kernels: Kernels = KERNELS
 ) -> Array:
-    """Returns `y_RF`.
+    """Return `y_RF`.
 
     Products of 16-bit operands, summed in float32, rounded once. Each tile of the result is summed
     by a thread block; each matrix is read once for every tile of its group's rows, and rows once
@@ -106,7 +106,7 @@ def gpu_grouped_matmul(
 def gpu_grouped_matmul_backward(
     inputs: GroupedMatmulInputs, spec: None = None, *, dy_RF: Array, kernels: Kernels = KERNELS
 ) -> GroupedMatmulInputs:
-    """Returns the gradients of rows and matrices.
+    """Return the gradients of rows and matrices.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -122,7 +122,7 @@ def gpu_grouped_matmul_backward(
 def matrix_gradients(
     inputs: GroupedMatmulInputs, dy_RF: Array, *, kernels: Kernels = KERNELS
 ) -> Array:
-    """Returns `dw_EDF`: `x^T dy` over the rows of each group.
+    """Return `dw_EDF`: `x^T dy` over the rows of each group.
 
     Args:
         inputs: Rows, matrices and group sizes; widths multiples of 64.
@@ -157,5 +157,5 @@ def _rows(inputs: GroupedMatmulInputs, kernels: Kernels, *, is_transposed: bool)
 
 
 def _padded(x_RD: Array) -> Array:
-    """Returns a multiple of 8 rows."""
+    """Return a multiple of 8 rows."""
     return jnp.pad(x_RD, ((0, -x_RD.shape[0] % ALIGNED), (0, 0)))

@@ -39,7 +39,7 @@ class GroupRows(NamedTuple):
 
     @classmethod
     def of(cls, group_sizes_E: Array, num_rows: int) -> "GroupRows":
-        """Returns the rows of each group."""
+        """Return the rows of each group."""
         end_E = jnp.minimum(jnp.cumsum(group_sizes_E.astype(jnp.int32)), num_rows)
         return cls(jnp.concatenate([jnp.zeros_like(end_E[:1]), end_E[:-1]]), end_E)
 
@@ -58,7 +58,7 @@ class RowTiles(NamedTuple):
 
     @classmethod
     def of(cls, groups: GroupRows, num_rows: int, size: int) -> "RowTiles":
-        """Returns tiles of `size` rows."""
+        """Return tiles of `size` rows."""
         start = jnp.append(groups.start_E, groups.end_E[-1])
         end = jnp.append(groups.end_E, jnp.int32(num_rows))
         first = start // ALIGNED
@@ -75,7 +75,7 @@ class RowTiles(NamedTuple):
 
 
 def max_tiles(num_rows: int, num_groups: int, size: int) -> int:
-    """Returns how many tiles there are at most, whatever the groups' sizes."""
+    """Return how many tiles there are at most, whatever the groups' sizes."""
     return (num_rows + (ALIGNED - 1) * (num_groups + 1)) // size + num_groups + 1
 
 
@@ -88,7 +88,7 @@ def rows_of_groups(
     block_sizes: MatmulBlockSizes,
     variant: Variant = TUNED,
 ) -> Array:
-    """Returns `y_RF`, each row times its group's matrix; zeros for rows of no group.
+    """Return `y_RF`, each row times its group's matrix; zeros for rows of no group.
 
     Sums in float32, and rounds to x's dtype.
 
@@ -174,7 +174,7 @@ def matrices_of_groups(
     block_sizes: MatmulBlockSizes,
     variant: Variant = TUNED,
 ) -> Array:
-    """Returns `dw_EDF`, for each group `x^T dy` over its rows; zeros for a group without any.
+    """Return `dw_EDF`, for each group `x^T dy` over its rows; zeros for a group without any.
 
     Sums in float32, and rounds to x's dtype. What is in rows of other groups has no part in
     it, not even NaN.
@@ -256,7 +256,7 @@ def matrices_of_groups(
 
 
 def _keep(tile: Reference, axis: int, bounds: tuple[Array, Array], variant: Variant) -> None:
-    """Makes zeros of all places along an axis outside of the bounds."""
+    """Make zeros of all places along an axis outside of the bounds."""
     values = tile[...]
     place = variant.index(tile.shape, axis)
     is_inside = (place >= bounds[0]) & (place < bounds[1])
@@ -266,7 +266,7 @@ def _keep(tile: Reference, axis: int, bounds: tuple[Array, Array], variant: Vari
 def _store_some(
     staged: Reference, rows: tuple[Array, Array], target: Reference, first: Array
 ) -> None:
-    """Copies some rows of a tile to the rows of a target from `first` on.
+    """Copy some rows of a tile to the rows of a target from `first` on.
 
     A copy has a static size, so there is one for every power of two.
 

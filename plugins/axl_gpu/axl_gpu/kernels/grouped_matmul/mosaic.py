@@ -36,7 +36,7 @@ MAX_GROUPS = 256
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not."""
+    """Return None where the kernel can serve the call, else the reason why not."""
     if call.dtype("x") not in DTYPES:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('x')}"
     num_groups, width, out_width = call.shape("w")
@@ -52,7 +52,7 @@ def unsupported_reason(call: Call) -> str | None:
 def mosaic_grouped_matmul(
     inputs: GroupedMatmulInputs, spec: None = None, *, product: RaggedDot = ragged_dot
 ) -> Array:
-    """Returns `y_RF`.
+    """Return `y_RF`.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -70,7 +70,7 @@ def mosaic_grouped_matmul_backward(
     product: RaggedDot = ragged_dot,
     kernels: Kernels = KERNELS,
 ) -> GroupedMatmulInputs:
-    """Returns the gradients of rows and matrices.
+    """Return the gradients of rows and matrices.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -87,7 +87,7 @@ def mosaic_grouped_matmul_backward(
 
 
 def _rows_of_groups(inputs: GroupedMatmulInputs, product: RaggedDot) -> Array:
-    """Returns the library's product, with zeros past the last group, where it writes nothing."""
+    """Return the library's product, with zeros past the last group, where it writes nothing."""
     x_RD, w_EDF, group_sizes_E = inputs
     num_rows = x_RD.shape[0]
     ends_E = jnp.minimum(jnp.cumsum(group_sizes_E.astype(jnp.int32)), num_rows)
@@ -113,7 +113,7 @@ def _rows_of_groups(inputs: GroupedMatmulInputs, product: RaggedDot) -> Array:
 
 
 def _in_whole_tiles(x_RD: Array, w_EDF: Array) -> Array:
-    """Returns rows padded with zeros to whole tiles."""
+    """Return rows padded with zeros to whole tiles."""
     num_rows = x_RD.shape[0]
     return jnp.pad(x_RD, ((0, -num_rows % _row_tile(num_rows, w_EDF)), (0, 0)))
 

@@ -41,12 +41,12 @@ class MatmulBlockSizes:
         return self.columns * self.warp_groups
 
     def shared_bytes(self, itemsize: int, result_itemsize: int) -> int:
-        """Returns what operands and results of so many bytes a number take of shared memory."""
+        """Return what operands and results of so many bytes a number take of shared memory."""
         block_sizes = self.num_ahead * self.depth * (self.rows + self.all_columns)
         return itemsize * block_sizes + result_itemsize * self.rows * self.all_columns
 
     def within(self, *, columns: int, rows: int = 0) -> "MatmulBlockSizes":
-        """Returns sizes that divide those of a result; rows need not where not given."""
+        """Return sizes that divide those of a result; rows need not where not given."""
         sizes = [(self.columns, self.warp_groups), (self.columns, 1), (64, 2), (64, 1)]
         each, warp_groups = next(one for one in sizes if columns % math.prod(one) == 0)
         whole = 64 if rows % self.rows else self.rows
@@ -55,12 +55,12 @@ class MatmulBlockSizes:
     def side(
         self, tile: Any, dtype: Any, *, size: int, is_rhs: bool = False, is_transposed: bool = False
     ) -> Side:
-        """Returns one side of products, whose tiles have so many rows, or columns."""
+        """Return one side of products, whose tiles have so many rows, or columns."""
         shape = (self.depth, size) if is_rhs != is_transposed else (size, self.depth)
         return Side(tile=tile, shape=shape, dtype=dtype, is_transposed=is_transposed)
 
     def steps(self, count: int | Array, *, lhs: Side, rhs: Side, dtype: Any) -> Steps:
-        """Returns so many pairs of tiles."""
+        """Return so many pairs of tiles."""
         return Steps(
             lhs=lhs,
             rhs=rhs,
@@ -74,7 +74,7 @@ class MatmulBlockSizes:
 def all_block_sizes(
     *, depth: int, itemsize: int, result_itemsize: int
 ) -> Iterator[MatmulBlockSizes]:
-    """Yields what fits the shared memory of a Hopper."""
+    """Yield what fits the shared memory of a Hopper."""
     choices = itertools.product((64, 128), (64, 128), (1, 2), (2, 3, 4, 6), (8, 16))
     for rows, columns, warp_groups, num_ahead, band in choices:
         block_sizes = MatmulBlockSizes(

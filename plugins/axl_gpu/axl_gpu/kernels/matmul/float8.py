@@ -27,18 +27,18 @@ Matmul = Callable[..., Array]
 
 
 def default_block_sizes(call: Call, hardware: Hardware) -> MatmulBlockSizes:
-    """Returns the largest tiles that fit, with a result of up to four bytes a number."""
+    """Return the largest tiles that fit, with a result of up to four bytes a number."""
     return MatmulBlockSizes(depth=DEPTH, num_ahead=2 if call.feature("dtype") == "float32" else 3)
 
 
 def candidates(call: Call, hardware: Hardware) -> Iterator[MatmulBlockSizes]:
-    """Yields what fits the shared memory of a Hopper."""
+    """Yield what fits the shared memory of a Hopper."""
     size = jnp.dtype(str(call.feature("dtype"))).itemsize
     return all_block_sizes(depth=DEPTH, itemsize=1, result_itemsize=size)
 
 
 def bucket(call: Call) -> dict[str, Any]:
-    """Returns which product it is, the sizes of the weights or of their gradient, and the dtype."""
+    """Return which product it is, the sizes of the weights or of their gradient, and the dtype."""
     sizes = {
         f"{name}_{n}": power_of_two(size)
         for name in ("lhs", "rhs")
@@ -57,7 +57,7 @@ BLOCK_SIZES = BlockSizeTable(
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not."""
+    """Return None where the kernel can serve the call, else the reason why not."""
     formats = {call.dtype("lhs"), call.dtype("rhs")}
     if not formats <= set(FORMATS):
         return f"multiplies float8, not {' and '.join(sorted(formats))}"
@@ -74,7 +74,7 @@ def unsupported_reason(call: Call) -> str | None:
 def gpu_float8_matmul(
     operands: Operands, spec: MatmulSpec, *, matmul: Matmul = float8_matmul_kernel
 ) -> Array:
-    """Returns the product, scaled and in the dtype that is asked for.
+    """Return the product, scaled and in the dtype that is asked for.
 
     Sums are the matrix units' own, which keep fewer bits of 8-bit products than float32 has; they
     are scaled in float32 and rounded once, in registers.
@@ -100,7 +100,7 @@ def _call(operands: Operands, spec: MatmulSpec) -> Call:
 
 
 def _rows(x: Array, contracting: tuple[int, ...]) -> Array:
-    """Returns an operand as rows, with what is summed over last."""
+    """Return an operand as rows, with what is summed over last."""
     free = tuple(axis for axis in range(x.ndim) if axis not in contracting)
     num_rows = math.prod(x.shape[axis] for axis in free)
     return jnp.transpose(x, (*free, *contracting)).reshape(num_rows, -1)

@@ -33,7 +33,7 @@ def float8_matmul_kernel(
     block_sizes: MatmulBlockSizes,
     variant: Variant = TUNED,
 ) -> Array:
-    """Returns `[R, N]`, `scale lhs rhs^T`.
+    """Return `[R, N]`, `scale lhs rhs^T`.
 
     Args:
         lhs_RK: Any sizes; copied where they are not whole tiles.

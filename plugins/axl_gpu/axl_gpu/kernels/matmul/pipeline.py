@@ -45,7 +45,7 @@ class Variant:
     interpreter: Any = None
 
     def stored(self, x: Array, *, is_transposed: bool) -> tuple[Array, bool]:
-        """Returns an operand to store, and whether its tiles are still to be transposed.
+        """Return an operand to store, and whether its tiles are still to be transposed.
 
         A GPU transposes tiles as it multiplies. The interpreter cannot, and gets a copy.
         """
@@ -54,15 +54,15 @@ class Variant:
         return x, is_transposed
 
     def tiled(self, x: Array) -> Array:
-        """Returns a tile spread over threads as the results of the matrix units are."""
+        """Return a tile spread over threads as the results of the matrix units are."""
         return x if self.interpreter else plgpu.layout_cast(x, plgpu.Layout.WGMMA)
 
     def by_row(self, x: Array) -> Array:
-        """Returns a number for each row of a tile, spread over threads as its rows are."""
+        """Return a number for each row of a tile, spread over threads as its rows are."""
         return x if self.interpreter else plgpu.layout_cast(x, plgpu.Layout.WGMMA.reduce(1))
 
     def load_by_row(self, numbers: Reference, p: Array) -> Array:
-        """Returns the p-th row of numbers in the memory of the GPU, spread like `by_row`."""
+        """Return the p-th row of numbers in the memory of the GPU, spread like `by_row`."""
         if self.interpreter:
             row: Array = numbers[p]
             return row
@@ -70,7 +70,7 @@ class Variant:
         return plgpu.load(numbers, (p,), layout=layout, optimized=False)
 
     def index(self, shape: tuple[int, ...], axis: int) -> Array:
-        """Returns each element's place along an axis of a tile."""
+        """Return each element's place along an axis of a tile."""
         return self.tiled(lax.broadcasted_iota(jnp.int32, shape, axis))
 
 
@@ -94,7 +94,7 @@ class Side:
     is_transposed: bool = False
 
     def room(self, *leading: int) -> Any:
-        """Returns shared memory for so many tiles."""
+        """Return shared memory for so many tiles."""
         bits = jnp.dtype(self.dtype).itemsize * 8
         swizzle = plgpu.find_swizzle(self.shape[-1] * bits)
         tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
@@ -102,7 +102,7 @@ class Side:
         return plgpu.SMEM((*leading, *self.shape), self.dtype, transforms=transforms)
 
     def operand(self, tile: Reference) -> Reference:
-        """Returns a tile in shared memory as the matrix units are to read it."""
+        """Return a tile in shared memory as the matrix units are to read it."""
         return tile.transpose((1, 0)) if self.is_transposed else tile
 
 
@@ -127,7 +127,7 @@ class Steps:
     staged: jax.ShapeDtypeStruct
 
     def staging(self, *leading: int) -> Any:
-        """Returns shared memory for so many results."""
+        """Return shared memory for so many results."""
         return plgpu.SMEM((*leading, *self.staged.shape), self.staged.dtype)
 
 
@@ -137,7 +137,7 @@ class Multiply:
     def __call__(
         self, total: Reference, *, first: Any, count: Any, prepare: Prepare | None = None
     ) -> None:
-        """Adds the products of `count` steps from `first` on, in float32.
+        """Add the products of `count` steps from `first` on, in float32.
 
         Each step is taken once, in their order.
 
@@ -156,7 +156,7 @@ Work = Callable[[Any, Multiply, Reference], None]
 
 
 def in_warp_groups(work: Work, steps: Steps, variant: Variant) -> None:
-    """Runs `work` in each warp group, of which each multiplies all steps."""
+    """Run `work` in each warp group, of which each multiplies all steps."""
     if not variant.is_tuned:
         for group in range(steps.num_groups):
 
@@ -265,7 +265,7 @@ class _FetchedAhead(Multiply):
 def _fetch(
     steps: Steps, lhs: Reference, rhs: Reference, arrived: Reference, consumed: Reference
 ) -> None:
-    """Copies tiles into shared memory as soon as there is room, and waits until all were used."""
+    """Copy tiles into shared memory as soon as there is room, and wait until all were used."""
     num_ahead = jnp.int32(steps.num_ahead)
 
     @pl.loop(0, steps.num_steps)
@@ -295,7 +295,7 @@ def launch(
     num_groups: int,
     variant: Variant,
 ) -> Callable[..., Any]:
-    """Returns a kernel as a function of arrays, which has no batched form but one by one.
+    """Return a kernel as a function of arrays, which has no batched form but one by one.
 
     Args:
         body: From references to inputs and outputs; it multiplies by `in_warp_groups` once.
@@ -324,7 +324,7 @@ def launch(
 
 
 def place(index: Array, shape: tuple[int, int], band: int) -> tuple[Array, Array]:
-    """Returns the row and the column of tiles that the n-th thread block works on.
+    """Return the row and the column of tiles that the n-th thread block works on.
 
     Bands of so many rows are gone through by columns, so that what blocks that run together read
     is in the cache.

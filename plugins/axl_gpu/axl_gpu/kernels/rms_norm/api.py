@@ -38,12 +38,12 @@ class RmsNormBlockSizes:
 
 
 def default_block_sizes(call: Call, hardware: Hardware) -> RmsNormBlockSizes:
-    """Returns sizes that give each multiprocessor several programs at usual sizes."""
+    """Return sizes that give each multiprocessor several programs at usual sizes."""
     return RmsNormBlockSizes(rows=4, backward_rows=16)
 
 
 def candidates(call: Call, hardware: Hardware) -> Iterator[RmsNormBlockSizes]:
-    """Yields what may be fastest."""
+    """Yield what may be fastest."""
     for rows in (1, 2, 4, 8, 16):
         yield RmsNormBlockSizes(rows=rows, backward_rows=4 * rows)
 
@@ -58,7 +58,7 @@ BLOCK_SIZES = BlockSizeTable(
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernels can serve the call, else the reason why not."""
+    """Return None where the kernels can serve the call, else the reason why not."""
     for name in ("x", "scale"):
         if call.has(name) and call.dtype(name) not in DTYPES:
             return f"takes {name} of {', '.join(DTYPES)}, not {call.dtype(name)}"
@@ -73,7 +73,7 @@ def unsupported_reason(call: Call) -> str | None:
 def gpu_rms_norm(
     inputs: RmsNormInputs, spec: RmsNormSpec, *, kernel: Callable[..., Array] = forward_rows
 ) -> Array:
-    """Returns the normalised `x` in its dtype; all arithmetic is float32.
+    """Return the normalised `x` in its dtype; all arithmetic is float32.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -91,7 +91,7 @@ def gpu_rms_norm_backward(
     dy: Array,
     kernel: Callable[..., tuple[Array, Array]] = backward_rows,
 ) -> RmsNormInputs:
-    """Returns the gradients; that of the scale is float32.
+    """Return the gradients; that of the scale is float32.
 
     Reads `x` and the result's gradient, and writes the gradient of `x` and, for each program, a row
     that is summed up to the gradient of the scale.

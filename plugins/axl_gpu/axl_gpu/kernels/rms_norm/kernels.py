@@ -24,7 +24,7 @@ AXIS = "program"
 def forward_rows(
     x_RD: Array, factor_D: Array, *, epsilon: float, rows: int, interpreter: Any = None
 ) -> Array:
-    """Returns `y_RD`, of x's dtype.
+    """Return `y_RD`, of x's dtype.
 
     Args:
         x_RD: The rows.
@@ -60,7 +60,7 @@ def backward_rows(
     rows: int,
     interpreter: Any = None,
 ) -> tuple[Array, Array]:
-    """Returns `dx_RD`, of x's dtype, and `dfactor_PD`, float32, of which the sum is wanted.
+    """Return `dx_RD`, of x's dtype, and `dfactor_PD`, float32, of which the sum is wanted.
 
     Args:
         x_RD: The rows.
@@ -98,7 +98,7 @@ def backward_rows(
 
 
 def _loader(width: int, interpreter: Any) -> Callable[[Any, Any], Array]:
-    """Returns what loads a row in float32, spread over threads alike whatever it is stored as."""
+    """Return what loads a row in float32, spread over threads alike whatever it is stored as."""
     each = 4 if width % (4 * THREADS) == 0 else 2
 
     def load(rows: Any, r: Any) -> Array:

@@ -49,7 +49,7 @@ MAX_WIDTH = 256
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where these kernels can serve the call, else the reason why not."""
+    """Return None where these kernels can serve the call, else the reason why not."""
     if call.dtype("q") not in ("bfloat16", "float32"):
         return f"takes bfloat16 and float32, not {call.dtype('q')}"
     if call.has("bias"):
@@ -84,7 +84,7 @@ def _too_long(call: Call) -> str | None:
 def tpu_flash_attention(
     inputs: AttentionInputs, spec: AttentionSpec, *, interpret: Any = False
 ) -> tuple[Array, Array]:
-    """Returns `(o_BTNV, lse_BTN)`.
+    """Return `(o_BTNV, lse_BTN)`.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -109,7 +109,7 @@ def tpu_flash_attention_backward(
     dlse_BTN: Array,
     interpret: Any = False,
 ) -> AttentionInputs:
-    """Returns the gradients of a call's arrays; None for parts that carry none.
+    """Return the gradients of a call's arrays; None for parts that carry none.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.

@@ -41,7 +41,7 @@ def backward_fused(
     vmem_bytes: int,
     interpret: Any,
 ) -> tuple[Array, Array, Array]:
-    """Returns gradients in the inputs' dtype, their heads as in `layout`; visits go by keys."""
+    """Return gradients in the inputs' dtype, their heads as in `layout`; visits go by keys."""
     q, k, v = operands.q, operands.k, operands.v
     specs = BlockSpecs(operands, layout, cut, by_keys=True, heads_are_outer=True)
     num_queries, num_keys = (axis.num * axis.size for axis in (cut.queries, cut.keys))

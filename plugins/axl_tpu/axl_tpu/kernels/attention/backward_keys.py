@@ -38,7 +38,7 @@ def backward_keys(
     *,
     interpret: Any,
 ) -> tuple[Array, Array]:
-    """Returns gradients in the inputs' dtype, their heads as in `layout`; visits go by keys."""
+    """Return gradients in the inputs' dtype, their heads as in `layout`; visits go by keys."""
     k, v = operands.k, operands.v
     specs = BlockSpecs(operands, layout, cut, by_keys=True)
     size = cut.keys.size

@@ -38,7 +38,7 @@ def backward_queries(
     *,
     interpret: Any,
 ) -> Array:
-    """Returns the gradient, its heads as `layout.q`, in the inputs' dtype; visits go by queries."""
+    """Return the gradient, its heads as `layout.q`, in the inputs' dtype; visits go by queries."""
     specs = BlockSpecs(operands, layout, cut, by_keys=False)
     dq: Array = pl.pallas_call(
         partial(_dq_kernel, block=BlockShape(spec, cut, by_keys=False)),

@@ -46,48 +46,48 @@ class BlockShape:
         return sizes[::-1] if self.by_keys else sizes
 
     def place_of_query(self) -> Array:
-        """Returns each score's query, counted from the block's first."""
+        """Return each score's query, counted from the block's first."""
         return lax.broadcasted_iota(jnp.int32, self.shape, int(self.by_keys))
 
     def place_of_key(self) -> Array:
-        """Returns each score's key, counted from the block's first."""
+        """Return each score's key, counted from the block's first."""
         return lax.broadcasted_iota(jnp.int32, self.shape, 1 - int(self.by_keys))
 
     def of_queries(self, per_query: Array) -> Array:
-        """Returns a row or column of queries, able to meet the scores."""
+        """Return a row or column of queries, able to meet the scores."""
         return per_query if self.by_keys else spread(per_query, self.shape[1])
 
     def of_keys(self, per_key: Array) -> Array:
-        """Returns a row or column of keys, able to meet the scores."""
+        """Return a row or column of keys, able to meet the scores."""
         return spread(per_key, self.shape[1]) if self.by_keys else per_key
 
 
 def column(row: Array) -> Array:
-    """Returns `[Q, LANES]`, equal in all lanes, from a row `[1, Q]`."""
+    """Return `[Q, LANES]`, equal in all lanes, from a row `[1, Q]`."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
 def spread(column: Array, width: int) -> Array:
-    """Returns a column `[Q, LANES]` over `width` lanes."""
+    """Return a column `[Q, LANES]` over `width` lanes."""
     repeats = -(-width // LANES)
     wide = jnp.tile(column, (1, repeats)) if repeats > 1 else column
     return wide if wide.shape[1] == width else wide[:, :width]
 
 
 def matmul(a: Array, b: Array, contract: tuple[int, int]) -> Array:
-    """Returns the float32 product of two matrices along one axis of each."""
+    """Return the float32 product of two matrices along one axis of each."""
     dims = (((contract[0],), (contract[1],)), ((), ()))
     return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
 def inside(x: Array, first: Array, length: int, *, axis: int = 0) -> Array:
-    """Returns `x` with zeros at or after `length` along an axis, where the array has ended."""
+    """Return `x` with zeros at or after `length` along an axis, where the array has ended."""
     place = lax.broadcasted_iota(jnp.int32, x.shape, axis)
     return jnp.where(place < length - first, x.astype(jnp.float32), 0.0).astype(x.dtype)
 
 
 def capped(scores: Array, spec: AttentionSpec) -> tuple[Array, Array | None]:
-    """Returns the logits in powers of two, and the tanh that their gradient needs, if any."""
+    """Return the logits in powers of two, and the tanh that their gradient needs, if any."""
     if spec.soft_cap is None:
         return scores * (spec.scale * LOG2E), None
     tanh = jnp.tanh(scores * (spec.scale / spec.soft_cap))
@@ -103,7 +103,7 @@ def visible(
     queries: Any,
     k_segments: Array | None,
 ) -> Array | None:
-    """Returns the mask of a visit, None where nothing can be hidden.
+    """Return the mask of a visit, None where nothing can be hidden.
 
     Args:
         block: How the scores lie.
@@ -141,7 +141,7 @@ def visible(
 
 
 def dropout(block: BlockShape, i: Array, j: Array, seed: Array) -> Array:
-    """Returns the factors of a visit's probabilities, those of `dropout_factor`."""
+    """Return the factors of a visit's probabilities, those of `dropout_factor`."""
     queries, keys = block.cut.queries.size, block.cut.keys.size
     query_shape, key_shape = (
         ((1, queries), (keys, LANES)) if block.by_keys else ((queries, LANES), (1, keys))
@@ -152,5 +152,5 @@ def dropout(block: BlockShape, i: Array, j: Array, seed: Array) -> Array:
 
 
 def _numbers(shape: tuple[int, int], first: Array, axis: int) -> Array:
-    """Returns uint32 that count from `first` along an axis."""
+    """Return uint32 that count from `first` along an axis."""
     return (lax.broadcasted_iota(jnp.int32, shape, axis) + first).astype(jnp.uint32)

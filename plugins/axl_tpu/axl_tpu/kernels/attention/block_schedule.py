@@ -57,7 +57,7 @@ class Blocking:
 
     @classmethod
     def of(cls, inputs: AttentionInputs, block_q: int, block_k: int) -> "Blocking":
-        """Returns the cut of a call by blocks of these sizes, or as large as its axes need."""
+        """Return the cut of a call by blocks of these sizes, or as large as its axes need."""
         num_queries, num_keys = inputs.q_BTNH.shape[1], inputs.k_BSKH.shape[1]
         return cls(
             Blocks(num_queries, min(block_q, -(-num_queries // LANES) * LANES)),
@@ -66,22 +66,22 @@ class Blocking:
 
 
 def query_block(code: Array) -> Array:
-    """Returns the query block of a visit."""
+    """Return the query block of a visit."""
     return lax.shift_right_logical(code, jnp.int32(_BLOCK_BITS + _FLAG_BITS))
 
 
 def key_block(code: Array) -> Array:
-    """Returns the key block of a visit."""
+    """Return the key block of a visit."""
     return lax.shift_right_logical(code, jnp.int32(_FLAG_BITS)) & jnp.int32(MAX_BLOCKS - 1)
 
 
 def has(code: Array, flag: int) -> Array:
-    """Returns whether a visit has a flag."""
+    """Return whether a visit has a flag."""
     return (code & jnp.int32(flag)) != 0
 
 
 def max_schedule_steps(cut: Blocking, spec: AttentionSpec, *, offset_is_static: bool) -> int:
-    """Returns how many visits a row may need at most; its list is held in scalar memory."""
+    """Return how many visits a row may need at most; its list is held in scalar memory."""
     pairs = active_block_pairs(cut.queries, cut.keys, spec, offset_is_static=offset_is_static)
     return len(pairs) + cut.queries.num + cut.keys.num
 
@@ -89,7 +89,7 @@ def max_schedule_steps(cut: Blocking, spec: AttentionSpec, *, offset_is_static: 
 def block_schedule(
     inputs: AttentionInputs, spec: AttentionSpec, cut: Blocking, *, by_keys: bool
 ) -> BlockSchedule:
-    """Returns the walk of a call.
+    """Return the walk of a call.
 
     Every block of the outer axis is visited once at least, so that its output is written.
 
@@ -120,7 +120,7 @@ def block_schedule(
 def _with_every_outer_block(
     active_P2: np.ndarray, cut: Blocking, by_keys: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pairs sorted by outer block, one more for blocks that have none, and which live."""
+    """Return pairs sorted by outer block, one more for blocks that have none, and which live."""
     axis = int(by_keys)
     num_outer = cut.keys.num if by_keys else cut.queries.num
     missing = np.setdiff1d(np.arange(num_outer, dtype=np.int32), active_P2[:, axis])
@@ -135,7 +135,7 @@ def _with_every_outer_block(
 def _is_full(
     pairs_P2: np.ndarray, cut: Blocking, spec: AttentionSpec, *, offset_is_static: bool
 ) -> np.ndarray:
-    """Returns of which pairs window and ends of the arrays hide nothing."""
+    """Return of which pairs window and end of the arrays hide nothing."""
     first_query, first_key = (pairs_P2 * (cut.queries.size, cut.keys.size)).T
     last_query = first_query + cut.queries.size - 1
     last_key = first_key + cut.keys.size - 1
@@ -159,7 +159,7 @@ class _Conditions(NamedTuple):
     def of(
         cls, inputs: AttentionInputs, spec: AttentionSpec, cut: Blocking, pairs_P2: np.ndarray
     ) -> "_Conditions | None":
-        """Returns what documents, key ranges and offsets leave; None where there are none."""
+        """Return what documents, key ranges and offsets leave; None where there are none."""
         i, j = pairs_P2[:, 0], pairs_P2[:, 1]
         first = jnp.asarray(j * cut.keys.size)[:, None]
         last = jnp.asarray(np.minimum((j + 1) * cut.keys.size, cut.keys.length) - 1)[:, None]
@@ -189,7 +189,7 @@ class _Conditions(NamedTuple):
 
 
 def _all(conditions: list[Array]) -> Array:
-    """Returns where all of `[P, B]` hold, as `[B, P]`."""
+    """Return where all of `[P, B]` hold, as `[B, P]`."""
     every = conditions[0]
     for condition in conditions[1:]:
         every = every & condition
@@ -199,7 +199,7 @@ def _all(conditions: list[Array]) -> Array:
 def _kept(
     pairs_P2: np.ndarray, outer_P: np.ndarray, is_active_BP: Array, is_masked_BP: Array
 ) -> BlockSchedule:
-    """Returns the live pairs of each row in their order; of blocks without any, one dead pair."""
+    """Return the live pairs of each row in their order; of blocks without any, one dead pair."""
     is_start_P = np.diff(outer_P, prepend=-1) != 0
     num_outer = int(outer_P[-1]) + 1
     active_BO = jnp.zeros((is_active_BP.shape[0], num_outer), bool).at[:, outer_P].max(is_active_BP)
@@ -228,6 +228,6 @@ def _kept(
 
 
 def _places(pairs_P2: np.ndarray) -> np.ndarray:
-    """Returns the visits of pairs, without flags."""
+    """Return the visits of pairs, without flags."""
     i, j = pairs_P2.astype(np.int32).T
     return (i << (_BLOCK_BITS + _FLAG_BITS)) | (j << _FLAG_BITS)

@@ -57,7 +57,7 @@ LEAST_VMEM = 16 * MIB
 
 
 def step_bytes(block: tuple[int, int], widths: tuple[int, int], itemsize: int) -> int:
-    """Returns the VMEM that a visit needs: blocks twice, their sums, and scores.
+    """Return the VMEM that a visit needs: blocks twice, their sums, and scores.
 
     Args:
         block: Queries and keys.
@@ -70,7 +70,7 @@ def step_bytes(block: tuple[int, int], widths: tuple[int, int], itemsize: int) -
 
 
 def fused_bytes(call: Call, block_q: int, block_k: int) -> int:
-    """Returns the VMEM that all gradients at once need: a visit's, and whole sums and outputs."""
+    """Return the VMEM that all gradients at once need: a visit's, and whole sums and outputs."""
     queries, keys = (_up(call.shape(x)[1], b) for x, b in (("q", block_q), ("k", block_k)))
     widths = call.shape("k")[-1], call.shape("v")[-1]
     width, value_width = (_up(width, LANES) for width in widths)
@@ -84,7 +84,7 @@ def _up(size: int, multiple: int) -> int:
 
 
 def block_size(call: Call) -> int:
-    """Returns the default number of queries and of keys of a block, larger for very long rows.
+    """Return the default number of queries and of keys of a block, larger for very long rows.
 
     A row's list of visits grows with the square of its blocks, and is in scalar memory.
     """

@@ -56,7 +56,7 @@ def forward(
     *,
     interpret: Any,
 ) -> tuple[Array, Array]:
-    """Returns the output in the inputs' dtype, its heads as `layout.o`, and float32 `lse_BN1T`.
+    """Return the output in the inputs' dtype, its heads as `layout.o`, and float32 `lse_BN1T`.
 
     Args:
         operands: The call's arrays as kernels take them.
@@ -170,7 +170,7 @@ def _kernel(
 
 
 def _by_lane(p: Array) -> Array:
-    """Returns `[Q, LANES]`: sums of the columns that share a lane."""
+    """Return `[Q, LANES]`: sums of the columns that share a lane."""
     sums = p[:, :LANES]
     for start in range(LANES, p.shape[1], LANES):
         sums = sums + p[:, start : start + LANES]

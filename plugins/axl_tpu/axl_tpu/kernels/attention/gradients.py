@@ -55,7 +55,7 @@ def key_gradients(
     j: Array,
     is_masked: bool,
 ) -> KeyGradients:
-    """Returns the gradients of a visit by keys; `k_segments` refers to a column, or is None."""
+    """Return the gradients of a visit by keys; `k_segments` refers to a column, or is None."""
     q, k, v, do = refs.q[...], refs.k[...], refs.v[...], refs.do[...]
     lse, delta = refs.lse[...], refs.delta[...]
     queries, keys = block.cut.queries, block.cut.keys
@@ -94,7 +94,7 @@ def probabilities_and_ds(
     lse: Array,
     delta: Array,
 ) -> tuple[Array, Array]:
-    """Returns the probabilities that dropout kept, and the gradient of scaled scores; float32."""
+    """Return the probabilities that dropout kept, and the gradient of scaled scores; float32."""
     logits, tanh = capped(scores, block.spec)
     if mask is not None:
         logits = jnp.where(mask, logits, HIDDEN)
@@ -107,7 +107,7 @@ def probabilities_and_ds(
 
 
 def when_active(code: Array, visit: Any) -> None:
-    """Runs `visit` where it shows anything, with a mask where it does not show all."""
+    """Run `visit` where it shows anything, with a mask where it does not show all."""
     is_masked = has(code, MASKED)
     pl.when(has(code, LIVE) & is_masked)(partial(visit, is_masked=True))
     pl.when(has(code, LIVE) & ~is_masked)(partial(visit, is_masked=False))
@@ -118,7 +118,7 @@ BLOCK = 2048
 
 
 def row_delta_of(o: Array, do: Array, heads: Heads, *, interpret: Any) -> Array:
-    """Returns float32 `[B, N, 1, T]` from two arrays of heads side by side, `[B, T, N * V]`."""
+    """Return float32 `[B, N, 1, T]` from two arrays of heads side by side, `[B, T, N * V]`."""
     batch, tokens, _ = o.shape
     size = min(BLOCK, -(-tokens // LANES) * LANES)
     block = pl.BlockSpec(heads.block(size), lambda b, n, i: heads.place(b, n, i))

@@ -39,25 +39,25 @@ class Heads:
         return self.width % LANES == 0
 
     def lay(self, x_BTNH: Array) -> Array:
-        """Returns an array as kernels take it."""
+        """Return an array as kernels take it."""
         return x_BTNH.reshape(*x_BTNH.shape[:2], -1) if self.are_side_by_side else swap(x_BTNH)
 
     def lift(self, x: Array) -> Array:
-        """Returns `x_BTNH` from an array that a kernel wrote."""
+        """Return `x_BTNH` from an array that a kernel wrote."""
         return x.reshape(*x.shape[:2], self.num, -1) if self.are_side_by_side else swap(x)
 
     def shape(self, batch: int, length: int) -> tuple[int, ...]:
-        """Returns the shape of such an array."""
+        """Return the shape of such an array."""
         if self.are_side_by_side:
             return batch, length, self.num * self.width
         return batch, self.num, length, self.width
 
     def block(self, size: int) -> tuple[int | None, ...]:
-        """Returns the shape of one head's block."""
+        """Return the shape of one head's block."""
         return (None, *(() if self.are_side_by_side else (None,)), size, self.width)
 
     def place(self, b: Array, n: Array, i: Array | int) -> tuple[Array | int, ...]:
-        """Returns where a head's block lies, counted in blocks."""
+        """Return where a head's block lies, counted in blocks."""
         return (b, i, n) if self.are_side_by_side else (b, n, i, 0)
 
 
@@ -71,7 +71,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> "Layout":
-        """Returns the layout of a call."""
+        """Return the layout of a call."""
         q, k, v = (Heads(*x.shape[2:]) for x in (inputs.q_BTNH, inputs.k_BSKH, inputs.v_BSKV))
         return cls(q=q, k=k, v=v, o=Heads(q.num, v.width))
 
@@ -99,7 +99,7 @@ class Operands(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> "Operands":
-        """Returns the operands of the forward pass."""
+        """Return the operands of the forward pass."""
         layout, k_segments = Layout.of(inputs), inputs.k_segments_BS
         if k_segments is not None:
             k_segments = jnp.where(k_segments == 0, LEAST_ID, k_segments.astype(jnp.int32))
@@ -117,7 +117,7 @@ class Operands(NamedTuple):
         )
 
     def with_gradients(self, do_BTNV: Array, lse_BTN: Array, delta_BTN: Array) -> "Operands":
-        """Returns the operands of the backward pass."""
+        """Return the operands of the backward pass."""
         return self._replace(
             sinks=None,
             do=Heads(*do_BTNV.shape[2:]).lay(do_BTNV.astype(self.q.dtype)),
@@ -126,12 +126,12 @@ class Operands(NamedTuple):
         )
 
     def offset_of(self, b: Array, spec: AttentionSpec) -> Array | int:
-        """Returns the place of a row's first query on the key axis; in a kernel."""
+        """Return the place of a row's first query on the key axis; in a kernel."""
         return spec.query_offset if self.offset is None else self.offset[b] + spec.query_offset
 
 
 def swap(x_BTNH: Array) -> Array:
-    """Returns `x_BNTH` from `x_BTNH`, or the other way round."""
+    """Return `x_BNTH` from `x_BTNH`, or the other way round."""
     return jnp.swapaxes(x_BTNH, 1, 2)
 
 
@@ -166,14 +166,14 @@ class BlockSpecs:
         return self.layout.q.num // self.layout.k.num
 
     def vmem_bytes(self) -> int:
-        """Returns how much VMEM a kernel of these blocks may take."""
+        """Return how much VMEM a kernel of these blocks may take."""
         block = self.cut.queries.size, self.cut.keys.size
         widths = self.layout.k.width, self.layout.v.width
         needed = step_bytes(block, widths, self.operands.q.dtype.itemsize)
         return max(LEAST_VMEM, needed)
 
     def inputs(self) -> Operands:
-        """Returns the specs of all operands that there are."""
+        """Return the specs of all operands that there are."""
         row = pl.BlockSpec(
             (None, 1, self.cut.queries.size), self._at(lambda b, n, k, i, j: (b, 0, i))
         )
@@ -200,28 +200,28 @@ class BlockSpecs:
         return Operands(*(None if array is None else spec for spec, array in used))
 
     def queries(self, heads: Heads) -> Any:
-        """Returns the spec of an array per query."""
+        """Return the spec of an array per query."""
         at = self._at(lambda b, n, k, i, j: heads.place(b, n, i))
         return pl.BlockSpec(heads.block(self.cut.queries.size), at)
 
     def query_row(self) -> Any:
-        """Returns the spec of `[B, N, 1, T]`."""
+        """Return the spec of `[B, N, 1, T]`."""
         at = self._at(lambda b, n, k, i, j: (b, n, 0, i))
         return pl.BlockSpec((None, None, 1, self.cut.queries.size), at)
 
     def keys(self, heads: Heads) -> Any:
-        """Returns the spec of an array per key."""
+        """Return the spec of an array per key."""
         at = self._at(lambda b, n, k, i, j: heads.place(b, k, j))
         return pl.BlockSpec(heads.block(self.cut.keys.size), at)
 
     def all_queries(self, heads: Heads) -> Any:
-        """Returns the spec of an array per query in blocks of a whole head."""
+        """Return the spec of an array per query in blocks of a whole head."""
         at = self._at(lambda b, n, k, i, j: heads.place(b, n, 0))
         block = heads.block(self.cut.queries.length)
         return pl.BlockSpec(block, at, pipeline_mode=pl.Buffered(1))
 
     def all_keys(self, heads: Heads) -> Any:
-        """Returns the spec of an array per key in blocks of a whole head."""
+        """Return the spec of an array per key in blocks of a whole head."""
         at = self._at(lambda b, n, k, i, j: heads.place(b, k, 0))
         block = heads.block(self.cut.keys.length)
         return pl.BlockSpec(block, at, pipeline_mode=pl.Buffered(1))
@@ -247,7 +247,7 @@ class BlockSpecs:
 
 
 def code_of(codes: Any, b: Array, p: Array) -> Array:
-    """Returns a visit of a row; rows whose visits are equal share one list."""
+    """Return a visit of a row; rows whose visits are equal share one list."""
     code: Array = codes[b if codes.shape[0] > 1 else 0, p]
     return code
 
@@ -263,7 +263,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def scratch(cls, operands: Operands, size: int) -> "Columns":
-        """Returns the scratch that a kernel keeps its columns in."""
+        """Return the scratch that a kernel keeps its columns in."""
 
         def shape(rows: Array | None) -> Any:
             return None if rows is None else pltpu.VMEM((size, LANES), rows.dtype)
@@ -271,7 +271,7 @@ class Columns(NamedTuple):
         return cls(*(shape(getattr(operands, name)) for name in cls._fields))
 
     def fill(self, rows: Operands) -> None:
-        """Turns the rows of a query block into columns; in a kernel."""
+        """Turn the rows of a query block into columns; in a kernel."""
         for name, kept in self._asdict().items():
             if kept is not None:
                 kept[...] = column(getattr(rows, name)[...])

@@ -48,7 +48,7 @@ class SplashBlockSizes:
     fused_backward: bool = False
 
     def block(self, num_tokens: int) -> int:
-        """Returns the largest such block that divides a number of tokens."""
+        """Return the largest such block that divides a number of tokens."""
         return math.gcd(self.max_block, num_tokens)
 
 
@@ -57,7 +57,7 @@ LARGE_BLOCK = 1024
 
 
 def _default_block_sizes(call: Call, hardware: Hardware) -> SplashBlockSizes:
-    """Returns large blocks where libtpu was seen to take them, and no window is smaller.
+    """Return large blocks where libtpu was seen to take them, and no window is smaller.
 
     One kernel for all gradients takes fewer cycles than two, but not with libtpu's estimate of the
     sum (`benchmarks/tpu_kernels.py`).
@@ -90,7 +90,7 @@ BLOCK_SIZES = BlockSizeTable(
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where splash attention can serve the call, else the reason why not."""
+    """Return None where splash attention can serve the call, else the reason why not."""
     num_queries, num_keys = call.shape("q")[1], call.shape("k")[1]
     if call.dtype("q") not in ("bfloat16", "float32"):
         return f"takes bfloat16 and float32, not {call.dtype('q')}"
@@ -115,7 +115,7 @@ def unsupported_reason(call: Call) -> str | None:
 def splash_attention(
     inputs: AttentionInputs, spec: AttentionSpec, *, interpret: bool = False
 ) -> tuple[Array, Array]:
-    """Returns `(o_BTNV, zeros)`: `unsupported_reason` refuses calls that ask for the log-sum-exp.
+    """Return `(o_BTNV, zeros)`: `unsupported_reason` refuses calls that ask for the log-sum-exp.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -190,7 +190,7 @@ def _mask(spec: AttentionSpec, length: int) -> splash.Mask:
 
 
 def _sees_anything(segments: splash.SegmentIds, spec: AttentionSpec) -> Array:
-    """Returns which queries `[B, T]` see any key; the kernel gives the others a mean of all keys.
+    """Return which queries `[B, T]` see any key; the kernel gives the others a mean of all keys.
 
     The comparison of all pairs is fused into the reduction; it is never stored.
     """

@@ -29,7 +29,7 @@ MAX_WIDTH = {"bfloat16": 8192, "float32": 4096}
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not."""
+    """Return None where the kernel can serve the call, else the reason why not."""
     for name in ("x", "w", "weights"):
         if call.dtype(name) not in DTYPES:
             return f"takes {name} of bfloat16 and float32, not {call.dtype(name)}"
@@ -44,7 +44,7 @@ def unsupported_reason(call: Call) -> str | None:
 def tpu_cross_entropy(
     inputs: CrossEntropyTokens, spec: CrossEntropySpec, *, interpret: Any = False
 ) -> TokenStatistics:
-    """Returns what the logits give each token, with the mean if a gradient will be wanted.
+    """Return what the logits give each token, with the mean if a gradient will be wanted.
 
     Products take x's dtype and accumulate in float32; all else is float32. A `w` of another dtype
     or layout than `[V, D]` of x's is copied to that once.
@@ -67,7 +67,7 @@ def tpu_cross_entropy_backward(
     scale_BT: Array,
     interpret: Any = False,
 ) -> CrossEntropyTokens:
-    """Returns the gradients of `x` and `w`, float32.
+    """Return the gradients of `x` and `w`, float32.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -109,7 +109,7 @@ class _Tokens:
         self.targets_R = self._in_blocks(targets.reshape(-1).astype(jnp.int32))
 
     def statistics(self, *, with_mean: bool) -> TokenStatistics:
-        """Returns each token's statistics, in the leading dimensions' shape."""
+        """Return each token's statistics, in the leading dimensions' shape."""
         parts = token_parts(
             self.x_RD,
             self.w_VD,
@@ -126,7 +126,7 @@ class _Tokens:
         return TokenStatistics(maximum, lse, target, mean)
 
     def hidden_gradient(self, lse_BT: Array, target_BT: Array, mean_BTD: Array) -> Array:
-        """Returns what this vocabulary adds to the gradient of tokens by their losses, float32."""
+        """Return what this vocabulary adds to the gradient of tokens by their losses, float32."""
         factor_BT = 1.0 + 2.0 * self.spec.z_loss * lse_BT
         slope_BT: Array | float = 1.0
         if self.spec.soft_cap is not None:
@@ -138,7 +138,7 @@ class _Tokens:
         return others_BTD + own_BT[..., None] * rows_BTD
 
     def projection_gradient(self, lse_BT: Array, scale_BT: Array) -> Array:
-        """Returns the gradient of the vocabulary, float32."""
+        """Return the gradient of the vocabulary, float32."""
         return projection_gradient(
             self.x_RD,
             self.w_VD,

@@ -34,7 +34,7 @@ def projection_gradient(
     dtype: DTypeLike,
     interpret: Any,
 ) -> Array:
-    """Returns the gradient of the weighted sum of losses, `[V, D]` or `[D, V]` as the spec says.
+    """Return the gradient of the weighted sum of losses, `[V, D]` or `[D, V]` as the spec says.
 
     Args:
         x_RD: Tokens, in whole blocks.

@@ -34,7 +34,7 @@ class CrossEntropyBlockSizes:
     vocabulary: int
 
     def fitted(self, num_tokens: int, vocabulary_size: int) -> "CrossEntropyBlockSizes":
-        """Returns blocks for so many tokens and entries of the vocabulary.
+        """Return blocks for so many tokens and entries of the vocabulary.
 
         Vocabulary are cut without a rest if blocks of at least 3/4 of the size do so.
         """
@@ -46,14 +46,14 @@ class CrossEntropyBlockSizes:
         )
 
     def vmem_bytes(self, width: int, itemsize: int) -> int:
-        """Returns what the kernel that takes more holds: blocks, twice, sums, and logits."""
+        """Return what the kernel that takes more holds: blocks, twice, sums, and logits."""
         operands = 2 * itemsize * width * (self.rows + self.vocabulary)
         forward = width * self.rows * (2 * itemsize + 4)
         backward = width * self.vocabulary * (2 * 4 + 4)
         return operands + max(forward, backward) + 6 * 4 * self.rows * self.vocabulary
 
     def compiler_params(self, x_RD: Array) -> pltpu.CompilerParams:
-        """Returns the compiler's parameters of a kernel with these blocks."""
+        """Return the compiler's parameters of a kernel with these blocks."""
         limit = self.vmem_bytes(x_RD.shape[1], x_RD.dtype.itemsize) * 9 // 8 + 2 * MIB
         semantics: tuple[Literal["parallel"], Literal["arbitrary"]] = ("parallel", "arbitrary")
         return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit)
@@ -68,7 +68,7 @@ class Products:
     def cost(
         self, x_RD: Array, w_VD: Array, block_sizes: CrossEntropyBlockSizes, *, is_by_word: bool
     ) -> pl.CostEstimate:
-        """Returns FLOPs, exponentials and bytes; the outer operand is read once only."""
+        """Return FLOPs, exponentials and bytes; the outer operand is read once only."""
         num_logits = x_RD.shape[0] * w_VD.shape[0]
         outer, inner, block = (
             (w_VD, x_RD, block_sizes.vocabulary) if is_by_word else (x_RD, w_VD, block_sizes.rows)
@@ -82,7 +82,7 @@ class Products:
 
 
 def whole(size: int, unit: int) -> int:
-    """Returns the least multiple of `unit` that is not below `size`."""
+    """Return the least multiple of `unit` that is not below `size`."""
     return -(-size // unit) * unit
 
 
@@ -95,7 +95,7 @@ def _candidates(call: Call, hardware: Hardware) -> Iterator[CrossEntropyBlockSiz
 
 
 def _fitting(call: Call, hardware: Hardware) -> Iterator[CrossEntropyBlockSizes]:
-    """Yields blocks that fit the VMEM, those with most tokens first; the smallest anyway.
+    """Yield blocks that fit the VMEM, those with most tokens first; the smallest anyway.
 
     The vocabulary is read once for each block of tokens: less often with many tokens in one.
     """

@@ -49,7 +49,7 @@ def token_parts(
     with_mean: bool,
     interpret: Any,
 ) -> TokenParts:
-    """Returns the parts of all tokens.
+    """Return the parts of all tokens.
 
     Args:
         x_RD: Tokens, in whole blocks.
@@ -141,7 +141,7 @@ def _kernel(
 
 
 def capped(logits: Array, spec: CrossEntropySpec) -> tuple[Array, Array | None]:
-    """Returns capped logits and the cap's slope there; the logits and None without a cap."""
+    """Return capped logits and the cap's slope there; the logits and None without a cap."""
     if spec.soft_cap is None:
         return logits, None
     bent = jnp.tanh(logits / spec.soft_cap)
@@ -149,12 +149,12 @@ def capped(logits: Array, spec: CrossEntropySpec) -> tuple[Array, Array | None]:
 
 
 def column_chunks(width: int) -> list[slice]:
-    """Returns the columns of a block in chunks."""
+    """Return the columns of a block in chunks."""
     return [slice(start, min(start + CHUNK, width)) for start in range(0, width, CHUNK)]
 
 
 def matmul(a: Array, b: Array, contracting: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
-    """Returns a product in float32; of float32 to full precision."""
+    """Return a product in float32; of float32 to full precision."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return lax.dot_general(
         a, b, (contracting, ((), ())), precision=precision, preferred_element_type=jnp.float32

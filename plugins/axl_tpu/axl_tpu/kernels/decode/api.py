@@ -94,7 +94,7 @@ BLOCK_SIZES = BlockSizeTable(
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not."""
+    """Return None where the kernel can serve the call, else the reason why not."""
     batch, queries, heads, _ = call.shape("q")
     if call.dtype("q") not in DTYPES:
         return f"takes bfloat16 and float32, not {call.dtype('q')}"
@@ -119,7 +119,7 @@ def unsupported_reason(call: Call) -> str | None:
 def tpu_decode_attention(
     inputs: DecodeInputs, spec: DecodeSpec, *, interpret: Any = False
 ) -> Array:
-    """Returns `o_BTNV`; sums and exponentials are float32.
+    """Return `o_BTNV`; sums and exponentials are float32.
 
     Reads what of the cache the queries of a row see, in whole pages or blocks, and no page besides.
     A width of 128 or 256 and key heads that are a power of two are read as they lie; others, and
@@ -191,7 +191,7 @@ def tpu_decode_attention(
 
 
 def _moved_bytes(inputs: DecodeInputs, table_BP: Array) -> int:
-    """Returns the bytes of all pages that rows have, with queries and results."""
+    """Return the bytes of all pages that rows have, with queries and results."""
     _, page, heads, width = inputs.k.shape
     token = width * inputs.k.dtype.itemsize + inputs.v.shape[-1] * inputs.v.dtype.itemsize
     queries = inputs.q_BTNH
@@ -206,7 +206,7 @@ def _pages_of_rows(inputs: DecodeInputs) -> Array:
 
 
 def _heads_in_rows(pool_MCKH: Array, cut: CacheBlocking) -> Array:
-    """Returns the cache as `[M, C K, H]`, its pages filled up to whole tiles."""
+    """Return the cache as `[M, C K, H]`, its pages filled up to whole tiles."""
     num_pages, page, _, width = pool_MCKH.shape
     if cut.padded > page:
         pool_MCKH = jnp.pad(pool_MCKH, ((0, 0), (0, cut.padded - page), (0, 0), (0, 0)))
@@ -216,7 +216,7 @@ def _heads_in_rows(pool_MCKH: Array, cut: CacheBlocking) -> Array:
 def _scales_of_blocks(
     inputs: DecodeInputs, table_BP: Array, cut: CacheBlocking
 ) -> tuple[Array, ...]:
-    """Returns the scales of each block of each row's keys and values, `[B, blocks, 1, X]` each.
+    """Return the scales of each block of each row's keys and values, `[B, blocks, 1, X]` each.
 
     A page's scales are no whole tile of memory, so they are put in the order of blocks before. What
     is behind a row's tokens is 0: a weight of 0 hides no NaN.

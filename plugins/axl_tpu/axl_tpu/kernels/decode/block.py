@@ -42,7 +42,7 @@ class CacheBlocking:
     def of(
         cls, page: int, pages_of_row: int, key_heads: int, block_keys: int, tile: int = TILE
     ) -> "CacheBlocking":
-        """Returns the cut into blocks of about so many keys."""
+        """Return the cut into blocks of about so many keys."""
         unit = tile // math.gcd(tile, key_heads)
         padded = -(-page // unit) * unit
         if padded <= block_keys:
@@ -56,21 +56,21 @@ class CacheBlocking:
         return self.pages * self.size
 
     def first_page(self, block: Any) -> Any:
-        """Returns which page of its row a block begins with."""
+        """Return which page of its row a block begins with."""
         return quotient(block, self.parts) * self.pages
 
     def start(self, block: Any) -> Any:
-        """Returns with which key of its page a block begins."""
+        """Return with which key of its page a block begins."""
         return jnp.minimum(remainder(block, self.parts) * self.size, self.padded - self.size)
 
     def block_of(self, key: Array) -> Array:
-        """Returns the block that holds a key of a row."""
+        """Return the block that holds a key of a row."""
         page, offset = quotient(key, self.page), remainder(key, self.page)
         part = quotient(offset, self.size) if self.parts > 1 else 0
         return quotient(page, self.pages) * self.parts + part
 
     def positions(self, key: Array, block: Array) -> tuple[Array, Array]:
-        """Returns the positions in their row of a block's keys, and which of them are its own.
+        """Return the positions in their row of a block's keys, and which of them are its own.
 
         Those are no padding, and were in no block before.
         """
@@ -82,12 +82,12 @@ class CacheBlocking:
 
 
 def quotient(x: Any, divisor: int) -> Any:
-    """Returns the quotient of integers >= 0, without the steps that negative ones need."""
+    """Return the quotient of integers >= 0, without the steps that negative ones need."""
     return lax.div(x, divisor) if divisor > 1 else x
 
 
 def remainder(x: Any, divisor: int) -> Any:
-    """Returns the remainder of integers >= 0, without the steps that negative ones need."""
+    """Return the remainder of integers >= 0, without the steps that negative ones need."""
     return lax.rem(x, divisor) if divisor > 1 else x * 0
 
 
@@ -110,19 +110,19 @@ class BlockFacts:
     spec: DecodeSpec
 
     def seen(self, length: Array) -> tuple[Array, Array]:
-        """Returns the first key that any query of a row sees, and the end of those."""
+        """Return the first key that any query of a row sees, and the end of those."""
         if self.spec.left is None:
             return jnp.zeros_like(length), length
         return jnp.maximum(length - self.queries - self.spec.left, 0), length
 
     def blocks(self, seen: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Returns the first block with such a key, and the end of those."""
+        """Return the first block with such a key, and the end of those."""
         first, end = seen
         last = self.cut.block_of(jnp.maximum(end - 1, 0))
         return self.cut.block_of(first), jnp.where(end > first, last + 1, 0)
 
     def positions(self, row_X: Array, block: Array) -> tuple[Array, Array]:
-        """Returns the positions of a block's keys, and which are its own, by row of the block."""
+        """Return the positions of a block's keys, and which are its own, by row of the block."""
         return self.cut.positions(quotient(row_X, self.key_heads), block)
 
 
@@ -135,7 +135,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def start(cls, shape_RV: tuple[int, ...], sinks_R1: Array | None) -> "Sums":
-        """Returns the sums before the first key: nothing, or the sinks alone."""
+        """Return the sums before the first key: nothing, or the sinks alone."""
         shape_R1 = (shape_RV[0], 1)
         maximum, total = jnp.full(shape_R1, -jnp.inf, jnp.float32), jnp.zeros(shape_R1, jnp.float32)
         if sinks_R1 is not None:
@@ -143,7 +143,7 @@ class Sums(NamedTuple):
         return cls(jnp.zeros(shape_RV, jnp.float32), maximum, total)
 
     def mean(self) -> Array:
-        """Returns the weighted means; 0 where nothing was seen."""
+        """Return the weighted means; 0 where nothing was seen."""
         return self.weighted_RV / jnp.where(self.total_R1 == 0.0, 1.0, self.total_R1)
 
 
@@ -162,7 +162,7 @@ class Block:
     facts: BlockFacts
 
     def added_to(self, sums: Sums, block: Array, length: Array, *, is_edge: Array) -> Sums:
-        """Returns the sums with the block more.
+        """Return the sums with the block more.
 
         Args:
             sums: Of the blocks before.
@@ -205,11 +205,11 @@ class Block:
         return spec.soft_cap * jnp.tanh(logits_RX / spec.soft_cap)
 
     def _wide(self, ref: Any) -> Array:
-        """Returns keys or values in the dtype of queries, which holds all numbers of 8 bits."""
+        """Return keys or values in the dtype of queries, which holds all numbers of 8 bits."""
         return _as(ref[...], self.q_ref.dtype)
 
     def _visible(self, block: Array, length: Array) -> Array:
-        """Returns which pairs of a query's and a key's heads belong together, and are visible."""
+        """Return which pairs of a query's and a key's heads belong together, and are visible."""
         facts, left = self.facts, self.facts.spec.left
         num_rows, num_columns = self.q_ref.shape[0], self.k_ref.shape[0]
         row_R1 = lax.broadcasted_iota(jnp.int32, (num_rows, 1), 0)
@@ -223,7 +223,7 @@ class Block:
 
 
 def _as(x: Array, dtype: Any) -> Array:
-    """Returns numbers in another dtype, from and to 8 bits by way of float32."""
+    """Return numbers in another dtype, from and to 8 bits by way of float32."""
     return x if x.dtype == dtype else x.astype(jnp.float32).astype(dtype)
 
 

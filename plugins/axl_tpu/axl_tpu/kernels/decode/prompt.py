@@ -15,7 +15,7 @@ from axl_tpu.kernels.decode.api import MAX_QUERY_ROWS
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not."""
+    """Return None where the kernel can serve the call, else the reason why not."""
     _, queries, heads, _ = call.shape("q")
     if queries * heads <= MAX_QUERY_ROWS:
         return f"takes more than {MAX_QUERY_ROWS} queries times heads, not {queries} times {heads}"
@@ -25,7 +25,7 @@ def unsupported_reason(call: Call) -> str | None:
 def tpu_prompt_attention(
     inputs: DecodeInputs, spec: DecodeSpec, *, interpret: Any = False
 ) -> Array:
-    """Returns `o_BTNV`.
+    """Return `o_BTNV`.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.

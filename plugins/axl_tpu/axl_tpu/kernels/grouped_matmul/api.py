@@ -22,7 +22,7 @@ SMALLEST_BLOCK = 128
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernels can serve the call, else the reason why not."""
+    """Return None where the kernels can serve the call, else the reason why not."""
     if call.dtype("x") not in DTYPES:
         return f"takes bfloat16 and float32, not {call.dtype('x')}"
     if 0 in (*call.shape("x"), *call.shape("w")):
@@ -38,7 +38,7 @@ def unsupported_reason(call: Call) -> str | None:
 def tpu_grouped_matmul(
     inputs: GroupedMatmulInputs, spec: None = None, *, interpret: Any = False
 ) -> Array:
-    """Returns `y_RF`; sums are float32.
+    """Return `y_RF`; sums are float32.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -51,7 +51,7 @@ def tpu_grouped_matmul(
 def tpu_grouped_matmul_backward(
     inputs: GroupedMatmulInputs, spec: None = None, *, dy_RF: Array, interpret: Any = False
 ) -> GroupedMatmulInputs:
-    """Returns the gradients of rows and matrices; sums are float32.
+    """Return the gradients of rows and matrices; sums are float32.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.

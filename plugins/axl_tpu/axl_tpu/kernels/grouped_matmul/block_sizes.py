@@ -36,7 +36,7 @@ class GroupedBlockSizes:
     columns: int
 
     def fitted(self, num_rows: int, summed: int, columns: int) -> "GroupedBlockSizes":
-        """Returns blocks for these sizes, without a rest where that is near."""
+        """Return blocks for these sizes, without a rest where that is near."""
         return GroupedBlockSizes(
             rows=min(self.rows, -(-num_rows // SUBLANES) * SUBLANES),
             summed=_part(summed, self.summed),
@@ -44,19 +44,19 @@ class GroupedBlockSizes:
         )
 
     def of_gradient(self, num_rows: int, width: int, out_width: int) -> tuple[int, int, int]:
-        """Returns the rows of a block, and the sizes of a block of the matrices' gradient."""
+        """Return the rows of a block, and the sizes of a block of the matrices' gradient."""
         fitted = self.fitted(num_rows, width, out_width)
         return fitted.rows, _part(width, self.columns), fitted.columns
 
     def compiler_params(
         self, semantics: tuple[Literal["parallel", "arbitrary"], ...]
     ) -> pltpu.CompilerParams:
-        """Returns the compiler's parameters of a kernel with these blocks."""
+        """Return the compiler's parameters of a kernel with these blocks."""
         return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=VMEM_LIMIT)
 
 
 def _part(size: int, most: int) -> int:
-    """Returns all of a width that fits; else a multiple of the lanes that leaves no rest, if any is
+    """Return all of a width that fits; else a multiple of the lanes that leaves no rest, if any is
     at least half of what fits; else what fits.
     """
     if size <= most:
@@ -66,7 +66,7 @@ def _part(size: int, most: int) -> int:
 
 
 def matmul(a: Array, b: Array, contracting: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
-    """Returns a product in float32; of float32 to full precision."""
+    """Return a product in float32; of float32 to full precision."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return lax.dot_general(
         a, b, (contracting, ((), ())), precision=precision, preferred_element_type=jnp.float32
@@ -118,13 +118,13 @@ class GroupBlockSchedule(NamedTuple):
 
     @classmethod
     def of_blocks(cls, group_sizes_E: Array, num_rows: int, block: int) -> "GroupBlockSchedule":
-        """Returns visits of every block, by each group that has rows in it, or by group E."""
+        """Return visits of every block, by each group that has rows in it, or by group E."""
         start_E, end_E = _bounds(group_sizes_E, num_rows)
         return cls._of(start_E, end_E, (end_E > start_E).astype(jnp.int32), num_rows, block)
 
     @classmethod
     def of_groups(cls, group_sizes_E: Array, num_rows: int, block: int) -> "GroupBlockSchedule":
-        """Returns visits by every group of the blocks that hold its rows, at least one."""
+        """Return visits by every group of the blocks that hold its rows, at least one."""
         start_E, end_E = _bounds(group_sizes_E, num_rows)
         least_E = jnp.ones_like(start_E).at[-1].set(0)
         return cls._of(start_E, end_E, least_E, num_rows, block)
@@ -148,7 +148,7 @@ class GroupBlockSchedule(NamedTuple):
 
 
 def _bounds(group_sizes_E: Array, num_rows: int) -> tuple[Array, Array]:
-    """Returns where groups start and end, and the rows after the last group."""
+    """Return where groups start and end, and the rows after the last group."""
     end_E = jnp.minimum(jnp.cumsum(group_sizes_E.astype(jnp.int32)), num_rows)
     end_E = jnp.concatenate([end_E, jnp.full((1,), num_rows, jnp.int32)])
     return jnp.concatenate([jnp.zeros((1,), jnp.int32), end_E[:-1]]), end_E

@@ -25,7 +25,7 @@ def matrices_gradient(
     dtype: DTypeLike,
     interpret: Any,
 ) -> Array:
-    """Returns `dw_EDF`: of each group the sum over its rows of `x^T dy`; zeros where it has none.
+    """Return `dw_EDF`: of each group the sum over its rows of `x^T dy`; zeros where it has none.
 
     Sums are float32 and stay in VMEM for all rows of a group.
 
@@ -112,6 +112,6 @@ def _kernel(
 
 
 def _own(x: Array, start: Array, end: Array) -> Array:
-    """Returns a block with zeros for rows that are not in `[start, end)`."""
+    """Return a block with zeros for rows that are not in `[start, end)`."""
     row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
     return jnp.where((row >= start) & (row < end), x.astype(jnp.float32), 0.0).astype(x.dtype)

@@ -26,7 +26,7 @@ Tiling = tuple[int, int, int]
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where megablox can serve the call, else the reason why not."""
+    """Return None where megablox can serve the call, else the reason why not."""
     if call.dtype("x") not in MAX_TILE:
         return f"takes bfloat16 and float32, not {call.dtype('x')}"
     if call.dtype("group_sizes") != "int32":
@@ -37,7 +37,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def megablox(inputs: GroupedMatmulInputs, spec: None = None, *, interpret: bool = False) -> Array:
-    """Returns `y_RF`.
+    """Return `y_RF`.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -54,7 +54,7 @@ def megablox(inputs: GroupedMatmulInputs, spec: None = None, *, interpret: bool 
 def megablox_backward(
     inputs: GroupedMatmulInputs, spec: None = None, *, dy_RF: Array, interpret: bool = False
 ) -> GroupedMatmulInputs:
-    """Returns the gradients of rows and matrices.
+    """Return the gradients of rows and matrices.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -75,7 +75,7 @@ def megablox_backward(
 
 
 def _padded(inputs: GroupedMatmulInputs) -> tuple[GroupedMatmulInputs, int, int]:
-    """Returns the call with whole tiles of rows, its number of rows, and the rows of a tile."""
+    """Return the call with whole tiles of rows, its number of rows, and the rows of a tile."""
     x_RD, w_EDF, group_sizes_E = inputs
     num_rows = x_RD.shape[0]
     mean = num_rows // w_EDF.shape[0]
@@ -91,12 +91,12 @@ def _tiling(row_tile: int, width: int, out_width: int, dtype: jnp.dtype) -> Tili
 
 
 def _tile(width: int, dtype: jnp.dtype) -> int:
-    """Returns a multiple of the lanes; a last tile may extend past the width."""
+    """Return a multiple of the lanes; a last tile may extend past the width."""
     return min(MAX_TILE[dtype.name], -(-width // LANES) * LANES)
 
 
 def _only_rows_of_groups(y_PF: Array, sizes_E: Array) -> Array:
-    """Returns the rows with zeros past the last group, where the kernel writes nothing."""
+    """Return the rows with zeros past the last group, where the kernel writes nothing."""
     row_P = jnp.arange(y_PF.shape[0], dtype=jnp.int32)
     is_in_a_group_P = row_P < jnp.sum(sizes_E)
     return jnp.where(is_in_a_group_P[:, None], y_PF, jnp.zeros((), y_PF.dtype))

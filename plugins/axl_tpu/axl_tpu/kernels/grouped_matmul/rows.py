@@ -26,7 +26,7 @@ def rows_matmul(
     is_transposed: bool,
     interpret: Any,
 ) -> Array:
-    """Returns `y_RN`: rows times the matrix of their group; zeros for rows of none.
+    """Return `y_RN`: rows times the matrix of their group; zeros for rows of none.
 
     Columns of a block stay while all rows go by, so that each matrix is read once, if blocks hold
     the whole of K.
@@ -128,6 +128,6 @@ def _kernel(
 
 
 def _first(x: Array, num: int, axis: int) -> Array:
-    """Returns a block with zeros after the first so many entries along an axis."""
+    """Return a block with zeros after the first so many entries along an axis."""
     index = lax.broadcasted_iota(jnp.int32, x.shape, axis)
     return jnp.where(index < num, x.astype(jnp.float32), 0.0).astype(x.dtype)

@@ -65,7 +65,7 @@ BLOCK_SIZES = BlockSizeTable(
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not."""
+    """Return None where the kernel can serve the call, else the reason why not."""
     for name in ("x", "scale"):
         if call.has(name) and call.dtype(name) not in DTYPES:
             return f"takes {name} of bfloat16 and float32, not {call.dtype(name)}"
@@ -77,7 +77,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def tpu_rms_norm(inputs: RmsNormInputs, spec: RmsNormSpec, *, interpret: Any = False) -> Array:
-    """Returns the normalised `x` in its dtype; all arithmetic is float32.
+    """Return the normalised `x` in its dtype; all arithmetic is float32.
 
     Reads `x` and writes the result, once. A last block that reaches past the rows is masked.
 
@@ -104,7 +104,7 @@ def tpu_rms_norm(inputs: RmsNormInputs, spec: RmsNormSpec, *, interpret: Any = F
 def tpu_rms_norm_backward(
     inputs: RmsNormInputs, spec: RmsNormSpec, *, dy: Array, interpret: Any = False
 ) -> RmsNormInputs:
-    """Returns the gradients; that of the scale is float32.
+    """Return the gradients; that of the scale is float32.
 
     Reads `x` and the result's gradient and writes the gradient of `x`, all once.
 

@@ -26,7 +26,7 @@ DTYPES = ("bfloat16", "float32")
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not."""
+    """Return None where the kernel can serve the call, else the reason why not."""
     shape, dtype = call.shape("x"), call.dtype("x")
     if dtype not in DTYPES:
         return f"takes bfloat16 and float32, not {dtype}"
@@ -38,7 +38,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def tpu_rope(inputs: RopeInputs, spec: RopeSpec, *, interpret: Any = False) -> Array:
-    """Returns the rotated heads in their dtype; all arithmetic is float32.
+    """Return the rotated heads in their dtype; all arithmetic is float32.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -70,7 +70,7 @@ def _heads_of_a_block(num_heads: int, head: int) -> int:
 
 
 def _over_a_head(inputs: RopeInputs) -> tuple[Array, Array]:
-    """Returns factors `[B, T, H]` of each dimension and of the one that it is paired with."""
+    """Return factors `[B, T, H]` of each dimension and of the one that it is paired with."""
     cos, sin = inputs.cos, inputs.sin
     return jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
 

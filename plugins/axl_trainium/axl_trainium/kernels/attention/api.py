@@ -28,7 +28,7 @@ WORKING_BYTES = 32 * 1024
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not.
+    """Return None where the kernel can serve the call, else the reason why not.
 
     The keys, transposed, and the values of a head must stay in SBUF.
     """
@@ -40,7 +40,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def unsupported_call_reason(call: Call) -> str | None:
-    """Returns None where the kernels, forward and backward, compute what is asked for."""
+    """Return None where the kernels, forward and backward, compute what is asked for."""
     for array in ("bias", "dropout_seeds"):
         if call.has(array):
             return f"takes no {array}"
@@ -56,7 +56,7 @@ def unsupported_call_reason(call: Call) -> str | None:
 
 
 def sbuf_overflow_reason(call: Call, elements: int) -> str | None:
-    """Returns None where so many elements of a partition can be kept in SBUF, else why not."""
+    """Return None where so many elements of a partition can be kept in SBUF, else why not."""
     kept, room = elements * jnp.dtype(call.dtype("q")).itemsize, SBUF_PARTITION_BYTES
     if kept + WORKING_BYTES <= room:
         return None
@@ -67,12 +67,12 @@ def sbuf_overflow_reason(call: Call, elements: int) -> str | None:
 
 
 def transposed_columns(width: int) -> int:
-    """Returns the columns that a row takes when it is transposed."""
+    """Return the columns that a row takes when it is transposed."""
     return -(-width // PARTITIONS)
 
 
 def nki_flash_attention(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Array, Array]:
-    """Returns `(o_BTNV, lse_BTN)`; see `axcore.ops.attention.api`.
+    """Return `(o_BTNV, lse_BTN)`; see `axcore.ops.attention.api`.
 
     Products take the inputs' dtype and accumulate in float32; all else is float32. Tiles are of 128
     queries and 512 keys. Cost: reads keys and values once for a key head, writes the output once;
@@ -102,7 +102,7 @@ def nki_flash_attention(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[A
 
 
 def _starts(inputs: AttentionInputs, items: Items) -> Array:
-    """Returns the maximum and the sum that rows begin with, which are those of their sink."""
+    """Return the maximum and the sum that rows begin with, which are those of their sink."""
     assert inputs.sinks_N is not None
     sinks_N = inputs.sinks_N.astype(jnp.float32)
     most_N = jnp.maximum(sinks_N, FLOOR)

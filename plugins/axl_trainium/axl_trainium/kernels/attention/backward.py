@@ -22,7 +22,7 @@ from axl_trainium.kernels.attention.nki_backward import attention_dkv, attention
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernels can serve the call, else the reason why not.
+    """Return None where the kernels can serve the call, else the reason why not.
 
     The keys and values of a head, both transposed, must stay in SBUF.
     """
@@ -40,7 +40,7 @@ def nki_flash_attention_backward(
     do_BTNV: Array,
     dlse_BTN: Array,
 ) -> AttentionInputs:
-    """Returns the gradients of a call's arrays from its output and log-sum-exp.
+    """Return the gradients of a call's arrays from its output and log-sum-exp.
 
     Products take the inputs' dtype and accumulate in float32. Cost: each visible tile twice.
     """

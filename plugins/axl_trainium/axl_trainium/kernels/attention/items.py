@@ -32,45 +32,45 @@ class Items:
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> "Items":
-        """Returns the layout of a call."""
+        """Return the layout of a call."""
         batch, _, key_heads, _ = inputs.k_BSKH.shape
         return cls(batch, key_heads, inputs.q_BTNH.shape[2] // key_heads)
 
     def rows(self, x_BTNH: Array) -> Array:
-        """Returns `[X, R, H]`."""
+        """Return `[X, R, H]`."""
         batch, time, _, width = x_BTNH.shape
         grouped = x_BTNH.reshape(batch, time, self.key_heads, self.groups, width)
         return jnp.transpose(grouped, (0, 2, 3, 1, 4)).reshape(-1, self.groups * time, width)
 
     def from_rows(self, x_XRH: Array) -> Array:
-        """Returns `[B, T, N, H]`."""
+        """Return `[B, T, N, H]`."""
         _, rows, width = x_XRH.shape
         time = rows // self.groups
         grouped = x_XRH.reshape(self.batch, self.key_heads, self.groups, time, width)
         return jnp.transpose(grouped, (0, 3, 1, 2, 4)).reshape(self.batch, time, -1, width)
 
     def keys(self, x_BSKH: Array) -> Array:
-        """Returns `[X, S, H]`."""
+        """Return `[X, S, H]`."""
         return jnp.swapaxes(x_BSKH, 1, 2).reshape(-1, x_BSKH.shape[1], x_BSKH.shape[3])
 
     def from_keys(self, x_XSH: Array) -> Array:
-        """Returns `[B, S, K, H]`."""
+        """Return `[B, S, K, H]`."""
         return jnp.swapaxes(x_XSH.reshape(self.batch, self.key_heads, *x_XSH.shape[1:]), 1, 2)
 
     def queries(self, x_BT: Array) -> Array:
-        """Returns `[X, T, 1]`: what all heads of a query share."""
+        """Return `[X, T, 1]`: what all heads of a query share."""
         repeated = jnp.repeat(x_BT[:, None, :], self.key_heads, axis=1)
         return repeated.reshape(-1, x_BT.shape[1], 1)
 
     def heads(self, x_N: Array, time: int) -> Array:
-        """Returns `[X, R]`: what all queries of a head share."""
+        """Return `[X, R]`: what all queries of a head share."""
         grouped = x_N.reshape(1, self.key_heads, self.groups, 1)
         shape = (self.batch, self.key_heads, self.groups, time)
         return jnp.broadcast_to(grouped, shape).reshape(-1, self.groups * time)
 
 
 def static_choices(inputs: AttentionInputs, spec: AttentionSpec) -> dict[str, Any]:
-    """Returns what kernels know statically; with offsets, queries' places are not known."""
+    """Return what kernels know statically; with offsets, queries' places are not known."""
     is_placed = inputs.query_offset_B is None
     return {
         "scale": spec.scale,
@@ -94,7 +94,7 @@ class KeyRanges(NamedTuple):
 
 
 def key_ranges(inputs: AttentionInputs, spec: AttentionSpec) -> KeyRanges:
-    """Returns the ranges of a call: `[start, end)`, empty where a query sees nothing."""
+    """Return the ranges of a call: `[start, end)`, empty where a query sees nothing."""
     batch, num_queries = inputs.q_BTNH.shape[:2]
     num_keys = inputs.k_BSKH.shape[1]
     place = jnp.arange(num_queries, dtype=jnp.int32)[None, :] + spec.query_offset
@@ -127,7 +127,7 @@ def key_ranges(inputs: AttentionInputs, spec: AttentionSpec) -> KeyRanges:
 
 
 def _document(q_segments_BT: Array, k_segments_BS: Array) -> tuple[Array, Array, Array]:
-    """Returns the first and last key of each query's document, and whether all between are its.
+    """Return the first and last key of each query's document, and whether all between are its.
 
     The comparison of all pairs is fused into the reductions; it is never stored.
     """

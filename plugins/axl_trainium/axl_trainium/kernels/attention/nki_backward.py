@@ -40,7 +40,7 @@ def attention_dq(
     right,
     offset,
 ):
-    """Returns `dq_XRH`. The keys and values of an item stay in SBUF, transposed.
+    """Return `dq_XRH`. The keys and values of an item stay in SBUF, transposed.
 
     Args:
         q_XRH: Queries.
@@ -112,7 +112,7 @@ def attention_dkv(
     right,
     offset,
 ):
-    """Returns `(dk_XSH, dv_XSV)`. Arguments are those of `attention_dq`."""
+    """Return `(dk_XSH, dv_XSV)`. Arguments are those of `attention_dq`."""
     num_items, num_rows, width = q_XRH.shape
     num_keys, value_width = k_XSH.shape[1], v_XSV.shape[2]
     num_queries = lower_XT1.shape[1]
@@ -156,7 +156,7 @@ def attention_dkv(
 
 
 def _probabilities(logits, soft_cap, lower, upper, key, lse):
-    """Returns the probabilities, float32, and the slope of the soft cap, None without one."""
+    """Return the probabilities, float32, and the slope of the soft cap, None without one."""
     rows, columns = logits.shape
     slope = None if soft_cap is None else cap_slope(logits)
     if soft_cap is not None:
@@ -176,7 +176,7 @@ def _probabilities(logits, soft_cap, lower, upper, key, lse):
 
 
 def _logit_gradient(p, slope, dp, delta, scale, dtype):
-    """Returns the gradient of the products of queries and keys, in their dtype."""
+    """Return the gradient of the products of queries and keys, in their dtype."""
     gradient = nl.ndarray(p.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=gradient, data=dp, op0=nl.subtract, operand0=delta, op1=nl.multiply, operand1=p
@@ -189,7 +189,7 @@ def _logit_gradient(p, slope, dp, delta, scale, dtype):
 
 
 def _add_key_products(total, dlogits, k_XSH, i, key):
-    """Adds `dlogits @ k` to `total`, for the keys from `key` on."""
+    """Add `dlogits @ k` to `total`, for the keys from `key` on."""
     rows, columns = dlogits.shape
     width = k_XSH.shape[2]
     added = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.psum)
@@ -203,7 +203,7 @@ def _add_key_products(total, dlogits, k_XSH, i, key):
 
 
 def _zeros(num_keys, width):
-    """Returns sums for a block of keys: 128 on partitions, the next 128 in further columns."""
+    """Return sums for a block of keys: 128 on partitions, the next 128 in further columns."""
     tiles = (num_keys + PARTITIONS - 1) // PARTITIONS
     sums = nl.ndarray((min(num_keys, PARTITIONS), tiles * width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=sums, value=0.0)
@@ -211,7 +211,7 @@ def _zeros(num_keys, width):
 
 
 def _add_query_products(sums, first, weights, rows):
-    """Adds `weights.T @ rows` to the sums of a block of keys, from key `first` of it on."""
+    """Add `weights.T @ rows` to the sums of a block of keys, from key `first` of it on."""
     columns, width = weights.shape[1], rows.shape[1]
     for start in range(0, columns, PARTITIONS):
         size = min(PARTITIONS, columns - start)
@@ -225,7 +225,7 @@ def _add_query_products(sums, first, weights, rows):
 
 
 def _store_keys(tensor, i, key, num_keys, sums):
-    """Writes the sums of a block of keys to rows from `key` on of item `i`."""
+    """Write the sums of a block of keys to rows from `key` on of item `i`."""
     width = tensor.shape[2]
     for start in range(0, num_keys, PARTITIONS):
         size = min(PARTITIONS, num_keys - start)

@@ -33,7 +33,7 @@ SMALLEST = 1.0e-30
 def attention_forward(
     q_XRH, k_XSH, v_XSV, lower_XT1, upper_XT1, start_XR2, scale, soft_cap, left, right, offset
 ):
-    """Returns `(o_XRV, lse_XR1)`, the latter near `FLOOR` for a row that sees nothing.
+    """Return `(o_XRV, lse_XR1)`, the latter near `FLOOR` for a row that sees nothing.
 
     Args:
         q_XRH: Queries.
@@ -92,7 +92,7 @@ def attention_forward(
 
 
 def _start(start_XR2, i, row, rows):
-    """Returns the maximum and the sum before the first block."""
+    """Return the maximum and the sum before the first block."""
     most = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     if start_XR2 is None:
@@ -106,7 +106,7 @@ def _start(start_XR2, i, row, rows):
 
 
 def _add_block(logits, soft_cap, lower, upper, key, most, total, dtype):
-    """Returns the block's exponentials, and what earlier sums are multiplied by.
+    """Return the block's exponentials, and what earlier sums are multiplied by.
 
     `most` and `total` become those of all blocks so far.
     """
@@ -151,7 +151,7 @@ def _add_block(logits, soft_cap, lower, upper, key, most, total, dtype):
 
 
 def _weighed_values(p, values, key, width):
-    """Returns `p @ v` in PSUM, for the keys from `key`, a multiple of 128, on."""
+    """Return `p @ v` in PSUM, for the keys from `key`, a multiple of 128, on."""
     rows, columns = p.shape
     weighed = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.psum)
     for start in range(0, columns, PARTITIONS):
@@ -169,7 +169,7 @@ def _weighed_values(p, values, key, width):
 
 
 def _store(o_XRV, lse_XR1, i, row, acc, most, total):
-    """Writes the output, a row's sum of weighed values over its sum, and the log-sum-exp."""
+    """Write the output, a row's sum of weighed values over its sum, and the log-sum-exp."""
     rows, width = acc.shape
     nisa.tensor_scalar(dst=total, data=total, op0=nl.maximum, operand0=SMALLEST)
     share = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)

@@ -14,7 +14,7 @@ KEY_BLOCK = 512
 
 
 def transpose_tile(dst, tile):
-    """Writes the transposed tile of at most 128 by 128 to `dst` in SBUF."""
+    """Write the transposed tile of at most 128 by 128 to `dst` in SBUF."""
     rows, columns = tile.shape
     transposed = nl.ndarray((columns, rows), dtype=tile.dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed, data=tile)
@@ -22,7 +22,7 @@ def transpose_tile(dst, tile):
 
 
 def transpose_chunks(dst, tile, first, num_rows):
-    """Writes a tile, transposed, to rows from `first` on of a transposed matrix of `num_rows`."""
+    """Write a tile, transposed, to rows from `first` on of a transposed matrix of `num_rows`."""
     rows, width = tile.shape
     for start in range(0, width, PARTITIONS):
         size = min(PARTITIONS, width - start)
@@ -31,7 +31,7 @@ def transpose_chunks(dst, tile, first, num_rows):
 
 
 def transposed(tile):
-    """Returns a tile, transposed, in SBUF."""
+    """Return a tile, transposed, in SBUF."""
     rows, width = tile.shape
     chunks = (width + PARTITIONS - 1) // PARTITIONS
     dst = nl.ndarray((min(width, PARTITIONS), chunks * rows), dtype=tile.dtype, buffer=nl.sbuf)
@@ -40,7 +40,7 @@ def transposed(tile):
 
 
 def load_transposed(tensor_XSH, i, first, num_rows):
-    """Returns rows of item `i`, transposed, in SBUF."""
+    """Return rows of item `i`, transposed, in SBUF."""
     width = tensor_XSH.shape[2]
     chunks = (width + PARTITIONS - 1) // PARTITIONS
     dst = nl.ndarray(
@@ -53,7 +53,7 @@ def load_transposed(tensor_XSH, i, first, num_rows):
 
 
 def matmul(left, right, width, num_rows, start, stop):
-    """Returns `left @ right.T` in PSUM: all rows of `left`, rows `[start, stop)` of `right`.
+    """Return `left @ right.T` in PSUM: all rows of `left`, rows `[start, stop)` of `right`.
 
     Args:
         left: Turned; at most 128 rows.
@@ -79,7 +79,7 @@ def matmul(left, right, width, num_rows, start, stop):
 
 
 def scaled_logits(products, scale, soft_cap):
-    """Returns the logits in SBUF, float32, and with a soft cap before they are multiplied by it."""
+    """Return the logits in SBUF, float32, and with a soft cap before they are multiplied by it."""
     logits = nl.ndarray(products.shape, dtype=nl.float32, buffer=nl.sbuf)
     if soft_cap is None:
         nisa.activation(dst=logits, op=nl.copy, data=products, scale=scale)
@@ -89,7 +89,7 @@ def scaled_logits(products, scale, soft_cap):
 
 
 def cap_slope(capped):
-    """Returns `1 - capped^2`, the slope of tanh where it is `capped`."""
+    """Return `1 - capped^2`, the slope of tanh where it is `capped`."""
     slope = nl.ndarray(capped.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=slope, op=nl.square, data=capped)
     nisa.tensor_scalar(
@@ -99,11 +99,11 @@ def cap_slope(capped):
 
 
 def first_key(row, offset, left):
-    """Returns the first key, a multiple of 128, that a row from `row` on may see."""
+    """Return the first key, a multiple of 128, that a row from `row` on may see."""
     first = 0 if left is None else max(0, row + offset - left)
     return first // PARTITIONS * PARTITIONS
 
 
 def last_key(row, offset, right, num_keys):
-    """Returns one past the last key that a row up to `row` may see; 0 or less for none."""
+    """Return one past the last key that a row up to `row` may see; 0 or less for none."""
     return num_keys if right is None else min(num_keys, row + offset + right + 1)

@@ -23,7 +23,7 @@ LAST_TARGET = 2**24
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernels can serve the call, else the reason why not."""
+    """Return None where the kernels can serve the call, else the reason why not."""
     x, w = call.shape("x"), call.shape("w")
     if 0 in (*x, *w):
         return f"takes one token, column and word or more, not x {x} and w {w}"
@@ -37,7 +37,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def nki_cross_entropy(inputs: CrossEntropyTokens, spec: CrossEntropySpec) -> TokenStatistics:
-    """Returns what the logits give each token.
+    """Return what the logits give each token.
 
     Products take x's dtype and accumulate in float32; all else is float32.
     """
@@ -67,7 +67,7 @@ def nki_cross_entropy_backward(
     scale_BT: Array,
     **unused: Array | None,
 ) -> CrossEntropyTokens:
-    """Returns the gradients of `x` and `w`, float32.
+    """Return the gradients of `x` and `w`, float32.
 
     Cost: the products of the projection twice, beside those of the gradients; the projection is
     transposed in HBM once.

@@ -30,7 +30,7 @@ BANK_COLUMNS = 512
 
 @nki.jit
 def cross_entropy_dx(x_MRD, w_DV, w_VD, target_MR1, token_MR3, soft_cap, block):
-    """Returns `dx_MRD`, float32.
+    """Return `dx_MRD`, float32.
 
     Args:
         x_MRD: Tokens.
@@ -89,7 +89,7 @@ def cross_entropy_dx(x_MRD, w_DV, w_VD, target_MR1, token_MR3, soft_cap, block):
 
 @nki.jit
 def cross_entropy_dw(x_MRD, w_DV, target_MR1, token_MR3, soft_cap, block):
-    """Returns `dw_DV`, float32. Groups have at most 128 tokens; else as in `cross_entropy_dx`."""
+    """Return `dw_DV`, float32. Groups have at most 128 tokens; else as in `cross_entropy_dx`."""
     num_groups, rows, width = x_MRD.shape
     vocabulary = w_DV.shape[1]
     dw_DV = nl.ndarray((width, vocabulary), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -126,7 +126,7 @@ def cross_entropy_dw(x_MRD, w_DV, target_MR1, token_MR3, soft_cap, block):
 
 
 def _logits_and_slope(products, soft_cap):
-    """Returns the logits in SBUF, and the slope of the soft cap, None without one."""
+    """Return the logits in SBUF, and the slope of the soft cap, None without one."""
     logits = scaled_logits(products, 1.0, soft_cap)
     slope = None if soft_cap is None else cap_slope(logits)
     if soft_cap is not None:
@@ -135,7 +135,7 @@ def _logits_and_slope(products, soft_cap):
 
 
 def _add_rows(sums, gradient, weight_rows):
-    """Adds `gradient @ w.T` to the sums of up to 128 tokens; rows of `w.T` are in blocks."""
+    """Add `gradient @ w.T` to the sums of up to 128 tokens; rows of `w.T` are in blocks."""
     rows, columns = gradient.shape
     width = sums.shape[1]
     for start in range(0, columns, PARTITIONS):
@@ -159,7 +159,7 @@ def _add_rows(sums, gradient, weight_rows):
 
 
 def _add_columns(sums, x, gradient):
-    """Adds `x.T @ gradient` to the sums of a block of columns, laid out as the block is."""
+    """Add `x.T @ gradient` to the sums of a block of columns, laid out as the block is."""
     width, columns = x.shape[1], gradient.shape[1]
     for chunk in range(chunks_of(width)):
         start = chunk * PARTITIONS

@@ -20,7 +20,7 @@ LOWEST = -3.4028234663852886e38
 
 @nki.jit
 def cross_entropy_forward(x_MRD, w_DV, target_MR1, soft_cap, block):
-    """Returns `statistics_MR3`, float32: log-sum-exp, the target's logit and the largest logit.
+    """Return `statistics_MR3`, float32: log-sum-exp, the target's logit and the largest logit.
 
     Args:
         x_MRD: Tokens.
@@ -65,7 +65,7 @@ def cross_entropy_forward(x_MRD, w_DV, target_MR1, soft_cap, block):
 
 
 def _visit(tokens, weights, columns, rows, width, soft_cap, state):
-    """Adds a block of columns to the state of every token.
+    """Add a block of columns to the state of every token.
 
     The state of 128 tokens is four columns: sum, maximum, the target's logit, and the place of the
     target, counted from the first column of the block.
@@ -86,7 +86,7 @@ def _visit(tokens, weights, columns, rows, width, soft_cap, state):
 
 
 def _add_logits(logits, own):
-    """Adds the exponentials of a block to the sums, and raises the maximum."""
+    """Add the exponentials of a block to the sums, and raises the maximum."""
     rows, columns = logits.shape
     total, most = own[:, 0:1], own[:, 1:2]
     block_most = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -114,7 +114,7 @@ def _add_logits(logits, own):
 
 
 def _find_target(logits, own):
-    """Keeps the logit of the target, where it is in the block."""
+    """Keep the logit of the target, where it is in the block."""
     rows, columns = logits.shape
     kept = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
     found = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)

@@ -9,12 +9,12 @@ from axl_trainium.sdk import nisa, nl
 
 
 def chunks_of(width):
-    """Returns how many pieces of up to 128 a width has."""
+    """Return how many pieces of up to 128 a width has."""
     return (width + PARTITIONS - 1) // PARTITIONS
 
 
 def load_tokens(x_MRD, group):
-    """Returns the tokens of a group, each 128 of them transposed, one after another in columns."""
+    """Return the tokens of a group, each 128 of them transposed, one after another in columns."""
     rows, width = x_MRD.shape[1], x_MRD.shape[2]
     chunks = chunks_of(width)
     tokens = nl.ndarray((min(width, PARTITIONS), chunks * rows), dtype=x_MRD.dtype, buffer=nl.sbuf)
@@ -26,7 +26,7 @@ def load_tokens(x_MRD, group):
 
 
 def over_columns(vocabulary, block, visit):
-    """Calls `visit(i, first, columns)` for every block of columns, those from `first + i` on.
+    """Call `visit(i, first, columns)` for every block of columns, those from `first + i` on.
 
     All blocks but a smaller last one are one loop of the chip.
     """
@@ -42,7 +42,7 @@ def over_columns(vocabulary, block, visit):
 
 
 def load_columns(w_DV, i, first, columns):
-    """Returns columns of the projection from `first + i` on: width on partitions, by chunks."""
+    """Return columns of the projection from `first + i` on: width on partitions, by chunks."""
     width = w_DV.shape[0]
     block = nl.ndarray(
         (min(width, PARTITIONS), chunks_of(width) * columns), dtype=w_DV.dtype, buffer=nl.sbuf
@@ -57,7 +57,7 @@ def load_columns(w_DV, i, first, columns):
 
 
 def columns_of(w_DV, i, first, chunk, rows, columns):
-    """Returns the view of `rows` rows of a chunk, columns from `first + i` on."""
+    """Return the view of `rows` rows of a chunk, columns from `first + i` on."""
     vocabulary = w_DV.shape[1]
     return w_DV.ap(
         pattern=[[vocabulary, rows], [1, columns]],
@@ -68,7 +68,7 @@ def columns_of(w_DV, i, first, chunk, rows, columns):
 
 
 def logit_gradient(logits, slope, columns, place, token, dtype):
-    """Returns the gradient of the products of tokens and projection, rounded to their dtype.
+    """Return the gradient of the products of tokens and projection, rounded to their dtype.
 
     Args:
         logits: Float32; they are overwritten.
@@ -105,7 +105,7 @@ def logit_gradient(logits, slope, columns, place, token, dtype):
 
 
 def count_columns(rows, columns):
-    """Returns 0, 1, 2, ... in every row, float32."""
+    """Return 0, 1, 2, ... in every row, float32."""
     whole = nl.ndarray((rows, columns), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=whole, pattern=[[1, columns]], offset=0, channel_multiplier=0)
     numbers = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)

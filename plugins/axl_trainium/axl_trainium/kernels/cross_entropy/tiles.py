@@ -22,7 +22,7 @@ class CrossEntropyTiles:
     columns: int
 
     def bytes_of_partition(self, width: int, itemsize: int) -> int:
-        """Returns the bytes of a partition of SBUF that the larger backward kernel needs."""
+        """Return the bytes of a partition of SBUF that the larger backward kernel needs."""
         chunks = -(-width // PARTITIONS)
         block = chunks * self.columns
         row_blocks = -(-self.columns // PARTITIONS) * width
@@ -45,7 +45,7 @@ CHOICES = sorted(
 
 
 def tiles_for(width: int, dtype: str) -> CrossEntropyTiles | None:
-    """Returns the first choice that fits the memory; None where the width is too large for all."""
+    """Return the first choice that fits the memory; None where the width is too large for all."""
     itemsize = jnp.dtype(dtype).itemsize
     fitting = (
         tiles

@@ -17,7 +17,7 @@ from axl_trainium.limits import SBUF_PARTITION_BYTES, unsupported_dtype_reason
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernels can serve the call, else the reason why not.
+    """Return None where the kernels can serve the call, else the reason why not.
 
     In the backward pass, four float32 rows and three in x's dtype must fit a partition.
     """
@@ -35,7 +35,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def nki_rms_norm(inputs: RmsNormInputs, spec: RmsNormSpec) -> Array:
-    """Returns the normalised `x`; see `axcore.ops.rms_norm`. Float32 inside.
+    """Return the normalised `x`; see `axcore.ops.rms_norm`. Float32 inside.
 
     Cost: reads and writes `x` once.
     """
@@ -46,7 +46,7 @@ def nki_rms_norm(inputs: RmsNormInputs, spec: RmsNormSpec) -> Array:
 
 
 def nki_rms_norm_backward(inputs: RmsNormInputs, spec: RmsNormSpec, *, dy: Array) -> RmsNormInputs:
-    """Returns the gradients; that of the scale is float32.
+    """Return the gradients; that of the scale is float32.
 
     Cost: reads `x` and `dy` once and writes `dx`.
     """

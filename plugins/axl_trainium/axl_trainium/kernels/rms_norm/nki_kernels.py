@@ -11,7 +11,7 @@ SUM_COLUMNS = 512
 
 @nki.jit
 def rms_norm_forward(x_MPD, scale_1D, epsilon):
-    """Returns `y_MPD`: rows times their factor and the scale.
+    """Return `y_MPD`: rows times their factor and the scale.
 
     Args:
         x_MPD: Rows, float32 or bfloat16.
@@ -38,7 +38,7 @@ def rms_norm_forward(x_MPD, scale_1D, epsilon):
 
 @nki.jit
 def rms_norm_backward(x_MPD, scale_1D, dy_MPD, epsilon):
-    """Returns `(dx_MPD, dscale_1D)`: gradients of rows, and of the scale in float32.
+    """Return `(dx_MPD, dscale_1D)`: gradients of rows, and of the scale in float32.
 
     Args:
         x_MPD: Rows.
@@ -85,7 +85,7 @@ def rms_norm_backward(x_MPD, scale_1D, dy_MPD, epsilon):
 
 
 def _factor(x, epsilon, squares):
-    """Returns what each row of a tile is multiplied by to be normal; `squares` is overwritten."""
+    """Return what each row of a tile is multiplied by to be normal; `squares` is overwritten."""
     rows, width = x.shape
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(
@@ -102,7 +102,7 @@ def _factor(x, epsilon, squares):
 
 
 def _store_sum_over_rows(total_1D, tile):
-    """Writes the sum over partitions, which only products reach across."""
+    """Write the sum over partitions, which only products reach across."""
     rows, width = tile.shape
     ones = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)

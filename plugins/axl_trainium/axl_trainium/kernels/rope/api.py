@@ -17,7 +17,7 @@ from axl_trainium.limits import SBUF_PARTITION_BYTES, unsupported_dtype_reason
 
 
 def unsupported_reason(call: Call) -> str | None:
-    """Returns None where the kernel can serve the call, else the reason why not."""
+    """Return None where the kernel can serve the call, else the reason why not."""
     reason = unsupported_dtype_reason(call.dtype("x"))
     if reason is not None:
         return reason
@@ -33,7 +33,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 
 def nki_rope(inputs: RopeInputs, spec: RopeSpec) -> Array:
-    """Returns the rotated heads; see `axcore.ops.rope`.
+    """Return the rotated heads; see `axcore.ops.rope`.
 
     Cost: reads and writes `x` once.
     """

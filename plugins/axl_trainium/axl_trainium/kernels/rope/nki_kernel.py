@@ -9,7 +9,7 @@ from axl_trainium.sdk import nisa, nki, nl
 
 @nki.jit
 def rope(x_MPD, cos_MPF, sin_MPF):
-    """Returns `x_MPD` with the pairs of each head rotated: dimension `i` with `i + H / 2`.
+    """Return `x_MPD` with the pairs of each head rotated: dimension `i` with `i + H / 2`.
 
     Args:
         x_MPD: Tokens, D = N * H.
@@ -37,7 +37,7 @@ def rope(x_MPD, cos_MPF, sin_MPF):
 
 
 def _combine(dst, left, left_factor, right, right_factor, op):
-    """Writes `left * left_factor` plus or minus `right * right_factor`."""
+    """Write `left * left_factor` plus or minus `right * right_factor`."""
     rows, columns = left.shape
     one = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
     other = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)

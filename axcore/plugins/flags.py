@@ -1,4 +1,4 @@
-"""Environment flags wanted before JAX starts, merged flag by flag with the user's own."""
+"""What installed plugins set for some hardware: environment variables and compiler options."""
 
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -10,7 +10,7 @@ from axcore.errors import PluginError
 from axcore.hardware.families import HardwareFamily, first_present
 from axcore.hardware.hardware import UNKNOWN, Hardware
 from axcore.plugins.host import plugin_host
-from axcore.plugins.records.hardware import EnvironmentFlags
+from axcore.plugins.records.hardware import CompilerOptions, EnvironmentFlags
 
 _FLAGS = "a mapping from --flag to its value, as str"
 
@@ -46,7 +46,7 @@ class MergedFlags:
 def set_environment_flags(
     hardware: Hardware, environment: MutableMapping[str, str] | None = None
 ) -> MergedFlags:
-    """Sets what the installed plugins want for `hardware`, before JAX starts.
+    """Set what the installed plugins want for `hardware`, before JAX starts.
 
     Args:
         hardware: What the process is going to run on.
@@ -72,7 +72,7 @@ def set_environment_flags(
 def wanted_flags(
     hardware: Hardware, records: Sequence[EnvironmentFlags] | None = None
 ) -> tuple[WantedFlag, ...]:
-    """Returns the flags wanted for `hardware`, one of each.
+    """Return the flags wanted for `hardware`, one of each.
 
     Args:
         hardware: What to ask for.
@@ -98,7 +98,7 @@ def wanted_flags(
 
 
 def merge_flags(wanted: Sequence[WantedFlag], environment: Mapping[str, str]) -> MergedFlags:
-    """Returns what each variable becomes: the user's own flags first, then those not among them.
+    """Return what each variable becomes: the user's own flags first, then those not among them.
 
     Raises:
         PluginError: A variable holds something else than flags, the name of a file for example.
@@ -119,7 +119,7 @@ def merge_flags(wanted: Sequence[WantedFlag], environment: Mapping[str, str]) ->
 
 
 def expected_hardware(environment: Mapping[str, str] | None = None) -> Hardware | None:
-    """Returns what JAX will probably find here, of unknown generation, without starting it.
+    """Return what JAX will probably find here, of unknown generation, without starting it.
 
     None where no plugin says that its hardware is present: then no flags are set.
     """
@@ -128,7 +128,7 @@ def expected_hardware(environment: Mapping[str, str] | None = None) -> Hardware 
 
 
 def present_family(environment: Mapping[str, str] | None = None) -> HardwareFamily | None:
-    """Returns the first family whose plugin says that its hardware is present; may be None."""
+    """Return the first family whose plugin says that its hardware is present; may be None."""
     families = plugin_host().records(HardwareFamily)
     return first_present(families, os.environ if environment is None else environment)
 
@@ -152,3 +152,48 @@ def _check_are_flags(wanted: WantedFlag, own: list[str]) -> None:
             where=f"environment variable {wanted.variable}",
             hint="write its flags out, each as --name=value, with blanks between",
         )
+
+
+Option = str | bool | int | float
+
+
+def wanted_compiler_options(
+    hardware: Hardware,
+    records: Sequence[CompilerOptions] | None = None,
+    *,
+    serves: bool = False,
+) -> Mapping[str, Option]:
+    """Return the options for `hardware`, by name.
+
+    Args:
+        hardware: What is compiled for.
+        records: Who is asked; those of all plugins if left out.
+        serves: Whether they are for programs by which a model serves; else for a train step.
+
+    Raises:
+        PluginError: Two records want different values of one option, or one gives no options.
+    """
+    records = plugin_host().records(CompilerOptions) if records is None else records
+    wanted: dict[str, tuple[Option, CompilerOptions]] = {}
+    for record in records:
+        if record.serves not in (None, serves) or record.requires(hardware) is not None:
+            continue
+        for name, value in _options_of(record, hardware).items():
+            before, first = wanted.setdefault(name, (value, record))
+            if before != value:
+                raise PluginError(
+                    f"{first.name} ({first.plugin}) wants {name}={before} and {record.name} "
+                    f"({record.plugin}) wants {name}={value}",
+                    where=f"compiler options for {hardware.name}",
+                    hint=f"set AXCORE_BLOCK={record.plugin}",
+                )
+    return {name: value for name, (value, _) in wanted.items()}
+
+
+def _options_of(record: CompilerOptions, hardware: Hardware) -> Mapping[str, Option]:
+    expected = "a mapping from option to a str, bool, int or float"
+    options: Mapping[str, Option] = record.call("fn", hardware, returns=Mapping, expected=expected)
+    for name, value in options.items():
+        if not (isinstance(name, str) and isinstance(value, Option)):
+            raise record.wrong_return("fn", {name: value}, expected)
+    return options
