@@ -84,7 +84,7 @@ def _check_names(source: str, target: str) -> None:
         raise ConfigError(f"{source} is written, and not read", where="SOURCE", hint=_USAGE)
     if source.startswith(HUGGING_FACE) == target.startswith((HUGGING_FACE, GGUF)):
         raise ConfigError(
-            f"of {source!r} and {target!r} one names a published model and the other a run",
+            f"of {source!r} and {target!r} one names a pretrained checkpoint and the other a run",
             hint=_USAGE,
         )
 

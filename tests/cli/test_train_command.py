@@ -188,7 +188,11 @@ def test_eval_gives_the_loss_that_training_ended_with(trained, capsys):
             2,
             ["has no 'dmi'", "did you mean 'dim'?", "expected int, got 'many'", "max_steps"],
         ),
-        (["train", "tiny", "--set", "max_steps"], 2, ["no override", "--set max_steps=VALUE"]),
+        (
+            ["train", "tiny", "--set", "max_steps"],
+            2,
+            ["expected PATH=VALUE", "--set max_steps=VALUE"],
+        ),
         (["train", "tiny", "--set", "model.vocab_size=100"], 2, ["264 tokens", "model.vocab_size"]),
         (["train", "tiny", "--target", "cpu-three"], 4, ["cpu-three"]),
         (["generate", "nowhere"], 7, ["no config.json"]),
