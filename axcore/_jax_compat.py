@@ -77,7 +77,10 @@ def serve_coordination(port: int, process_count: int) -> Any:
     return _jax.get_distributed_runtime_service(
         # `recoverable` lets a task leave and join without ending
         # the others; without it one lost process aborts all.
-        f"[::]:{port}", process_count, heartbeat_timeout=_NEVER_S, recoverable=True
+        f"[::]:{port}",
+        process_count,
+        heartbeat_timeout=_NEVER_S,
+        recoverable=True,
     )
 
 
@@ -151,8 +154,6 @@ def keep_programs_of_every_process() -> None:
     """
     from jax._src import compiler
 
-    # A private function, so the test that reads a cache in
-    # two processes is what notices when jax changes it.
     written: Any = compiler._cache_write
     # A closure means that it is our own `write`, or that jax has begun to wrap it.
     if written.__closure__ is not None:
@@ -358,8 +359,6 @@ def _kernel_context() -> Any:
     from jaxlib.mlir import _mlir_libs
 
     context: Any = mlir.make_ir_context()
-    # A dump of another jaxlib has operations of dialect versions
-    # that this one does not know; they are only looked at here.
     context.allow_unregistered_dialects = True  # they are written in versions of other names
     for found in pkgutil.iter_modules(_mlir_libs.__path__, f"{_mlir_libs.__name__}."):
         if found.name.endswith("_ext"):

@@ -166,7 +166,7 @@ def _beat(path: Path, own: Holder, released: threading.Event) -> None:
     while not released.wait(BEAT_S):
         try:
             # Read first: to touch another holder's file would
-            # tell a third process that the holder lives.
+            # make the holder look alive to a third process.
             if _read(path) == own:
                 os.utime(path)
         except OSError:
@@ -206,7 +206,7 @@ def this_process() -> Holder:
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    # No /proc, so not Linux: the host's name stands for its
+    # No /proc, so not Linux: the host's name is used for its
     # boot. A restart is then only noticed by the pid being free.
     except OSError:
         return socket.gethostname()

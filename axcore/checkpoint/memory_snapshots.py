@@ -183,7 +183,7 @@ class MemorySnapshots:
         # and arrive on another thread as soon as the port is open.
         self._tag["rewinds"] = rewinds
         all_gather_object("making a directory for snapshots", self._make_directory)
-        # Boot id and directory together tell whose memory it is: host names may be
+        # Boot id and directory together say whose memory it is: host names may be
         # equal in containers, and `{process}` makes several places on one host.
         self._exchange = PeerExchange(f"{this_process().boot} {self.directory}", self._commit)
         hosts, own = self._exchange.hosts, process_index()

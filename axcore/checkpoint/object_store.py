@@ -168,7 +168,7 @@ class ObjectStore:
         try:
             yield
         except (FileNotFoundError, CheckpointError):
-            # FileNotFoundError stays as it is: callers tell
+            # FileNotFoundError stays as it is: callers distinguish
             # "there is none" from "the store does not answer".
             raise
         # Drivers raise botocore's, google's and azure's own errors, aiohttp's,

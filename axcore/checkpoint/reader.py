@@ -95,7 +95,7 @@ class CheckpointReader:
             try:
                 return self.restore(step, template, partial=partial)
             # This error alone: one that does not fit the template, or a lost network, must end
-            # the restore. To go on to older steps would hide the cause and throw away work.
+            # the restore. To try older steps would hide the cause and throw away work.
             except DamagedCheckpointError as error:
                 damaged.append(error)
                 self._pass_over(step, older, error)
@@ -149,7 +149,7 @@ class CheckpointReader:
             self.verify(step)
             try:
                 arrays = store.load(directory / ARRAYS_NAME, wanted)
-            # A note, not a wrapper: callers tell Orbax's and jax's errors apart by their types.
+            # A note, not a wrapper: callers distinguish Orbax's and jax's errors by their types.
             except Exception as error:
                 error.add_note(f"while restoring step {step} from {directory}")
                 raise

@@ -74,7 +74,7 @@ def _forget_processes() -> None:
             generator = module.OperationIdGenerator
             # Orbax puts this number into the names of its barriers. A
             # process that was restarted begins at zero, one that stayed
-            # goes on counting: they would wait for each other for ever.
+            # keeps counting: they would wait for each other for ever.
             generator._operation_id_counter = itertools.count()
             generator.next_operation_id()
     clients = sys.modules.get("orbax.checkpoint._src.futures.signaling_client")

@@ -139,7 +139,7 @@ def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None 
         return make()
     key = _next_folder(name)
     limit = time_limits().barrier_s if limit_s is None else limit_s
-    # No barrier: process 0 goes on at once. Its key is deleted by a later
+    # No barrier: process 0 continues at once. Its key is deleted by a later
     # `all_gather_str` of this thread, after which all have read it.
     text = _publish(name, key, make) if is_process_zero() else _read(name, key, limit)
     made: T = _value(parse_json(text))
@@ -168,7 +168,7 @@ def _wait(client: Any, name: str, folder: str, limit_s: float) -> None:
     try:
         client.wait_at_barrier(folder, _milliseconds(limit_s))
     except jax.errors.JaxRuntimeError as error:
-        # jax tells a time limit from a lost process by the text
+        # jax distinguishes a time limit from a lost process by the text
         # of the status only; there is one Python class for both.
         if "DEADLINE_EXCEEDED" not in str(error):
             raise _lost_process(name, error) from error

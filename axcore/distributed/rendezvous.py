@@ -78,7 +78,7 @@ def split_address(address: str) -> tuple[str, int]:
 def _hold(port: int, process_count: int, limit_s: float) -> None:
     present: dict[int, socket.socket] = {}
     try:
-        # The listening socket closes before anybody is dismissed: a process that is told "all
+        # The listening socket closes before anybody is dismissed: a process that hears "all
         # are there" may connect to jax's service next, and must not end in this socket's queue.
         with _listen(port) as server:
             _collect(server, present, process_count, time.monotonic() + limit_s)
@@ -181,7 +181,7 @@ def _answer(
     with _connect(address, process_count, limit_s) as connection:
         connection.settimeout(2 * limit_s + 10)  # process 0 may have begun to wait only now
         _write(connection, hello)
-        # None tells a connection that broke from an empty verdict.
+        # None distinguishes a connection that broke from an empty verdict.
         verdict = _read(connection, default=None)
     if verdict is None:
         raise ProcessError(

@@ -91,7 +91,7 @@ class Attempt:
             self.processes.append(process)
             self._resources.callback(self._close, process)
             self._selector.register(process.pipe, selectors.EVENT_READ, process)
-        # All started before any is told of signals: a Ctrl-C in
+        # All started before any is reached by signals: a Ctrl-C in
         # between is counted by `stop`, and passed on by this call.
         self._stop.reach([process.child for process in self.processes])
         return self

@@ -142,7 +142,7 @@ class Policy:
             imports.
     """
 
-    # By how much of it can be bad luck. Nothing stands for `refused`.
+    # By how much of it can be bad luck. `refused` has no entry.
     escalation: Mapping[str, tuple[EscalationLevel, ...]] = {
         # Preemption kills often and is nobody's fault; a device that changes bits is replaced.
         "killed": (EscalationLevel(times=100),),

@@ -106,7 +106,7 @@ class Supervisor:
 
     def _leave_out(self, process: int, reason: str) -> str:
         """Let the next attempt have one process less; return what that is called."""
-        # `starts` is asked again with this number, and numbers processes anew.
+        # `starts` is asked again with this number, and numbers processes again.
         self._left_out += 1
         # They took the number of processes into account when they started.
         self._standby_workers.close()
