@@ -212,7 +212,7 @@ def find_damage(root: Path, records: Mapping[str, FileRecord]) -> list[str]:
             problems.append(f"{name} is missing")
         elif (size := path.stat().st_size) != record.num_bytes:
             problems.append(f"{name} has {size} bytes; it was saved with {record.num_bytes}")
-        # Size first: it is free, and distinguishes a file that was cut off from one whose bits changed.
+        # Size first: it is free, and says that a file was cut off rather than changed.
         else:
             whole[name] = record.num_bytes
     for name, found in _records(root, whole).items():

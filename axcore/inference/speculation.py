@@ -336,9 +336,9 @@ class DraftedModel:
         logits, changed = self._model.step_at(
             own[0], drafts[0], tokens, num_cached, num_new, at=at, adapters=adapters, **where
         )
+        # The draft must have read all that the model has,
+        # or its next guess would be from a text with holes.
         _, read = self._draft.step(
-            # The draft must have read all that the model has,
-            # or its next guess would be from a text with holes.
             own[1], drafts[1], self._known(tokens), num_cached, num_new, **where
         )
         return logits, {**changed, DRAFT: read}

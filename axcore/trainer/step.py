@@ -207,8 +207,8 @@ class TrainStep:
         gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
         with jax.named_scope("learner"):
+            # Only its total: what guards against spikes is the loss that is minimised.
             update = self.learner.update(
-                # Only its total: what guards against spikes is the loss that is minimised.
                 self.transformation, gradients, state.opt_state, params, loss=outputs.total_loss()
             )
             norms = self.norms(gradients, state.step + 1)
