@@ -137,7 +137,7 @@ class Partition:
             in_specs=in_specs,
             out_specs=out_specs,
             axis_names=set(self.mesh.axis_names if only is None else only) - manual_axes(),
-            # Kernels are opaque: JAX cannot tell which of their results are alike on several
+            # Kernels are opaque: JAX cannot see which of their results are alike on several
             # devices.
             check_vma=False,
         )
