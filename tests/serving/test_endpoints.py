@@ -160,7 +160,8 @@ def test_the_model_is_listed(server):
             {"prompt": "a", "\ud800": 1},
             400,
             "invalid_value",
-            "the name of a field of the body is not valid Unicode text: there is half of a surrogate pair",
+            "the name of a field of the body is not valid Unicode text: there is half of a "
+            "surrogate pair",
         ),
         (
             "v1/completions",
