@@ -188,7 +188,7 @@ def array_of(module: "Module", name: str) -> Any:
         place = context.index.get(id(module))
         if place is None:
             raise ModuleError(
-                f"{type(module).__qualname__}.{name} was read, but the module is no part of the "
+                f"{type(module).__qualname__}.{name} was read, but the module is not part of the "
                 "tree",
                 hint="assign it in setup: self.child = cfg.child.build(...)",
             )
