@@ -268,7 +268,7 @@ def grammar_source(grammar: Grammar, tokenizer: Tokenizer) -> str:
     """Return a grammar as the library reads it, which compiles nothing yet.
 
     Raises:
-        RequestError: A schema is no JSON, or has too many properties; or there is no library.
+        RequestError: A schema is not valid JSON or has too many properties, or no library.
     """
     library = _import_llguidance()
     if grammar.kind == "lark":
@@ -281,7 +281,9 @@ def grammar_source(grammar: Grammar, tokenizer: Tokenizer) -> str:
         schema = parse_json(grammar.text)
     except ValueError as error:
         raise RequestError(
-            f"the JSON schema is no JSON: {error}", where="grammar", hint=_HINTS["json_schema"]
+            f"the JSON schema is not valid JSON: {error}",
+            where="grammar",
+            hint=_HINTS["json_schema"],
         ) from error
     check_schema_size(schema)
     if isinstance(schema, dict):

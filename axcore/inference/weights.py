@@ -98,7 +98,7 @@ class WeightConversion:
 
         Raises:
             ModuleError: An array is missing, or has another shape.
-            CheckpointError: One that is not read yet is damaged, or holds what is no number.
+            CheckpointError: One that is not read yet is damaged, or holds what is not a number.
         """
         found = self._restacked(state)
         for spec, path, layer in self._targets:  # no zip: it would hold an array and the next one

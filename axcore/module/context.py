@@ -302,12 +302,12 @@ class Context:
         from the way there, so that it does not matter whether layers are stacked.
 
         Raises:
-            ModuleError: The other module is no part of the tree.
+            ModuleError: The other module is not part of the tree.
         """
         place = self.index.get(id(module))
         if place is None:
             raise ModuleError(
-                f"a {type(module).__qualname__} was called that is no part of the tree that runs",
+                f"a {type(module).__qualname__} was called that is not part of the tree that runs",
                 where=format_path(self.path) or "the root",
                 hint="assign it in setup: self.child = cfg.child.build(...)",
             )

@@ -78,7 +78,7 @@ def functional(
         The method's result, and the losses, summaries, updates and captures of the call.
 
     Raises:
-        ModuleError: The method is no entry, the state does not belong to the module or has keys
+        ModuleError: The method is not an entry, the state does not belong to the module or has keys
             that the module lacks, or a pattern of `capture` matches nothing that ran.
     """
     # jax ignores what is not read: a renamed parameter would

@@ -21,7 +21,7 @@ class Loss:
     It adds `scale * sum / weight` to what is minimised. Sums and weights of parts of a batch add
     up to those of the whole, which is what makes accumulation exact. Under a scan both have a
     leading dimension, and every layer adds its own quotient. One with a scale of 0 is a measure;
-    a regularizer is minimised and is no part of how good a model is.
+    a regularizer is minimised and is not part of how good a model is.
     """
 
     sum: Array

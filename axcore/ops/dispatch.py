@@ -405,7 +405,8 @@ def _pinned(name: str, call: Call, found: Sequence[KernelCandidate]) -> Kernel:
 
     known = [one.kernel.name for one in found]
     raise KernelError(
-        f"{call.op} is pinned to {name!r}, which is no kernel of it; {suggest_names(name, known)}",
+        f"{call.op} is pinned to {name!r}, which is not a kernel of it; "
+        f"{suggest_names(name, known)}",
         hint=_pins_of(call, [one.kernel for one in found if one.reason is None]),
     )
 

@@ -193,7 +193,7 @@ KernelFunction = Callable[..., Any]
 
 STAGE = {"stage": True}
 """Metadata of a spec's field which says what part of a call a kernel computes: no kernel is chosen
-by it, so it is no feature of the `Call`."""
+by it, so it is not a feature of the `Call`."""
 
 _SHAPE_LETTERS = re.compile(r"_[A-Z]+$")
 

@@ -44,7 +44,7 @@ def _refusal(host: str, port: int, error: OSError) -> ConfigError:
     elif error.errno == errno.EACCES:
         what, hint = f"this user may not listen on port {port}", "take one from 1024 on"
     elif isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        what, hint = f"{host!r} is no address of this machine", "--host 127.0.0.1 always is"
+        what, hint = f"{host!r} is not an address of this machine", "--host 127.0.0.1 always is"
     else:
         what, hint = f"cannot listen on port {port} of {host}: {error}", None
     return ConfigError(what, where="--host, --port", hint=hint)

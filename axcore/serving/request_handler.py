@@ -124,7 +124,7 @@ class RequestSlot:
         """Return the response of a request; a stream keeps the slot until it ends."""
         if job.request.settings.is_streamed:
             # Starlette sends a stream after this function has returned, and the drain of a server
-            # waits for `num_answering`: so the slot is left by the stream, not by `__exit__`.
+            # waits for `num_active_requests`: so the slot is left by the stream, not by `__exit__`.
             self._is_kept = True
             return EventStream(job.events(), job.completions, on_end=self._leave)
         try:

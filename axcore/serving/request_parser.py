@@ -36,7 +36,7 @@ class RequestParser:
         where: Path of the object in the request, empty for its root.
 
     Raises:
-        ApiError: It is no object.
+        ApiError: It is not an object.
     """
 
     def __init__(self, content: Any, where: str = "") -> None:
@@ -167,7 +167,7 @@ def checked_text(text: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         place = f"at character {error.start}"
-        message = f"{where} is no Unicode text: there is half of a surrogate pair {place}"
+        message = f"{where} is not valid Unicode text: there is half of a surrogate pair {place}"
         raise invalid(message, where) from error
     return text
 
@@ -230,13 +230,13 @@ def parse_body(body: bytes) -> Any:
     """Return what a body says.
 
     Raises:
-        ApiError: It is no JSON, or has more parts, more depth or longer numbers than are read.
+        ApiError: It is not valid JSON, or has more parts, depth or digits than are read.
     """
     _check_size(body)
     try:
         found = parse_json(body, allow_nan=False)
     except ValueError as error:  # bytes that are no UTF-8, too
-        raise ApiError(400, f"The body is no JSON: {error}.", code="invalid_json") from error
+        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if _SURROGATE.search(body):
         check_texts(found)
     return found

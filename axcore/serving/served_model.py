@@ -191,7 +191,7 @@ class ServedModel:
         return tuple(found.tolist())
 
     async def tokenized(self, text: str, options: PromptOptions) -> tuple[int, ...]:
-        """Return the tokens of a text that is no prompt.
+        """Return the tokens of a text that is not a prompt.
 
         Raises:
             ApiError: It is far longer than a prompt may be.

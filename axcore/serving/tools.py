@@ -3,7 +3,8 @@
 - `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere in an answer: Hermes, Qwen.
 - `{"name": ..., "parameters": {...}}` as the whole answer: Llama 3.
 
-What the templates of others make a model write stays text, and so does a call that is no JSON.
+What the templates of others make a model write stays text, and so does a call that is not valid
+JSON.
 """
 
 import json

@@ -43,7 +43,7 @@ def _of_half(e: Emitter, kept: Value) -> Value:
     magnitude = build.and_(bits, e.short(0x7FFF))
     shifted = build.add(build.shl(magnitude, e.short(13)), e.short(112 << 23))
     is_number = build.icmp_unsigned("<", magnitude, e.short(0x7C00))
-    endless = build.add(shifted, e.short(112 << 23))  # infinity, and what is no number
+    endless = build.add(shifted, e.short(112 << 23))  # infinity, and what is not a number
     normal = build.bitcast(build.select(is_number, shifted, endless), e.vector)
     return _signed(e, bits, 16, _with_subnormal(e, normal, magnitude, 10, 2.0**-24))
 

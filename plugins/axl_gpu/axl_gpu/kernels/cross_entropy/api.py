@@ -98,7 +98,7 @@ def gpu_cross_entropy(
     """Return what the logits give each token.
 
     Products take x's dtype and accumulate in float32; all else is float32. A `w` of another dtype,
-    or with a vocabulary that is no multiple of 64, is copied once.
+    or with a vocabulary that is not a multiple of 64, is copied once.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
