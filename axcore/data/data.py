@@ -139,7 +139,7 @@ class Data(DataLoader):
                 hint="set shuffle=True and another packing than one_document, or leave it out",
             )
         self.source = cfg.source.build()
-        # The tokenizer is built at once, since the size of its vocabulary is part of the model's config.
+        # Built at once: the size of its vocabulary is part of the batch spec.
         self.tokenizer = cfg.tokenizer.build()
 
     def batch_spec(self) -> BatchSpec:
