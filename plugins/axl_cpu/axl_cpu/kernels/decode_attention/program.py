@@ -277,6 +277,7 @@ class _Row:
         """Return which lanes hold a key that a query sees."""
         e, form, build = self.e, self.form, self.e.build
         own = e.add(e.sub(self.length, form.queries), time)
+        # This hides lanes behind the row's end, too, as no query sees beyond its own key.
         is_seen = build.icmp_signed("<=", positions, e.splat(e.to_short(own)))
         if form.left is not None:
             first = e.splat(e.to_short(e.sub(own, form.left)))
@@ -289,6 +290,8 @@ class _Row:
 
         def of_query(head: Value, query: Value, time: Value) -> None:
             value = e.at(self.v, e.mul(e.add(token, head), form.value_width), form.dtype)
+            # Value by value as they lie, all heads of a token together: each line of the cache is
+            # read once.
             weight = e.splat(e.load(e.at(self.weights, e.add(e.mul(query, e.lanes), lane))))
             held = e.at(self.values, e.mul(query, form.value_width))
             for j in range(0, form.value_width, e.lanes):
