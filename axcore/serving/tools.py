@@ -242,10 +242,9 @@ def _tools(fields: RequestParser) -> list[Any]:
         function.finish()
         tool.ignore("cache_control", "prompts that begin alike are computed once anyway")
         tool.finish()
+    # Not for the template, which would write it into the prompt.
     return [
-        # Not for the template, which would write it into the prompt.
-        {name: value for name, value in one.items() if name != "cache_control"}
-        for one in found
+        {name: value for name, value in one.items() if name != "cache_control"} for one in found
     ]
 
 
