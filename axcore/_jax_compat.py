@@ -20,6 +20,8 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 _DEVICES = "jax._src.xla_bridge"
+# The supervisor notices a lost process by its pipe within
+# milliseconds; a heartbeat would only add aborts of its own.
 _NEVER_S = 7 * 86400
 
 
@@ -73,7 +75,12 @@ def serve_coordination(port: int, process_count: int) -> Any:
     from jaxlib import _jax
 
     return _jax.get_distributed_runtime_service(
-        f"[::]:{port}", process_count, heartbeat_timeout=_NEVER_S, recoverable=True
+        # `recoverable` lets a task leave and join without ending
+        # the others; without it one lost process aborts all.
+        f"[::]:{port}",
+        process_count,
+        heartbeat_timeout=_NEVER_S,
+        recoverable=True,
     )
 
 
@@ -82,15 +89,21 @@ def join_coordination(address: str, process_count: int, process_index: int, limi
     from jaxlib import _jax
 
     state = distributed_state()
+    # Not `jax.distributed.initialize`: it refuses a second call, and
+    # its client ends the process by an abort when the service goes.
     client = _jax.get_distributed_runtime_client(
         address,
         process_index,
         init_timeout=limit_s,
         heartbeat_timeout=_NEVER_S,
         missed_heartbeat_callback=lambda status: None,  # the supervisor knows before
+        # Destruction happens at interpreter exit, where a
+        # shutdown barrier would wait for processes that are gone.
         shutdown_on_destruction=False,
         use_compression=True,
     )
+    # State before `connect`: what it raises, such as a time limit,
+    # must leave something that `leave_coordination` can shut down.
     state.coordinator_address, state.client = address, client
     state.num_processes, state.process_id = process_count, process_index
     client.connect()
@@ -102,6 +115,8 @@ def end_coordinated_waits() -> None:
 
     client = distributed_state().client
     if client is not None:
+        # It raises where somebody else has shut down, and
+        # where the service is gone; both are what is wanted.
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # another thread was faster
             client.shutdown()
 
@@ -114,6 +129,8 @@ def leave_coordination() -> None:
     end_coordinated_waits()  # a client that isn't shut down aborts when its service ends
     state = distributed_state()
     state.client, state.num_processes, state.process_id = None, 1, 0
+    # Compiled programs hold the devices' client; they go before the
+    # backends do, or the old client would stay alive with all its memory.
     jax.clear_caches()  # type: ignore[no-untyped-call]
     clear_backends()  # type: ignore[no-untyped-call]
 
@@ -123,6 +140,8 @@ def devices_have_started() -> bool:
 
     It does not import jax: where nobody has, nothing has started.
     """
+    # Looked up in `sys.modules`, as an import of jax takes
+    # half a second and would itself answer the question.
     bridge: Any = sys.modules.get(_DEVICES)
     return bridge is not None and bool(bridge.backends_are_initialized())
 
@@ -136,12 +155,16 @@ def keep_programs_of_every_process() -> None:
     from jax._src import compiler
 
     written: Any = compiler._cache_write
+    # A closure means that it is our own `write`, or that jax has begun to wrap it.
     if written.__closure__ is not None:
         return  # it does
+    # The function asks `distributed.global_state.process_id` and returns where
+    # it is not 0. It gets a module's globals of its own, in which it always is.
     first = SimpleNamespace(global_state=SimpleNamespace(process_id=0))
     as_first = FunctionType(written.__code__, {**vars(compiler), "distributed": first})
 
     def write(key: str, seconds: float, name: str, backend: Any, *rest: Any) -> None:
+        # On other platforms all processes share one key, and writing it from each would only race.
         (as_first if backend.platform == "cpu" else written)(key, seconds, name, backend, *rest)
 
     vars(compiler)["_cache_write"] = write
@@ -160,9 +183,13 @@ def write_programs_whole() -> None:
 
     def put(cache: Any, key: str, program: bytes) -> None:
         path = cache.path / f"{key}{lru_cache._CACHE_SUFFIX}"
+        # jax's own eviction counts sizes under a file lock,
+        # which a file that appears by a rename would escape.
         if cache.eviction_enabled:  # under a lock
             in_place(cache, key, program)
         elif not path.exists():
+            # By pid: several processes may compile the same
+            # program at once, and each renames a whole one.
             draft = cache.path / f"{key}.{os.getpid()}"
             draft.write_bytes(program)
             draft.replace(path)
@@ -176,6 +203,7 @@ def is_whole_program(entry: bytes) -> bool:
 
     try:
         compilation_cache.decompress_executable(entry)
+    # zstandard's, zlib's or jax's own error, depending on what is installed.
     except Exception:  # of whichever library jax compresses with
         return False
     return True
@@ -188,6 +216,7 @@ def recording_cached_programs() -> Iterator[list[bytes]]:
 
     read, found = compilation_cache.get_executable_and_time, list[bytes]()
 
+    # Patched in the module, since jax calls it by its global name; there is no hook.
     def read_and_record(key: str, options: Any, backend: Any, *rest: Any) -> Any:
         return read(key, options, _RecordingBackend(backend, found), *rest)
 
@@ -222,15 +251,21 @@ def dump_program(compiled: Any, cached: Sequence[bytes]) -> bytes | None:
     from jax.experimental.serialize_executable import _JaxPjrtPickler
 
     executable = compiled._executable._unloaded_executable
+    # Host callbacks and captured constants live in this process's memory and cannot be
+    # written. Of several programs read from the cache nobody can say which is this one.
     if executable.host_callbacks or compiled._params.const_args or len(cached) > 1:
         return None
 
     class Pickler(_JaxPjrtPickler):
         def persistent_id(self, found: Any) -> Any:
             named = super().persistent_id(found)  # type: ignore[no-untyped-call]
+            # The bytes as they were read: XLA's CPU client loses a
+            # loaded program's functions when it serialises it again.
             return ("exec", cached[0]) if cached and named and named[0] == "exec" else named
 
     info, in_tree = jax.tree.flatten(compiled.args_info)
+    # Trees of numbers instead of the PyTreeDefs, which jax does not pickle where they have
+    # nodes of other classes than its own; `load_program` reads the structures off them.
     trees = [jax.tree.unflatten(one, range(one.num_leaves)) for one in (in_tree, compiled.out_tree)]
     with io.BytesIO() as file:
         Pickler(file).dump((executable, info, compiled._no_kwargs))
@@ -242,6 +277,7 @@ def load_program(dumped: bytes, devices: Sequence[Any]) -> Any:
     import jax
     from jax.experimental import serialize_executable
 
+    # Only from a folder that this user's own launch made: unpickling runs what it reads.
     program, trees = pickle.loads(dumped)
     in_tree, out_tree = map(jax.tree.structure, trees)
     return serialize_executable.deserialize_and_load(
@@ -257,6 +293,7 @@ def device_grid(sizes: Sequence[int], devices: Sequence[Any]) -> Any:
     """
     from jax.experimental import mesh_utils
 
+    # Without splitting, jax refuses meshes such as 8 x 8 on a 16 x 4 torus.
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
 
 
@@ -276,6 +313,8 @@ def handing_over_programs(see: Callable[[Any, bytes], None]) -> Iterator[None]:
     def hand_over(
         backend: Any, module: Any, devices: Any, options: Any, *rest: Any, **named: Any
     ) -> Any:
+        # The module's own text is not hashed here: who asks
+        # compares it in its own way, and it is the largest part.
         rest_of_key = hashlib.sha256()
         cache_key._hash_xla_flags(rest_of_key, [])
         cache_key._hash_serialized_compile_options(rest_of_key, options)  # type: ignore[no-untyped-call]
@@ -283,6 +322,7 @@ def handing_over_programs(see: Callable[[Any, bytes], None]) -> Iterator[None]:
         see(module, rest_of_key.digest())
         return compile_module(backend, module, devices, options, *rest, **named)
 
+    # All private: in one file, so that a new jax is one file's work.
     vars(compiler)["compile_or_get_cached"] = hand_over
     try:
         yield
@@ -294,6 +334,7 @@ def forget_compiled(lowered: Any) -> None:
     """Let jax compile a lowered program even if this process has compiled it before."""
     from jax._src.interpreters import pxla
 
+    # jax keeps the executable at the lowering and once more in a cache by the computation.
     lowered._lowering._executable = None
     pxla._cached_compilation.cache_clear()
 

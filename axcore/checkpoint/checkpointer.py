@@ -74,6 +74,8 @@ class Checkpointer(Configurable):
     def for_run(cls, cfg: Config, run: Path) -> "Checkpointer":
         """Return the checkpointer of a run: in the run's directory, unless it names another."""
         is_named = cfg.directory is not REQUIRED
+        # `is not REQUIRED`, not truth: a missing value is an object of
+        # its own, and an empty string is a directory that somebody gave.
         return cfg.build() if is_named else cfg.build(directory=str(run / "checkpoints"))
 
     def __enter__(self) -> Self:
@@ -106,6 +108,8 @@ class Checkpointer(Configurable):
 
     def is_due(self, step: int) -> bool:
         """Return whether the config wants this step saved."""
+        # Step 0 is what initialisation gives again at no
+        # cost; a save there would only delay the first step.
         return step > 0 and step % self._every_steps == 0
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
@@ -179,6 +183,8 @@ class Checkpointer(Configurable):
             DamagedCheckpointError: The step asked for, or every step, is damaged.
             CheckpointError: There is no such step, or it does not fit the template.
         """
+        # A restore while a save is in flight would not see the newest
+        # step, and could read a step that the save's retention deletes.
         self.wait()
         if step is None:
             return self._reader.restore_newest(template, at_or_before=at_or_before, partial=partial)

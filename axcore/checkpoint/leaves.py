@@ -11,6 +11,7 @@ import numpy as np
 from axcore.config import did_you_mean
 from axcore.errors import CheckpointError
 
+# Enough to see a pattern in the names; a model of a thousand leaves would fill the screen.
 _SHOWN = 8
 
 
@@ -36,6 +37,8 @@ def name_leaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> d
         CheckpointError: Two leaves have one name.
     """
     named: dict[str, Any] = {}
+    # With paths, because names are the format: the order of leaves may change with
+    # jax or with the state's class, and a checkpoint must still be found by them.
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         if name in named:
@@ -66,6 +69,8 @@ def describe(leaf: Any) -> jax.ShapeDtypeStruct:
     """Return the description of a template's leaf; without a sharding, on the first device."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
+        # `local_devices`: the first device of all belongs
+        # to process 0, and the others cannot address it.
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
@@ -82,6 +87,8 @@ def mismatches(
     """
     missing = [name for name in wanted if name not in saved]
     unexpected = [] if partial else [name for name in saved if name not in wanted]
+    # By dtype as well: an implicit cast would restore a master
+    # copy in bfloat16 as float32 without the lost bits.
     different = [n for n, spec in wanted.items() if n in saved and saved[n] != spec]
     candidates = [name for name in saved if name not in wanted]
     lines = _shortened(f"{n} is saved as {saved[n]}; wanted {wanted[n]}" for n in different)
@@ -110,6 +117,8 @@ def _as_array(name: str, leaf: Any) -> jax.Array:
             where=name,
             hint="leave it out of the state, or put it in `extra`",
         )
+    # Without x64 jax makes float64 into float32 silently; for a number of Python
+    # that is expected, for an array that somebody made in float64 it is a loss.
     held = jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
     if isinstance(leaf, (np.ndarray, np.generic)) and held != leaf.dtype:
         raise CheckpointError(

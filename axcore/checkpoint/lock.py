@@ -24,8 +24,12 @@ from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError
 from axcore.whole_files import open_regular
 
+# Twelve beats fit into `STALE_S`, so a holder needs to miss many in a row (a
+# stalled NFS server, a swapped-out process) before somebody takes its lock.
 BEAT_S = 5.0
 STALE_S = 60.0
+# Between `flock` and writing its name a holder is nameless for a moment. This is how
+# long that moment may take on a slow file system before the lock counts as somebody's.
 _NAMED_WITHIN_S = 10.0
 _POLL_S = 0.05
 
@@ -51,8 +55,12 @@ class Holder:
     @property
     def is_dead(self) -> bool:
         """Whether it is known to have ended: its host was booted again, or its process is none."""
+        # A pid alone proves nothing: it may have been given to another program
+        # since. The start time says whether it is still the same process.
         if self.is_of_this_boot:
             return _start_time(self.pid) != self.started
+        # Same host name but another boot id: the machine was started again, so no process
+        # of the old boot is left. Another host's processes cannot be asked about from here.
         return self.host == socket.gethostname()
 
 
@@ -72,12 +80,16 @@ class FileLock:
         """
         self._path = path
         self._released = threading.Event()
+        # Not O_TRUNC: that would erase the name of a
+        # holder on another host before anybody has looked.
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             self._own = self._take(doing)
         except BaseException:
             self._close()
             raise
+        # A daemon thread: a lock that is still held must not keep a finished
+        # program from ending; the kernel gives `flock` back by itself.
         beat = threading.Thread(target=_beat, args=(path, self._own, self._released), daemon=True)
         beat.start()
 
@@ -107,6 +119,8 @@ class FileLock:
             OSError: The directory was moved, deleted or unmounted since, or another host took it.
         """
         assert self._descriptor is not None, "the lock is held"
+        # By inode, not by path: after `rm -r` and a new `mkdir` the
+        # path leads to another file, on which our `flock` says nothing.
         if not os.path.exists(self._path) or not os.path.samestat(
             os.stat(self._path), os.fstat(self._descriptor)
         ):
@@ -124,18 +138,23 @@ class FileLock:
             self._close()
 
     def _close(self) -> None:
+        # First the thread, then the descriptor: a beat after the next
+        # holder has taken over would make this process look alive.
         self._released.set()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def __del__(self) -> None:
+        # `__init__` may have failed in `os.open`, before there is a descriptor.
         if getattr(self, "_descriptor", None) is not None:
             self._close()
 
 
 def _is_locked(descriptor: int) -> bool:
     """Lock a file if nobody else does; return whether it could."""
+    # LOCK_NB: a thread that blocks in `flock` cannot be interrupted with
+    # an error that names the holder, and on NFS it may wait for ever.
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -146,6 +165,8 @@ def _beat(path: Path, own: Holder, released: threading.Event) -> None:
     """Touch the lock file while it is this process's."""
     while not released.wait(BEAT_S):
         try:
+            # Read first: to touch another holder's file would
+            # make the holder look alive to a third process.
             if _read(path) == own:
                 os.utime(path)
         except OSError:
@@ -185,6 +206,8 @@ def this_process() -> Holder:
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    # No /proc, so not Linux: the host's name is used for its
+    # boot. A restart is then only noticed by the pid being free.
     except OSError:
         return socket.gethostname()
 
@@ -198,6 +221,8 @@ def _start_time(pid: int) -> str:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
+    # The command's name is in parentheses and may itself hold spaces and parentheses, so
+    # fields count from the last one. Index 19 behind it is field 22 of proc(5), `starttime`.
     return text.rpartition(")")[2].split()[19]
 
 

@@ -30,8 +30,13 @@ FORMAT = "axcore-checkpoint"
 FORMAT_VERSION = 1
 
 
+# A multiple of every file system's block, so each piece is a whole number
+# of pages; small enough that eight threads have work in one large file.
+# Part of the format: another size makes all manifests of today damaged.
 PIECE_BYTES = 64 << 20
 
+# `zlib.crc32` lets other threads run for buffers of this size,
+# and it is what a read from a disk needs to be at full speed.
 _READ_BYTES = 1 << 20
 
 
@@ -104,9 +109,13 @@ def check_extra(extra: Mapping[str, Any]) -> None:
 
 
 def _json_problem(value: Any, path: str) -> str | None:
+    # `type(...) is`, not `isinstance`: a subclass (an IntEnum, a
+    # numpy float64, an OrderedDict) would come back as its base.
     if value is None or type(value) in (bool, int, str):
         return None
     if type(value) is float:
+        # False for nan and for both infinities, without importing math
+        # for it. `json` would write the word NaN, which is no JSON.
         finite = value - value == 0
         return None if finite else f"{path} is {value}; JSON has no such number"
     if type(value) is list:
@@ -122,6 +131,8 @@ def _json_problem(value: Any, path: str) -> str | None:
 
 
 def _render(body: Mapping[str, Any]) -> bytes:
+    # Over compact JSON, not over the file's text: the digest does not depend on how
+    # the file is indented, and key order is the order of insertion on both sides.
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return (json.dumps({**body, "checksum": digest}, indent=1) + "\n").encode()
 
@@ -201,6 +212,7 @@ def find_damage(root: Path, records: Mapping[str, FileRecord]) -> list[str]:
             problems.append(f"{name} is missing")
         elif (size := path.stat().st_size) != record.num_bytes:
             problems.append(f"{name} has {size} bytes; it was saved with {record.num_bytes}")
+        # Size first: it is free, and says that a file was cut off rather than changed.
         else:
             whole[name] = record.num_bytes
     for name, found in _records(root, whole).items():
@@ -219,6 +231,7 @@ def _records(root: Path, sizes: Mapping[str, int]) -> dict[str, FileRecord]:
     pieces = [
         (name, start)
         for name, size in sizes.items()
+        # An empty file has one piece of no bytes, so that it has a record and its loss is noticed.
         for start in range(0, max(size, 1), PIECE_BYTES)
     ]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -231,10 +244,13 @@ def _records(root: Path, sizes: Mapping[str, int]) -> dict[str, FileRecord]:
 
 def _piece_crc32(path: Path, start: int) -> str:
     crc, offset, end = 0, start, start + PIECE_BYTES
+    # A named pipe put in the place of a file would block `open` for ever.
     check_is_regular(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         while offset < end and (
+            # `pread`, not seek and read: it has no shared position,
+            # so a descriptor can serve any number of threads.
             data := os.pread(descriptor, min(_READ_BYTES, end - offset), offset)
         ):
             crc = zlib.crc32(data, crc)
@@ -252,13 +268,19 @@ def record_together(root: Path) -> dict[str, FileRecord]:
             return list_files(root)
 
     def measured() -> dict[str, Any]:
+        # Errors must be of a kind that travels to the other processes as itself; an OSError
+        # would reach them as a ProcessError, and they would not retry when this one does.
         with as_storage_errors(OSError):
             records = record_files(root, dict(shard_for_process(list(sizes.items()))))
         return {name: [record.num_bytes, *record.crc32] for name, record in records.items()}
 
+    # Process 0 alone lists. On a shared file system two hosts' views of a directory
+    # may differ for a moment, and then a file would be nobody's, or two processes'.
     sizes = broadcast_object("listing a checkpoint", listed)
     parts = all_gather_object("measuring a checkpoint", measured)
     found = {name: values for part in parts for name, values in part.items()}
+    # In the order of the listing, not in the order of the parts: the
+    # manifest of a step must not depend on how many processes wrote it.
     return {name: FileRecord(found[name][0], tuple(found[name][1:])) for name in sizes}
 
 
@@ -278,5 +300,7 @@ def find_damage_together(name: str, root: Path, records: Mapping[str, FileRecord
 def _problems(root: Path, records: Mapping[str, FileRecord]) -> list[str]:
     try:
         return find_damage(root, records)
+    # A sentence, not an error: one host's broken mount
+    # must not end the search for an older step in all.
     except OSError as error:
         return [f"a file cannot be read: {error}"]

@@ -68,8 +68,11 @@ class MemorySnapshots:
             run: Which run it is; `id` names its folder.
         """
         self._every_steps = cfg.every_steps
+        # Absolute at once: the working directory may be another when the worker thread writes.
         place = Path(cfg.directory.format(process=process_index())).absolute()
         self.directory = place / f"axcore-{run['id']}"
+        # A part is only used by a run with the same tag: with another number of processes the
+        # shards are cut otherwise, and after a rewind the same step has other numbers in it.
         self._tag: dict[str, Any] = {"run": dict(run), "processes": process_count()}
         self._exchange: PeerExchange | None = None
         self._kept: dict[int, StepDirectories] = {}
@@ -93,10 +96,14 @@ class MemorySnapshots:
 
         Waits first for the snapshot before it.
         """
+        # One in flight, or host memory would hold a third copy:
+        # the one before, the one being written, and this.
         self.wait()
         check_extra(dict(extra))
         arrays = name_arrays(state)
         leaves = {name: leaf_spec(array) for name, array in arrays.items()}
+        # `host_shards` runs here, on the training thread: after `take` returns the next
+        # step donates these buffers. Only what needs no device is left to the worker.
         keep = partial(self._store, step, host_shards(arrays), leaves, dict(extra))
         assert self._worker is not None, "open was called"
         self._pending = self._worker.submit(keep)
@@ -107,6 +114,7 @@ class MemorySnapshots:
         Raises:
             ProcessError: Another process was lost meanwhile.
         """
+        # Taken out before `result`: a failure is raised once, and does not come back from `close`.
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -117,6 +125,8 @@ class MemorySnapshots:
         write = lambda staging: write_part(  # noqa: E731
             staging, step, shards, leaves, {"tag": self._tag, "extra": extra}
         )
+        # The gather never raises for a full memory; each reports a sentence instead.
+        # Otherwise one process would keep a step that the others have thrown away.
         problems = all_gather_object("keeping a snapshot", lambda: self._try_to_store(step, write))
         if any(problems):
             self._warn(f"no snapshot of step {step} is kept: {'; '.join(filter(None, problems))}")
@@ -133,6 +143,8 @@ class MemorySnapshots:
         try:
             self._commit(own, step, write)
             peer = self._exchange.hosts.peer_of(own)
+            # Own part first, then the peer's: if sending fails, this host still has what
+            # a restart in place needs, until the others' problems throw it away as well.
             if peer is not None:
                 self._exchange.send(peer, own, step, self._kept[own].path(step))
         except OSError as error:
@@ -149,6 +161,8 @@ class MemorySnapshots:
             if problems := part_damage(folder.staging_directory(step)):
                 raise OSError("; ".join(problems))
             folder.commit(step)
+        # BaseException: a KeyboardInterrupt half-way would leave a
+        # staging directory that fills /dev/shm until the next run.
         except BaseException:
             folder.abandon(step)
             raise
@@ -165,8 +179,12 @@ class MemorySnapshots:
         Raises:
             CheckpointError: The directory cannot be used, or a live process has it.
         """
+        # Before the exchange: parts that peers send carry the tag too,
+        # and arrive on another thread as soon as the port is open.
         self._tag["rewinds"] = rewinds
         all_gather_object("making a directory for snapshots", self._make_directory)
+        # Boot id and directory together say whose memory it is: host names may be
+        # equal in containers, and `{process}` makes several places on one host.
         self._exchange = PeerExchange(f"{this_process().boot} {self.directory}", self._commit)
         hosts, own = self._exchange.hosts, process_index()
         # Only one process has the lock of a folder: who receives a part writes it.
@@ -175,6 +193,8 @@ class MemorySnapshots:
             folder = StepDirectories(self.directory / f"process_{process}")
             self._locks.append(folder.lock())
             self._kept[process] = folder
+        # One thread: snapshots must be written in the order they were taken, for `_store` deletes
+        # what is older. It also keeps the names of the gathers in the same order in all processes.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
 
     def _make_directory(self) -> None:
@@ -198,6 +218,9 @@ class MemorySnapshots:
         Returns:
             None where there is no such step.
         """
+        # Checked by reading manifests only. Checksums come in
+        # `_send_parts`, for the one step that is chosen: to read every byte
+        # of every step costs seconds of a recovery that should take one.
         wanted = {name: describe(leaf) for name, leaf in name_leaves(template).items()}
         found = self._parts(wanted)
         listed = all_gather_object("listing snapshots", lambda: [list(one) for one in found])
@@ -222,6 +245,8 @@ class MemorySnapshots:
                 manifest = self._manifest(folder.path(step))
                 if (
                     manifest is not None
+                    # The tag before the fit: offsets of another run's
+                    # part may lack names that `part_fits` looks up.
                     and manifest.extra["tag"] == self._tag
                     and part_fits(manifest, wanted, process)
                 ):
@@ -240,6 +265,8 @@ class MemorySnapshots:
 
         A damaged part is replaced by its copy.
         """
+        # Ends: each round without success removes at least one holder, and all processes
+        # see the same problems, so they agree on the next round without asking again.
         while (sources := _sources(holders)) is not None:
             hand_out = partial(self._send_parts, step, sources)
             problems = all_gather_object("gathering a snapshot", hand_out)
@@ -261,6 +288,8 @@ class MemorySnapshots:
             if holder != own:
                 continue
             directory = StepDirectories(self.directory / f"process_{process}").path(step)
+            # From a fresh `StepDirectories`: `_kept` has the folders this
+            # process may write, and a part may lie in one that it only reads.
             try:
                 if problems := part_damage(directory):
                     raise OSError("; ".join(problems))
@@ -293,6 +322,8 @@ class MemorySnapshots:
 
     def _delete_steps(self, *, after: int) -> None:
         def delete() -> None:
+            # Once on each host: two processes that delete the same directory
+            # would race, and one would fail on what is gone already.
             if not self._is_first_on_host():
                 return
             for path in self.directory.glob("process_*"):
@@ -307,7 +338,10 @@ class MemorySnapshots:
         if self._exchange is None:
             return
         self.wait()
+        # A barrier: a peer may still be sending a last part here.
+        # Without it the directory could come back after it was removed.
         all_gather_object("leaving snapshots", lambda: None)
+        # Asked before `close`, which takes the exchange away.
         is_first = self._is_first_on_host()
         self.close()
         if is_first:
@@ -315,6 +349,7 @@ class MemorySnapshots:
 
     def close(self) -> None:
         """Stop keeping snapshots; those that are there stay. Safe to call twice."""
+        # The exchange first, so that no part arrives while the locks go.
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
@@ -339,5 +374,7 @@ def _sources(holders: set[Source]) -> list[Source] | None:
         able = sorted(holder for holder, held in holders if held == process)
         if not able:
             return None
+        # Its own host first: no byte crosses the network,
+        # and a lost host is the only case in which any does.
         chosen.append((process if process in able else able[0], process))
     return chosen

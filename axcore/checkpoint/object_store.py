@@ -45,9 +45,11 @@ from axcore.checkpoint.storage import CheckpointWarning, StorageError, StorageLo
 from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError
 
+# Enough to hide the latency of requests of 64 MiB; each reader holds its piece in host memory.
 _NUM_READERS = 4
 
 
+# Slower than a file's beat: each is a request that is paid for. Six still fit into `STALE_S`.
 BEAT_S = 10.0
 _POLL_S = 1.0
 _FOLDER = "lock"
@@ -55,6 +57,7 @@ _FOLDER = "lock"
 
 _NAME = re.compile(r"(step_(\d{8,})-[0-9a-f]{32})(\.json|\.good|\.quarantined)?")
 _INDEX, _GOOD, _QUARANTINED = ".json", ".good", ".quarantined"
+# Not a `&`-separated query: a staging directory may hold any character but this marker.
 _STAGING = "?staging="
 
 
@@ -80,6 +83,7 @@ class ObjectStore:
             self._files.invalidate_cache()  # others write here; some drivers list from a cache
             try:
                 paths = self._files.ls(self._path(folder), detail=False)
+            # Stores have no folders; most drivers report an empty prefix as missing.
             except FileNotFoundError:
                 return set()
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
@@ -99,6 +103,8 @@ class ObjectStore:
             self._files.pipe_file(self._path(name), data)
 
     def create(self, name: str, data: bytes) -> bool:
+        # "create" is a conditional write (If-None-Match or a generation of 0) that the store
+        # itself decides. A look followed by a write would let two processes both succeed.
         """Write an object; False where there is one of that name."""
         with self._asking(f"create {name}"):
             try:
@@ -136,6 +142,8 @@ class ObjectStore:
         with self._asking(f"read {name} back"):
             num_bytes = self._files.info(path)["size"]
             with ThreadPoolExecutor(_NUM_READERS) as pool:
+                # `or record.crc32`: an empty object has no ranges to read, and
+                # its record has one checksum of nothing; the size alone decides.
                 sums = tuple(pool.map(crc32, starts)) or record.crc32
         if (num_bytes, sums) != (record.num_bytes, record.crc32):
             raise StoreError(f"{self.url}/{name} differs when it is read back")
@@ -143,6 +151,8 @@ class ObjectStore:
     def delete(self, name: str) -> None:
         """Delete an object or a folder; do nothing where there is none."""
         with self._asking(f"delete {name}"):
+            # Some drivers answer a recursive delete from a cached
+            # list, and would leave behind what was written since.
             self._files.invalidate_cache()
             try:
                 self._files.rm(self._path(name), recursive=True)
@@ -158,7 +168,11 @@ class ObjectStore:
         try:
             yield
         except (FileNotFoundError, CheckpointError):
+            # FileNotFoundError stays as it is: callers distinguish
+            # "there is none" from "the store does not answer".
             raise
+        # Drivers raise botocore's, google's and azure's own errors, aiohttp's,
+        # and plain RuntimeError; only Exception covers all of them.
         except Exception as error:
             raise StoreError(f"{self.url}: cannot {what}: {error or repr(error)}") from error
 
@@ -167,6 +181,9 @@ def _open_files(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
 
+        # Instances are shared in a process by default, and so would be
+        # their caches and their event loop with whatever else uses fsspec
+        # here. Lists must show what other processes have just written.
         files, root = url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
     except ImportError as error:
         raise CheckpointError(
@@ -201,6 +218,7 @@ class ObjectLock(StorageLock):
         self._number = self._take(doing)
         self._released = threading.Event()
         self._beat = threading.Thread(target=self._keep_beating, daemon=True)
+        # Last: the beat reads `_number` and `_released`, which must be there.
         self._beat.start()
 
     def check_is_held(self) -> None:
@@ -221,6 +239,8 @@ class ObjectLock(StorageLock):
         if self._released.is_set():
             return
         self._released.set()
+        # Joined before the object is emptied: a beat that is on its way would write the
+        # holder's name into it again, and the next run would wait a minute for nobody.
         self._beat.join()
         try:
             self._store.write(_name(self._number), b"")
@@ -243,6 +263,8 @@ class ObjectLock(StorageLock):
             # Of several that come at once the store lets one create it; the others start again and
             # find a live holder. Old numbers are deleted after that, never before: a number that
             # was free again could be created twice.
+            # Beat 0 is written by `create` itself, so the
+            # object is never there without its holder's name.
             if self._store.create(_name(number + 1), self._text(0)):
                 for old in range(number, 0, -1):
                     self._store.delete(_name(old))
@@ -254,6 +276,8 @@ class ObjectLock(StorageLock):
                 raise held_error(self._store.url, doing, holder)
             return
         end = time.monotonic() + STALE_S
+        # As in `FileLock`: the content is compared with what
+        # it was, never a time of the store's clock with ours.
         while time.monotonic() < end:
             if self._newest() != seen:
                 raise held_error(self._store.url, doing, holder)
@@ -268,11 +292,14 @@ class ObjectLock(StorageLock):
             try:
                 return max(numbers), self._store.read(_name(max(numbers)))
             except FileNotFoundError:
+                # Its number is higher, so the next list has it.
                 continue  # the next holder has just cleared it
 
     def _keep_beating(self) -> None:
         count = 0
         while not self._released.wait(BEAT_S):
+            # A counter, not a time: the content must differ at
+            # every beat, and clocks of two hosts need not agree.
             count += 1
             try:
                 self._store.write(_name(self._number), self._text(count))
@@ -349,9 +376,12 @@ class ObjectSteps:
         # A new name for each try: a write that was given up on may still arrive.
         prefix = f"step_{step:08d}-{uuid.uuid4().hex}"
         records = record_files(source, list_files(source))
+        # Noted before the first byte goes out: `abandon` can then remove a half-finished upload.
         self._uploaded[step] = prefix, records
         for name, record in records.items():
             self._store.upload(source / name, f"{prefix}/{name}")
+            # Each is read back right after it was written: a failure is known before the next file
+            # is sent.
             self._store.check(f"{prefix}/{name}", record)
 
     def download(self, step: int, target: Path) -> None:
@@ -363,11 +393,14 @@ class ObjectSteps:
         prefix = self._prefixes()[step]
         for name in self._files_of(prefix):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
+            # A lost object must not hide the others: the manifest will name
+            # exactly what is missing, and the reader goes to the next step.
             with contextlib.suppress(FileNotFoundError):
                 self._store.download(f"{prefix}/{name}", target / name)
 
     def commit(self, step: int) -> None:
         """Make what was uploaded the newest step; steps at or after it are quarantined."""
+        # The lock again here: the upload may have taken minutes, long enough to be taken for dead.
         self._check_lock()
         # There is no rename, so for a moment neither the old history nor the new step is there; a
         # process killed then leaves older steps, and the fast disk has this one.
@@ -381,7 +414,9 @@ class ObjectSteps:
         self._check_lock()
         prefix, records = self._uploaded[step]
         files = {name: [one.num_bytes, *one.crc32] for name, one in records.items()}
+        # One small object, written last, is the commit: it is there whole or not at all.
         self._store.write(prefix + _INDEX, json.dumps({"files": files}).encode())
+        # Only after the write: if it fails, the retry's `abandon` still knows the prefix.
         del self._uploaded[step]
 
     def abandon(self, step: int) -> None:
@@ -424,6 +459,8 @@ class ObjectSteps:
             raise DamagedCheckpointError(f"an index is damaged: {error!r}", where=where) from error
 
     def _remove(self, prefix: str) -> None:
+        # In this order, by the rule of `publish` backwards: without the
+        # index it is no step, whatever a killed process leaves of the rest.
         for kind in (_INDEX, _GOOD, _QUARANTINED, ""):
             self._store.delete(prefix + kind)
 

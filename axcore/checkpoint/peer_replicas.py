@@ -32,8 +32,12 @@ from axcore.checkpoint.manifest import (
 from axcore.config.json_files import parse_json
 from axcore.distributed import all_gather_object, reachable_host
 
+# For a whole part to cross the network, and far below the barrier limit of
+# the gather that contains it, so that a stuck peer is reported by name.
 _LIMIT_S = 120.0
 _PIECE_BYTES = 1 << 20
+# A first line is a few hundred bytes. Whoever reaches the
+# port could otherwise send a line without end into memory.
 _LINE_BYTES = 1 << 16
 
 
@@ -41,6 +45,7 @@ _SHARDS_NAME = "shards.bin"
 PART_FILES = (_SHARDS_NAME, MANIFEST_NAME)
 """The files of a part, in the order in which they are written and copied."""
 
+# XLA's CPU client takes a buffer without a copy when it is aligned to 64 bytes.
 _ALIGNED_BYTES = 64
 
 Receive = Callable[[int, int, Callable[[Path], None]], None]
@@ -59,11 +64,15 @@ class Hosts:
 
     def peer_of(self, process: int) -> int | None:
         """Return who keeps a process's copies: one on the next host; None where there is none."""
+        # Order of first appearance: all processes have the same
+        # `keys`, so all find the same ring without talking.
         names = list(dict.fromkeys(self.keys))
         if len(names) == 1:
             return None
         own = self._on(self.keys[process])
         others = self._on(names[(names.index(self.keys[process]) + 1) % len(names)])
+        # By position on its host, so that the copies of one host spread over all
+        # processes of the next one; modulo, because hosts may have different numbers.
         return others[own.index(process) % len(others)]
 
     def is_first_on_host(self, process: int) -> bool:
@@ -85,7 +94,11 @@ class PeerExchange:
             receive: What is done with each part that comes.
         """
         self._receive = receive
+        # New for each exchange: a process of an earlier attempt
+        # that still runs cannot write into this one's memory.
         self._secret = secrets.token_hex(16)
+        # Port 0: the kernel chooses a free one, for several
+        # processes on one host would collide on a fixed number.
         self._server = socket.create_server(("", 0))
         name = "meeting for snapshots"
         port = self._server.getsockname()[1]
@@ -95,6 +108,7 @@ class PeerExchange:
             (host, port, one) for _, host, port, one in found
         ]
         self.hosts = Hosts([peer[0] for peer in found])
+        # After the gather: a part must not arrive before all know where copies go.
         threading.Thread(target=self._serve, name="snapshots", daemon=True).start()
 
     def send(self, to: int, process: int, step: int, directory: Path) -> None:
@@ -108,13 +122,19 @@ class PeerExchange:
         sizes = [path.stat().st_size for path in paths]
         head = {"secret": secret, "process": process, "step": step, "sizes": sizes}
         with (
+            # The connection is made for each part. Snapshots are minutes apart,
+            # and a connection kept that long dies unnoticed in firewalls.
             socket.create_connection((host, port), _LIMIT_S) as connection,
             connection.makefile("rb") as answers,
         ):
             connection.sendall(json.dumps(head).encode() + b"\n")
             for path in paths:
                 with path.open("rb") as file:
+                    # `sendfile` goes from the page cache to the socket without
+                    # passing through Python; the GIL stays free for training.
                     connection.sendfile(file)
+            # Not just a successful send: the receiver has
+            # read the part back from its memory by then.
             answer = answers.readline(_LINE_BYTES).decode().strip()
         if answer != "whole":
             raise OSError(f"process {to} did not take the copy: {answer or 'it hung up'}")
@@ -131,7 +151,10 @@ class PeerExchange:
                 connection, _ = self._server.accept()
             except OSError:
                 return  # closed
+            # One at a time: at most one process sends its snapshot
+            # here, and on the way back parts come to their owner only.
             with connection, connection.makefile("rwb") as stream:
+                # A sender that dies half-way must not hold this thread for ever.
                 connection.settimeout(_LIMIT_S)
                 self._take(stream)
 
@@ -139,11 +162,14 @@ class PeerExchange:
         try:
             head = parse_json(stream.readline(_LINE_BYTES))
             # The port is open to whoever reaches the host, and a part is written to its memory.
+            # Constant time, and no answer: a stranger learns
+            # neither the secret nor that there is one.
             if not hmac.compare_digest(str(head["secret"]), self._secret):
                 return
             write = lambda directory: _write_files(stream, head["sizes"], directory)  # noqa: E731
             self._receive(head["process"], head["step"], write)
             answer = "whole"
+        # Nothing else may escape: this thread has to serve the next part, too.
         except (OSError, ValueError, KeyError, TypeError) as error:
             answer = f"{type(error).__name__}: {error}".replace("\n", " ")
         _answer(stream, answer)
@@ -186,11 +212,15 @@ def host_shards(arrays: Mapping[str, jax.Array]) -> HostShards:
         }
         for name, array in arrays.items()
     }
+    # All copies are started before the first is waited for, so that they
+    # overlap; one by one, each would cost a round trip to the device.
     for by_place in found.values():
         for data in by_place.values():
             data.copy_to_host_async()
     return {
         name: {place: np.asarray(data) for place, data in by_place.items()}
+        # On CPU this may be a view of the device's buffer. It holds a reference, which keeps jax
+        # from reusing that buffer while the part is written.
         for name, by_place in found.items()
     }
 
@@ -216,8 +246,12 @@ def write_part(
                 # Aligned, so that a shard is a view of the file's bytes, without a copy.
                 file.write(bytes(-file.tell() % _ALIGNED_BYTES))
                 offsets[name][place] = file.tell()
+                # bfloat16 and the float8 types are no buffer types
+                # of Python; as bytes every dtype can be written.
                 file.write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
     files = record_files(directory, list_files(directory))
+    # Offsets are in the manifest, which is checksummed: a
+    # wrong offset would restore the wrong tensor silently.
     found = Manifest(step=step, leaves=leaves, files=files, extra={**extra, "offsets": offsets})
     write_manifest(directory, found)
 
@@ -234,6 +268,7 @@ def part_fits(manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct], pr
     """Whether a part holds what the devices of a process are to hold."""
     specs = {name: leaf_spec(leaf) for name, leaf in wanted.items()}
     return not mismatches(manifest.leaves, specs) and all(
+        # A superset is enough: a process on fewer devices may take its shards out of a larger part.
         _places(leaf, process) <= manifest.extra["offsets"][name].keys()
         for name, leaf in wanted.items()
     )
@@ -243,6 +278,8 @@ def load_part(
     directory: Path, manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.Array]:
     """Return arrays of which this process's devices hold what a part does."""
+    # Into memory, not mapped: the file goes when the next snapshot is
+    # complete, while the arrays may still be views of these bytes.
     content = np.fromfile(directory / _SHARDS_NAME, np.uint8)
     offsets = manifest.extra["offsets"]
     return {name: _load_leaf(content, offsets[name], leaf) for name, leaf in wanted.items()}

@@ -68,6 +68,8 @@ class CheckpointReader:
 
     def committed(self) -> tuple[int, ...]:
         """Return the committed steps, oldest first."""
+        # One process looks and all believe it: on a shared file system a rename may show
+        # to one host later than to another, and the hosts would restore different steps.
         return tuple(broadcast_object("listing checkpoints", lambda: list(self._steps.committed())))
 
     def known_good(self) -> tuple[int, ...]:
@@ -92,9 +94,12 @@ class CheckpointReader:
         for step, older in zip(newest_first, (*newest_first[1:], None), strict=True):
             try:
                 return self.restore(step, template, partial=partial)
+            # This error alone: one that does not fit the template, or a lost network, must end
+            # the restore. To try older steps would hide the cause and throw away work.
             except DamagedCheckpointError as error:
                 damaged.append(error)
                 self._pass_over(step, older, error)
+        # From the first, the newest step's: what people look for is why the last save is unusable.
         raise self._nothing_whole(damaged) from damaged[0]
 
     def restore(self, step: int, template: Any, *, partial: bool) -> Restored:
@@ -113,12 +118,14 @@ class CheckpointReader:
         try:
             return read()
         except DamagedCheckpointError as error:
+            # Process 0 alone moves files; the verdict of all was the same, as damage is gathered.
             replace = lambda: self._steps.replace_damaged(step)  # noqa: E731
             if not broadcast_object("replacing a damaged checkpoint", replace):
                 raise
             self._warn(
                 f"{error.what}. It is quarantined in {self._steps.root}, and its copy restored."
             )
+        # Once, and outside of `try`: a replica that is damaged as well is an error, not a loop.
         return read()
 
     def _restore(self, step: int, template: Any, *, partial: bool) -> Restored:
@@ -126,6 +133,8 @@ class CheckpointReader:
         manifest = self.manifest(step)
         wanted = {name: describe(leaf) for name, leaf in name_leaves(template).items()}
         specs = {name: leaf_spec(leaf) for name, leaf in wanted.items()}
+        # Before anything is read: a wrong config is reported
+        # after milliseconds, not after verifying terabytes.
         problems = mismatches(manifest.leaves, specs, partial=partial)
         if problems:
             raise CheckpointError(
@@ -140,9 +149,12 @@ class CheckpointReader:
             self.verify(step)
             try:
                 arrays = store.load(directory / ARRAYS_NAME, wanted)
+            # A note, not a wrapper: callers distinguish Orbax's and jax's errors by their types.
             except Exception as error:
                 error.add_note(f"while restoring step {step} from {directory}")
                 raise
+        # By name, not by position: the order of leaves in the
+        # template need not be the order in the checkpoint.
         state = jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in wanted])
         return Restored(step, state, dict(manifest.extra))
 
@@ -155,6 +167,8 @@ class CheckpointReader:
                 f"there are: {', '.join(map(str, known)) or '(none)'}",
                 where=str(self._steps.root),
             )
+        # Sent along, not read by each: with thousands of processes one file would be a hot
+        # spot, and each might see another version while a replica is put in its place.
         return from_json(broadcast_object("reading a manifest", lambda: to_json(self._read(step))))
 
     def _read(self, step: int) -> Manifest:
@@ -163,6 +177,8 @@ class CheckpointReader:
             manifest = read_manifest(self._steps.path(step))
         except DamagedCheckpointError as error:
             raise self._damage(step, [error.what]) from error
+        # A step directory that was copied under another number
+        # would train on with a wrong schedule and data position.
         if manifest.step != step:
             raise self._damage(step, [f"{MANIFEST_NAME} is that of step {manifest.step}"])
         return manifest
@@ -194,6 +210,7 @@ class CheckpointReader:
         """Warn that a damaged step is skipped, or raise if it may not be."""
         self._status.set_damaged(step)
         if not self._falls_back:
+            # The hint depends on the setting, which the place that raised does not know.
             error.hint = "set on_damage to 'fall_back', or restore an older step by its number"
             raise error
         if older is not None:

@@ -62,8 +62,12 @@ class ReplicatedStorage:
         locks = _StorageLocks(self._durable.lock())
         try:
             locks.add(self._fast.lock())
+            # Oldest first: a process killed while it copies leaves a durable place
+            # whose newest step is complete, not one with holes before its newest.
             for step in sorted({*self._fast.committed()} - {*self._durable.committed()}):
                 self._durable.upload(step, self._fast.path(step))
+                # `publish`, not `commit`: these steps are older than some
+                # that are there already, and must not quarantine them.
                 self._durable.publish(step)
             for step in {*self._fast.known_good()} - {*self._durable.known_good()}:
                 self._durable.mark_good(step)
@@ -124,8 +128,12 @@ class ReplicatedStorage:
     def prepare(self, step: int) -> None:
         """Fetch a step that the fast disk does not have."""
         if step not in self._fast.committed():
+            # A new machine has an empty disk: the first thing
+            # that ever touches its root may be a restore.
             self._fast.root.mkdir(parents=True, exist_ok=True)
             self._fetch(step)
+            # `publish` makes it a step after `sync_tree` only, so
+            # that a crash here leaves a leftover and no half step.
             self._fast.publish(step)
 
     def replace_damaged(self, step: int) -> bool:

@@ -44,6 +44,8 @@ from axcore.checkpoint.storage import (
 from axcore.distributed import all_gather_object, broadcast_object, is_process_zero
 from axcore.errors import CheckpointError
 
+# A disk that is full is freed by people or by a clean-up job, in minutes. Without this
+# limit the waits would double without end: the twelfth is more than half an hour.
 LONGEST_WAIT_S = 60.0
 
 
@@ -94,6 +96,7 @@ class StepSave:
         Raises:
             CheckpointError: The storage still failed at the last try.
         """
+        # The state is in the first try's hands already; only a further try needs the snapshot.
         self._retry(self._verify_and_commit, self._start_next_try)
         # The step is committed by now: where copying it fails, only the copy is made again.
         replicate = partial(self._on_storage, self._steps.replicate)
@@ -106,6 +109,7 @@ class StepSave:
                 return act()
             except StorageError as error:
                 self._abandon()
+                # Abandoned before the wait: a full disk gets its space back at once.
                 self._warn(f"{self._what(error)}; try {failed + 1} follows in {wait_s:g} s")
             time.sleep(wait_s)
             prepare()
@@ -125,6 +129,8 @@ class StepSave:
         # The error is kept until `finish`: this runs on the thread that trains, which must not wait
         # for a disk that is full for a second. The retry is on the other thread.
         try:
+            # Process 0 decides for all: a process that began where
+            # another one could not would wait at Orbax's first barrier.
             broadcast_object("beginning a checkpoint", self._begin)
             with as_storage_errors(Exception):  # TensorStore raises ValueError, Orbax its own
                 return store.start_saving(self._staging_directory / ARRAYS_NAME, arrays)
@@ -133,6 +139,7 @@ class StepSave:
 
     def _begin(self) -> None:
         with as_storage_errors(OSError):
+            # Better than ENOSPC half-way: other jobs on the disk would fail along with this one.
             free = self._steps.free_bytes()
             if free is not None and free < self.num_bytes:
                 raise StorageError("there is too little free space")
@@ -142,12 +149,16 @@ class StepSave:
         """Wait for the arrays, and commit what can be read back."""
         # Each of these calls is a barrier, too: files are measured when every process has written,
         # the manifest is written when all are measured, and the rename comes last.
+        # See `all_gather_object`: an error of one process
+        # arrives in all, so all leave for the next try together.
         all_gather_object("writing a checkpoint", self._finish_writing)
         files = record_together(self._staging_directory)
         manifest = Manifest(step=self.step, leaves=self._leaves, files=files, extra=self._extra)
         broadcast_object("writing a manifest", partial(self._write_manifest, manifest))
         self._read_back(manifest)
         commit = partial(self._on_storage, self._steps.commit)
+        # Process 0 alone renames, and the others return
+        # only after it: `latest` is then the same in all.
         broadcast_object("committing a checkpoint", commit)
 
     def _finish_writing(self) -> None:
@@ -162,6 +173,8 @@ class StepSave:
             write_manifest(self._staging_directory, manifest)
             # Or reading back would compare the page cache with itself.
             drop_cached_tree(self._staging_directory)
+            # What was just written is read at once: a manifest
+            # that cannot be parsed again must not become a step.
             read_manifest(self._staging_directory)
 
     def _read_back(self, manifest: Manifest) -> None:
@@ -228,6 +241,7 @@ class _Leaf:
 
     @classmethod
     def of(cls, array: jax.Array) -> "_Leaf":
+        # Random keys have a dtype of jax's own that numpy lacks; their data are plain uint32.
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         key_impl = str(jax.random.key_impl(array)) if is_key else None
         plain = jax.random.key_data(array) if is_key else array
@@ -249,6 +263,8 @@ class _Leaf:
 
 def _host_shards(array: jax.Array) -> list[tuple[Any, np.ndarray]]:
     """Return each device with its data; replicas share one copy, the one that is written."""
+    # Nothing is gathered: `addressable_shards` alone,
+    # so a process holds its part of the state only.
     shards = sorted(array.addressable_shards, key=lambda shard: shard.replica_id)
     # The lowest replica_id wins, as in Orbax: that shard has a host copy already.
     written = {str(shard.index): shard.data for shard in reversed(shards)}

@@ -18,6 +18,8 @@ from axcore.checkpoint.lock import FileLock
 from axcore.checkpoint.storage import CheckpointWarning
 from axcore.whole_files import sync_path, write_whole
 
+# Eight digits sort by name up to 99,999,999; more digits are
+# accepted so that a longer run does not lose its steps from view.
 _COMMITTED = re.compile(r"step_(\d{8,})")
 _GOOD_NAME = "known_good"
 _LEFTOVER = re.compile(r"step_\d{8,}\.(incomplete|deleting)(-\d+)?")
@@ -38,6 +40,8 @@ class StepDirectories:
     def lock(self) -> FileLock:
         """Make the root, locks it, and clear what killed processes left."""
         self.root.mkdir(parents=True, exist_ok=True)
+        # The lock lies beside the steps, not in one: it must
+        # stay the same file for the life of the directory.
         lock = FileLock(self.root / "writer.lock", doing="saving checkpoints here")
         # Under the lock only: a staging directory without it may be that of a live writer.
         self._clear_leftovers()
@@ -60,6 +64,7 @@ class StepDirectories:
         return self.root / f"{self.path(step).name}.incomplete"
 
     def committed(self) -> tuple[int, ...]:
+        # `iterdir` of a missing directory raises, and a run that never saved has none.
         """Return the committed steps, oldest first."""
         names = (entry.name for entry in self.root.iterdir()) if self.root.is_dir() else ()
         matches = (_COMMITTED.fullmatch(name) for name in names)
@@ -70,12 +75,15 @@ class StepDirectories:
         # A process that was stopped for a minute may have lost its lock; it must not write over
         # the steps of the next holder.
         self._check_lock()
+        # A leftover of our own failed try: `mkdir` refuses a directory that
+        # exists, and old files in it would be measured into the new manifest.
         self.abandon(step)
         self.staging_directory(step).mkdir()
 
     def upload(self, step: int, source: Path) -> None:
         """Copy a directory into a staging directory, durably."""
         self.begin(step)
+        # `begin` has just made the directory, so `copytree` must accept one that exists.
         shutil.copytree(source, self.staging_directory(step), dirs_exist_ok=True)
         sync_tree(self.staging_directory(step))
 
@@ -92,6 +100,8 @@ class StepDirectories:
 
     def abandon(self, step: int) -> None:
         """Remove what was written of a step that was not committed."""
+        # Errors are ignored: what cannot be removed now (NFS keeps
+        # open files under other names) is cleared by the next `lock`.
         shutil.rmtree(self.staging_directory(step), ignore_errors=True)
 
     def commit(self, step: int) -> None:
@@ -113,6 +123,8 @@ class StepDirectories:
     def quarantine(self, step: int) -> None:
         """Rename a committed step, which is none any more and is kept for a human to look at."""
         os.rename(self.path(step), self._free_name(f"{self.path(step).name}.quarantined"))
+        # The name says it all, so the file is empty; `write_whole`
+        # makes it durable, for it decides what retention may delete.
         sync_path(self.root)
 
     def mark_good(self, step: int) -> None:
@@ -133,6 +145,7 @@ class StepDirectories:
         # Renamed first: half of a deleted step must not look like a step.
         os.rename(self.path(step), doomed)
         sync_path(self.root)
+        # All, not only `doomed`: what an earlier crash or a failed delete left goes now as well.
         for half_deleted in self.root.glob("step_*.deleting*"):
             shutil.rmtree(half_deleted)
 
@@ -141,6 +154,7 @@ class StepDirectories:
             self._lock.check_is_held()
 
     def _clear_leftovers(self) -> None:
+        # A list first: a directory that changes while `iterdir` runs may skip entries.
         for entry in list(self.root.iterdir()):
             if _LEFTOVER.fullmatch(entry.name):
                 _clear(entry)
@@ -168,6 +182,8 @@ def sync_tree(root: Path) -> None:
     """Make every file and directory under `root` durable, the innermost first."""
     # A directory's own sync makes the names in it durable, so it comes after what it names.
     for folder, _, names in os.walk(root, topdown=False):
+        # Files written by other processes are synced here, too:
+        # fsync works on the file, not on the descriptor that wrote.
         for name in names:
             sync_path(Path(folder, name))
         sync_path(Path(folder))

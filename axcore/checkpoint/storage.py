@@ -115,6 +115,8 @@ def open_storage(directory: str) -> StepStorage:
             hint="install the plugin that does, or name a directory",
         )
     storage: StepStorage = known[name].call("fn", place, returns=StepStorage)
+    # Errors of the core's own storages need no note; a wrapper
+    # around them would only hide their types from a debugger.
     return storage if known[name].plugin == CORE else cast(StepStorage, _OfPlugin(storage))
 
 
@@ -140,6 +142,8 @@ def free_bytes(steps: StepStorage) -> int | None:
     """Return how much can be written; None where that is not known."""
     try:
         return steps.free_bytes()
+    # For a message only: a disk that does not answer
+    # must not hide the error that is being reported.
     except OSError:
         return None
 
@@ -168,6 +172,7 @@ def as_storage_errors(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except StorageError:
+        # Already one, perhaps from another process: wrapping it again would repeat its text.
         raise
     except kinds as error:
         what = error.what if isinstance(error, AxcoreError) else str(error)

@@ -37,6 +37,8 @@ def start_saving(path: Path, arrays: Mapping[str, jax.Array]) -> Callable[[], No
     from orbax.checkpoint import v1 as ocp
 
     with contextlib.ExitStack() as stack:
+        # The filter must stay until the write ends, since Orbax logs from its own threads;
+        # `pop_all` hands it to `finish`. If `save_async` raises, the stack removes it here.
         stack.enter_context(_own_log_lines())
         with _context():
             response = ocp.save_async(path, stored)
@@ -70,10 +72,14 @@ def _forget_processes() -> None:
         module = sys.modules.get(name)
         if module is not None:
             generator = module.OperationIdGenerator
+            # Orbax puts this number into the names of its barriers. A
+            # process that was restarted begins at zero, one that stayed
+            # keeps counting: they would wait for each other for ever.
             generator._operation_id_counter = itertools.count()
             generator.next_operation_id()
     clients = sys.modules.get("orbax.checkpoint._src.futures.signaling_client")
     if clients is not None:
+        # It caches the client of the coordination service, which is gone after leaving.
         clients.get_signaling_client.cache_clear()
 
 
@@ -81,6 +87,7 @@ on_leaving(_forget_processes)
 
 
 def _empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    # Made, not loaded: arrays without elements are not in the checkpoint (see `start_saving`).
     return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
 
 
@@ -89,8 +96,12 @@ def _context() -> Any:
 
     context = ocp.Context()
     context.array.saving.use_compression = False  # loads are 2-3x faster
+    # The file describes shardings for a restore without
+    # a template; our templates always have theirs.
     context.array.saving.enable_write_sharding_file = False
     context.asynchronous.create_directories_asynchronously = False
+    # The reader has compared the names with the manifest already, which says
+    # more than Orbax's error does; `Checkpointer.load` reads single leaves.
     context.pytree.loading.partial_load = True
     return context
 
@@ -108,6 +119,8 @@ class _ToOwnLog(logging.Filter):
 @contextlib.contextmanager
 def _own_log_lines() -> Iterator[None]:
     quiet = _ToOwnLog()
+    # Orbax logs through absl's logger, with absl's own
+    # handler: a level set on "orbax" has no effect.
     logger = logging.getLogger("absl")
     logger.addFilter(quiet)
     try:

@@ -52,6 +52,7 @@ class CheckpointWriter:
         self._worker: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._last_started: int | None = None
+        # A deque: the worker thread appends while the training thread pops, and both are atomic.
         self._committed: collections.deque[int] = collections.deque()
 
     def start(self, step: int, state: Any, extra: dict[str, Any]) -> None:
@@ -60,14 +61,19 @@ class CheckpointWriter:
         # of two saves could meet in different orders on different processes.
         self.wait()
         arrays = name_arrays(state)
+        # All checks that can refuse come before the lock and the first byte, so that
+        # a wrong call leaves no staging directory and no half-started save in Orbax.
         check_extra(extra)
         self._check_order(step)
         _check_are_shared(arrays)
         worker = self._lock_for_writing()
         broadcast_object("looking for later checkpoints", lambda: self._warn_of_later_steps(step))
         save = StepSave(self._steps, step, arrays, extra, self._retry_policy)
+        # Only now: a save that could not start does not
+        # count against a second try of the same step.
         self._last_started = step
         self._pending.append(worker.submit(self._finish, save))
+        # Joined at once, or the pool would be asked for threads when the interpreter ends.
         if not THREADS_START_AT_EXIT:
             _warn_of_old_python()
             wait_for(self._pending)
@@ -84,11 +90,16 @@ class CheckpointWriter:
         self.wait()
         self._lock_for_writing()
         broadcast_object("going back to a checkpoint", lambda: self._quarantine_after(step))
+        # Set back, so that the steps after it can be saved a second time.
         self._last_started = step
 
     def wait(self) -> None:
         """Wait until the save in flight is committed, and raise its failure once."""
+        # Emptied before anything is raised, so that each
+        # failure is raised once and `close` can still finish.
         pending, self._pending = self._pending, []
+        # All of them first: a mark that is queued behind a
+        # failed save must not run while the caller cleans up.
         wait_for(pending)
         for one in pending:
             one.result()
@@ -106,6 +117,7 @@ class CheckpointWriter:
             lock, self._lock = self._lock, None
             # The lock last: a mark may still be written on the worker thread.
             if worker is not None:
+                # `shutdown` waits; the flock goes after the last write.
                 worker.shutdown()
             if lock is not None:
                 lock.release()
@@ -129,6 +141,7 @@ class CheckpointWriter:
     def _lock_for_writing(self) -> ThreadPoolExecutor:
         """Return the worker thread; make the directory and lock it the first time."""
         if self._worker is None:
+            # Process 0 alone takes it, since all processes write into one directory under its name.
             broadcast_object("locking the checkpoints", self._take_lock)
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             _close_at_exit().add(self)
@@ -137,6 +150,7 @@ class CheckpointWriter:
     def _take_lock(self) -> None:
         try:
             self._lock = self._steps.lock()
+            # Found while this run restored, when it had no right to rename anything yet.
             self._retention.quarantine_damaged()
         except OSError as error:
             raise CheckpointError(
@@ -146,6 +160,7 @@ class CheckpointWriter:
     def _warn_of_later_steps(self, step: int) -> None:
         try:
             later = self._steps.at_or_after(step)
+        # Only a warning depends on the listing here, and `start` runs on the thread that trains.
         except OSError as error:  # the save tries again, and quarantines them
             what = f"what is there after step {step} is not known: {error}"
             warnings.warn(what, CheckpointWarning, stacklevel=4)
@@ -165,6 +180,8 @@ class CheckpointWriter:
         # It was read back from the disk before the commit.
         self._status.set_intact(save.step)
         self._committed.append(save.step)
+        # On all processes, though 0 alone deletes: no process may
+        # start the next save while steps are still being renamed.
         apply = functools.partial(self._retention.apply, save.step, num_bytes=save.num_bytes)
         broadcast_object("deleting old checkpoints", apply)
 
@@ -180,6 +197,8 @@ def _warn_of_old_python() -> None:
 
 
 def _check_are_shared(arrays: Mapping[str, jax.Array]) -> None:
+    # A fully addressable array exists in one process only; Orbax
+    # would write it from each of them, into the same file.
     alone = [name for name, array in arrays.items() if array.is_fully_addressable]
     if process_count() > 1 and alone:
         raise CheckpointError(
@@ -205,6 +224,7 @@ def _close_at_exit() -> "weakref.WeakSet[CheckpointWriter]":
 
 
 def _close_all(writers: "weakref.WeakSet[CheckpointWriter]") -> None:
+    # A copy: writers are collected meanwhile, and a WeakSet may not change while it is iterated.
     for writer in list(writers):
         writer.close()
 
@@ -231,7 +251,9 @@ class _Retention:
 
         A mark that failed before was for a step of that number in a history that ended.
         """
+        # A mark for this step that could not be written belongs to the step that was quarantined.
         self._to_mark.discard(step)
+        # Marks before deletion: the newest good step is exempt, and must be known as such by then.
         self._try("no step could be marked as good", self._mark)
         self._try("no step could be quarantined", self.quarantine_damaged)
         self._try("no step could be deleted", self._delete_expired)
@@ -262,6 +284,8 @@ class _Retention:
     def _try(self, what: str, act: Callable[..., None], *numbers: int) -> bool:
         try:
             act(*numbers)
+        # OSError alone: a bug must not be hidden as a disk's
+        # mood. StoreError of object stores is one, too.
         except OSError as error:
             self._warn(f"{what}: {error}; this is tried again after the next save")
             return False
@@ -281,5 +305,6 @@ def expired_steps(steps: Sequence[int], *, keep: int | None, good: Iterable[int]
     """
     if keep is None:
         return []
+    # `max` of nothing is None, which equals no step.
     kept = {*steps[-keep:], max(good, default=None)}
     return [step for step in steps if step not in kept]

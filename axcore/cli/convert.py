@@ -45,7 +45,7 @@ def convert(
     trust_code: bool,
     allow_unknown_fields: bool,
 ) -> None:
-    """Convert hf:FOLDER, a published model, to a run directory; or a run directory to hf:FOLDER.
+    """Convert hf:FOLDER, a pretrained checkpoint, to a run directory, or a run to hf:FOLDER.
 
     Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER holds
     these, in the format of PEFT; a folder of such adapters makes a run of the model they correct.
@@ -128,7 +128,7 @@ def merge(
     density: float,
     trust_code: bool,
 ) -> None:
-    """Merge MODELS into one, written as a published model.
+    """Merge MODELS into one, written as a pretrained checkpoint.
 
     They are folders of published models, runs, or steps of a run: runs/NAME@STEP. METHOD is linear,
     a weighted mean; slerp, between two on a sphere; or ties, by what differs from a base.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @options.allow_unknown_fields
 @options.as_json
 def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> None:
-    """Evaluate MODEL, a run directory or the folder of a published model.
+    """Evaluate MODEL, a run directory or the folder of a pretrained checkpoint.
 
     Without --tasks this is the loss on the run's own validation text. --set changes tasks, as
     arithmetic.samples.num=50; see docs/evaluation.md.

@@ -93,7 +93,7 @@ def generate(
     parses_special: bool,
     **sampling: Any,
 ) -> None:
-    """Draw text from RUN, a run directory or the folder of a published model."""
+    """Generate text from RUN, a run directory or the folder of a pretrained checkpoint."""
     from axcore.inference import Sampling
     from axcore.runs import load_run, open_model
     from axcore.runs.opening import is_published

@@ -125,7 +125,7 @@ trust_code: Decorator = click.option(
 allow_unknown_fields: Decorator = click.option(
     "--allow-unknown-fields",
     is_flag=True,
-    help="Ignore fields of a published model's config.json that could change numbers.",
+    help="Ignore fields of a pretrained checkpoint's config.json that could change numbers.",
 )
 
 as_json: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -85,7 +85,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 def serve(
     model: str, host: str, port: int, target: str | None, overrides: tuple[str, ...], **rest: Any
 ) -> None:
-    """Serve MODEL, a run directory or the folder of a published model.
+    """Serve MODEL, a run directory or the folder of a pretrained checkpoint.
 
     --set changes how, as engine.max_num_seqs=32 or limits.max_requests=100, --modify the model, as
     'kv_cache(dtype=int8)'; see docs/serving.md.

@@ -61,7 +61,7 @@ def measure_change(repository: Path, base: str, head: str) -> Change:
     """Return what lies between two commits.
 
     Raises:
-        ComplexityError: The folder is no git repository, or a commit is not there.
+        ComplexityError: The folder is not a git repository, or a commit is not there.
     """
     base, head = _commit(repository, base), _commit(repository, head)
     return Change(f"{base[:10]}..{head[:10]}", tuple(_files(repository, base, head)))
@@ -71,7 +71,7 @@ def measure_commits(repository: Path, base: str, head: str) -> tuple[Change, ...
     """Return each change on the way from `base` to `head`, oldest first, merges as one.
 
     Raises:
-        ComplexityError: The folder is no git repository, or a commit is not there.
+        ComplexityError: The folder is not a git repository, or a commit is not there.
     """
     base, head = _commit(repository, base), _commit(repository, head)
     log = _git(

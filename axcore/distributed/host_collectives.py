@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 _ROOT = "axcore"
 
+# Shared by all threads, unlike `_own`: a name is used by
+# one thread at a time, but not always by the same one.
 _counts: collections.Counter[str] = collections.Counter()
 _lock = threading.Lock()
 
@@ -74,13 +76,20 @@ def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> lis
         return [text]
     client, index = coordination_client(), process_index()
     folder = _next_folder(name)
+    # Set before the barrier: who comes out of the barrier finds everybody's key.
     _checked(name, lambda: client.key_value_set(f"{folder}/{index}", text))
+    # The folder's number makes the barrier's name new: the service keeps the outcome of a name that
+    # all have passed.
     _wait(client, name, folder, time_limits().barrier_s if limit_s is None else limit_s)
+    # One request for all keys: to ask for each would take a round trip per process, which grows
+    # with the square of a run's size.
     texts = _checked(name, lambda: _by_process(client, folder))
     # The store never forgets by itself. What this thread published before was read by all before
     # they came to this barrier; what it published for this one may still be read.
     for key in _own.published:
         _checked(name, functools.partial(client.key_value_delete, key))
+    # After the barrier only: a process that fails here
+    # still has its text where the others can read it.
     _own.published = [f"{folder}/{index}"]  # some may be about to read it
     return [texts[process] for process in range(process_count())]
 
@@ -102,9 +111,13 @@ def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None
         return [make()]
     # An error travels as a message: a process that raised before the barrier would leave the others
     # waiting there until their limit.
+    # JSON, never pickle: the store is reachable by whoever reaches
+    # the coordinator's port, and pickle runs what it reads.
     own, text = _encoded_result(name, make)
     messages = [parse_json(one) for one in all_gather_str(name, text, limit_s=limit_s)]
     if own is not None:
+        # A process raises its own error as it is, with its
+        # traceback; only the others get the copy that was sent.
         raise own
     return [_value(one) for one in messages]
 
@@ -126,6 +139,8 @@ def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None 
         return make()
     key = _next_folder(name)
     limit = time_limits().barrier_s if limit_s is None else limit_s
+    # No barrier: process 0 continues at once. Its key is deleted by a later
+    # `all_gather_str` of this thread, after which all have read it.
     text = _publish(name, key, make) if is_process_zero() else _read(name, key, limit)
     made: T = _value(parse_json(text))
     return made
@@ -153,8 +168,12 @@ def _wait(client: Any, name: str, folder: str, limit_s: float) -> None:
     try:
         client.wait_at_barrier(folder, _milliseconds(limit_s))
     except jax.errors.JaxRuntimeError as error:
+        # jax distinguishes a time limit from a lost process by the text
+        # of the status only; there is one Python class for both.
         if "DEADLINE_EXCEEDED" not in str(error):
             raise _lost_process(name, error) from error
+        # Everybody set a key before waiting, so a missing key is a missing
+        # process: jax's own error would name the barrier's task ids, or none.
         here = _checked(name, lambda: _by_process(client, folder))
         missing = [process for process in range(process_count()) if process not in here]
         if missing:
@@ -200,6 +219,7 @@ def _lost_process(name: str, error: Exception) -> ProcessError:
 
 
 def _milliseconds(seconds: float) -> int:
+    # A limit below half a millisecond would round to no time at all.
     return max(1, round(seconds * 1000))
 
 
@@ -211,9 +231,13 @@ def _encoded_result(name: str, make: Callable[[], Any]) -> tuple[BaseException |
     try:
         return None, json.dumps({"value": make()})
     except AxcoreError as error:
+        # AxcoreErrors are known in every process and carry their hint; what
+        # else was raised may be of a class that the others cannot import.
         fields = (error.what, error.where, error.set_in, error.hint)
         return error, json.dumps({"error": [type(error).__qualname__, *fields]})
     except Exception as error:
+        # Exception, not BaseException: a KeyboardInterrupt is this
+        # process's own, and the others learn of it when it leaves.
         what = f"process {process_index()} failed at {name!r}: {type(error).__name__}: {error}"
         hint = f"see what process {process_index()} says"
         return error, json.dumps({"error": [ProcessError.__qualname__, what, name, None, hint]})
@@ -223,11 +247,13 @@ def _value(message: dict[str, Any]) -> Any:
     if "error" not in message:
         return message["value"]
     kind, what, where, set_in, hint = message["error"]
+    # An error class of a plugin that is not installed here still raises, as the base.
     raise _error_classes(AxcoreError).get(kind, AxcoreError)(
         what, where=where, set_in=set_in, hint=hint
     )
 
 
+# Looked up at each error, not kept: classes are defined as modules are imported.
 def _error_classes(base: type[AxcoreError]) -> dict[str, type[AxcoreError]]:
     found = {base.__qualname__: base}
     for derived in base.__subclasses__():

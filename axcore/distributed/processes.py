@@ -33,8 +33,13 @@ class TimeLimits:
         heartbeat_s: After which a process that says nothing any more ends the run.
     """
 
+    # Minutes, since machines of one job come up at different times and may pull an image first.
     join_s: float = 300
+    # The longest honest wait: one process compiles or reads
+    # a checkpoint while the others are at the barrier.
     barrier_s: float = 1800
+    # jax's default. Shorter ones end runs on a host that
+    # swaps or is stopped by its hypervisor for a minute.
     heartbeat_s: float = 100
 
 
@@ -70,6 +75,8 @@ def join_processes(
         return
     if is_hosted:
         try:
+            # No rendezvous here: the supervisor's service runs before any
+            # process starts, and it knows from the exit codes who is missing.
             join_coordination(coordinator, process_count, process_index, round(limits.join_s))
         except jax.errors.JaxRuntimeError as error:
             raise ProcessError(
@@ -77,6 +84,8 @@ def join_processes(
                 where=coordinator,
                 hint="see what the other processes say",
             ) from error
+        # jax's compilation cache is written by process 0 alone, and on CPU the programs
+        # of the others have other keys: they would compile again at each start.
         keep_programs_of_every_process()
         return
     numbers = {"process_count": process_count, "process_index": process_index}
@@ -124,6 +133,8 @@ def process_count() -> int:
     Raises:
         ProcessError: jax shows several processes, and nobody joined them.
     """
+    # Asked before `jax.process_count()`, which starts the
+    # devices: flags and platform are fixed after that.
     if _joined() is not None:
         return int(distributed_state().num_processes)
     if jax.process_count() > 1:
@@ -148,6 +159,8 @@ def is_process_zero() -> bool:
 
 def shard_for_process(items: list[T]) -> list[T]:
     """Return this process's part of some work: every item is exactly one process's."""
+    # By stride, not by blocks: the lists are sorted by name or
+    # size, so neighbours are alike and blocks would be uneven.
     return items[process_index() :: process_count()]
 
 
@@ -155,6 +168,8 @@ def exit_process(exit_code: int) -> NoReturn:
     """End this process; one of several does not wait for the others, which it would hold up."""
     if _joined() is not None:
         # jax's exit handler waits at a barrier for all processes, one of which may be dead. `_exit`
+        # A dead process would hold this one at the barrier for the heartbeat
+        # limit, and then abort it with another exit code than ours.
         # runs no handlers and flushes nothing.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -166,6 +181,8 @@ def reachable_host() -> str:
     """Return the address at which the other processes of the run reach this one's host."""
     if _joined() is None:
         return "localhost"
+    # The way to the coordinator is in a network that all processes share; the
+    # host's own name may resolve to 127.0.1.1 (Debian) or to nothing (containers).
     host, port = split_address(distributed_state().coordinator_address)
     if is_process_zero():
         return host
@@ -186,6 +203,7 @@ def coordination_client() -> Any:
 
     Differs: jax has no public way to it; Orbax takes this one, too.
     """
+    # Asked at every call, never kept: leaving and joining again makes another client.
     client = _joined()
     assert client is not None, "a run of several processes was joined"
     return client
@@ -196,6 +214,8 @@ def _joined() -> Any:
     return distributed_state().client
 
 
+# gloo and NCCL report a lost peer in these words, inside
+# a JaxRuntimeError that has no code of its own for it.
 _SIGNS = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
 """How the error of a collective ends where a peer has left."""
 
@@ -210,6 +230,8 @@ def naming_lost_processes() -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
+        # The class says nothing: an out-of-memory error is a
+        # JaxRuntimeError as well, and must not be called a lost process.
         if process_count() == 1 or not any(sign in str(error) for sign in _SIGNS):
             raise
         raise ProcessError(

@@ -16,7 +16,11 @@ from axcore.config.json_files import parse_json
 from axcore.errors import ConfigError, ProcessError
 
 NAME = "rendezvous"
+# Short, since most runs are started on all hosts at
+# once; the load of a refused connection is nothing.
 _RETRY_S = 0.05
+# A line is sent right after connecting. A port scanner that says
+# nothing must not keep process 0 from accepting the others.
 _HELLO_S = 5.0
 _MAX_LINE_BYTES = 1 << 16
 
@@ -74,19 +78,25 @@ def split_address(address: str) -> tuple[str, int]:
 def _hold(port: int, process_count: int, limit_s: float) -> None:
     present: dict[int, socket.socket] = {}
     try:
+        # The listening socket closes before anybody is dismissed: a process that hears "all
+        # are there" may connect to jax's service next, and must not end in this socket's queue.
         with _listen(port) as server:
             _collect(server, present, process_count, time.monotonic() + limit_s)
         missing = [index for index in range(1, process_count) if index not in present]
         if missing:
             raise missing_error(NAME, missing, process_count, limit_s)
+        # An empty verdict means that all is well.
         _dismiss(present.values(), {})
     except ProcessError as error:
+        # Those that came hear why: else each would wait for
+        # its own limit and then report that process 0 left.
         _dismiss(present.values(), {"what": error.what, "hint": error.hint})
         raise
 
 
 def _listen(port: int) -> socket.socket:
     try:
+        # Dual stack: others may resolve the coordinator's name to either version of IP.
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     except (OSError, ValueError) as error:  # ValueError: no socket serves both versions of IP
         if getattr(error, "errno", None) == errno.EADDRINUSE:
@@ -120,6 +130,7 @@ def _collect(
         if not isinstance(said.get("index"), int):
             connection.close()  # a stranger; a port is open to all
             continue
+        # The connection stays open: the verdict comes through it when the last one is there.
         index = said["index"]
         _check_fits(said, present, process_count, connection)
         present[index] = connection
@@ -129,6 +140,8 @@ def _check_fits(
     said: dict[str, Any], present: dict[int, socket.socket], process_count: int, who: socket.socket
 ) -> None:
     index = said["index"]
+    # Different counts mean a wrong launch command or a process of
+    # another job on the same port; to wait for the limit would not help.
     if said.get("count") != process_count:
         what = (
             f"process {index} on {said.get('host')} is one of {said.get('count')} processes, but "
@@ -153,6 +166,7 @@ def _dismiss(connections: Iterable[socket.socket], verdict: dict[str, Any]) -> N
         _write(connection, verdict)
     for connection in held:
         connection.settimeout(_HELLO_S)
+        # Blocks until the other side has closed (an empty read) or the limit is over.
         _read(connection)
         connection.close()
 
@@ -167,6 +181,7 @@ def _answer(
     with _connect(address, process_count, limit_s) as connection:
         connection.settimeout(2 * limit_s + 10)  # process 0 may have begun to wait only now
         _write(connection, hello)
+        # None distinguishes a connection that broke from an empty verdict.
         verdict = _read(connection, default=None)
     if verdict is None:
         raise ProcessError(
@@ -182,6 +197,8 @@ def _connect(address: tuple[str, int], process_count: int, limit_s: float) -> so
     end = time.monotonic() + limit_s
     while True:
         try:
+            # Never less than one retry: a zero or negative timeout
+            # means non-blocking, which fails at once with EINPROGRESS.
             return socket.create_connection(address, max(_RETRY_S, end - time.monotonic()))
         except OSError as error:
             if time.monotonic() + _RETRY_S > end:
@@ -198,6 +215,7 @@ def missing_error(
     """Return the error for processes that did not arrive at a barrier."""
     shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
     noun = "process" if len(missing) == 1 else "processes"
+    # Sixteen: with a thousand hosts missing the list says no more than its length would.
     return ProcessError(
         f"{noun} {shown} of {process_count} did not reach {name!r} within {limit_s:g} s{detail}",
         where=name,

@@ -27,7 +27,12 @@ def next_digest(before: bytes, tokens: np.ndarray) -> bytes:
             other adapters or weights, whose keys and values differ, are never shared.
         tokens: The page's tokens.
     """
+    # Little-endian of a fixed width, so that digests
+    # of one text are the same wherever they are made.
     page = np.asarray(tokens, "<i8").tobytes()
+    # A cryptographic digest: with a weak one a client could craft a
+    # prompt that collides with another's, and be answered from its
+    # keys and values. 16 bytes make chance collisions irrelevant.
     return hashlib.blake2b(before + page, digest_size=16).digest()
 
 
@@ -41,7 +46,10 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._holders = [0] * num_pages
+        # Descending, so that `pop` hands out low numbers first.
         self._empty = list(range(num_pages - 1, -1, -1))
+        # Ordered by when they were released: `take`
+        # overwrites the one that nobody has used for longest.
         self._kept: OrderedDict[int, bytes] = OrderedDict()  # the prefix cache: held by nobody
         self._digests: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
@@ -67,6 +75,7 @@ class PagePool:
         Raises:
             OutOfPages: There is none.
         """
+        # Pages without content first; the prefix cache loses one only when there is no other.
         if self._empty:
             page = self._empty.pop()
         elif self._kept:
@@ -89,6 +98,8 @@ class PagePool:
 
     def cache(self, page: int, digest: bytes) -> None:
         """Let `find` return a held page, which is full and not written any more."""
+        # The first page of a digest stays. A second with the same
+        # text is simply not found, and goes when its text does.
         if digest not in self._pages and page not in self._digests:
             self._pages[digest] = page
             self._digests[page] = digest
@@ -108,6 +119,7 @@ class PagePool:
 
     def clear_cache(self) -> None:
         """Clear the prefix cache."""
+        # Pages in use stay where they are, but lose their digests, so nobody new finds them.
         self._empty.extend(self._kept)
         self._kept.clear()
         self._digests.clear()
@@ -155,6 +167,8 @@ class BlockManager:
         if not self.limits.enable_prefix_caching:
             return
         for place in range(len(sequence.digests), len(text) // size):
+            # Each digest contains the one before it, so a
+            # page is only found behind the same beginning.
             before = sequence.digests[-1] if sequence.digests else sequence.salt
             page = text[place * size : (place + 1) * size]
             sequence.digests.append(next_digest(before, page))
@@ -164,9 +178,12 @@ class BlockManager:
         limits, rows, slot = self.limits, self.rows, sequence.slot
         assert slot is not None
         start, target = int(rows.num_cached[slot]), int(rows.target[slot])
+        # Chunks may have to begin at multiples of several
+        # pages; then pages are shared in such groups.
         unit = max(1, limits.chunk_alignment // limits.page_size)
         if (
             not limits.enable_prefix_caching
+            # A text that is scored needs the logits of every token, which the cache does not have.
             or sequence.reads_alone
             or start % limits.page_size
             or len(sequence.pages) % unit
@@ -177,6 +194,8 @@ class BlockManager:
             sequence.digests[len(sequence.pages) : len(sequence.pages) + unit], unit
         ):
             if (
+                # A whole chunk must be left to compute, as one that
+                # begins within a group is none of the compiled ones.
                 limits.chunk_alignment > 1
                 and (len(sequence.pages) + unit) * limits.page_size >= target
             ):
@@ -188,6 +207,8 @@ class BlockManager:
             rows.set_pages(slot, first, sequence.pages[first:])
             # The last token is always computed: its logits are not in the cache.
             rows.num_cached[slot] = min(len(sequence.pages) * limits.page_size, target - 1)
+            # What is found after a preemption is its own earlier
+            # work, which would make the hit rate look better.
             if not sequence.num_preemptions:
                 shared = int(rows.num_cached[slot]) - start
                 sequence.num_shared += shared
@@ -201,6 +222,7 @@ class BlockManager:
         self.rows.set_pages(slot, len(sequence.pages), pages)
         sequence.pages += pages
 
+    # A page in the prefix cache that nobody holds counts as needed: to hold it makes it not free.
     def num_pages_needed(self, sequence: SequenceState, holders: _Holders) -> int:
         """Return how many free pages a sequence needs to be read to its end.
 
@@ -209,12 +231,14 @@ class BlockManager:
             holders: How many texts hold each page then.
         """
         limits = self.limits
+        # One more than the text: room for the first sampled token.
         missing = -(-(len(sequence.text) + 1) // limits.page_size)
         shares = limits.enable_prefix_caching and not sequence.reads_alone
         for digest in sequence.digests if shares else ():
             page = self.pool.find(digest)
             if page is None:
                 break
+            # Held pages cost nothing; held by nobody, one leaves the free ones.
             missing -= bool(holders[page])
         return missing
 
@@ -241,9 +265,12 @@ class BlockManager:
         for slot in self._shared(slots, self.pool.holders):
             sequence = self.sequences[slot]
             assert sequence is not None
+            # The page of the next token alone: all pages
+            # before it are full, and never written again.
             place = int(self.rows.num_cached[slot]) // self.limits.page_size
             page, own = sequence.pages[place], self.pool.take()
             self.copies.append((page, own))
+            # Our hold goes to the copy. The page keeps its digest, for those who share it.
             self.pool.release([page])
             sequence.pages[place] = self.rows.page_table[slot, place] = own
 
@@ -255,6 +282,7 @@ class BlockManager:
         if not self.limits.enable_prefix_caching:
             return
         size = self.limits.page_size
+        # Only full pages: a page that is still written has another content at each step.
         for slot, start, count in zip(read.slots, read.starts, read.sizes, strict=True):
             sequence = self.sequences[slot]
             assert sequence is not None
@@ -263,6 +291,8 @@ class BlockManager:
     def cache_decoded(self, slots: np.ndarray) -> None:
         """Add pages that sampled tokens filled to the prefix cache, once they are known."""
         rows, size = self.rows, self.limits.page_size
+        # Known on the host and computed on the device: the
+        # token sampled last has no keys and values yet.
         full = np.minimum(rows.num_known[slots], rows.num_cached[slots]) // size
         for slot in slots[full > rows.num_digests[slots]].tolist():
             sequence = self.sequences[slot]
@@ -301,6 +331,7 @@ class BlockManager:
         if not self.limits.enable_prefix_caching:
             return []
         rows, size = self.rows, self.limits.page_size
+        # See the docstring: these are the only rows that can write on a shared page.
         found = slots[rows.num_cached[slots] == rows.target[slots] - 1]
         place = rows.num_cached[found] // size
         is_held = place < rows.num_pages[found]

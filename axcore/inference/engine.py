@@ -122,6 +122,7 @@ class Engine:
         on_failure: OnFailure | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
+        # Everything that can refuse the config is here, before there is a thread.
         core = build_engine(model, state, tokenizer, cfg, mesh=mesh, draft=draft)
         self.tokenizer, self.config = tokenizer, core.config
         self.max_length = core.cache_config.max_length
@@ -169,12 +170,17 @@ class Engine:
         self._warm_up = WarmUp(
             compiled.prepare,
             self._use,
+            # Without `when_all` the last stage alone: it has every program,
+            # and the smaller ones before it only serve to start early.
             found if when_all else found[-1:],
             num_threads=num_threads or os.cpu_count() or 1,
         )
+        # The runner must know only programs that exist
+        # already, or a request would wait for a compilation.
         if when_all:
             self._use(found[0])
         self._warm_up.first(progress)
+        # Programs that were compiled on purpose do not count as waited for.
         self._waited_before = compiled.num_waited_for
         if when_all:
             self._warm_up.start_others(when_all)
@@ -193,15 +199,21 @@ class Engine:
             Draining: The engine takes no more.
             EngineError: The engine is closed, or a step failed.
         """
+        # Without the lock: it reads what never changes, and
+        # hashing or compiling a grammar may take seconds.
         self._core.request_limits.check(request)
         text = IncrementalDetokenizer(self.tokenizer, request.prompt, request.stop)
         state = self._new_request_state(CompletionStream(request, text, _nothing))
         with self._changed:
+            # Open before full before draining: the first
+            # that is true says best what the client can do.
             self._thread.check_open()
             if self._num_waiting() >= self.config.max_queue:
                 raise QueueFull(f"{self.config.max_queue} requests wait already")
             if self._is_draining:
                 raise Draining("the engine finishes what it has and takes no new requests")
+            # Under the lock, together with the queueing: between the
+            # two an adapter's number could be given to another one.
             state.adapter = self._adapters.find(request.adapter)
             self._add(state)
         return state.completion
@@ -216,11 +228,14 @@ class Engine:
             EngineError: The engine is closed, or a step failed.
         """
         request = other.request
+        # Not refused as `submit` does: the client's request was accepted already.
         self._core.request_limits.check(request)
         state = self._new_request_state(other.completion)
         with self._changed:
             self._thread.check_open()
             state.adapter = self._adapters.find(request.adapter)
+            # By content, not by name: half an answer with
+            # each of two adapters is an answer of neither.
             if state.adapter.digest != other.adapter.digest:
                 raise RequestError(
                     f"the adapter {request.adapter!r} was replaced while the request waited",
@@ -231,6 +246,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the state of the engine now."""
+        # Without the lock: numbers of one moment each, for people. A
+        # lock here would make metrics wait for the start of a step.
         runner, scheduler = self._runner, self._runner.scheduler
         return EngineStats(
             num_waiting=self._num_waiting(),
@@ -267,8 +284,12 @@ class Engine:
         """
         self.check_weights(state)
 
+        # In the engine's thread, so between two steps: no call
+        # reads half of the old and half of the new weights.
         def replace() -> None:
             self._programs.replace_weights(state)
+            # The epoch is part of the salt of new requests' digests. Running ones keep
+            # theirs, so pages of old weights are shared by nobody who began later.
             self._epoch += 1
             self._runner.scheduler.reset_prefix_cache()
 
@@ -311,6 +332,8 @@ class Engine:
             with self._changed:  # so that no request is given a number that changes its meaning
                 if self._adapters.has(name, adapter.digest):
                     return
+                # Numbers in use by requests that are still in the
+                # inbox count too: they were chosen at `submit`.
                 used = {state.adapter.number for state in self._submitted.values()}
                 used |= self._runner.adapters_in_use
                 number = self._adapters.free_number(name, used)
@@ -336,11 +359,13 @@ class Engine:
     def drain(self) -> None:
         """Refuse new requests, and return when all others are finished."""
         with self._changed:
+            # Under the lock, so that no `submit` comes between the question and the answer.
             self._is_draining = True
         self._thread.wait_until_idle()
 
     def close(self) -> None:
         """End all requests and the engine's thread."""
+        # The thread first: it may be waiting for a program that the warm-up compiles.
         self._thread.close()
         if self._warm_up is not None:
             self._warm_up.stop()
@@ -362,12 +387,17 @@ class Engine:
 
         def add() -> None:
             self._num_prompt_tokens += len(state.request.prompt)
+            # Here and not in `submit`: weights may be replaced between
+            # the two, and the pages are computed by those of now.
             sequence.salt = f"{self._epoch}/{state.adapter.digest}".encode()
             self._runner.add(state)
+            # In the same step as it enters the runner, so that
+            # it is always in one of both, and `_end` finds it.
             del self._submitted[sequence.number]
 
         self._submitted[sequence.number] = state
         self._thread.send(add)
+        # After `send`: a cancellation that comes at once finds its request in the inbox before it.
         state.completion.take_over(lambda: self._cancel(state))
 
     def _cancel(self, state: RequestState) -> None:
@@ -385,7 +415,10 @@ class Engine:
         """End all requests, or have `on_failure` do so."""
         with self._changed:
             submitted, self._submitted = self._submitted, {}
+            # The runner's states and those on their way to it;
+            # the numbers keep a request from being ended twice.
             states = {state.sequence.number: state for state in self._runner.give_up()} | submitted
+        # Closed on purpose, there is nothing to move elsewhere.
         end = fail_all if self.error is None else self._on_failure
         end(error, tuple(states.values()))
 

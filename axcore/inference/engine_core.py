@@ -58,6 +58,7 @@ def build_engine(
     Raises:
         ConfigError: The config does not fit the model, or itself.
     """
+    # First what costs nothing: a wrong config must not be found after loading weights.
     _check_draft(cfg, draft, tokenizer)
     buckets = batch_buckets(cfg, current_policy().hardware)
     # Weights are placed before the cache is sized: its pages take what memory they leave.
@@ -72,6 +73,7 @@ def build_engine(
         weights,
         pages_per_row=-(-limits.max_length // limits.page_size),
         max_length=limits.max_length,
+        # Rounded up: the last page of the longest text may be partly empty.
         allowed=allowed_tokens(model.config.vocab_size, tokenizer),
     )
     runner = ModelRunner(
@@ -121,11 +123,14 @@ def scheduler_config(
 
 def num_decode_steps(cfg: EngineConfig) -> int:
     """Return how many tokens of a row one call samples at most."""
+    # A draft's tokens and the one after them are read in one call.
     return 1 + cfg.speculation.num_tokens if cfg.speculation else cfg.num_decode_steps
 
 
 def sampler_kinds(cfg: EngineConfig) -> tuple[SamplerKind, ...]:
     """Return what programs can sample, the cheapest first."""
+    # With fixed shapes one program serves all requests, so that
+    # a row's numbers do not depend on who else asks for what.
     return cfg.sampler_kinds[-1:] if cfg.fixed_shapes else cfg.sampler_kinds
 
 

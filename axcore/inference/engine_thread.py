@@ -54,9 +54,12 @@ class EngineThread:
             raise EngineError("the engine is closed")
 
     def send(self, command: Callable[[], None]) -> None:
+        # A condition's lock is needed to append and start
+        # as one: two callers would start two threads.
         """Have the thread run a command between two steps; hold `changed` when you call it."""
         self._inbox.append(command)
         if self._thread is None:
+            # A daemon: a program that forgets `close` must still end.
             self._thread = threading.Thread(target=self._run, name="axcore-engine", daemon=True)
             self._thread.start()
         self.changed.notify_all()
@@ -74,9 +77,12 @@ class EngineThread:
         def run() -> None:
             try:
                 command()
+            # Whatever it is, the caller gets it; else it would wait for ever.
             except Exception as error:
                 future.set_exception(error)
                 if isinstance(error, EngineError):
+                    # Raised once more in the thread, which ends the
+                    # engine; any other error is the caller's alone.
                     raise
             else:
                 future.set_result(None)
@@ -86,9 +92,13 @@ class EngineThread:
         with self.changed:
             self.check_open()
             self.send(run)
+            # Woken by closing as well, as a command that is still in the inbox then will never run.
             self.changed.wait_for(lambda: future.done() or self.is_closed)
+            # With the reason for which the engine ended,
+            # rather than by a wait for the future without end.
             if not future.done():
                 self.check_open()
+        # Outside of the lock, for what it raises may be handled slowly.
         future.result()
 
     def wait_until_idle(self) -> None:
@@ -96,6 +106,8 @@ class EngineThread:
         with self.changed:
             self.changed.notify_all()
             self.changed.wait_for(
+                # `_has_ended`, not `is_closed`: requests are ended after the
+                # latter, and who drains wants to see all of them answered.
                 lambda: self._has_ended or (self.error is None and self._is_idle())
             )
 
@@ -132,8 +144,12 @@ class EngineThread:
                 self.changed.notify_all()
             self.changed.wait_for(lambda: self.is_closed or not self._is_idle(), _IDLE_S)
             if self._is_idle() and not self.is_closed:
+                # Under the lock and before leaving: a `send`
+                # right after this sees no thread, and starts one.
                 self._thread = None
                 return False
+            # All at once: commands that arrive while these run wait
+            # for the next turn, so that steps are not starved by them.
             commands, self._inbox = self._inbox, deque()
         # Without the lock from here on: a step may take seconds, and `submit` must not wait for it.
         if self.is_closed:
@@ -146,12 +162,15 @@ class EngineThread:
     def _finish(self, error: EngineError) -> None:
         with self.changed:
             if not self.is_closed:
+                # The first reason stays: closing an engine that
+                # failed does not turn the failure into a wish.
                 self.error = error
             self.is_closed = True
             self.changed.notify_all()
         # Without the lock: `end` may have other engines take requests over, which need their own
         # locks, and two engines that fail together must not wait for each other.
         try:
+            # Even where `end` itself fails, whoever waits must wake up.
             self._end(error)
         finally:
             with self.changed:

@@ -145,10 +145,13 @@ class InputBatch:
     ) -> Int32[np.ndarray, "B columns"]:
         """Return the rows of a batch as one array; see `ModelInput`."""
         table, count = self._sequences.page_table, len(batch.slots)
+        # Zeros are harmless: rows that are filled up read nothing, and their slot is out of range.
         array = np.zeros((num_rows, NUM_COLUMNS + table.shape[1] + num_tokens), np.int32)
+        # A slot out of range: writes of such rows are dropped on the device.
         array[count:, 0] = len(self._requests)
         used = array[:count]
         used[:, 0], used[:, 1], used[:, 2] = batch.slots, batch.starts, batch.sizes
+        # Place in the answer, not in the text: random keys count from the answer's first token.
         used[:, 3] = batch.first_sampled - self._sequences.num_prompt[batch.slots]
         used[:, 4] = batch.num_sampled > 0
         used[:, 5] = self.wants_logprobs[batch.slots]
@@ -162,6 +165,8 @@ class InputBatch:
         for row, (slot, start, size) in enumerate(
             zip(batch.slots.tolist(), batch.starts.tolist(), batch.sizes.tolist(), strict=True)
         ):
+            # The token after the last known one is not there
+            # yet, so its place stays 0 and is not used.
             end = min(start + ahead + size, int(target[slot]))
             tokens[row, : end - start - ahead] = text[slot, start + ahead : end]
 
@@ -188,4 +193,5 @@ class InFlightBatch(NamedTuple):
         """Return log-probabilities `[B, count]` and `[B, count, n]`."""
         assert self.sampled is not None
         values = (np.asarray(value) for value in self.sampled.logprobs)
+        # Of the scan the first axis is the step; requests want rows.
         return TokenLogprobs(*(value.swapaxes(0, 1) for value in values))

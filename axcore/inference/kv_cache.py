@@ -21,6 +21,8 @@ from axcore.module import Module
 from axcore.parallel import MESH_AXES, PARAM_RULES, MeshShape, param_shardings
 from axcore.plugins import Hardware
 
+# Programs keep temporaries, and the allocator of a
+# device never gives out its last bytes in one piece.
 _MEMORY_SHARE = 0.9
 """Part of the free memory that caches may take, without the room in which new weights take the
 place of old ones; programs need some, too."""
@@ -39,6 +41,7 @@ def kv_cache_config(cfg: EngineConfig) -> KVCacheConfig:
             where="max_length",
             hint="set it to the length that the model was trained with",
         )
+    # A page longer than the longest text would be mostly empty.
     page_size = min(cfg.page_size or cfg.max_length, cfg.max_length)
     wanted = cfg.max_num_seqs * -(-cfg.max_length // page_size)
     num_pages = cfg.num_pages or wanted
@@ -51,6 +54,7 @@ def kv_cache_config(cfg: EngineConfig) -> KVCacheConfig:
         )
     return KVCacheConfig(
         num_rows=cfg.max_num_seqs,
+        # A multiple of 64, so that lengths that hardly differ have one shape.
         capacity=-(-cfg.max_length // 64) * 64,
         max_length=cfg.max_length,
         pages=PagedKVCacheConfig(num_pages=num_pages, page_size=page_size)
@@ -78,8 +82,10 @@ def build_cached_model(
     """
     mesh = mesh_of(state) if mesh is None else mesh
     served = cached_model_of(model, cfg, cache_config, mesh=mesh, draft=draft)
+    # Weights first, since what they leave decides the number of pages.
     weights = served.weights_of(state, draft and draft.state)
     held = fit_kv_cache(cfg, cache_config, served, _free_bytes(mesh))
+    # Made again only where it got fewer pages; it holds no arrays yet.
     if held != cache_config:
         served = cached_model_of(model, cfg, held, mesh=mesh, draft=draft)
     return served, weights, held
@@ -127,11 +133,14 @@ def fit_kv_cache(
     if cache_config.pages is None:
         return cache_config
     if cfg.num_pages is not None:
+        # On a host, whose memory nobody reports as free, all of it is the bound:
+        # a config that cannot be true is refused, one that is tight is believed.
         free = host_bytes() if free_bytes is None else free_bytes
         check_pages_fit(cache_config.pages, served.cache_bytes, free)
         return cache_config
     if free_bytes is None:
         return cache_config
+    # Room that replacing weights needs later must not be taken by pages now.
     spare = max(0, free_bytes - served.conversion.replacement_bytes)
     pages = fit_pages(cache_config, served.cache_bytes, int(_MEMORY_SHARE * spare))
     if cfg.fixed_shapes and pages != cache_config.pages:
@@ -157,6 +166,7 @@ def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) ->
     """
     assert cache_config.pages is not None
     wanted, size = cache_config.pages.num_pages, cache_config.pages.page_size
+    # In proportion: caches that are no pages are small against them.
     number = min(wanted, int(wanted * free_bytes / max(1, cache_bytes)))
     if number * size < cache_config.max_length:
         raise ConfigError(
@@ -182,6 +192,7 @@ def check_pages_fit(pages: PagedKVCacheConfig, cache_bytes: int, free_bytes: int
     if cache_bytes <= free_bytes:
         return
     fitting = int(_MEMORY_SHARE * pages.num_pages * free_bytes / cache_bytes)
+    # With the number that would fit, as nobody wants to find it by trying.
     raise ConfigError(
         f"num_pages is {pages.num_pages}; caches with so many pages of {pages.page_size} tokens "
         f"take {cache_bytes / 2**30:.3g} GiB, and there are {free_bytes / 2**30:.3g} GiB of memory",
@@ -192,6 +203,7 @@ def check_pages_fit(pages: PagedKVCacheConfig, cache_bytes: int, free_bytes: int
 
 def _free_bytes(mesh: Mesh | None) -> int | None:
     """Return the free memory of a device; None where it does not say, as CPUs do not."""
+    # One device is enough to look at: they are alike, and have the same share.
     device = jax.local_devices()[0] if mesh is None else mesh.local_devices[0]
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
@@ -218,12 +230,16 @@ def serving_mesh(
         hardware: What serves.
         num_devices: How many of its devices there are.
     """
+    # Host memory is shared by all devices of a CPU, so to split weights over them gains nothing.
     if hardware.memory_bytes is None:
         return {"model": 1}
+    # Divisors only, so that the replicas that are left are of one size.
     divisors = (count for count in range(1, num_devices + 1) if num_devices % count == 0)
     counts = [count for count in divisors if _divides(model, count)]
     held = _WEIGHT_SHARE * hardware.memory_bytes / hardware.devices_per_chip
     nbytes = weight_bytes(model, cfg)
+    # Not even all devices hold it: the most that divide;
+    # the engine's own check says what is missing.
     return {"model": next((one for one in counts if nbytes / one <= held), counts[-1])}
 
 

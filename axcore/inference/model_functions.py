@@ -47,6 +47,8 @@ class ModelFunctions:
     ) -> tuple[Float[Array, "B V"], Any]:
         """Read tokens of rows; returns the logits after the last one of each."""
         rows = self._rows(call)
+        # A row that reads nothing has size 0; any place
+        # is as good for it, and its logits are dropped.
         last = jnp.maximum(rows.sizes - 1, 0)[:, None]
         logits, caches = self._step(weights, caches, rows, at=last)
         return logits[:, 0], caches
@@ -55,6 +57,8 @@ class ModelFunctions:
         self, weights: Any, caches: Any, sampler_state: SamplerState, call: Int[Array, "B columns"]
     ) -> tuple[Float[Array, "B V"], Any]:
         """Read the token that each row drew last; returns the logits after it."""
+        # `clip`: slots of filled-up rows are out of range. The token never visits
+        # the host, so the next call can start before this one's result is read.
         tokens = jnp.take(sampler_state.last, call[:, 0], mode="clip")
         return self.prefill(weights, caches, jnp.concatenate([call, tokens[:, None]], axis=1))
 
@@ -66,6 +70,8 @@ class ModelFunctions:
         tokens, following = jnp.split(rows.tokens, 2, axis=1)
         logits, caches = self._step_everywhere(weights, caches, rows._replace(tokens=tokens))
         scores = _scores_of(logits[0], following[0], rows.wants_logprobs[0] > 0)
+        # The logits after the last token are returned too, so
+        # that the same call can sample the first of the answer.
         return scores, logits[:, jnp.maximum(rows.sizes[0] - 1, 0)], caches
 
     def multi_step_decode(
@@ -85,10 +91,13 @@ class ModelFunctions:
 
         def one(carry: Any, step: Array) -> Any:
             caches, sampler_state = carry
+            # Rows that may sample fewer tokens than the
+            # call has steps stop early, without a branch.
             samples = (step < rows.sizes).astype(jnp.int32)
             last = jnp.take(sampler_state.last, rows.slots, mode="clip")
             here = rows._replace(
                 slots=_sampling_slots(rows._replace(samples=samples), sampler_state),
+                # 0 where a row has stopped, which keeps the place within its pages.
                 starts=(rows.starts + step) * samples,
                 sizes=samples,
                 first=rows.first + step,
@@ -101,6 +110,7 @@ class ModelFunctions:
             )
             return (caches, sampler_state), sampled
 
+        # `scan`, so that a program's size does not grow with the number of tokens.
         (caches, sampler_state), sampled = jax.lax.scan(
             one, (caches, sampler_state), jnp.arange(count, dtype=jnp.int32)
         )
@@ -146,12 +156,15 @@ class ModelFunctions:
         )
         slots = _sampling_slots(rows, sampler_state)
         history = sampler_state.history
+        # A loop of Python over few places: each adds to the history only where it was accepted.
         for place in range(length if kind == "full" else 0):
+            # Out of range where rejected, which `sampled` drops.
             taken = jnp.where(place < counts, slots, sampler_state.num_slots)
             history = history.sampled(taken, tokens[:, place])
         last = jnp.take_along_axis(tokens, counts[:, None] - 1, axis=1)[:, 0]
         sampler_state = sampler_state.drew(slots, last, history)
         wanted = jnp.any(rows.wants_logprobs > 0)
+        # Place by place, so that `[B, V]` is in float32 once and not for all places.
         logprobs = [_logprobs_of(logits[:, i], tokens[:, i], wanted) for i in range(length)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *logprobs)
         return SamplerOutput(tokens.T, stacked), counts, caches, sampler_state
@@ -214,6 +227,7 @@ def _sample_tokens(
     held = sampler_state.held(rows.slots)
     own = sampling.take(held)
     keys = row_keys(own.seed, rows.first)
+    # Only the full kind has penalties; for others XLA drops the history's reads altogether.
     history = sampler_state.history.take(held) if kind == "full" else None
     tokens = sample(logits, own, keys, allowed=allowed, history=history, kind=kind)
     logprobs = _logprobs_of(logits, tokens, jnp.any(rows.wants_logprobs > 0))
@@ -235,6 +249,7 @@ def _logprobs_of(
     """Return log-probabilities of sampled tokens; zeros where no row wants any."""
     number = min(MAX_LOGPROBS, logits.shape[1])
 
+    # A top-k over the whole vocabulary, for which most requests have no use.
     def wanted() -> LogProbs:
         return log_probabilities(logits, tokens, number)
 
@@ -257,6 +272,7 @@ def _scores_of(
     def one() -> LogProbs:
         found = log_probabilities(logits, following, 1)
         fill = ((0, 0), (0, number - 1))
+        # Of one shape for both branches, which `cond` demands.
         return found._replace(
             top_tokens=jnp.pad(found.top_tokens, fill),
             top_logprobs=jnp.pad(found.top_logprobs, fill),
@@ -270,6 +286,7 @@ def _scores_of(
 
 def copy_page(caches: Any, pages: Int[Array, " 2"]) -> tuple[Any]:
     """Return caches with a page copied: from the first to the second."""
+    # In place: the caches are donated to this program.
     return (jax.tree.map(lambda held: held.at[pages[1]].set(held[pages[0]]), caches),)
 
 

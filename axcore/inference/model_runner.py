@@ -71,6 +71,7 @@ class ModelRunner:
     def use(self, stage: Stage) -> None:
         """Call only programs of a stage from here on."""
         self._buckets, self._min_kind = stage.buckets, len(self._kinds) - len(stage.kinds)
+        # The scheduler plans by the sizes that programs exist for.
         self.scheduler.limits = attrs.evolve(self.scheduler.limits, **stage.buckets.limits)
 
     @property
@@ -103,14 +104,19 @@ class ModelRunner:
     def step(self) -> None:
         """Plan and start a step, and hand out the results of the one before."""
         start, waited = time.perf_counter(), -self._device_seconds
+        # A grammar needs the last token to know which may follow, and drafts need it to be
+        # proposed. Otherwise the device computes the next step while the host reads this one.
         if self.output.num_matchers or self._has_drafts:
             self._process(len(self._in_flight))
+        # Counted before the launch: the results of this step are read in the next.
         num_before = len(self._in_flight)
         plan = self.scheduler.schedule()
         if not plan.is_empty:
             self.num_steps += 1
             self._launch(plan)
+        # After the launch, while the device is busy with it.
         self._process(num_before)
+        # Waiting for the device is not the host's own time.
         waited += self._device_seconds
         self.host_seconds += time.perf_counter() - start - waited
 
@@ -128,11 +134,14 @@ class ModelRunner:
             if sequence.slot is not None:
                 self._start_row(sequence)
         if plan.started:
+            # Once for all that started: it is a transfer of the settings of all slots.
             self.programs.set_sampling(self._slots.sampling)
         # Pages are copied before anything writes on them: the calls below may write on the copy,
         # and another row may already own the page that it was copied from.
         for source, target in plan.copies:
             self.programs.copy_page(source, target)
+        # Before decoding: a row that is read to its end samples its first token in
+        # this step, and the order of calls is the order of the caches' changes.
         if plan.prefill is not None:
             self._prefill(plan.prefill)
         if plan.decode is not None:
@@ -144,6 +153,7 @@ class ModelRunner:
         assert slot is not None
         self._slots.set(slot, state)
         if state.request.sampling.has_penalties:
+            # Counting the prompt's tokens costs a program's call, which only penalties need.
             self.programs.start_history(slot, sequence.text, sequence.num_prompt)
 
     def _prefill(self, batch: ScheduledBatch) -> None:
@@ -154,6 +164,7 @@ class ModelRunner:
         self._slots.write_tokens(batch, array[:, width:], 0)
         state, scores = self._slots.of(batch)[0], None
         is_scored = state is not None and state.request.prompt_logprobs
+        # In warm-up's first stages there is one program for reading, the one that scores as well.
         if is_scored or self._buckets.prefills_by_score:
             following = np.zeros((1, batch.length), np.int32)
             self._slots.write_tokens(batch, following, 1)
@@ -165,6 +176,8 @@ class ModelRunner:
             logits = self.programs.prefill(array, batch.length)
         sampled = None
         if batch.num_sampled.any():
+            # A copy of the columns without the tokens: `array`
+            # may still be read by the call that was just started.
             sampled = self._sample(logits, batch, array[:, :width].copy())
         if sampled is not None or scores is not None:
             self._add(batch, sampled, scores)
@@ -189,6 +202,7 @@ class ModelRunner:
         self._add(batch, sampled, None)
 
     def _propose(self, batch: ScheduledBatch) -> list[list[int]]:
+        # The model's own token after the accepted ones takes the last place.
         """Return draft tokens of each row, one fewer than it may sample: the model adds one."""
         return [
             state.drafter.propose()[: size - 1]
@@ -204,6 +218,7 @@ class ModelRunner:
         for row, draft in enumerate(draft_tokens):
             array[row, 2] = 1 + len(draft)
             array[row, width] = text[batch.slots[row], batch.starts[row]]
+            # Rows with fewer draft tokens than the call has room for; the size in column 2 says so.
             array[row, width + 1 : width + 1 + len(draft)] = draft
             self.num_draft_tokens += len(draft)
         sampled, counts = self.programs.verify_draft_tokens(
@@ -212,6 +227,8 @@ class ModelRunner:
         self._in_flight.append(InFlightBatch(batch, self._slots.of(batch), sampled, None, counts))
 
     def _sample(self, logits: Array, batch: ScheduledBatch, array: np.ndarray) -> SamplerOutput:
+        # A mask of its own for each row is a transfer;
+        # without grammars all share the one on the device.
         allowed = self._allowed(batch, len(array)) if self.output.num_matchers else None
         return self.programs.sample(
             logits, array, self._slots.kind_of(batch, self._min_kind), allowed=allowed
@@ -233,9 +250,11 @@ class ModelRunner:
             mask = np.zeros_like(allowed[row])
             try:
                 state.matcher.fill(mask)
+            # Only this request fails, and its row still runs: the shapes of the call are fixed.
             except RequestError as error:
                 self.output.fail(state, error)
                 continue
+            # And with what text may have at all: a grammar knows nothing of padding tokens.
             allowed[row] &= mask
         return allowed
 

@@ -39,6 +39,7 @@ class OutputProcessor:
         self.waited_s = 0.0
         self._scheduler, self._slots = scheduler, slots
         self._is_end = np.zeros(vocab_size, bool)
+        # A table by token, so that ends of all rows are found by one look-up.
         self._is_end[list(end_ids)] = True
 
     def add(self, state: RequestState) -> None:
@@ -48,8 +49,10 @@ class OutputProcessor:
 
     def finish(self, state: RequestState) -> None:
         """Free what a request holds; one that is finished already stays so."""
+        # Before anything is freed: the number is read from the sequence.
         state.completion.num_cached_prompt_tokens = state.sequence.num_shared
         self._scheduler.finish(state.sequence)
+        # `pop` with a default: cancelled and ended may come together, and the matcher counts once.
         if self.requests.pop(state.sequence.number, None) is not None:
             self.num_matchers -= state.matcher is not None
 
@@ -65,6 +68,7 @@ class OutputProcessor:
         if launched.sampled is None:
             return
         batch = launched.batch
+        # Rows that were filled up are behind those of the batch.
         tokens = self._read_back(launched.sampled.tokens).T[: len(batch.slots)]
         if launched.counts is not None:
             counts = self._read_back(launched.counts)[: len(batch.slots)]
@@ -79,6 +83,7 @@ class OutputProcessor:
         ends = self._is_end[tokens] & ~self._slots.ignores_end[batch.slots][:, None]
         ends &= steps < batch.num_sampled[:, None]
         is_ended = ends.any(axis=1)
+        # `argmax` finds the first end token; what was sampled after it is thrown away.
         counts = np.where(is_ended, ends.argmax(axis=1) + 1, batch.num_sampled)
         limits = self._scheduler.rows.limit[batch.slots]
         is_full = batch.first_sampled + batch.num_sampled >= limits
@@ -87,6 +92,8 @@ class OutputProcessor:
         logprobs = launched.logprobs() if wants else None
         rows = np.flatnonzero(is_current & (batch.num_sampled > 0))
         self.num_sampled += int(counts[rows].sum())
+        # Lists once for all rows: reading single numbers
+        # out of an array costs more than all of the above.
         sampled, count_of = tokens.tolist(), counts.tolist()
         is_stopped, is_cut = is_ended.tolist(), is_full.tolist()
         for row in rows.tolist():
@@ -105,6 +112,7 @@ class OutputProcessor:
         reason: str | None,
         logprobs: TokenLogprobs | None,
     ) -> None:
+        # An end token is no part of the text, and the grammar has no word for it.
         has_end = reason == "stop"
         if state.matcher is not None and not has_end:
             try:
@@ -126,12 +134,14 @@ class OutputProcessor:
 
     def _add_scores(self, launched: InFlightBatch, values: TokenLogprobs) -> None:
         """Keep log-probabilities of tokens of a prompt, `[T]` and `[T, n]`, for its request."""
+        # A text that is scored is read alone, so it is the first row.
         state, batch = launched.requests[0], launched.batch
         assert state is not None
         count, first = len(state.request.prompt) - 1, int(batch.starts[0])
         num_top = max(1, state.request.num_logprobs or 0)
         values = TokenLogprobs(values[0], values[1][:, :num_top], values[2][:, :num_top])
         if state.scores is None:
+            # Filled piece by piece, since a long prompt is read in several calls.
             state.scores = TokenLogprobs(
                 *(np.zeros((count, *one.shape[1:]), one.dtype) for one in values)
             )
@@ -139,6 +149,7 @@ class OutputProcessor:
         if first < end:
             for kept, new in zip(state.scores, values, strict=True):
                 kept[first:end] = new[: end - first]
+        # The last token has nothing after it to score.
         if end == count:
             scores, *top = (one.tolist() for one in state.scores)
             state.completion.prompt_logprobs = (None, *scores)

@@ -77,7 +77,12 @@ class Program:
 
         program.__name__ = getattr(self.function, "__name__", "program")
         results, changed = places
+        # What a program changes is donated: caches are most of the memory,
+        # and there is no room for two. Its outputs get the shardings that
+        # the inputs have, or their buffers could not be reused.
         jitted = jax.jit(
+            # Named for profiles and dumps of the compiler,
+            # which would otherwise show dozens of `program`.
             program,
             donate_argnums=tuple(self.takes.index(name) for name in self.changes),
             out_shardings=(results, tuple(changed[name] for name in self.changes)),
@@ -188,24 +193,32 @@ class CompiledPrograms:
         self._lowered = lowered
         self._found: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
+        # Captured here: threads of the warm-up start with no context
+        # of ours, and a program must not depend on who compiles it.
         self._policy = current_policy()
         self._options = dict(wanted_compiler_options(self._policy.hardware, serves=True)) or None
 
     def prepare(self, key: Hashable) -> Any:
         """Return the program of a key; compiles it if nobody did."""
+        # Without the lock: reading a dict is atomic, and this is on the way of every call.
         found = self._found.get(key)
         if found is not None:
             return found
         with use_policy(self._policy):
+            # Compiled outside of the lock, several at once. Two
+            # threads may compile the same key; one result is kept.
             found = self._lowered(key).compile(compiler_options=self._options)
         with self._lock:
             self.num_compiled += key not in self._found
+            # `setdefault`: all callers must get one program, or a result
+            # of one would be compiled against the other's layouts.
             return self._found.setdefault(key, found)
 
     def of_call(self, key: Hashable) -> Any:
         """Return what `prepare` does, for a call that needs it now."""
         found = self._found.get(key)
         if found is None:
+            # Counted before it is compiled, so that metrics show a stall while it lasts.
             self.num_waited_for += 1
             found = self.prepare(key)
         return found
@@ -254,8 +267,10 @@ class Programs:
             **self._put(sampler_values(model.num_rows, allowed, self.vocab_size)),
         }
         _use_large_pages((self.weights.value, self.caches))
+        # Shapes are kept because the arrays themselves are donated with every call.
         self._shapes = abstract({**self._held, "weights": self.weights.value})
         self._places = {"caches": model.cache_shardings, "sampler_state": self._everywhere}
+        # After the caches are made, since their shardings are part of it.
         self._table = program_table(
             ModelFunctions(model, pages_per_row),
             pages_per_row=pages_per_row,
@@ -273,6 +288,7 @@ class Programs:
         """Replace the weights; see `ServedWeights.replace`."""
         # The last call holds the old weights until it ends: without waiting for it, none of them is
         # freed while the new ones arrive, and the device needs room for both.
+        # Caches are an output of the last call, so they are ready when it is done.
         for leaf in jax.tree.leaves(self.caches):
             leaf.block_until_ready()
         self.weights.replace(state)
@@ -326,6 +342,7 @@ class Programs:
         """
         rows = len(call)
         if allowed is None and rows not in self._allowed_rows:
+            # Kept for each number of rows: to send it with every call would cost a transfer each.
             whole = np.repeat(self.allowed, rows, axis=0)
             self._allowed_rows[rows] = self._put(whole)
         masks = self._allowed_rows[rows] if allowed is None else allowed
@@ -350,10 +367,13 @@ class Programs:
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page of all caches."""
+        # Numbers as an array: as Python numbers they would
+        # be constants, and each pair a program of its own.
         self._run(("copy_page",), np.asarray([source, target], np.int32))
 
     def start_history(self, slot: int, text: np.ndarray, num_prompt: int) -> None:
         """Let the penalties of a slot count the tokens of a text."""
+        # Padded to one length, so that there is one program.
         padded = np.pad(text.astype(np.int32), (0, self._max_length - len(text)))[None]
         lengths = np.asarray([[num_prompt, len(text)]], np.int32)
         self._run(
@@ -366,6 +386,7 @@ class Programs:
     def _run(self, key: Hashable, *inputs: Any) -> tuple[Any, ...]:
         start = time.perf_counter()
         program = self._table[key[0]]  # type: ignore[index]
+        # Made at each call, as weights may have been replaced.
         held = {**self._held, "weights": self.weights.value}
         taken = (held[name] for name in program.takes)
         # What a program changes is donated: its buffers are overwritten in place, and the old
@@ -418,4 +439,5 @@ def _parts(leaf: Array) -> list[Array]:
         return []
     if len(leaf.devices()) == 1:
         return [leaf]
+    # Those of this host; others have processes of their own.
     return [shard.data for shard in leaf.addressable_shards]

@@ -64,7 +64,10 @@ class Replicas:
         draft: Draft | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        # Two locks: changing weights takes minutes, and requests must not
+        # wait for it. Where both are needed, `_changing` is taken first.
         self._choosing, self._changing = threading.Lock(), threading.Lock()
+        # One for all: a grammar is compiled once, whichever replica its request goes to.
         self._grammars = GrammarCompiler(tokenizer)
         self._engines = tuple(
             Engine(
@@ -110,6 +113,7 @@ class Replicas:
         """
         count = len(self._engines)
         when_one = None if when_all is None else _after(count, when_all)
+        # The replicas compile at the same time, on the same cores.
         num_threads = max(1, (os.cpu_count() or 1) // count)
         lock, num_done = threading.Lock(), itertools.count(1)
 
@@ -122,6 +126,7 @@ class Replicas:
             self._engines[index].warm_up(say, when_all=when_one, num_threads=num_threads)
 
         with ThreadPoolExecutor(count) as pool:
+            # Submitted all before the first is waited for.
             for warmed in [pool.submit(warm, index) for index in range(count)]:
                 warmed.result()
 
@@ -129,6 +134,7 @@ class Replicas:
     def error(self) -> EngineError | None:
         """Why nothing is answered any more; None while a replica answers."""
         errors = [one.error for one in self._engines]
+        # The first error; others often follow from it.
         return None if None in errors else errors[0]
 
     def submit(self, request: Request) -> CompletionStream:
@@ -143,11 +149,16 @@ class Replicas:
             Draining: The replicas take no more.
             EngineError: They are closed, or a step of each failed.
         """
+        # Compiling a grammar may take seconds, and choosing is done under a lock.
         if request.grammar is not None:  # so that none who chooses waits until it is compiled
             self._grammars.matcher(request.grammar)
         with self._choosing:
+            # Asked here as well as in each engine: a drained replica that
+            # failed meanwhile must not pass a request on to the next.
             if self._is_draining:
                 raise Draining("the replicas finish what they have and take no new requests")
+            # Under the lock to the end, so that two requests
+            # at once do not both see the same slot as free.
             return self._at_best(request, lambda engine: engine.submit(request))
 
     def stats(self) -> EngineStats:
@@ -179,9 +190,13 @@ class Replicas:
         with self._changing:
             if self.error is not None:
                 raise self.error
+            # On the first alone: all are of one model. A refusal must come
+            # before any replica has changed, or they would answer differently.
             self._engines[0].check_weights(state)
             for engine in self._engines:
                 self._change(engine, partial(Engine.replace_weights, state=state))
+            # After the last one: until then the pages that a replica
+            # was sent are still of use on those that have not changed.
             with self._choosing:
                 for sent in self._sent:
                     sent.forget()
@@ -196,7 +211,10 @@ class Replicas:
             ModuleError: It corrects layers that have no room, or has a larger rank.
             EngineError: The replicas are closed, or a step of each failed.
         """
+        # Once, and outside of the locks, for it moves the factors to the host and back.
         converted = self._engines[0].converted(adapter)
+        # With `_choosing`: a request that names the adapter
+        # must not reach a replica that does not have it yet.
         with self._changing, self._choosing:
             changed: list[Engine] = []
             try:
@@ -225,6 +243,8 @@ class Replicas:
         with self._choosing:
             self._is_draining = True
         before = None
+        # A replica may fail while another is drained, and
+        # its requests go to one that was drained already.
         while before != self._num_moved:  # to a replica that may have been looked at already
             before = self._num_moved
             for engine in self._engines:
@@ -240,6 +260,7 @@ class Replicas:
 
         Call it with `_choosing`.
         """
+        # Any of them: the digests depend on the size of pages alone.
         digests = self._sent[0].digests(request.prompt, request.adapter)
         held = [sent.num_first(digests) for sent in self._sent]
         full: QueueFull | None = None
@@ -249,10 +270,14 @@ class Replicas:
                 taken = take(engine)
             except QueueFull as error:
                 full = error
+            # A replica that failed between the look and the call; the next in order is asked.
             except EngineError:
+                # It is not this replica's failure: draining or closed, which holds for all.
                 if engine.error is None:
                     raise
             else:
+                # Noted when taken, not when computed: a second request with the
+                # same beginning, sent a moment later, should follow the first.
                 self._sent[index].add(digests)
                 return taken
         if full is not None:
@@ -270,6 +295,8 @@ class Replicas:
         waiting = [state for state in states if not state.sequence.has_begun]
         failed = EngineError(error.what, where=where, hint="ask again: other replicas answer")
         failed.__cause__ = error.__cause__
+        # In the failed engine's thread, which holds no lock
+        # of its own then (see `EngineThread._finish`).
         with self._choosing:
             moved = [state for state in waiting if self._has_moved(state, where)]
             self._num_moved += len(moved)
@@ -280,12 +307,14 @@ class Replicas:
             *(where, error.what, len(begun), len(moved), len(waiting)),
             exc_info=error.__cause__,
         )
+        # The requests that were moved are somebody else's by now.
         fail_all(error if self.error is not None else failed, begun)
 
     def _has_moved(self, state: RequestState, where: str) -> bool:
         """Move a request to another replica; returns whether one takes it, and ends it if not."""
         try:
             self._at_best(state.request, lambda engine: engine.take_over(state))
+        # This runs in a thread that ends; what is raised here nobody would see.
         except Exception as error:  # whatever it is, nobody may wait for ever
             failed = EngineError(
                 f"the replica failed before it began the request, and no other took it: {error}",
@@ -303,6 +332,8 @@ class Replicas:
             try:
                 change(engine)
             except EngineError:
+                # The engine has failed by this change: the others
+                # still answer, and are changed without it.
                 if engine.error is None:
                     raise
         if self.error is not None:
@@ -328,6 +359,7 @@ def _after(
         with lock:
             found.append(failure)
             is_last = len(found) == count
+        # Outside of the lock, as `when_all` may log or call back.
         if is_last:
             when_all(next((one for one in found if one is not None), None))
 
@@ -348,6 +380,7 @@ class SentPrompts:
 
     def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
         """Return digests of a prompt, read with an adapter, up to the end of each full page."""
+        # Not the salt of the scheduler, which knows of the weights' epoch: `forget` does that here.
         size, found = self._page_size, [(adapter or "").encode()]
         text = np.asarray(prompt, np.int64)
         for start in range(0, len(text) - size + 1, size):
@@ -356,10 +389,13 @@ class SentPrompts:
 
     def num_first(self, digests: Sequence[bytes]) -> int:
         """Return how many first pages of a prompt the replica was sent."""
+        # The first that is missing ends it, since pages behind it cannot be shared.
         return next((n for n, one in enumerate(digests) if one not in self._known), len(digests))
 
     def add(self, digests: Sequence[bytes]) -> None:
         """Remember a prompt; forgets the pages sent longest ago where they are too many."""
+        # From the last to the first, so that first pages,
+        # which more prompts share, are forgotten last.
         for digest in reversed(digests):
             self._known[digest] = None
             self._known.move_to_end(digest)
@@ -381,6 +417,8 @@ def by_preference(stats: Sequence[EngineStats], held: Sequence[int]) -> list[int
     loads = [one.num_waiting + one.num_running for one in stats]
 
     def key(index: int) -> tuple[bool, int, int, int]:
+        # A full replica is chosen by how short its queue is:
+        # waiting costs more than reading a prompt again.
         is_full = loads[index] >= stats[index].num_slots
         pages = -held[index]
         return (
@@ -399,6 +437,7 @@ _REPLICAS = "data"
 
 def _replica_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
     """Return the mesh of each replica, whose data axis has one place."""
+    # Kept with size 1, since specs name all axes.
     axis = mesh.axis_names.index(_REPLICAS)
     return tuple(
         Mesh(np.take(mesh.devices, [place], axis), mesh.axis_names, axis_types=mesh.axis_types)

@@ -35,6 +35,7 @@ class LogProbs(NamedTuple):
     top_logprobs: Float[Array, "B n"]
 
 
+# The largest int32, so one comparison serves rows with and without a limit.
 _ALL_TOKENS = np.iinfo(np.int32).max
 """The `top_k` of a row that samples from all tokens."""
 
@@ -73,13 +74,16 @@ class SamplingRows(NamedTuple):
     def set_row(self, row: int, sampling: Sampling, *, seed: int = 0) -> None:
         """Write the settings of one request into a row of arrays of numpy."""
         for name in self._fields[:7]:
+            # None needs a number, and 0 means the same to clients.
             if name != "top_k":
                 getattr(self, name)[row] = getattr(sampling, name)
         self.top_k[row] = min(sampling.top_k or _ALL_TOKENS, _ALL_TOKENS)
+        # Cleared first: the slot's former request may have had more biases.
         self.bias_tokens[row] = _NO_TOKEN
         self.biases[row] = 0
         for place, (token, bias) in enumerate(sampling.logit_bias):
             self.bias_tokens[row, place], self.biases[row, place] = token, bias
+        # Two words: jax without x64 has no 64-bit integers, and keys are made from 32-bit ones.
         self.seed[row] = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
 
     def take(self, rows: Any) -> "SamplingRows":
@@ -116,6 +120,8 @@ def row_keys(seed: UInt32[Array, "B 2"], index: Int[Array, " B"]) -> Array:
     """Return a random key a row, for token `index` of the answer to a request with that seed."""
 
     def key_of(words: Array, index: Array) -> Array:
+        # Folded from seed and place alone, never from the slot or the batch: a
+        # request gets the same tokens whoever else is served, and after a preemption.
         key = jax.random.fold_in(jax.random.key(words[0]), words[1])
         return jax.random.fold_in(key, index)
 
@@ -152,6 +158,8 @@ class TokenHistory(NamedTuple):
         in_answer = ~in_prompt & (place < lengths[:, 1:])
         cleared = TokenHistory(
             self.is_prompted.at[slots].set(False, mode="drop"),
+            # `drop`: programs run with more rows than there are requests,
+            # and those that are filled up have slots out of range.
             self.num_sampled.at[slots].set(0, mode="drop"),
         )
         rows = slots[:, None]
@@ -205,7 +213,9 @@ def sample(
         return top_tokens
     scaled = scaled_logits(changed, rows, kind=kind)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:], jnp.float32))(keys)
+    # Gumbel noise plus argmax samples the softmax without normalising or sorting.
     sampled = _argmax(scaled + noise)
+    # Both are computed: rows of one batch may differ, and a branch by row does not exist.
     return jnp.where(rows.temperature > 0, sampled, top_tokens)
 
 
@@ -214,6 +224,8 @@ def _argmax(x: Float[Array, "B V"]) -> Int[Array, " B"]:
 
     A largest value and a least number are found by vector instructions, a pair of both is not.
     """
+    # nan counts as largest, as in `jnp.argmax`, so that
+    # damaged logits are seen as such and not as token 0.
     is_largest = (x == jnp.max(x, axis=1, keepdims=True)) | jnp.isnan(x)
     numbers = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
     return jnp.min(jnp.where(is_largest, numbers, x.shape[1]), axis=1)
@@ -228,6 +240,7 @@ def processed_logits(
     kind: SamplerKind = "full",
 ) -> Float[Array, "B V"]:
     """Return logits after penalties, biases and the mask; the arguments are those of `sample`."""
+    # Penalties and temperatures of bfloat16 logits would collapse neighbours into ties.
     logits = jnp.asarray(logits, jnp.float32)
     if kind == "full":
         logits = logits if history is None else _penalize(logits, rows, history)
@@ -246,6 +259,8 @@ def scaled_logits(
         kind: Whether there are filters.
     """
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
+    # The largest becomes 0, so a tiny temperature gives
+    # minus infinity and never an overflow of all.
     scaled = (changed - jnp.max(changed, axis=1, keepdims=True)) / temperature
     return _filter_tokens(scaled, rows) if kind == "full" else scaled
 
@@ -260,6 +275,7 @@ def log_probabilities(
         tokens: The sampled ones.
         num_top: How many of the likeliest to return.
     """
+    # Of the untouched logits: clients compare models by them.
     whole = jax.nn.log_softmax(logits.astype(jnp.float32), axis=1)
     sampled = jnp.take_along_axis(whole, tokens[:, None], axis=1)[:, 0]
     top_logprobs, top_tokens = jax.lax.top_k(whole, num_top)
@@ -276,6 +292,7 @@ def _penalize(
     """
     is_repeated = history.is_prompted | (history.num_sampled > 0)
     penalty = rows.repetition_penalty[:, None]
+    # Division makes a positive logit smaller, and a negative one larger; hence the two cases.
     weakened = jnp.where(logits > 0, logits / penalty, logits * penalty)
     logits = jnp.where(is_repeated, weakened, logits)
     counts = history.num_sampled.astype(logits.dtype)
@@ -291,6 +308,7 @@ def _add_bias(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "
     def added() -> Array:
         return logits.at[at, rows.bias_tokens].add(rows.biases, mode="drop")
 
+    # A scatter into `[rows, vocabulary]`, which few requests need.
     biased: Array = jax.lax.cond(jnp.any(rows.biases != 0), added, lambda: logits)
     return biased
 
@@ -305,6 +323,7 @@ def _filter_tokens(scaled: Float[Array, "B V"], rows: SamplingRows) -> Float[Arr
     size = scaled.shape[1]
     scaled = _where_any(rows.top_k < size, lambda: _top_k(scaled, rows.top_k), scaled)
     scaled = _where_any(rows.top_p < 1, lambda: _top_p(scaled, rows.top_p), scaled)
+    # The likeliest token is at 0, so the threshold is the logarithm alone.
     lowest = jnp.log(rows.min_p)[:, None]
     return jnp.where(scaled < lowest, -jnp.inf, scaled)
 
@@ -343,6 +362,8 @@ def _largest(
         return jnp.where(is_enough(ordered >= higher[:, None]), higher, threshold)
 
     start = jnp.zeros(logits.shape[:1], jnp.uint32)
+    # The threshold bit by bit, from the highest, by comparisons alone: the vocabulary
+    # is never sorted, and `lax.top_k` would need its k when it is compiled.
     threshold = jax.lax.fori_loop(0, 32, with_bit, start)
     is_dropped = is_on[:, None] & (ordered < threshold[:, None])
     return jnp.where(is_dropped, -jnp.inf, logits)
@@ -350,6 +371,8 @@ def _largest(
 
 def _ordered(logits: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
     """Return whole numbers in the order of the logits."""
+    # `+ 0.0` turns -0.0 into 0.0, whose bits would otherwise be ordered apart. Positive
+    # floats are ordered as their bits are; negative ones in reverse, hence the complement.
     bits = jax.lax.bitcast_convert_type(logits.astype(jnp.float32) + 0.0, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
@@ -363,6 +386,7 @@ def packed_mask(allowed: Bool[np.ndarray, "*rows V"]) -> UInt32[np.ndarray, "*ro
     """Return a mask as bits; tokens after the last are not allowed."""
     missing = -allowed.shape[-1] % WORD
     padded = np.pad(allowed, [(0, 0)] * (allowed.ndim - 1) + [(0, missing)])
+    # Little-endian bits and words: token t is bit t % 32 of word t // 32 on any machine.
     packed = np.packbits(padded, axis=-1, bitorder="little")
     return np.ascontiguousarray(packed).view("<u4").astype(np.uint32)
 
@@ -371,6 +395,8 @@ def _mask_logits(
     logits: Float[Array, "B V"], allowed: UInt32[Array, "B W"] | UInt32[Array, "1 W"]
 ) -> Float[Array, "B V"]:
     """Return logits that are minus infinity where a token is not allowed."""
+    # Sent packed: as booleans they would be eight times
+    # as large, with every step that has a grammar.
     bits = allowed[:, :, None] >> jnp.arange(WORD, dtype=jnp.uint32)[None, None, :]
     is_allowed = (bits & 1).astype(bool).reshape(allowed.shape[0], -1)[:, : logits.shape[1]]
     return jnp.where(is_allowed, logits, -jnp.inf)
@@ -381,6 +407,7 @@ def allowed_tokens(vocab_size: int, tokenizer: Tokenizer) -> UInt32[np.ndarray, 
     allowed = np.zeros(vocab_size, bool)
     allowed[: tokenizer.vocab_size] = True
     for token in (tokenizer.bos_id, tokenizer.pad_id):
+        # Tokens that the vocabulary was padded with have weights that were never trained.
         if token is not None and token not in tokenizer.end_ids:
             allowed[token] = False
     return packed_mask(allowed[None])
@@ -404,6 +431,8 @@ class SamplerState(NamedTuple):
 
     def held(self, slots: Int[Array, " B"]) -> Int[Array, " B"]:
         """Return slots that there are: the last one in the place of one out of range."""
+        # Clamped for reading, where any row will do;
+        # writing drops what is out of range (see `drew`).
         return jnp.minimum(slots, self.num_slots - 1)
 
     def drew(

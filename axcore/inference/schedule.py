@@ -3,6 +3,8 @@
 import attrs
 import numpy as np
 
+# Priority is an advance in the queue, not a right: after so many
+# later requests nobody is passed over any more, so none starves.
 PATIENCE = 256
 """How many later requests a request of one higher `priority` number lets pass."""
 
@@ -55,9 +57,12 @@ class SchedulerConfig:
             length: In pieces of so many tokens.
             missing: Tokens that each has to read, the first in order first.
         """
+        # Fewer rows, if those behind add less text than time: a
+        # row that has one token left takes as long as a full one.
         read = np.minimum(missing, length).cumsum()
         numbers = {
             min(size, len(missing)): size * length + self.tokens_of_call
+            # Largest first: where two numbers of rows give the same, `max` takes the first.
             for size in reversed(self.prefill_buckets[self.chunk_lengths.index(length)])
         }
         return max(numbers, key=lambda number: read[number - 1] / numbers[number])
@@ -67,6 +72,8 @@ class SchedulerConfig:
         whole = next(length for length in self.chunk_lengths if length >= missing)
         time = whole + self.tokens_of_call
         part = max((length for length in self.chunk_lengths if length < missing), default=None)
+        # In parts, since one token more than a length would
+        # else be padded to the next one, twice as long.
         if part is None:
             return whole, time
         in_parts = part + self.tokens_of_call + self._piece(missing - part)[1]
@@ -112,6 +119,7 @@ class SequenceState:
     @property
     def order(self) -> int:
         """The place in the order of requests; the smallest comes first."""
+        # One number that never changes: a request that was preempted comes back where it was.
         return self.number + self.priority * PATIENCE
 
     @property
@@ -184,6 +192,7 @@ class SequenceTable:
             return np.zeros(num_slots, np.int32)
 
         self.is_running = np.zeros(num_slots, bool)
+        # Wide enough never to come round: a reused number would let an old result through.
         self.generation = np.zeros(num_slots, np.int64)
         """Changes with each text that a slot gets or loses, so that late results are noticed."""
         self.order = np.zeros(num_slots, np.int64)
@@ -201,6 +210,7 @@ class SequenceTable:
         self.num_digests = ints()
         self.one_by_one = np.zeros(num_slots, bool)
         """Whether each token has to be known before the next one is sampled."""
+        # On the host in full, as rows are read again after a preemption.
         self.text = np.zeros((num_slots, max_length), np.int32)
         """Tokens, `[num_slots, max_length]`."""
         self.page_table = np.zeros((num_slots, pages_per_row), np.int32)
@@ -209,11 +219,13 @@ class SequenceTable:
     def reading(self) -> np.ndarray:
         """Return the slots whose texts are not read to their end, the first in order first."""
         slots = np.flatnonzero(self.is_running & (self.num_cached < self.target))
+        # Sorting is only needed where there is something to sort; most steps read one row or none.
         return slots[np.argsort(self.order[slots])] if len(slots) > 1 else slots
 
     def decoding(self) -> np.ndarray:
         """Return the slots that are to sample a token after one that was sampled."""
         cached = self.num_cached
+        # One less than the limit: the last token is sampled, and never read.
         samples = self.is_running & (cached >= self.target) & (cached < self.limit - 1)
         return np.flatnonzero(samples)
 

@@ -39,7 +39,10 @@ class Scheduler:
         self.pool = self.pages.pool
         self.sequences = self.pages.sequences
         self.num_preemptions = 0
+        # Descending, so that `pop` takes the lowest: slots
+        # in use stay at the beginning of the arrays.
         self._free_slots = list(range(limits.num_slots - 1, -1, -1))
+        # The number breaks ties of the order, as sequences themselves cannot be compared.
         self._waiting: list[tuple[int, int, SequenceState]] = []
         self._num_waiting = 0
         self._was_short = False
@@ -61,10 +64,13 @@ class Scheduler:
 
     def finish(self, sequence: SequenceState) -> None:
         """Remove a sequence, whether it waits, runs or is finished already."""
+        # It may be cancelled by its client and end by itself in the same step.
         if sequence.is_over:
             return
         sequence.is_over = True
         if sequence.slot is None:
+            # It stays in the heap, from which only the
+            # first can be taken cheaply; `_admit` skips it.
             self._num_waiting -= 1
         else:
             self._leave(sequence)
@@ -75,7 +81,10 @@ class Scheduler:
         Its calls count as done from here on, so that the step after it can be planned before the
         device has finished them.
         """
+        # A new list: the one of the step before may still be read by who runs it.
         self.pages.copies = []
+        # Admitted before anything is chosen, so that a
+        # request's first tokens are in this very step.
         started = tuple(self._admit())
         reading, length = self._choose_reading()
         decoding, count = self._choose_decoding(is_reading=len(reading) > 0)
@@ -84,13 +93,17 @@ class Scheduler:
         sizes = np.concatenate(
             [
                 np.minimum(rows.target[reading] - rows.num_cached[reading], length),
+                # One less than the limit: the last token of an answer is sampled and never read.
                 np.minimum(rows.limit[decoding] - 1 - rows.num_cached[decoding], count),
             ]
         )
+        # Reading rows first, but pages go by the order of requests where they are short.
         got = self._allocate(slots, sizes)
         is_read = np.arange(len(slots)) < len(reading)
         read = self._call(slots[got & is_read], sizes[got & is_read], length, is_read=True)
         sample = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
+        # Counted as done although they are not: calls run in the order in which they are
+        # planned, so a row that finds these pages reads them after they were filled.
         if read is not None:
             self.pages.cache_prefilled(read)
         return SchedulerOutput(tuple(self.pages.copies), read, sample, started)
@@ -102,10 +115,14 @@ class Scheduler:
             Which rows they count for, `[rows]`: those whose sequences still have their slot.
         """
         rows, slots = self.rows, call.slots
+        # A slot may have been left and given to another request while the
+        # call ran; its generation then differs, and the result is dropped.
         current: np.ndarray = rows.generation[slots] == call.generations
         steps = np.arange(sampled.shape[1])
         counts = current[:, None] & (steps < call.num_sampled[:, None])
         row, step = np.nonzero(counts)
+        # Written by index arrays: a loop over rows in
+        # Python would cost more than a small model's step.
         rows.text[slots[row], call.first_sampled[row] + step] = sampled[row, step]
         samples = current & (call.num_sampled > 0)
         slots = slots[samples]
@@ -135,6 +152,7 @@ class Scheduler:
         self.pool.clear_cache()
 
     def _wait(self, sequence: SequenceState) -> None:
+        # The same order as before its preemption, so it comes back before all that came later.
         heapq.heappush(self._waiting, (sequence.order, sequence.number, sequence))
         self._num_waiting += 1
 
@@ -144,12 +162,15 @@ class Scheduler:
         # once.
         while self._waiting and not self._was_short:
             sequence = self._waiting[0][2]
+            # Cancelled while it waited.
             if sequence.is_over:
                 heapq.heappop(self._waiting)
             elif self._fits(sequence):
                 heapq.heappop(self._waiting)
                 self._start(sequence)
                 yield sequence
+            # Calls of fixed shapes never preempt: what a row
+            # is computed with would depend on the others.
             elif self.limits.fixed_calls or not self._fits_after_preemption(sequence):
                 return
             else:
@@ -159,11 +180,15 @@ class Scheduler:
         """Return whether there is a slot, and pages to read all of a sequence's text."""
         if not self._free_slots:
             return False
+        # Pages for the whole text at once: with fewer it would
+        # be preempted half-way, and what it read thrown away.
         return self.pages.num_pages_needed(sequence, self.pool.holders) <= self.pool.num_free
 
     def _fits_after_preemption(self, sequence: SequenceState) -> bool:
         """Return whether a sequence would fit if all rows after it were preempted."""
         later = self._later(sequence.order)
+        # Without it the next line would copy the holders of
+        # all pages for every step in which somebody waits.
         if not len(later):
             return False
         holders = self.pages.holders_without(later)
@@ -174,12 +199,14 @@ class Scheduler:
         self._num_waiting -= 1
         self.sequences[slot], sequence.slot = sequence, slot
         rows.is_running[slot] = True
+        # Any change marks results of calls that are still running as stale.
         rows.generation[slot] += 1
         rows.order[slot] = sequence.order
         rows.num_cached[slot] = rows.num_pages[slot] = 0
         rows.target[slot] = rows.num_known[slot] = len(sequence.text)
         rows.limit[slot], rows.num_prompt[slot] = sequence.limit, sequence.num_prompt
         rows.one_by_one[slot] = sequence.one_by_one
+        # Text that was sampled before a preemption has full pages, too.
         self.pages.extend_digests(sequence, sequence.text)
         rows.num_digests[slot] = len(sequence.digests)
         rows.text[slot, : len(sequence.text)] = sequence.text
@@ -207,6 +234,8 @@ class Scheduler:
         slot = int(running[np.argmax(self.rows.order[running])])
         sequence = self.sequences[slot]
         assert sequence is not None
+        # A copy, since the slot's row is another's soon. Only what is known: a token that
+        # is still on the device is sampled again, with the same key, so it is the same.
         sequence.text = self.rows.text[slot, : self.rows.num_known[slot]].copy()
         sequence.num_preemptions += 1
         self.num_preemptions += 1
@@ -218,14 +247,19 @@ class Scheduler:
         rows, limits = self.rows, self.limits
         slots = rows.decoding()
         count = limits.num_decode_steps
+        # Programs for one token and for `num_decode_steps` exist, and none in between.
         if count == 1 or limits.fixed_calls or not len(slots):
             return slots, count
         left = rows.limit[slots] - 1 - rows.num_cached[slots]
         # One token while a prompt is read, so that requests that wait for their first token need
         # not wait for several calls of the others.
+        # The largest of what is left: as long as one row can
+        # use all tokens of a call, the call is worth it.
         is_one = is_reading or rows.one_by_one[slots].any() or int(left.max()) == 1
         if not is_one:
             ends = rows.num_cached[slots] + np.minimum(left, count)
+            # Long calls take pages ahead; where they are short, one
+            # token more for everybody is better than a preemption.
             missing = np.maximum(-(-ends // limits.page_size) - rows.num_pages[slots], 0)
             is_one = int(missing.sum()) > self.pool.num_free
         return slots, 1 if is_one else count
@@ -242,14 +276,19 @@ class Scheduler:
         for slot in waiting.tolist():
             sequence = self.sequences[slot]
             assert sequence is not None
+            # `reads_alone` needs a program of its own; it waits for a step in which it comes first.
             if sequence.reads_alone and chosen:
                 continue
             if limits.enable_prefix_caching:
+                # Asked again at every chunk: another request
+                # may have computed the next pages meanwhile.
                 self.pages.share_prefix(sequence)
                 # Another row of this call computes the same page: this one finds it a step later.
                 if self.pages.next_digest_of(sequence) in computing:
                     continue
             missing = int(rows.target[slot] - rows.num_cached[slot])
+            # The first, oldest row decides the length of chunks,
+            # so none waits behind shorter ones for ever.
             if not length:
                 length = limits.piece_length(missing)
                 length = limits.alone_length if sequence.reads_alone else length
@@ -268,14 +307,18 @@ class Scheduler:
         ends = rows.num_cached[slots] + sizes
         missing = np.maximum(-(-ends // self.limits.page_size) - rows.num_pages[slots], 0)
         got = np.ones(len(slots), bool)
+        # Copies of shared pages count as well: they are taken from the same pool.
         self._was_short = int(missing.sum()) + self.pages.num_copies(slots) > self.pool.num_free
         if not self._was_short:
             for place in np.flatnonzero(missing > 0).tolist():
                 self.pages.allocate(int(slots[place]), int(missing[place]))
             self.pages.copy_on_write(slots)
             return got
+        # Oldest first, so that the one who waited longest takes
+        # from those that came later, and never the other way round.
         for place in np.argsort(rows.order[slots]).tolist():
             got[place] = self._give_first(int(slots[place]), int(missing[place]))
+        # A row later in this list may have lost its slot to an older one.
         still: np.ndarray = got & rows.is_running[slots]
         return still
 
@@ -286,6 +329,8 @@ class Scheduler:
             return False
         one = np.asarray([slot])
         holders = self.pages.holders_without(self._later(sequence.order))
+        # Counted on paper first: preempting rows that do
+        # not free enough would lose their work for nothing.
         if missing + self.pages.num_copies(one, holders) > int(np.count_nonzero(holders == 0)):
             return False
         while missing + self.pages.num_copies(one) > self.pool.num_free:
@@ -303,6 +348,7 @@ class Scheduler:
         rows = self.rows
         starts = rows.num_cached[slots]
         ends = starts + sizes
+        # Before the call has run; `update_from_output` corrects nothing but who still is there.
         rows.num_cached[slots] = ends
         if is_read:
             first, sampled = ends, (ends == rows.target[slots]).astype(np.int32)

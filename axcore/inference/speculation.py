@@ -81,6 +81,8 @@ class NGramDrafter:
         for token in tokens:
             for length in lengths:
                 if length <= len(text):
+                    # The position after the run, noted before the token is appended; a later
+                    # run of the same tokens replaces it, as recent text is the better guess.
                     self._follows[tuple(text[-length:])] = len(text)
             text.append(int(token))
 
@@ -89,6 +91,7 @@ class NGramDrafter:
 
         Draft tokens that reach the end of the text continue with themselves.
         """
+        # Longest first: the more tokens agree, the likelier the next ones do.
         for length in range(self._cfg.longest, self._cfg.shortest - 1, -1):
             start = self._follows.get(tuple(self._text[-length:]))
             if start is not None and length <= len(self._text):
@@ -98,11 +101,15 @@ class NGramDrafter:
     def _copied(self, start: int) -> list[int]:
         propose = self._text[start : start + self._cfg.num_tokens]
         period = len(self._text) - start
+        # Text that repeats itself, as `abcabc`, runs
+        # into its own end; it continues with its period.
         while len(propose) < self._cfg.num_tokens:
             propose.append(propose[-period] if period <= len(propose) else propose[0])
         return propose
 
 
+# Capitals, digits, accents, several scripts, an emoji, a tab and special
+# tokens: tokenizers of one size that differ do so in one of these.
 _PROBE = (
     "The quick brown fox, 0123456789: été, Straße, данные, 模型, 🙂!\n"
     '\tdef area(r): return 3.14 * r ** 2  # {"key": [null, true]} </s>'
@@ -145,6 +152,7 @@ class DeviceDrafter:
         """Needs no tokens: the draft model's cache has them."""
 
     def propose(self) -> list[int]:
+        # Their number decides the shape of the call; what is in them is overwritten on the device.
         """Return any tokens, in the place of those to be sampled."""
         return [0] * self.num_tokens
 
@@ -173,6 +181,7 @@ class Draft:
         reason = None
         if own.vocab_size != other.vocab_size:
             reason = f"one has {own.vocab_size} tokens, the other {other.vocab_size}"
+        # The sizes agree for many families; ends do not.
         elif set(own.end_ids) != set(other.end_ids):
             reason = f"texts end with {own.end_ids} in one, with {other.end_ids} in the other"
         elif own.encode(_PROBE).tolist() != other.encode(_PROBE).tolist():
@@ -236,21 +245,29 @@ def verify_draft_tokens(
     in_row = jnp.arange(logits.shape[0])
 
     def at_place(carry: TokenHistory | None, place: Array) -> Any:
+        # By the place in the answer, as without draft tokens: the same noise, hence the same token.
         keys = row_keys(rows.seed, first + place)
         here = logits[:, place]
         sampled = sample(here, rows, keys, allowed=allowed, history=carry, kind=kind)
         if carry is not None:
+            # The draft's token, not the sampled one: places after a rejected
+            # one are thrown away, and before it both are the same. `minimum`
+            # keeps the last place, which has no draft token, in range.
             carry = carry.sampled(in_row, draft_tokens[:, jnp.minimum(place, num_places - 2)])
         return carry, sampled
 
+    # A scan: one place's logits at a time in float32, and a history that the next place needs.
     _, sampled = jax.lax.scan(at_place, history, jnp.arange(num_places, dtype=jnp.int32))
     tokens = sampled.T
     steps = jnp.arange(num_places - 1)[None, :]
     is_right = (tokens[:, :-1] == draft_tokens) & (steps < num_draft_tokens[:, None])
+    # A cumulative product is 1 up to the first wrong token. The place
+    # after the last right one is sampled from the right text, hence the 1.
     counts = 1 + jnp.sum(jnp.cumprod(is_right.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
     return Verified(tokens, counts)
 
 
+# Parentheses cannot be in a module's name.
 DRAFT = "(draft)"
 """Where trees of weights and of caches have those of the draft; no module can be called so."""
 
@@ -268,6 +285,7 @@ class DraftedModel:
         self._model, self._draft = model, draft
         self.num_rows, self.vocab_size = model.num_rows, model.vocab_size
         self.has_adapters = model.has_adapters
+        # A recurrent state cannot be taken back by a rejected token, in neither of the two models.
         self.keeps_pages_only = model.keeps_pages_only and draft.keeps_pages_only
 
     @property
@@ -318,6 +336,8 @@ class DraftedModel:
         logits, changed = self._model.step_at(
             own[0], drafts[0], tokens, num_cached, num_new, at=at, adapters=adapters, **where
         )
+        # The draft must have read all that the model has,
+        # or its next guess would be from a text with holes.
         _, read = self._draft.step(
             own[1], drafts[1], self._known(tokens), num_cached, num_new, **where
         )
@@ -348,6 +368,8 @@ class DraftedModel:
                 weights[DRAFT],
                 caches,
                 self._known(tokens[:, None]),
+                # Rows that have no more to draft still run in the batch; they read
+                # nothing, at place 0, and write to a slot out of range, which is dropped.
                 (rows.starts + step) * samples,
                 samples,
                 slots=jnp.where(samples > 0, rows.slots, sampler_state.num_slots),
@@ -374,6 +396,8 @@ class DraftedModel:
 
     def _known(self, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
         """Return tokens with one of the draft's in the place of each that only the model has."""
+        # A fine-tuned model may have tokens that the draft lacks; any known one in their
+        # place makes a bad guess and no wrong answer, as out-of-range embeddings would.
         return jnp.minimum(tokens, self._draft.vocab_size - 1)
 
 
@@ -387,6 +411,7 @@ def _parted(tree: Any) -> tuple[Any, Any]:
 
 def _of_width(logits: Float[Array, "B V"], width: int) -> Float[Array, "B width"]:
     """Return the logits of as many tokens as another model has; of those added, never sampled."""
+    # Minus infinity: a token that the draft does not have can never be guessed.
     missing = max(0, width - logits.shape[1])
     padded = jnp.pad(logits[:, :width], ((0, 0), (0, missing)), constant_values=-jnp.inf)
     return padded.astype(jnp.float32)

@@ -42,12 +42,14 @@ def _growing(
 
     The first computes all rows in every call; the second has programs for the fewest rows, too.
     """
+    # With one program for all rows any request can be answered at once, only slower than it must.
     largest, smallest = buckets.decode_buckets[-1], buckets.decode_buckets[0]
     first = attrs.evolve(
         buckets,
         decode_buckets=(largest,),
         chunk_lengths=(buckets.alone_length,),
         prefill_buckets=((1,),),
+        # Reading by the program that scores: one that is needed anyway.
         prefills_by_score=True,
     )
     second = attrs.evolve(first, decode_buckets=tuple(sorted({smallest, largest})))
@@ -141,27 +143,35 @@ class WarmUp:
         """
         name = "axcore-warm-up"
         self._thread = threading.Thread(target=self._others, args=(when_done,), name=name)
+        # A daemon: a program of minutes must not keep a server from ending.
         self._thread.daemon = True
         self._thread.start()
 
     def stop(self) -> None:
         """End the threads, after the programs that they compile."""
+        # A plain bool: it is set once, and read between two programs.
         self._is_stopped = True
+        # `when_done` may close the engine, in this very thread.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _others(self, when_done: Callable[[Exception | None], None]) -> None:
         try:
+            # Half of the cores, as the engine already answers.
             with concurrent.futures.ThreadPoolExecutor(max(1, self._num_threads // 2)) as pool:
                 for stage in self._stages[1:]:
                     self._compile(pool, stage.keys)
+                    # After a stop there is nobody to use them.
                     if self._is_stopped:
                         return
+                    # Only when all of the stage are there: the scheduler
+                    # chooses among sizes, and each must exist.
                     self._use(stage)
         except Exception as error:  # the engine answers without these programs
             failure: Exception | None = error
         else:
             failure = None
+        # The error of a stop is no failure.
         if not self._is_stopped:
             when_done(failure)
 
@@ -179,6 +189,8 @@ class WarmUp:
                 if progress is not None:
                     progress(done, len(keys), _text(futures[future]))
         finally:
+            # After a failure the ones that did not begin are
+            # of no use; those that run end by themselves.
             for future in futures:
                 future.cancel()
 

@@ -44,6 +44,7 @@ class WeightConversion:
         self._trained, self._served, self._mesh = trained, served, mesh
         self._targets = list(_targets(served, kept))
         if mesh is not None:
+            # Raises here, before memory is taken, where the mesh does not divide the weights.
             param_shardings(kept, PARAM_RULES, mesh)
 
     @property
@@ -81,6 +82,7 @@ class WeightConversion:
                 f"its {wanted.num_leaves}",
                 hint="give a state of the same model",
             )
+        # By type, since a silent cast of a state in other precision would change the model.
         for leaf, spec in zip(jax.tree.leaves(state), _leaves(self._trained), strict=True):
             if leaf.dtype != spec.dtype:
                 raise ConfigError(
@@ -88,6 +90,7 @@ class WeightConversion:
                     f"{leaf.dtype}, not {spec.dtype}",
                     hint="give a state of the same model",
                 )
+        # For its checks of shapes; nothing is read, as it is an iterator that nobody asks.
         self._restacked(state)
 
     def arrays(self, state: Any) -> Iterator[tuple[Names, Array]]:
@@ -95,11 +98,13 @@ class WeightConversion:
 
         Raises:
             ModuleError: An array is missing, or has another shape.
-            CheckpointError: One that is not read yet is damaged, or holds what is no number.
+            CheckpointError: One that is not read yet is damaged, or holds what is not a number.
         """
         found = self._restacked(state)
         for spec, path, layer in self._targets:  # no zip: it would hold an array and the next one
             for name, array in self._made(next(found), spec, path[-1], layer).items():
+                # Waited for, or the runtime would run ahead
+                # and hold many arrays on their way at once.
                 yield (*path[:-1], name), array.block_until_ready()
 
     def whole(self, state: Any) -> Any:
@@ -111,6 +116,8 @@ class WeightConversion:
                 keep there.
         """
         wanted = jax.tree.leaves(self.abstract)
+        # Before the first is placed: the kernel kills a
+        # process that runs out of memory, and says nothing.
         check_host_holds(wanted)
         known: dict[Names, Array] = {}
         num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in wanted)
@@ -132,7 +139,9 @@ class WeightConversion:
     def _made(self, leaf: Any, spec: ParamSpec, name: str, layer: Any) -> dict[str, Array]:
         """Return what a layer keeps of an array, where it is to lie."""
         if name in layer:
+            # Cast on the side where it comes from, so that half as many bytes are moved.
             return {name: self._placed(_cast(leaf, layer[name].dtype), layer[name])}
+        # Placed before it is quantized, so that the devices do that, each its own part.
         kept = kept_weight(layer, self._placed(leaf, spec))
         return {name: self._placed(array, layer[name]) for name, array in kept.items()}
 
@@ -151,6 +160,8 @@ class WeightConversion:
         if self._mesh is None:
             return SingleDeviceSharding(default_device())
         parts = partition_spec(spec.axes, PARAM_RULES, self._mesh, where=spec.name)
+        # Where a dimension does not divide, the array is whole on each
+        # device rather than refused: small ones are of no weight.
         return where_divisible(NamedSharding(self._mesh, parts), spec.shape)
 
     def _device_bytes(self, spec: ParamSpec) -> int:
@@ -174,6 +185,7 @@ def _cast(leaf: Any, dtype: str) -> Any:
 
 def default_device() -> Any:
     """Return the device that jax takes itself."""
+    # By making an array: `jax.devices()[0]` is not it where `jax.default_device` is set.
     (device,) = jnp.zeros(()).devices()
     return device
 
@@ -229,7 +241,10 @@ class ServedWeights:
         """
         try:
             for path, array in self._conversion.arrays(state):
+                # The old array is let go with this assignment, before the next one is read.
                 self.value = _with_leaf(self.value, path, array)
+        # Whatever it was, old and new weights are mixed now, and no
+        # answer of them means anything. An EngineError ends the engine.
         except Exception as error:
             raise EngineError(
                 f"new weights were taken over in part, and then failed: {error}",
@@ -244,6 +259,7 @@ class ServedWeights:
         """
         weights = with_adapter(self.value, number, factors)
         places = jax.tree.map(lambda leaf: leaf.sharding, self.value)
+        # Placed as before: a sharding that differs would not fit the compiled programs.
         self.value = jax.device_put(weights, places)
 
 

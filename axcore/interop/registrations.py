@@ -20,10 +20,10 @@ def adapter_formats() -> Iterator[AdapterFormat]:
 def modifiers() -> Iterator[Modifier]:
     """Change of the weights that a run begins with."""
     for name, config, summary in (
-        ("rename_weights", "RenameWeights", "First weights under other names"),
-        ("grow_vocabulary", "GrowVocabulary", "First weights for more tokens"),
-        ("extend_positions", "ExtendPositions", "First weights for more learned positions"),
-        ("upcycle", "Upcycle", "First weights of experts from a feed-forward"),
-        ("stack_depth", "StackDepth", "First weights of more layers, or of some of them"),
+        ("rename_weights", "RenameWeights", "Initial weights under other names"),
+        ("grow_vocabulary", "GrowVocabulary", "Initial weights for more tokens"),
+        ("extend_positions", "ExtendPositions", "Initial weights for more learned positions"),
+        ("upcycle", "Upcycle", "Initial weights of experts from a feed-forward"),
+        ("stack_depth", "StackDepth", "Initial weights of more layers, or of some of them"),
     ):
         yield Modifier(name=name, config=Ref(f"axcore.interop:{config}"), summary=summary)

@@ -75,6 +75,7 @@ def with_frozen(specs: Any, trainable: Sequence[str], groups: Sequence[ParamGrou
 
     def marked(spec: ParamSpec) -> ParamSpec:
         is_kept = spec.state_path in kept and group_of(spec, groups) not in frozen
+        # Buffers are never trained, so they are not frozen either: what else they mean stays.
         return spec if spec.is_buffer or is_kept else attrs.evolve(spec, is_frozen=True)
 
     return jax.tree.map(marked, specs, is_leaf=_is_spec)
@@ -96,6 +97,8 @@ def _check_groups(groups: Sequence[ParamGroup], params: Sequence[ParamSpec]) -> 
                 where=f"{where}.name",
                 hint=f"name each group once; {REST!r} is what no group takes",
             )
+        # All globs are looked at, also of a group that has
+        # parameters: one that matches nothing is a typo.
         for glob in group.params:
             _matched(glob, params, f"{where}.params")
         if group.name not in taken:
@@ -123,9 +126,11 @@ def partition(
     """
     import optax
 
+    # Labels as a tree, as optax wants them; each parameter is asked for once.
     labels = jax.tree.map(lambda spec: group_of(spec, groups), specs, is_leaf=_is_spec)
 
     def of_group(name: str) -> Any:
+        # MaskedNode is a tree without leaves, so the wrapped optimizer keeps nothing for it.
         return jax.tree.map(
             lambda label, spec: spec if label == name else optax.MaskedNode(), labels, specs
         )

@@ -55,6 +55,7 @@ class EMA(Configurable):
         """Return the average after an update that gave `params`."""
         decay = self.config.decay
         assert decay is not None, "a learner keeps no average without a decay"
+        # In the average's dtype: 0.999 is 1 in bfloat16, and the average would never move.
         return jax.tree.map(
             lambda a, p: decay * a + (1 - decay) * p.astype(a.dtype), average, params
         )
@@ -101,9 +102,12 @@ class SpikeGuard(Configurable):
 
     def is_spike(self, window: LossWindow, loss: Float[Array, ""]) -> Bool[Array, ""]:
         """Whether a loss is a spike after those of the window."""
+        # A window of its own beside the metrics': it lives on the
+        # device, so that a step can be skipped without asking the host.
         sigmas = self.config.sigmas
         assert sigmas is not None, "a learner asks no guard that takes no loss for a spike"
         limit = jnp.mean(window.losses) + sigmas * jnp.std(window.losses)
+        # A deviation of few losses says nothing, and the first steps of a run fall steeply anyway.
         is_full: Array = window.num_losses >= self.config.window
         is_spike: Array = is_full & (loss > limit)
         return is_spike
@@ -111,6 +115,7 @@ class SpikeGuard(Configurable):
     def add(self, window: LossWindow, loss: Float[Array, ""]) -> LossWindow:
         """Return the window with the loss of one more step."""
         place = window.num_losses % self.config.window
+        # A ring, since shapes are fixed; its order does not matter to mean and deviation.
         return LossWindow(
             window.losses.at[place].set(loss.astype(jnp.float32)), window.num_losses + 1
         )
@@ -170,6 +175,7 @@ class Learner(Configurable):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
+        # Not in the field's type, whose error could not say how clipping is switched off.
         if cfg.clip_norm is not None and cfg.clip_norm <= 0:
             raise ConfigError(
                 f"clip_norm is {cfg.clip_norm}; expected a number above 0",
@@ -219,6 +225,7 @@ class Learner(Configurable):
     @cached_property
     def _jitted_rates(self) -> Any:
         """The rates as one program, where each operation alone would be one to compile."""
+        # Frozen groups have no rate that anybody would look at.
         trained = [group.name for group in self.config.groups if not group.is_frozen]
         groups = {"learning_rate": REST, **{f"learning_rate/{name}": name for name in trained}}
         return jax.jit(lambda step: {k: self.rate(name, step) for k, name in groups.items()})
@@ -226,6 +233,8 @@ class Learner(Configurable):
     def init(self, transformation: "optax.GradientTransformation", params: Any) -> Any:
         """Return the state before the first update; that of the optimizer alone by default."""
         opt_state = transformation.init(params)
+        # The bare optimizer's state where nothing else is kept:
+        # checkpoints from before there were averages have that form.
         if self._ema is None and self._spikes is None:
             return opt_state
         average = None if self._ema is None else self._ema.init(params)
@@ -257,6 +266,7 @@ class Learner(Configurable):
         if self.config.clip_norm is not None:
             # The lower bound is for gradients that are all zero, as of rows of padding.
             factor = jnp.minimum(1.0, self.config.clip_norm / jnp.maximum(norm, 1e-9))
+            # Multiplied in float32 and rounded once.
             gradients = jax.tree.map(
                 lambda g: (_wide(g) * factor.astype(_wide(g).dtype)).astype(g.dtype), gradients
             )
@@ -271,6 +281,8 @@ class Learner(Configurable):
         is_spike = jnp.zeros((), bool)
         average, window = kept.average, kept.window
         if self._ema is not None:
+            # Of the new parameters, also at a step that is
+            # skipped: the trainer then takes none of this.
             average = self._ema.update(average, params)
         if self._spikes is not None and window is not None:
             is_spike = self._spikes.is_spike(window, loss)
@@ -284,6 +296,7 @@ class Learner(Configurable):
         """Return the part of the state that evaluation uses; None if it uses none."""
         if self._ema is None or not self._ema.config.is_evaluated:
             return None
+        # The rest is None, so evaluation need not hold the optimizer's state.
         return LearnerState(None, opt_state.average, None)
 
     def evaluated_params(self, opt_state: Any, params: Any) -> Any:
@@ -298,6 +311,7 @@ class Learner(Configurable):
         transformation: optax.GradientTransformation = optimizer.transformation(
             lambda step: self.rate(name, step), specs
         )
+        # Found now, raised at the first update: see `_lost_updates`.
         error = _lost_updates(optimizer, specs)
         return transformation if error is None else transformation._replace(update=_raising(error))
 
@@ -318,6 +332,7 @@ def _lost_updates(optimizer: Any, specs: Any) -> ConfigError | None:
     narrow = [
         spec
         for spec in trained
+        # bfloat16 has 8 bits of precision: an update below 1/512 of a weight is rounded away.
         if jnp.dtype(spec.dtype).itemsize < 4 and str(spec.dtype) not in rounded
     ]
     if not narrow:

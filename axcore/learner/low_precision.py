@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MIN_ROW = 16
 """Rows of fewer numbers would save too little, compared with their scales."""
 
+# Below it XLA may flush to zero, and a division by a scale of zero is nan.
 SMALLEST = 2.0**-126
 """The smallest float32 that is normal."""
 
@@ -96,14 +97,21 @@ class Int8Rows:
 
     def encode(self, x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Stored:
         """Return codes of the array's shape, and scales with a last dimension of 1."""
+        # By the largest magnitude, so nothing is out of range;
+        # the fourth power leaves enough codes for small ones.
         largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+        # The sign of the scale says which of the two ranges
+        # of codes a row has: no further array is needed.
         scales = jnp.where(jnp.min(x, axis=-1, keepdims=True) < 0, -largest, largest)
         zero, top = _zero_and_top(scales)
         magnitudes = jnp.abs(x) / jnp.maximum(largest, SMALLEST)
         below = jnp.floor(top * jnp.sqrt(jnp.sqrt(magnitudes)))
         low, high = (below / top) ** 4, ((below + 1) / top) ** 4
+        # Rounded at random in proportion: a mean that moves
+        # by less than a code each step would never move.
         is_up = _uniform(bits) * (high - low) < magnitudes - low
         steps = jnp.minimum(jnp.where(is_up, below + 1, below), top)
+        # A second moment of 0 would be divided by: Adam's update explodes.
         steps = jnp.maximum(steps, jnp.where(magnitudes > 0, 1.0, 0.0))
         return Stored((zero + jnp.sign(x) * steps).astype(jnp.uint8), scales)
 
@@ -118,8 +126,11 @@ class Int8Rows:
 
 def round_to_bfloat16(x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Array:
     """Return float32 numbers as one of the two nearest of bfloat16, drawn by random bits."""
+    # Adding random low bits and cutting them off rounds
+    # up with the right probability, carry included.
     raised = jax.lax.bitcast_convert_type(x, jnp.uint32) + (bits & jnp.uint32(0xFFFF))
     rounded = jax.lax.bitcast_convert_type(raised & jnp.uint32(0xFFFF0000), jnp.float32)
+    # A nan's low bits plus a carry may become an infinity or a zero.
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
 
@@ -130,6 +141,7 @@ def _zero_and_top(scales: Array) -> tuple[Array, Array]:
 
 
 def _uniform(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
+    # 24 bits, all that a float32 holds exactly: more could round up to 1.
     uniform: Array = (bits >> jnp.uint32(8)).astype(jnp.float32) * jnp.float32(2**-24)
     return uniform
 
@@ -182,9 +194,12 @@ class LowPrecisionState(Optimizer):
             return self._encode(wrapped.init(_in_float32(params)), params, first)
 
         def update(gradients: Any, state: StoredState, params: Any) -> tuple[Any, StoredState]:
+            # The wrapped optimizer is to see what float32 training would.
             wide = _in_float32(params)
             updates, new = wrapped.update(_in_float32(gradients), self._decode(state), wide)
             bits = _random_bits(params, state.num_updates, stream=1)
+            # Applied by optax as param + update in bfloat16;
+            # made so that this sum is exact and rounds nothing.
             updates = jax.tree.map(_exact_in_bfloat16, params, updates, bits)
             return updates, self._encode(new, params, state.num_updates + 1)
 
@@ -201,12 +216,15 @@ class LowPrecisionState(Optimizer):
         shapes = {p.shape for p in jax.tree.leaves(params)}
 
         def stored(x: Array, bits: Array) -> Stored:
+            # By shape: moments have those of parameters, while
+            # counters and factored statistics stay as they are.
             is_moment = x.dtype == jnp.float32 and x.shape in shapes
             if not (is_moment and self._format.can_store(x.shape)):
                 return Stored(x, None)
             return self._format.encode(x, bits)
 
         leaves, tree = _flat(state)
+        # Another stream than that of parameters, or a parameter and its moments would round alike.
         random = jax.tree.leaves(_random_bits(leaves, num_updates, stream=0))
         parts = [stored(x, bits) for x, bits in zip(leaves, random, strict=True)]
         values, scales = (tree.unflatten(part) for part in zip(*parts, strict=True))
@@ -214,11 +232,13 @@ class LowPrecisionState(Optimizer):
 
     def _decode(self, state: StoredState) -> Any:
         values, tree = _flat(state.values)
+        # By the values' structure, as None among scales would vanish from a tree of their own.
         scales = tree.flatten_up_to(state.scales)
         pairs = [Stored(*pair) for pair in zip(values, scales, strict=True)]
         return tree.unflatten([self._decoded(one) for one in pairs])
 
     def _decoded(self, stored: Stored) -> Array:
+        # By dtype, which says how it was stored whatever `min_size` is today.
         is_narrow = stored.values.dtype == self._format.dtype
         return self._format.decode(stored) if is_narrow else stored.values
 
@@ -238,6 +258,8 @@ def _exact_in_bfloat16(param: Array, update: Array, bits: Array) -> Array:
 def _random_bits(tree: Any, num_updates: Array, *, stream: int) -> Any:
     """Return a tree of uint32 arrays shaped as a tree's, other ones for each update."""
     leaves, structure = _flat(tree)
+    # From the number of updates, not from the step: the
+    # state has it, and a run that resumes draws the same.
     key = jax.random.fold_in(jax.random.key(stream), num_updates)
     keys = [jax.random.fold_in(key, index) for index in range(len(leaves))]
     bits = [jax.random.bits(k, x.shape, jnp.uint32) for k, x in zip(keys, leaves, strict=True)]

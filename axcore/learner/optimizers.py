@@ -69,12 +69,15 @@ class AdamW(Optimizer):
         """
 
         b1: Fraction = 0.9
+        # As usual for language models; 0.999 averages over a thousand
+        # steps, which is too slow after a change of the data.
         b2: Fraction = 0.95
         epsilon: PositiveFloat = 1e-8
         weight_decay: Resumable[NonNegativeFloat] = 0.1
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
         """Return `optax.adamw`."""
+        # Imported here: a config is read and printed without optax.
         import optax
 
         cfg = self.config
@@ -84,6 +87,8 @@ class AdamW(Optimizer):
             b2=cfg.b2,
             eps=cfg.epsilon,
             weight_decay=cfg.weight_decay,
+            # Of the specs, which know about stacked dimensions; by shape
+            # alone, the biases of scanned layers would look like matrices.
             mask=_decays(specs),
         )
 
@@ -240,6 +245,8 @@ class Muon(Optimizer):
                     where="learner",
                     hint="give Muon a group with matrices_only=True, and the rest to AdamW",
                 )
+            # The last two dimensions; those before them are of stacked
+            # layers, whose copies are orthogonalised one by one.
             return contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
 
         cfg = self.config

@@ -51,6 +51,7 @@ class Schedule(Configurable):
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         warmup: int | float = cfg.warmup_steps
+        # Rounded, so that a share of few steps may be none.
         self.warmup_steps = warmup if isinstance(warmup, int) else round(warmup * cfg.total_steps)
         if self.warmup_steps >= cfg.total_steps:
             raise ConfigError(
@@ -62,7 +63,11 @@ class Schedule(Configurable):
     def __call__(self, step: Array | int) -> Array:
         """Return the rate of a step, counted from 0."""
         cfg = self.config
+        # The first step has a rate above 0: with 0 it
+        # would change nothing and still take its batch.
         done = jnp.asarray(step, jnp.float32) + 1
+        # Both branches of the `where` are computed, and
+        # without a warm-up this one would divide by 0.
         rise = done / max(1, self.warmup_steps)
         rate: Array = cfg.peak * jnp.where(done <= self.warmup_steps, rise, self.after_warmup(done))
         return rate
@@ -73,6 +78,8 @@ class Schedule(Configurable):
 
     def _fraction_done(self, done: Array, start: int) -> Array:
         """Return how much of the way from step `start` to the end is done, 0 to 1."""
+        # Clipped: a run that continues past `total_steps`
+        # keeps the last rate, instead of a negative one.
         return jnp.clip((done - start) / (self.config.total_steps - start), 0, 1)
 
 
@@ -225,5 +232,8 @@ class WarmupPiecewise(Schedule):
         steps, fractions = jnp.asarray(cfg.steps, jnp.float32), jnp.asarray((1.0, *cfg.fractions))
         if cfg.interpolation == "linear":
             first = jnp.asarray([self.warmup_steps - 1], jnp.float32)
+            # The warm-up ends at the peak at this step,
+            # from where the line to the first point begins.
             return jnp.interp(done - 1, jnp.concatenate([first, steps]), fractions)
+        # `right`: at the very step of a point its own fraction holds.
         return fractions[jnp.searchsorted(steps, done - 1, side="right")]

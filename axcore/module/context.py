@@ -112,6 +112,7 @@ class MadeOnce(NamedTuple):
 class Frame:
     """One pure call. `path` is where in the whole tree its state begins."""
 
+    # Slots, as a frame and a context are made for every call of every module at each trace.
     __slots__ = (
         "_made",
         "_outputs",
@@ -141,6 +142,7 @@ class Frame:
         self.key = key
         self.is_training = is_training
         self.captures = captures
+        # A copy: what a call opens must not leak into the caller's frame unless it is passed on.
         self.channels = dict(channels or {})
         self.outer = outer
         self._made: dict[tuple[str, int], MadeOnce] = {}
@@ -155,6 +157,8 @@ class Frame:
             ModuleError: A transformation that this frame is not the frame of is being traced, so
                 that what is added could not leave it.
         """
+        # A tracer that is stored in a frame from inside a transformation
+        # outlives it, and jax raises its UnexpectedTracerError far from here.
         if self._trace != trace_state():
             raise ModuleError(
                 "losses, summaries, updates, captures and channels cannot leave a jax "
@@ -171,6 +175,8 @@ class Frame:
         Arrays are compared as Python objects; each is held, so that its id stays its own. What
         was made while another transformation was traced cannot be used, and is made again.
         """
+        # The id is safe as a key because the array is held in
+        # the entry: a freed one could give its id to another.
         found, trace = self._made.get((name, id(array))), trace_state()
         if found is None or found.trace != trace:
             found = self._made[name, id(array)] = MadeOnce(array, trace, make())
@@ -186,6 +192,7 @@ class Frame:
 
     def state_at(self, path: Path) -> Any:
         """Return the state at a path of the whole tree, from this frame or one outside of it."""
+        # Inside a scan a module may read one that is outside of it; its state is in an outer frame.
         if path[: len(self.path)] != self.path:
             if self.outer is None:
                 raise ModuleError("the state has no such part", where=format_path(path))
@@ -253,6 +260,8 @@ class Context:
     @property
     def state(self) -> Any:
         """The state of this module and of those below it."""
+        # Looked up when first read: most modules read none of
+        # their own, and a stack's would be walked for nothing.
         if self._state is None:
             self._state = self.frame.state_at(self.path)
         return self._state
@@ -293,22 +302,27 @@ class Context:
         from the way there, so that it does not matter whether layers are stacked.
 
         Raises:
-            ModuleError: The other module is no part of the tree.
+            ModuleError: The other module is not part of the tree.
         """
         place = self.index.get(id(module))
         if place is None:
             raise ModuleError(
-                f"a {type(module).__qualname__} was called that is no part of the tree that runs",
+                f"a {type(module).__qualname__} was called that is not part of the tree that runs",
                 where=format_path(self.path) or "the root",
                 hint="assign it in setup: self.child = cfg.child.build(...)",
             )
+        # Counted by module, not by name, so the second call of a
+        # shared layer gets other dropout masks than the first.
         call = self.calls.get(id(module), 0)
         self.calls[id(module)] = call + 1
         is_own = place.parent == id(self.module)
 
+        # A function: most calls draw nothing, and a fold costs operations in the program.
         def make_key() -> Array | None:
             if self.frame.key is None:
                 return None
+            # An own child's key depends on its steps alone, so the tree
+            # above may be wrapped or moved without changing its numbers.
             steps = place.steps if is_own else self._way_to(place.path)
             key = fold_path(self.key(), steps)
             return fold(fold(key, "next call"), call) if call else key
@@ -320,6 +334,7 @@ class Context:
         """Return which layer a part of this stack is, counted from the outermost stack on."""
         first, count, is_known = 0, place.total, True
         outer = self.layer
+        # A stack inside of a stack's layer begins to count where that layer is.
         if outer is not None and outer.module == id(self.module):
             first, count, is_known = outer.index, outer.count, outer.is_known
         return RunningLayer(
@@ -327,11 +342,15 @@ class Context:
             count=count,
             module=id(module),
             stride=place.size if place.is_stacked else 0,
+            # Of copies that run at once, or of a module
+            # in several places, no single number is true.
             is_known=is_known and not place.is_stacked and not place.is_shared,
         )
 
     def _way_to(self, path: Path) -> Path:
         pairs = zip(self.path, path, strict=False)
+        # Only what both paths share is left out, so that the
+        # way is the same for stacked and for unrolled layers.
         num_shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         return ("way up", len(self.path) - num_shared, *path[num_shared:])
 
@@ -351,6 +370,8 @@ class Context:
         return f"{where}.{name}" if where else name
 
 
+# A context variable rather than an argument: layers would otherwise pass it through every
+# call. It is read while tracing only, never by compiled code, so it makes no result stale.
 current: ContextVar[Context | None] = ContextVar("axcore_context", default=None)
 
 

@@ -78,9 +78,11 @@ def functional(
         The method's result, and the losses, summaries, updates and captures of the call.
 
     Raises:
-        ModuleError: The method is no entry, the state does not belong to the module or has keys
+        ModuleError: The method is not an entry, the state does not belong to the module or has keys
             that the module lacks, or a pattern of `capture` matches nothing that ran.
     """
+    # jax ignores what is not read: a renamed parameter would
+    # be trained as its first value and never be missed.
     _check_keys(module, state)
     captures = tuple(CapturePattern(pattern) for pattern in capture)
     frame = Frame(
@@ -92,11 +94,14 @@ def functional(
     )
     context = Context(module, (), frame, index_of(module), lambda: frame.key)
     apply = run if module.config.remat is None else rematerialise
+    # None, so that a module that is run inside of another's
+    # forward by `functional` does not believe to be its child.
     token = current.set(None)
     try:
         result = apply(context, _entry(module, method), args, kwargs)
     finally:
         current.reset(token)
+    # After the call, since only then is it known what ran.
     for pattern in captures:
         if not pattern.has_matched:
             raise _nothing_captured(module, pattern.text)
@@ -106,6 +111,7 @@ def functional(
 def _check_keys(module: Module, state: Any) -> None:
     """Check that a module has every key of a state: what it lacks would have no effect."""
     keys = module.__dict__.get("_state_keys")
+    # Kept in `__dict__`, past `__setattr__`, which refuses changes after setup.
     if keys is None:  # kept with the module, since `functional` may be called once a step, eagerly
         specs = module.param_specs()
         keys = _keys({**specs, **module.kept_specs(specs)})
@@ -128,6 +134,7 @@ def _keys(specs: Any) -> dict[str, Any] | None:
 
 def _unknown(state: Any, keys: Any, path: Path) -> Iterator[Path]:
     """Yield the paths of keys that are not known, without what is below them."""
+    # A quantized or offloaded array may be a mapping of its own; its keys are its business.
     if not isinstance(state, Mapping) or keys is None:
         return  # an array, or a value in its place
     for name, below in state.items():
@@ -172,6 +179,7 @@ def _entry(module: Module, name: str) -> Callable[..., Any]:
         return type(module).forward
     found = getattr(type(module), name, None)
     method: Callable[..., Any] | None = getattr(found, "__axcore_entry__", None)
+    # Any other method would run in the caller's context, with the caller's keys and outputs.
     if method is None:
         entries = sorted(
             key

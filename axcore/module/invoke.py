@@ -30,14 +30,17 @@ def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
     caller = current.get()
     if caller is None:
         caller = current_context(f"a {type(module).__qualname__} was called")
+    # A method that calls itself by `self(...)` stays in its context: it is no child of its own.
     if caller.module is module:
         return method(module, *args, **kwargs)
     context = caller.child(module)
     if module.config.remat is not None:
         result = rematerialise(context, method, args, kwargs)
+    # No `named_scope` there: the pure function enters its frame by `run`, which opens it.
     else:
         token = current.set(context)
         try:
+            # Names of operations in profiles and dumps are module paths.
             with jax.named_scope(_scope(context.path)):
                 result = method(module, *args, **kwargs)
         except Exception as error:
@@ -46,6 +49,8 @@ def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
         finally:
             current.reset(token)
         result = _finished(context, result)
+    # Only of other packages' layers, for `_note_path`;
+    # to describe each result costs time at every call.
     if not type(module).__module__.startswith("axcore."):
         caller.results[type(module)] = context.path, _described(result)
     return result
@@ -53,6 +58,7 @@ def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
 
 def run(context: Context, method: Method, args: Any, kwargs: Any) -> Any:
     """Run a method in a given context, the entrance to a frame."""
+    # Reset in `finally`, as a notebook continues after an exception, in the same context.
     token = current.set(context)
     try:
         with jax.named_scope(_scope(context.path)):
@@ -80,6 +86,8 @@ def as_pure_function(context: Context, method: Method) -> PureFunction:
         copy: Any = None,
     ) -> tuple[Any, Outputs, dict[str, Any]]:
         outer = context.frame
+        # A frame of its own, since what is added inside
+        # of a transformation must leave it as a result.
         frame = Frame(
             path=context.path,
             state=state,
@@ -121,6 +129,8 @@ def rematerialise(context: Context, method: Method, args: Any, kwargs: Any) -> A
         return pure(state, key, channels, *rebuild(arrays))
 
     frame = context.frame
+    # Drawn outside of the checkpointed function, so that the
+    # recomputation uses the same key and drops the same values.
     key = context.key() if context.has_key else None
     remat = context.module.config.remat
     assert remat is not None, "only modules that have one come here"
@@ -144,6 +154,8 @@ def capture(context: Context, path: Path, value: Any) -> None:
     """
     is_wanted = [matches(path) for matches in context.frame.captures]
     if any(is_wanted):
+        # A value of another kind would fail when the
+        # transformation returns, where no path is known any more.
         check_arrays(value, f"what is captured of {format_path(path) or 'the root'}")
         captures = context.frame.outputs.captures
         captures[unused(format_path(path), captures)] = value
@@ -176,7 +188,7 @@ def array_of(module: "Module", name: str) -> Any:
         place = context.index.get(id(module))
         if place is None:
             raise ModuleError(
-                f"{type(module).__qualname__}.{name} was read, but the module is no part of the "
+                f"{type(module).__qualname__}.{name} was read, but the module is not part of the "
                 "tree",
                 hint="assign it in setup: self.child = cfg.child.build(...)",
             )
@@ -189,6 +201,7 @@ def array_of(module: "Module", name: str) -> Any:
 
 def _scope(path: Path) -> str:
     """Return the last step of a path as a name; the enclosing scopes hold the steps before it."""
+    # Layers of a tuple are called by number; `3` alone would say nothing in a profile.
     if path and isinstance(path[-1], int):
         return f"{path[-2]}_{path[-1]}"
     return str(path[-1]) if path else "model"
@@ -196,6 +209,7 @@ def _scope(path: Path) -> str:
 
 def _finished(context: Context, result: Any) -> Any:
     output = context.module.dtypes.output
+    # Before captures: what a caller looks at is what the next layer gets.
     if output is not None:
         result = jax.tree.map(lambda leaf: _cast(leaf, output), result)
     if context.frame.captures:
@@ -214,6 +228,7 @@ def _note_path(error: Exception, context: Context) -> None:
     A plugin's layer that gives back something wrong raises nothing itself; what reads that does.
     So where plugins' layers ran before, it is noted what they returned.
     """
+    # Once: each level above would add its own line otherwise, dozens in a deep model.
     if not hasattr(error, "__axcore_module__"):
         where, cls = format_path(context.path) or "the root", type(context.module)
         error.__axcore_module__ = where  # type: ignore[attr-defined]

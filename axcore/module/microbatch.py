@@ -16,6 +16,8 @@ def split_microbatches(x: Array, count: int) -> Array:
     Row r goes to part r % count, so that a batch split over devices in blocks of rows stays where
     it is.
     """
+    # Not `reshape(count, rows)`: that would give the first devices'
+    # rows to the first part, and move rows between devices.
     return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
 
 
@@ -32,6 +34,7 @@ def merge_outputs(outputs: Outputs, specs: Any) -> Outputs:
     buffer is otherwise the last part's.
     """
     is_spec = lambda leaf: isinstance(leaf, ParamSpec)  # noqa: E731
+    # By path, since parts return only those buffers that changed.
     merges = {spec.state_path: spec.merge for spec in jax.tree.leaves(specs, is_leaf=is_spec)}
     losses = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), outputs.losses)
     summaries = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), outputs.summaries)
@@ -43,6 +46,7 @@ def merge_buffer(stacked: Array, merge: Merge) -> Array:
     """Return the next value of a buffer from those that parts give it, stacked."""
     if merge == "max":
         return jnp.max(stacked, axis=0)
+    # An integer has no mean; a counter's last value is the largest.
     if jnp.issubdtype(stacked.dtype, jnp.inexact):
         return jnp.mean(stacked, axis=0)
     return stacked[-1]

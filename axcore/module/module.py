@@ -28,6 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
+# Inherited while `setup` runs, so that a child need not be given what every parent has.
 _inherited: ContextVar[DTypes] = ContextVar("axcore_dtypes", default=ROOT_DTYPES)
 
 
@@ -38,6 +39,7 @@ def entry(method: F) -> F:
     def wrapper(self: "Module", *args: Any, **kwargs: Any) -> Any:
         return invoke.invoke(self, method, args, kwargs)
 
+    # The plain function, which `functional` runs without a second context around it.
     wrapper.__axcore_entry__ = method  # type: ignore[attr-defined]
     return wrapper  # type: ignore[return-value]
 
@@ -93,6 +95,7 @@ class Module(Configurable):
 
     def __init__(self, cfg: Any) -> None:
         own: dict[str, Any] = {"_params": {}, "_children": {}, "_is_set_up": False}
+        # Past `__setattr__`, which needs these three to exist.
         self.__dict__.update(own)
         self.__dict__["dtypes"] = cfg.dtypes.inheriting(_inherited.get())
         self.__dict__["config"] = cfg
@@ -101,6 +104,8 @@ class Module(Configurable):
             self.setup(cfg)
         finally:
             _inherited.reset(token)
+        # From here on a module is a constant: jitted functions
+        # close over it, and jax would not notice a change.
         self.__dict__["_is_set_up"] = True
 
     def setup(self, cfg: Any) -> None:
@@ -194,6 +199,7 @@ class Module(Configurable):
             value: Its sum over `weight` items, a scalar.
             weight: How many items the sum is over.
         """
+        # No gradient, so a measure costs nothing in the backward pass.
         self.add_loss(name, jax.lax.stop_gradient(value), weight, scale=0.0)
 
     def add_summary(self, name: str, value: Any) -> None:
@@ -219,6 +225,8 @@ class Module(Configurable):
             )
         context = self._context("self.update")
         path, held = (*context.path, name), invoke.array_of(self, name)
+        # A changed shape or dtype would make the state of the next
+        # step another one: compiled again, or refused by donation.
         if jnp.shape(value) != held.shape or value.dtype != held.dtype:
             raise ModuleError(
                 f"the update has shape {jnp.shape(value)} and dtype {value.dtype}; "
@@ -241,6 +249,7 @@ class Module(Configurable):
         """
         invoke.check_arrays(value, f"channel {channel!r}")
         frame = self._context("self.set_shared").frame
+        # Read for its check alone.
         frame.outputs  # noqa: B018 - raises where the value could not leave a transformation
         frame.channels[channel] = value
 
@@ -248,6 +257,7 @@ class Module(Configurable):
     def with_shared(self, channel: str, value: Any) -> Iterator[None]:
         """Send to the modules that run inside of a `with` block, and to nobody after it."""
         channels = self._context("self.with_shared").frame.channels
+        # Whether it was open and not whether it was None, as None is a value that can be sent.
         was_open, before = channel in channels, channels.get(channel)
         self.set_shared(channel, value)
         try:
@@ -287,12 +297,14 @@ class Module(Configurable):
         return context
 
     if not TYPE_CHECKING:  # which takes any name for an attribute
-
+        # Reached for parameters only, as these are not in
+        # `__dict__`: their arrays are in the state that runs.
         def __getattr__(self, name: str) -> Any:
             param = self.__dict__.get("_params", {}).get(name)
             if param is None:
                 raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
             array = invoke.array_of(self, name)
+            # Here and not at the declaration, so that the stored array stays wide.
             if param.is_cast and jnp.issubdtype(array.dtype, jnp.floating):
                 return array.astype(self.dtypes.compute)
             return array
@@ -316,6 +328,7 @@ class Module(Configurable):
         self.__dict__[name] = value
 
     def _check_name(self, name: str) -> None:
+        # A parameter called `forward` would hide the method.
         if hasattr(type(self), name):
             raise ModuleError(
                 f"{type(self).__qualname__} cannot name a parameter or child {name!r}: "
@@ -381,11 +394,14 @@ class Module(Configurable):
         for name, param in self._params.items():
             specs[name] = param_spec_of(param, (*path, name), self.dtypes)
         for steps, child in self.children():
+            # A shared module's parameters exist once, where it comes first.
             if id(unwrapped(child)) in seen:
                 continue
             seen.add(id(unwrapped(child)))
             below = child.specs_at((*path, *steps), seen)
             if below and steps:
+                # Nothing is put for a module without parameters: an empty dict is a
+                # tree without leaves, and the states of two models would differ by it.
                 _put(specs, steps, below)
             else:
                 specs.update(below)
@@ -418,6 +434,8 @@ def _child_items(steps: Path, value: Any) -> list[tuple[Path, Any]]:
     elif isinstance(value, Mapping):
         items = [((*steps, str(key)), item) for key, item in value.items()]
     found = [_child_items(inner, item) for inner, item in items]
+    # Half of such a tuple would be a child and half a
+    # setting; nobody could say which paths there are.
     if any(found) and not all(found):
         raise ModuleError(
             f"{format_path(steps)} mixes modules with other values",
@@ -439,4 +457,5 @@ def _scalar(value: Any, name: str) -> Array:
             f"loss {name!r} has shape {jnp.shape(array)}; a loss and its weight are scalars",
             hint="sum over the items, and give their number as the weight",
         )
+    # float32 always: sums over a batch in bfloat16 are off by whole tokens.
     return jnp.asarray(array).astype(jnp.float32)

@@ -21,7 +21,7 @@ class Loss:
     It adds `scale * sum / weight` to what is minimised. Sums and weights of parts of a batch add
     up to those of the whole, which is what makes accumulation exact. Under a scan both have a
     leading dimension, and every layer adds its own quotient. One with a scale of 0 is a measure;
-    a regularizer is minimised and is no part of how good a model is.
+    a regularizer is minimised and is not part of how good a model is.
     """
 
     sum: Array
@@ -32,6 +32,8 @@ class Loss:
     def contribution(self) -> Float[Array, ""]:
         """Return what the loss adds to the total; nothing where the weight is zero."""
         has_items = self.weight != 0
+        # Both `where`s are needed: without the inner one the gradient
+        # of the branch not taken is nan, and 0 * nan is nan.
         mean = jnp.where(has_items, self.sum / jnp.where(has_items, self.weight, 1), 0)
         return self.scale * jnp.sum(mean)
 
@@ -61,7 +63,10 @@ class Outputs:
         """Add the outputs of a call made on the way; a name used again gets a suffix."""
         for mine, theirs in zip(self._dicts(), other._dicts(), strict=True):
             for name, value in theirs.items():
+                # Losses of the same name from a layer called twice
+                # count both; to replace one would drop it silently.
                 mine[unused(name, mine)] = value
+        # Updates are keyed by their path: the last one counts.
         self.updates.update(other.updates)
 
     def _dicts(self) -> tuple[dict[str, Any], ...]:
@@ -73,6 +78,8 @@ class Outputs:
         return sum((loss.contribution() for loss in minimised), start=jnp.float32(0))
 
 
+# Paths are tuples of strings and numbers, which jax cannot
+# sort as keys of a dict; so they go with the structure.
 def _flatten(outputs: Outputs) -> tuple[tuple[Any, ...], tuple[Path, ...]]:
     paths = tuple(outputs.updates)
     values = tuple(outputs.updates.values())
@@ -111,6 +118,8 @@ def apply_updates(state: dict[str, Any], updates: dict[Path, Array]) -> dict[str
 def _with_leaf(state: dict[str, Any], path: Path, value: Array, whole: Path) -> dict[str, Any]:
     step = str(path[0])
     if len(path) > 1:
+        # Copies of dicts on the way down only; arrays and
+        # other branches are shared with the old state.
         return {**state, step: _with_leaf(state[step], path[1:], value, whole)}
     old = state[step]
     if old.shape != value.shape or old.dtype != value.dtype:

@@ -16,6 +16,7 @@ from axcore.module.dtypes import DTypes
 from axcore.module.initializers import ConstantInit, Initializer, VarianceScaling
 from axcore.module.rng import Path, fold_paths, format_path
 
+# Names of what a dimension is, not of mesh axes: a layer must not know how it is split.
 Axes = tuple[str | None, ...]
 """Logical axis names, one a dimension; None is never sharded."""
 
@@ -112,6 +113,8 @@ def Param(  # noqa: N802 - reads as the declaration that it is
         cast=cast,
         dtype=dtype,
     )
+    # The declared type is a lie that helps: inside of methods
+    # `self.weight` is an array, and editors should say so.
     array: Array = declaration
     return array
 
@@ -191,6 +194,7 @@ class ParamSpec:
     @property
     def stored_as_read(self) -> "ParamSpec":
         """The spec of the same array, stored in the dtype that its module reads it as."""
+        # What serving keeps: cast once, instead of at every step.
         if self.compute_dtype is None or not jnp.issubdtype(self.dtype, jnp.floating):
             return self
         return attrs.evolve(self, dtype=self.compute_dtype)
@@ -206,6 +210,8 @@ class ParamSpec:
             range(math.prod(step.shape)) if isinstance(step, Stacked) else (step,)
             for step in self.path
         )
+        # In the order of the stacked dimensions, the last
+        # one fastest, as `reshape` in `sample` expects.
         return list(itertools.product(*steps))
 
     def sample(self, keys: Array) -> Array:
@@ -214,8 +220,12 @@ class ParamSpec:
         shape = self.shape[len(stacked) :]
 
         def draw(key: Array) -> Array:
+            # Without the stacked dimensions, so that a copy
+            # draws what an unrolled layer of the same path does.
             return self.init.sample(key, shape, self.fans)
 
+        # `vmap` over keys rather than one draw of the whole shape:
+        # those numbers would depend on how many layers there are.
         value: Array = jax.vmap(draw)(keys).reshape(self.shape) if stacked else draw(keys[0])
         return value.astype(self.dtype)
 
@@ -233,6 +243,7 @@ def sample_params(specs: Any, key: Array) -> Any:
     begins = [*itertools.accumulate((len(of_spec) for of_spec in paths), initial=0)]
     values: dict[int, Array] = {}
     for alike in _drawn_alike(leaves):
+        # By equal settings, not by name: what compiles is one draw for each kind.
         spec, begin = leaves[alike[0]], begins[alike[0]]
         if len(alike) == 1:
             values[alike[0]] = spec.sample(keys[begin : begin + len(paths[alike[0]])])
@@ -275,6 +286,7 @@ def param_spec_of(param: ParamDeclaration, path: Path, dtypes: DTypes) -> ParamS
 
 
 def _stored_dtype(param: ParamDeclaration, default: str) -> str:
+    # A running mean in bfloat16 stops moving once a change is below 1/256 of it.
     is_quantized = jnp.dtype(default).itemsize < 4
     return "float32" if param.is_buffer and is_quantized else default
 
@@ -292,6 +304,7 @@ def stacked_spec(spec: ParamSpec, shape: tuple[int, ...], axes: Axes, at: int) -
 def _decays(param: ParamDeclaration) -> bool:
     if param.is_buffer:
         return False
+    # Vectors are biases and norms' scales, which decay would only pull away from where they belong.
     return len(param.shape) >= 2 if param.decay is None else param.decay
 
 

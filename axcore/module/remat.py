@@ -33,6 +33,8 @@ class Remat:
         In the body of a scan the compiler cannot merge the recomputation with the forward pass, so
         the barrier against it, which costs speed, is left out.
         """
+        # In a scan XLA has no second copy of the forward pass to merge with;
+        # elsewhere it would merge both, and keep what was to be recomputed.
         return jax.checkpoint(fn, policy=self._policy(), prevent_cse=not in_scan)
 
     def _policy(self) -> Any:
@@ -46,6 +48,8 @@ class Remat:
             )
         else:
             named = policies.save_only_these_names(*self.save)
+        # Products of weights, but not those of attention, whose
+        # batch dimensions make them as large as its scores.
         if self.save_dots:
             return policies.save_from_both_policies(
                 policies.dots_with_no_batch_dims_saveable, named

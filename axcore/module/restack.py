@@ -50,6 +50,8 @@ def restacked_arrays(state: Any, specs: Any, wanted: Sequence[ParamSpec]) -> Ite
     Raises:
         ModuleError: As `restacked`, before the first is made.
     """
+    # Everything is found before anything is made, so
+    # that a state of another model is refused at once.
     places = _places(state, specs)
     found = [_found(spec, places) for spec in wanted]
     return (_taken(spec, of_spec) for spec, of_spec in zip(wanted, found, strict=True))
@@ -68,6 +70,8 @@ def _places(state: Any, specs: Any) -> dict[Path, _Place]:
                 f"the array has shape {list(leaf.shape)}; expected {list(spec.shape)}",
                 where=spec.name,
             )
+        # By the path of each copy, with its number, as if it
+        # were unrolled; that is the form that all layouts share.
         for number, path in enumerate(spec.rng_paths()):
             places[path] = _Place(leaf, spec, number)
 
@@ -83,8 +87,10 @@ def _found(spec: ParamSpec, places: dict[Path, _Place]) -> list[_Place]:
 def _taken(spec: ParamSpec, found: list[_Place]) -> Array:
     """Return an array that is wanted, put together from runs of copies of the arrays there are."""
     own = spec.shape[spec.num_stacked :]
+    # The very array: nothing is copied where both models stack alike.
     if spec.shape == found[0].leaf.shape and all(place.leaf is found[0].leaf for place in found):
         return found[0].leaf
+    # Runs of neighbours are taken as one slice; a slice for each copy would be many small copies.
     steps = itertools.groupby(
         enumerate(found), key=lambda at: (id(at[1].leaf), at[1].number - at[0])
     )
@@ -94,6 +100,8 @@ def _taken(spec: ParamSpec, found: list[_Place]) -> Array:
     ]
     if len(pieces) == 1:
         return pieces[0].reshape(spec.shape)
+    # numpy for arrays of numpy: jnp would move them to
+    # a device, which has no room for a second state.
     is_on_host = all(isinstance(piece, np.ndarray) for piece in pieces)
     whole: Array = (np if is_on_host else jnp).concatenate(pieces)
     return whole.reshape(spec.shape)

@@ -27,6 +27,7 @@ def fold(key: Key, step: "Step | Array") -> Key:
 
 
 def _data(step: Step) -> int:
+    # CRC-32, as Python's `hash` of a string differs in every process.
     return zlib.crc32(step.encode()) if isinstance(step, str) else step
 
 
@@ -42,6 +43,8 @@ def fold_paths(key: Key, paths: Sequence[Sequence[Step]]) -> Key:
 
     All are folded at once: hashing step by step would be most of what compiles of a first state.
     """
+    # Padded to the longest path, with a mask: one scan for
+    # all keys, instead of a program of hashes for each.
     depth = max((len(path) for path in paths), default=0)
     data, is_step = np.zeros((depth, len(paths)), np.uint32), np.zeros((depth, len(paths)), bool)
     for place, path in enumerate(paths):
@@ -60,6 +63,7 @@ def as_key(rng: "Array | int") -> Key:
     """Return a typed key from a typed key, a raw `uint32[2]` key or an int seed, traced or not."""
     if not isinstance(rng, int) and jax.numpy.issubdtype(rng.dtype, jax.dtypes.prng_key):
         return rng
+    # A plain array of shape [] is a seed, one of shape [2] a raw key of jax's older kind.
     if jax.numpy.ndim(rng) == 0:
         return jax.random.key(rng)
     key: Array = jax.random.wrap_key_data(jax.numpy.asarray(rng))

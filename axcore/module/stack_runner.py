@@ -33,6 +33,7 @@ class StackRunner:
         self._root = context.key() if context.has_key else None
         self.state = context.state if context.frame.has_state_at(context.path) else {}
         self.specs = repeated.specs_at(context.path, set())
+        # A copy, since several parts of a batch run with their own values until `finish`.
         self.channels = dict(context.frame.channels)
 
     def copy(
@@ -50,7 +51,9 @@ class StackRunner:
                 the module's `Remat` backward takes it out again, and keeps none.
         """
         pure = as_pure_function(self._context, type(self._module).forward)
+        # By its number in the stack, so that a pipeline draws what a scan of the same layers does.
         key = folded(self._root, index)
+        # One more fold for a part, or each micro-batch would get the same dropout mask.
         key = key if part is None else folded(key, part)
         remat = self._module.config.remat
 
@@ -77,6 +80,7 @@ class StackRunner:
 
     def _check(self, before: Any, after: Any, outputs: Outputs) -> None:
         where = format_path(self._context.path)
+        # A pipeline's buffer has one shape for all stages, made before the first runs.
         if not same_structure(before, after):
             raise ModuleError(
                 "a channel was opened, or changed its shape, by layers that run on parts of a "

@@ -39,6 +39,7 @@ class StackedModule:
     def __init__(
         self, module: "Module", count: int, axis: str | None = "layers", *, rounds: int = 1
     ) -> None:
+        # By its method: importing Module here would be a circle.
         if not hasattr(module, "forward"):
             raise ModuleError(f"a module is repeated, not a {type(module).__qualname__}")
         if count < 1:
@@ -73,6 +74,9 @@ class StackedModule:
         pieces: list[Outputs] = []
         start = 0
         while start < self.count:
+            # A scan's carry must have one structure, and what the first
+            # layer opens is only known by tracing it. So it is tried, and
+            # where the structure changes that layer is run before the loop.
             try:
                 carry, outputs = self._scan_from(context, start, unroll, carry, args, kwargs)
                 pieces.append(outputs)
@@ -116,6 +120,8 @@ class StackedModule:
         wrapped = body if remat is None else remat.wrap(body)
 
         def one(state: Any, index: Array, arrays: list[Any]) -> Any:
+            # The channels are those of the caller for each copy; what
+            # one sends cannot reach another that runs at the same time.
             result, outputs, after = wrapped(state, folded(key, index), channels, arrays)
             if not same_structure(channels, after):
                 raise ModuleError(
@@ -126,6 +132,7 @@ class StackedModule:
             return result, outputs
 
         state = self._in_a_row(context)
+        # A device that holds some of the copies sees a shorter dimension than `count`.
         count_here = len(next(iter(jax.tree.leaves(state)), range(self.count)))
         result, outputs = jax.vmap(one)(state, jnp.arange(count_here), arrays)
         return result, outputs
@@ -137,6 +144,8 @@ class StackedModule:
         """Return the stacked state with one leading dimension."""
         if len(self.shape) == 1:
             return own_state(context)
+        # Stored as `[rounds, stages]`, which a pipeline
+        # splits; run in a row it is one dimension again.
         rows = lambda leaf: leaf.reshape(-1, *leaf.shape[len(self.shape) :])  # noqa: E731
         return jax.tree.map(rows, own_state(context))
 
@@ -153,6 +162,7 @@ class StackedModule:
             return pure(state, key, channels, (carry, *inner_args), inner_kwargs, index)
 
         remat = self.module.config.remat
+        # Fully unrolled is no loop to XLA, so the barrier against merging is needed there.
         wrapped = body if remat is None else remat.wrap(body, in_scan=in_loop)
         return lambda state, index, carry, channels: wrapped(state, index, carry, channels, arrays)
 
@@ -167,6 +177,8 @@ class StackedModule:
             index, state = x
             carry, outputs, after = body(state, index, carry, channels)
             if not same_structure(channels, after):
+                # Raised through jax's tracing, which is abandoned;
+                # nothing of it is kept, as frames are new for each try.
                 raise _ChannelsChanged
             return (carry, after), outputs
 
@@ -174,6 +186,7 @@ class StackedModule:
         rest = jax.tree.map(lambda leaf: leaf[start:], state) if start else state
         xs = (jnp.arange(start, self.count), rest)
         (carry, after), outputs = jax.lax.scan(step, (carry, channels), xs, unroll=unroll)
+        # Only after the scan: a try that was abandoned must leave no tracer in the channels.
         context.frame.channels.update(after)
         return carry, outputs
 
@@ -203,6 +216,8 @@ def same_structure(before: Any, after: Any) -> bool:
 
 def _described(tree: Any) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
+    # `typeof` has shape, dtype and weak type: a weak
+    # type that changes makes a scan's carry another one.
     return treedef, [str(jax.typeof(leaf)) for leaf in leaves]
 
 
@@ -210,6 +225,8 @@ def _joined(pieces: list[Outputs], context: Context) -> Outputs:
     if len(pieces) == 1:
         return pieces[0]
     try:
+        # Concatenated, since a scan's outputs have a leading
+        # dimension of layers, and those before it are pieces of one.
         joined: Outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *pieces)
     except ValueError as error:
         raise ModuleError(

@@ -25,6 +25,8 @@ def index_of(module: "Module") -> Index:
     Raises:
         ModuleError: A module in a `StackedModule` is shared with a module outside of it.
     """
+    # Kept with the module: the tree never changes after
+    # setup, and each call of `functional` asks for it.
     index: Index | None = module.__dict__.get("_index")
     if index is None:
         index = {id(module): ModuleLocation((), (), 0, ())}
@@ -64,6 +66,8 @@ def _add_children(module: "Module", path: Path, stack: tuple[int, ...], index: I
             layer = LayerLocation(num_before, num_layers(inner), total, is_stacked)
             num_before += _num_copies(child) * layer.size
         place = index.get(id(inner))
+        # By identity: a shared module is one object in several
+        # places, and has one place for its parameters, the first.
         if place is None:
             index[id(inner)] = ModuleLocation(here, steps, id(module), around, layer)
             _add_children(inner, here, around, index)

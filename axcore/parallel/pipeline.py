@@ -59,6 +59,8 @@ class PipelineSchedule:
         In a bubble it repeats one that there is, whose numbers are sound, for nothing.
         """
         tick, stage = np.indices((self.num_ticks, self.num_stages))
+        # A real micro-batch in the bubble, not zeros: a layer that divides by what it sees makes
+        # NaN of zeros, whose gradients are NaN even where nobody looks.
         item = np.clip(tick - stage, 0, self.num_ticks - self.num_stages)
         span, place = item // self.num_stages, item % self.num_stages
         micro = span // self.num_rounds * self.num_stages + place
@@ -98,6 +100,9 @@ def run_pipeline(
         Arrays as `inputs`, and the outputs `[tick, stage, ...]`.
     """
     names = sharded_mesh_axes("stages") or None
+    # One program for all stages, split over devices by the compiler: what a stage does itself by
+    # hand, such as kernels and experts, then works as it does outside of a pipeline. By the name,
+    # constraints inside of a stage leave the dimension of stages split.
     all_stages = jax.vmap(stage, spmd_axis_name=names)
     stages = jnp.arange(schedule.num_stages)
 
@@ -115,8 +120,14 @@ def run_pipeline(
         )
         x, outputs = all_stages(whole_state, stages, turns, micros, jax.tree.map(_by_stage, x))
         finished = jax.tree.map(
-            lambda kept, made: kept.at[place].set(made[-1], mode="drop"), finished, x
+            # Written into one carried array: as outputs of the scan those of all ticks and stages
+            # would be kept until the end.
+            lambda kept, made: kept.at[place].set(made[-1], mode="drop"),
+            finished,
+            x,
         )
+        # Along a dimension that is split over devices a roll is a send to the neighbour, by the
+        # compiler.
         return (jax.tree.map(lambda made: jnp.roll(made, 1, axis=0), x), finished), outputs
 
     start = jax.tree.map(

@@ -70,6 +70,7 @@ class Partition:
             rule = current_rules().get(axis, ())
             names = tuple(n for n in rule if n in free - taken and mesh.shape[n] > 1)
             ways = math.prod(mesh.shape[name] for name in names)
+            # All dimensions of the axis or none: queries split and keys whole would not meet.
             divides = axis in sizes and not any(size % ways for size in sizes[axis])
             chosen[axis] = names if divides else ()
             taken.update(chosen[axis])
@@ -136,6 +137,8 @@ class Partition:
             in_specs=in_specs,
             out_specs=out_specs,
             axis_names=set(self.mesh.axis_names if only is None else only) - manual_axes(),
+            # Kernels are opaque: JAX cannot see which of their results are alike on several
+            # devices.
             check_vma=False,
         )
 
@@ -217,6 +220,8 @@ def shard_op(
 
 def _given_once(parts: Any, arrays: Any) -> Any:
     """Return a device's parts, the same object where one array is given twice: kernels may ask."""
+    # `shard_map` makes an array of its own of each argument, and kernels ask by identity whether
+    # queries and keys have the same segments.
     given = [id(x) for x in jax.tree.leaves(arrays)]
     leaves, structure = jax.tree.flatten(parts)
     return jax.tree.unflatten(structure, [leaves[given.index(one)] for one in given])

@@ -46,7 +46,7 @@ def timeout_s(environment: Mapping[str, str]) -> float:
     """Return how long a plugin may take to load.
 
     Raises:
-        PluginError: `AXCORE_PLUGIN_TIMEOUT_S` is no number above 0.
+        PluginError: `AXCORE_PLUGIN_TIMEOUT_S` is not a number above 0.
     """
     return seconds_of(environment, TIMEOUT, DEFAULT_TIMEOUT_S)
 

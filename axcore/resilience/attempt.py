@@ -37,11 +37,21 @@ WAITING = "step"
 _WAITS = ("/axcore/distributed/host_collectives.py", "/orbax/checkpoint/_src/asyncio_utils.py")
 """Where a main thread is while it waits for other processes, or for a save that they share."""
 
+# How late a lost process without a closed pipe is noticed at most.
 _WAKE_S = 0.05
+# A step of a small model takes a millisecond; to wake for each beat
+# of each of many processes would take a core from the trainers.
 _BATCH_S = 0.01
+# Long enough for hundreds of threads' stacks on a host that
+# swaps; a process that never answers is waited for so long.
 _STACKS_S = 10.0
+# faulthandler writes thread by thread, and nothing says when
+# it is done: a file that has not grown for so long is whole.
 _SETTLE_S = 0.1
+# Longer than the error of a lost collective takes to arrive, shorter
+# than people wait. A killed peer is usually reported within 10 ms.
 _CULPRIT_S = 10.0
+# For processes that are about to fail by themselves to say so in their own words.
 _GRACE_S = 5.0
 
 
@@ -74,25 +84,33 @@ class Attempt:
         self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        # First, so that it is closed last: `_close` still reads from pipes that are registered.
         self._resources.callback(self._selector.close)
         for index, start in enumerate(self._starts):
             process = self._begin(start, index, mark_of(index, len(self._starts)))
             self.processes.append(process)
             self._resources.callback(self._close, process)
             self._selector.register(process.pipe, selectors.EVENT_READ, process)
+        # All started before any is reached by signals: a Ctrl-C in
+        # between is counted by `stop`, and passed on by this call.
         self._stop.reach([process.child for process in self.processes])
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Before the kills: a signal passed on to a pid that
+        # was reaped and given out again would hit a stranger.
         self._stop.reach(())
         for process in self.processes:
             process.child.kill()  # all at once, before any is waited for
         self._resources.close()
 
     def _close(self, process: TrackedProcess) -> None:
+        # Survivors were taken out of the list and must outlive this attempt.
         if process in self.processes:
             process.close()
 
+    # Only of the process that failed: the others may have gone one
+    # step further on the devices, or not yet have reported as far.
     def last_step(self, failure: Failure) -> int:
         """Return the furthest step of the process that failed; others may say theirs late."""
         return self.processes[failure.process].last_step
@@ -106,7 +124,10 @@ class Attempt:
         """Yield the step that all have reached, many times a second, while nothing is wrong."""
         while not self._is_over():
             self._listen()
+            # The yield comes before the check for hangs, so that
+            # whoever iterates has seen the newest step by then.
             yield min(process.beat.step for process in self.processes)
+            # A process that ended is silent for ever; its exit code is what counts.
             living = [one for one in self.processes if one.child.exit_code() is None]
             self.hang = find_hang(living, self._policy, time.monotonic())
             if self.hang is not None:
@@ -143,6 +164,8 @@ class Attempt:
         if self.hang is not None:
             return self.hang.failure()
         # The process that is seen to end first is often not the one that failed first: the others
+        # Which one ended is decided by the exit codes then,
+        # not by the order in which this loop happened to look.
         # report within milliseconds that they lost it.
         self._await_culprit()
         failed = first_failure([process.child for process in self.processes])
@@ -150,6 +173,8 @@ class Attempt:
             stood_down = [process for process in self.processes if process.has_stood_down]
             return self._failure(stood_down[0], LOST) if stood_down else 0
         code = failed.exit_code() or 0
+        # A stop that was asked for explains every code: trainers end
+        # with signals' codes, and one may lose another on the way.
         if code == STOPPED or self._stop.count:
             return shell_exit_code(code)
         return self._failure(self.processes[failed.index], code)
@@ -158,6 +183,7 @@ class Attempt:
         """Wait a moment where processes only say that they lost another: its end shows which."""
         end = time.monotonic() + _CULPRIT_S
         while (
+            # LOST and running only: as soon as one has another code, that one is the culprit.
             {one.child.exit_code() for one in self.processes} <= {None, LOST}
             and not all(map(self._is_settled, self.processes))
             and not self._stop.count
@@ -168,8 +194,11 @@ class Attempt:
     def _failure(self, process: TrackedProcess, code: int) -> Failure:
         cause = cause_of(code)
         if cause == "refused":  # the others may be about to report the same
+            # Errors of the config are the same in all; ending the others at
+            # once would cut off a better message than that of the first.
             end_others([process.child for process in self.processes], _GRACE_S)
         if process.child.exit_code() is not None:
+            # Reaped before its beats are read, for the last beat may still be in the pipe.
             process.child.end()  # its last lines are read
             process.read_beats()
         return Failure(
@@ -185,6 +214,7 @@ class Attempt:
     def _is_over(self) -> bool:
         codes = [process.child.exit_code() for process in self.processes]
         has_lost = any(codes) or any(process.has_stood_down for process in self.processes)
+        # Where people asked to stop, processes end one after another, and none of them is a loss.
         return None not in codes or (has_lost and not self._stop.count)
 
     def _listen(self) -> None:
@@ -192,7 +222,9 @@ class Attempt:
         for key, _ in self._selector.select(_WAKE_S):
             process: TrackedProcess = key.data
             if not process.read_beats():
+                # A closed pipe is always readable: left registered, it would make this loop spin.
                 self._selector.unregister(process.pipe)
+                # A process closes its pipe a moment before it can be reaped.
                 process.child.wait(_WAKE_S)
         time.sleep(_BATCH_S)  # short steps are read in batches
 
@@ -201,6 +233,7 @@ class Attempt:
             process.ask_for_stacks()
         end = time.monotonic() + _STACKS_S
         is_whole = False
+        # Twice the same length, and something from each: one look may catch a file half-written.
         while not is_whole and time.monotonic() < end:
             time.sleep(_SETTLE_S)
             before, self.stacks = self.stacks, [process.stacks() for process in self.processes]
@@ -257,6 +290,7 @@ class Hang:
     def named_by(self, stacks: Sequence[str]) -> "Hang":
         """Return the hang without those to blame that only wait for others, by their stacks."""
         named = (self.culprit, *self.others)
+        # If all of them wait for others, the stacks say nothing, and all stay named.
         first, *rest = [one for one in named if not _waits_for_others(stacks[one])] or named
         return attrs.evolve(self, culprit=first, others=tuple(rest))
 
@@ -265,6 +299,7 @@ def find_hang(processes: Sequence[Watched], policy: Policy, now: float) -> Hang 
     """Return the hang of a run that no longer makes progress, None while all do."""
     if not any(_is_silent(one, policy, now) or _is_stuck(one, policy, now) for one in processes):
         return None
+    # `min`, since the order of the key is from most to least suspect.
     one = min(processes, key=lambda one: _suspicion(one, policy, now))
     least = _suspicion(one, policy, now)
     same = [other.index for other in processes if _suspicion(other, policy, now) == least][1:]
@@ -289,11 +324,15 @@ def _is_stuck(one: Watched, policy: Policy, now: float) -> bool:
 
 def _waits_for_others(stacks: str) -> bool:
     """Whether the main thread, which is written last, waits for other processes."""
+    # faulthandler writes "Thread 0x..." or "Current thread 0x...",
+    # hence the missing letter. The main thread is the last one.
     main_thread = stacks.rpartition("hread 0x")[2]
     return any(one in main_thread for one in _WAITS)
 
 
 def _suspicion(one: Watched, policy: Policy, now: float) -> tuple[bool, bool, int, bool]:
     """Sort first who is stopped, then silent, then behind, then busy with anything but a step."""
+    # A process in the phase of a step may merely wait in a collective for the
+    # one that is not; so of two at the same step the one elsewhere comes first.
     waits = one.beat.phase == WAITING
     return (not one.is_stopped, not _is_silent(one, policy, now), one.beat.step, waits)

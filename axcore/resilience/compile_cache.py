@@ -13,7 +13,11 @@ from pathlib import Path
 
 _FOLDER = "JAX_COMPILATION_CACHE_DIR"
 _OTHERS = {
+    # jax's default is one second, which leaves out the many small programs around a step: each
+    # restart would compile all of them again.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    # jax's own default of 0 lets the cache's backend choose a minimum; -1 keeps small programs
+    # everywhere.
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 _MOST_BYTES = 10 << 30
@@ -27,12 +31,15 @@ def use_compile_cache(environment: MutableMapping[str, str] = os.environ) -> Non
 
     Of programs that take more than 10 GiB together those go that were not used for longest.
     """
+    # jax reads these variables when it is imported. Setting them later does
+    # nothing, but would make child processes use another folder than this one.
     if _FOLDER in environment or "jax" in sys.modules:
         return
     folder = programs_folder(environment)
     remove_oldest(folder, _MOST_BYTES)
     environment[_FOLDER] = str(folder)
     for name, value in _OTHERS.items():
+        # `setdefault`: who sets only the limits wants them with our folder.
         environment.setdefault(name, value)
 
 
@@ -60,11 +67,14 @@ def remove_oldest(folder: Path, most_bytes: int) -> None:
     for path in folder.glob("*"):
         with contextlib.suppress(FileNotFoundError):  # another run removes files, too
             state = path.stat()
+            # Access time, or modification time on file systems mounted with noatime.
             found.append((max(state.st_atime, state.st_mtime), state.st_size, path))
     kept = 0
     for _, size, path in sorted(found, reverse=True):
         kept += size
         if kept > most_bytes:
+            # Another run may have removed it, or a running one
+            # still uses it: an open file lives on without its name.
             path.unlink(missing_ok=True)
 
 
@@ -74,6 +84,8 @@ def _machine() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
+    # The instruction sets: a program compiled with AVX-512 ends
+    # with SIGILL on a node of the same home that lacks it.
     kind = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     machine = os.uname().machine
     return f"{machine}-{hashlib.sha256(kind.encode()).hexdigest()[:12]}"

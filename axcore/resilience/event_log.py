@@ -48,9 +48,12 @@ class EventLog:
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event; where the disk refuses it, it warns, and the run resumes."""
+        # The time is taken here, by who saw the event, and
+        # `values` may bring an earlier one (see `RunLog`).
         line = {"time": _utc_now(), "event": event, "process": self.process, **values}
         try:
             _append(self.directory / EVENTS_NAME, json.dumps(line).encode() + b"\n")
+        # A lost line of a log is worth a warning, and no run of a thousand devices.
         except OSError as error:
             warnings.warn(f"the event {event!r} is not in {EVENTS_NAME}: {error}", stacklevel=2)
 
@@ -81,6 +84,7 @@ def read_events(directory: Path | str) -> LoggedEvents:
     damaged: list[str] = []
     for number, line in enumerate(lines, start=1):
         problem = _problem(line)
+        # Line by line: one that is cut must not hide what happened before and after it.
         if problem is None:
             events.append(parse_json(line))
         elif line:  # a line cut short by a kill is followed by a new one
@@ -104,6 +108,7 @@ class RunLog:
         self._kept.append((event, {"time": _utc_now(), **values}))
         self.flush()
 
+    # Kept events have their own time, so it does not matter when the directory appears.
     def flush(self) -> None:
         """Write what is kept, if the directory is there."""
         if self._kept and self._is_claimed():
@@ -115,6 +120,7 @@ class RunLog:
         """Write a file for each process, and return their folder; None where there is no run."""
         if not self._is_claimed():
             return None
+        # With microseconds: two hangs of one second must not share a folder.
         folder = self._directory / _HANGS_NAME / f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         folder.mkdir(parents=True)
         for index, text in enumerate(stacks):
@@ -135,8 +141,12 @@ def _append(path: Path, line: bytes) -> None:
     # One `write` of a whole line to a file opened for appending: processes write into one log.
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
+        # Of a writer that was killed inside `write`, on a file system that
+        # does not write a line at once. Its rest must not swallow this line.
         size = os.fstat(descriptor).st_size
         is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        # One call: O_APPEND makes a single write atomic among processes on
+        # a local disk. Two could be torn apart by another process's line.
         os.write(descriptor, b"\n" + line if is_cut else line)
     finally:
         os.close(descriptor)

@@ -10,6 +10,7 @@ from axcore.resilience.event_log import read_events
 from axcore.resilience.ledger import GOODPUT_NAME, Label, Ledger, read_ledger, write_ledger
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
+# What a kill can lose of the ledger; a small file a second costs little.
 _WRITE_EVERY_S = 1.0
 
 _DEATHS: dict[str, Label] = {"hang": "hang", "process_lost": "lost_work"}
@@ -43,6 +44,8 @@ class Goodput:
     def __call__(self, event: Event) -> None:
         """Spend the time until now on its label, and write the file where it is due."""
         now = self._clock()
+        # The event is counted before it is written, so
+        # that the file holds the step that it reports.
         self._take(event, now)
         is_report = isinstance(event, RunStarted | StepsDone | RunFinished)
         if self._directory and (is_report or now - self._written >= _WRITE_EVERY_S):
@@ -53,6 +56,7 @@ class Goodput:
         try:
             write_ledger(directory, self.ledger)
         except OSError as error:
+            # A full disk ends no run here; checkpoints have errors of their own.
             warnings.warn(f"{GOODPUT_NAME} was not written: {error}", stacklevel=2)
 
     def _take(self, event: Event, now: float) -> None:
@@ -68,6 +72,8 @@ class Goodput:
                 self.ledger.mark(now, self.ledger.label)
                 self.ledger.go_back(step)
             case RunFinished():
+                # What follows the end is not the run's:
+                # writing results, leaving the other processes.
                 self.ledger.mark(now, "idle")
 
     def _open(self, directory: Path, step: int) -> None:
@@ -75,14 +81,17 @@ class Goodput:
         if older is not None:
             older.append(self.ledger, _death(directory, older.time))
             self.ledger = older
+        # From a checkpoint older than the ledger's newest step the steps between are made again.
         self.ledger.go_back(step)
         self._directory = directory
 
 
 def _death(directory: Path, since: float) -> tuple[float, Label] | None:
     """Return when the processes before these ended and what they had been doing, if known."""
+    # Newest first: what matters is the end of the processes right before this one.
     for event in reversed(read_events(directory).events):
         when = datetime.fromisoformat(event["time"]).timestamp()
+        # Events before the ledger's last mark are of earlier starts, whose ends it has already.
         if when <= since:
             return None
         if event["event"] in _DEATHS:

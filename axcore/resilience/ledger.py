@@ -36,6 +36,7 @@ _USEFUL: Label = "step"
 
 GOODPUT_NAME = "goodput.json"
 
+# A run of months with a report each minute would otherwise rewrite megabytes each second.
 _MAX_MARKS = 1000
 
 
@@ -62,25 +63,31 @@ class Ledger:
 
         A clock that was set back spends nothing.
         """
+        # The wall clock, since processes of several starts share it; so it may be set back.
         self.seconds[self.label] += max(0.0, time - self.time)
         self.time = max(time, self.time)
         self.label = label
 
+    # Before `progress`, which takes useful seconds up to this moment.
     def reach(self, time: float, step: int) -> None:
         """Say that a step is done."""
         self.mark(time, self.label)
         if step > self.progress[-1][0]:
             self.progress.append((step, self.seconds[_USEFUL]))
         if len(self.progress) > _MAX_MARKS:
+            # Every second one, with the newest; `_useful_until`
+            # interpolates between those that stay.
             self.progress = [*self.progress[:-1:2], self.progress[-1]]
 
     def go_back(self, step: int) -> None:
         """Count as lost what steps after `step` took: they will run again."""
         useful = self._useful_until(step)
+        # Their seconds stay in the sum, so that labels always add up to the wall clock.
         self.seconds["lost_work"] += self.seconds[_USEFUL] - useful
         self.seconds[_USEFUL] = useful
         if step < self.progress[-1][0]:
             before = [one for one in self.progress if one[0] < step]
+            # Step 0 is always in the list: it is what `bisect` finds when a run starts over.
             self.progress = [*before, (step, useful)] if step else [(0, 0.0)]
 
     def append(self, newer: "Ledger", died: tuple[float, Label] | None = None) -> None:
@@ -105,6 +112,8 @@ class Ledger:
         """
         ended, label = (self.time, self.label) if died is None else died
         self.label = label
+        # The old processes cannot have died after the new
+        # ones started, whatever the supervisor's clock said.
         self.mark(min(ended, time), "idle")
         self.mark(time, "start")
         self.starts += 1
@@ -167,6 +176,8 @@ def write_ledger(directory: Path, ledger: Ledger) -> None:
     """Write the file; a reader, or the kill of this process, sees the old one or the new."""
     path = directory / GOODPUT_NAME
     draft = path.with_name(f"{path.name}.tmp")
+    # No sync: a file that is written every second would wait
+    # for the disk each time, and a power cut loses a second.
     draft.write_text(json.dumps(ledger.as_dict()) + "\n", encoding="utf-8")
     os.replace(draft, path)
 
@@ -179,6 +190,7 @@ def read_ledger(directory: Path | str) -> Ledger | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
+        # A report about a run must not keep the run from starting.
         warnings.warn(f"{path} is damaged, so goodput starts at zero: {error}", stacklevel=2)
         return None
 
@@ -195,6 +207,8 @@ def _seconds(value: Any) -> float:
 
 def _progress(pairs: Sequence[Sequence[Any]]) -> list[tuple[int, float]]:
     found = [(int(step), _seconds(useful)) for step, useful in pairs]
+    # `bisect` needs them sorted; a file that somebody
+    # edited would give wrong numbers without a word.
     if found[0] != (0, 0.0) or found != sorted(found):
         raise ValueError("progress goes back")
     return found
@@ -211,8 +225,11 @@ def _duration(seconds: float) -> str:
 def process_start() -> float:
     """Return when this process started, since the epoch; now, where the system does not say."""
     try:
+        # The name of the program may have spaces and
+        # parentheses, so fields count from the last one.
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return time.time()
+    # Both are counted since boot, so the wall clock's jumps between then and now do not matter.
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age

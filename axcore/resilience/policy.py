@@ -42,6 +42,8 @@ _OF_ONE = ("killed", "hung", "corrupted")
 """Causes that lie with one process; a fault of the program is one of all, and a process that was
 lost to others names only them."""
 
+# A number of processes that cannot work looks like this on
+# the first attempt after one was left out, and only then.
 _MISFITS = (2, 3, 4)
 """Exit codes of processes whose number does not fit the config, its mesh or its target."""
 
@@ -81,9 +83,14 @@ class Failure:
 def cause_of(code: int) -> Cause:
     """Return why a process ended with a code, minus the signal where that ended it."""
     if code < 0:
+        # A program that corrupts its memory would do so again; SIGKILL
+        # and SIGTERM come from a scheduler or the kernel's OOM killer.
         return "crashed" if -code in _FAULTS else "killed"
+    # A shell or a container runtime in between turns the signal into 128 + its number.
     if code in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
         return "killed"
+    # What is not known is refused: an unknown code restarted
+    # for ever costs more than one that a human starts again.
     return _CAUSES.get(code, "refused")
 
 
@@ -99,6 +106,7 @@ def describe_exit(code: int) -> str:
 
 def run_exit_code(code: int) -> int:
     """Return how a run ends that lost a process with that code."""
+    # Lost and killed are one to the outside: a scheduler restarts both.
     return LOST if cause_of(code) in ("killed", "lost") else shell_exit_code(code)
 
 
@@ -134,6 +142,7 @@ class Policy:
             imports.
     """
 
+    # By how much of it can be bad luck. `refused` has no entry.
     escalation: Mapping[str, tuple[EscalationLevel, ...]] = {
         # Preemption kills often and is nobody's fault; a device that changes bits is replaced.
         "killed": (EscalationLevel(times=100),),
@@ -142,12 +151,19 @@ class Policy:
         "hung": (EscalationLevel(times=10),),
         "corrupted": (EscalationLevel(times=3),),
     }
+    # A day: machines fail at some rate, so a run of weeks needs a budget that renews itself.
     window_s: float = 24 * 3600.0
+    # One failure is chance and two may be; three at one step,
+    # with the same batch and state, are the program's fault.
     attempts_at_one_step: int = 3
     shrink_to: NonNegativeInt = 0
     failures_of_one: PositiveInt = 3
     backoff_s: float = 1.0
+    # A beat comes every 0.2 s. A minute is longer than any pause that swapping,
+    # a page fault on a network file system or a garbage collection makes.
     beat_s: float = 60.0
+    # Minutes to an hour: compiling a large model for thousands of
+    # devices takes most of it, and a false alarm costs the compilation.
     phase_s: Mapping[str, float] = {
         "start": 900.0,
         "compile": 3600.0,
@@ -155,9 +171,14 @@ class Policy:
         "evaluation": 3600.0,
         "save": 1800.0,
     }
+    # Longer than the slowest step that waits for data from a cold object store.
     step_s: float = 300.0
+    # A run with steps of a minute needs more than `step_s`,
+    # and steps vary with sequence lengths and input stalls.
     step_factor: float = 20.0
     in_process: bool = False
+    # A survivor that an error wakes leaves within milliseconds;
+    # to wait longer costs more than a restart saves.
     stand_down_s: float = 3.0
     standby_workers: bool = True
 
@@ -171,6 +192,7 @@ class Policy:
         if phase in self.phase_s:
             return self.phase_s[phase]
         if typical_step_s is None:
+            # The first step compiles, which no phase says while `jit` does it.
             return max(self.step_s, self.phase_s.get("compile", 0.0))
         return max(self.step_s, self.step_factor * typical_step_s)
 
@@ -207,9 +229,13 @@ class Restarts:
         """
         now = time.monotonic()
         decision = self._restart(failure, last_step, now)
+        # The attribution sees every failure, also those that
+        # end the run, or its row of failures would have gaps.
         reason = self._attribution.reason(failure, now, else_stops=decision.answer == "stop")
         if reason and processes > self._policy.shrink_to > 0:
             self._attribution.start_again()
+            # Attempts before were of another set of processes,
+            # so they say nothing of how far this one comes.
             self._ends.clear()
             decision = Decision("leave_out", reason)
         self.count += decision.answer != "stop"
@@ -217,6 +243,8 @@ class Restarts:
 
     def _restart(self, failure: Failure, last_step: int, now: float) -> Decision:
         """Return the answer of the escalation, where another attempt may come further."""
+        # Counted before anything else decides: a failure that is
+        # answered by leaving one out ended at this step as well.
         in_vain = self._ended_at(last_step)
         most = self._policy.attempts_at_one_step
         if failure.cause not in self._policy.escalation:
@@ -226,12 +254,15 @@ class Restarts:
         answer = self._next_answer(failure.cause, now)
         if answer == "stop":
             return Decision("stop", f"the restart budget for {failure.cause!r} is spent")
+        # Counts before its time is up, so a wait does not stretch the budget.
         self._given.append((now, failure.cause, answer))
+        # The first repetition at a step comes at once; most failures are gone by then.
         wait_s = self._policy.backoff_s * 2 ** (in_vain - 2) if in_vain > 1 else 0.0
         return Decision(answer, f"attempt {self.count + 2}", wait_s)
 
     def _ended_at(self, step: int) -> int:
         """Note the end of an attempt; return how many ended there since one came further."""
+        # `default=step`: the first failure ever is no progress.
         if step > max(self._ends, default=step):
             self._ends.clear()
         self._ends[step] += 1
@@ -240,6 +271,7 @@ class Restarts:
     def _next_answer(self, cause: str, now: float) -> Answer:
         """Return the first answer of the escalation that was not given too often of late."""
         since = now - self._policy.window_s
+        # By cause: a hundred preemptions must not use up what crashes may do.
         recent = [answer for at, why, answer in self._given if why == cause and at > since]
         for level in self._policy.escalation[cause]:
             if recent.count(level.answer) < level.times:
@@ -271,6 +303,7 @@ class FailureAttribution:
         most, since = self._policy.failures_of_one, now - self._policy.window_s
         newest = [process for at, process in self._failed if at > since][-most:]
         if newest == [failure.process] * most:
+            # A row without a gap: two hosts that fail in turn are a cause that lies elsewhere.
             return f"it failed {most} times in a row"
         return "no restarts are left" if else_stops else ""
 

@@ -43,10 +43,13 @@ _STOOD_DOWN = "stood_down"
 _LEAVE = "leave\n"
 """The line by which a supervisor asks a trainer to leave."""
 
+# 19 on Linux: a standby worker imports for seconds, and takes only time that no trainer wants.
 _LOWEST_PRIORITY = 19
 
 
 _READ_BYTES = 1 << 16
+# Some dozens: the limit for a hang follows a run whose steps
+# become longer, and no single slow step moves the median.
 _RECENT_STEPS = 32
 
 
@@ -72,15 +75,22 @@ class TrackedProcess:
         """Start the process, with the pipe and the file that its heartbeat takes."""
         self.pipe, beats = os.pipe()
         os.set_blocking(self.pipe, False)  # one stopped process must not stop the supervisor
+        # A file, not a pipe: a process whose threads' stacks do not
+        # fit into a pipe's 64 KiB would block in its signal handler.
         self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until close
         descriptors = (beats, self._stacks.fileno())
+        # The supervisor's pid goes along, so that the child can notice
+        # that it ended before the child could ask to die with it.
         variable = ",".join(map(str, (os.getpid(), *descriptors)))
         environment = {**start.environment, SUPERVISOR_VARIABLE: variable}
         started = ProcessStart(command=start.command, environment=environment)
         self.index = index
         self.child = Child(started, index, mark, (*descriptors, *pass_fds))
+        # The write end stays in the child alone.
         os.close(beats)  # or the pipe would not close when the process ends
         self.beat = Beat()
+        # Infinite, so that a process is not silent while it starts
+        # and imports: the phase `start` has a limit of its own.
         self.beat_at = math.inf
         self.progress_at = self._step_at = time.monotonic()
         self.first_step = self.last_step = -1
@@ -108,6 +118,7 @@ class TrackedProcess:
             data = os.read(self.pipe, _READ_BYTES)
         except BlockingIOError:
             return True
+        # `read` may cut a line in two; the rest waits for the next one.
         *lines, self._unread = (self._unread + data).split(b"\n")
         if lines:
             self.beat_at = time.monotonic()
@@ -116,10 +127,12 @@ class TrackedProcess:
         return bool(data)
 
     def _take(self, beat: Beat) -> None:
+        # A repeated beat says that the process lives, not that it gets anywhere.
         if beat == self.beat:
             return
         self.progress_at = self.beat_at
         if beat.step > self.beat.step >= 0:
+            # A rollback or a fresh attempt lowers the step; that is no step time.
             steps = beat.step - self.beat.step
             self._step_times.append((self.beat_at - self._step_at) / steps)
         if beat.step != self.beat.step:
@@ -132,16 +145,20 @@ class TrackedProcess:
         """Ask the process for its stacks; one that is stopped is woken to answer."""
         self.child.send(STACKS_SIGNAL)
         if self.is_stopped:
+            # A stopped process handles no signal; it will end with the others anyway.
             self.child.send(signal.SIGCONT)
 
     def stacks(self) -> str:
         """Return the stacks that the process wrote so far."""
         size = os.fstat(self._stacks.fileno()).st_size
+        # `pread`: the child writes through the same open
+        # file description, whose position must not move.
         return os.pread(self._stacks.fileno(), size, 0).decode(errors="replace")
 
     def close(self) -> None:
         """End the process and give its descriptors back."""
         self.child.end()
+        # What it wrote before it ended is still in the pipe.
         self.read_beats()
         os.close(self.pipe)
         self._stacks.close()
@@ -157,21 +174,27 @@ class StandbyProcess(TrackedProcess):
         super().__init__(attrs.evolve(start, environment=environment), index, mark, (turn,))
         self._given = start
         self._waits = False
+        # The child has it; a second reader here would steal its lines.
         os.close(turn)
 
     def begin(self, start: ProcessStart) -> bool:
         """Let the process begin; return whether it lives to do so."""
+        # Its program was imported for one command; another one would begin in the wrong program.
         if not self.read_beats() or start.command != self._given.command:
             return False
         # Until it has read its turn it reports that it waits. That is no progress of the new
         # attempt, nor has it left it.
+        # Decided now, before the line is written: later beats may be of either turn.
         self._waits = self.was_ready = self.beat.phase in (READY, _STOOD_DOWN)
         self.progress_at = self._step_at = time.monotonic()
         self.beat, self.first_step, self.last_step = Beat(), -1, -1
         before = self._given.environment
         self._given = start
+        # Differences alone. The child's environment may have been
+        # changed by what it imported, and should stay so otherwise.
         new = {name: v for name, v in start.environment.items() if before.get(name) != v}
         self._write(json.dumps(new) + "\n")
+        # It may have ended between the look and the write; its caller then starts another one.
         return self.child.exit_code() is None
 
     def _take(self, beat: Beat) -> None:
@@ -221,11 +244,13 @@ class StandbyWorkers:
 
     def take(self, start: ProcessStart, index: int, mark: str) -> TrackedProcess:
         """Return a process that begins now: a survivor, the standby worker, or a new one."""
+        # Survivors first: they hold compiled programs and imports, and keep their devices.
         for waiting in (self._survivors, self._waiting):
             standby = waiting.pop(index, None)
             if standby is not None and standby.begin(start):
                 return standby
             if standby is not None:
+                # It is of no use to this attempt: the program changed, or it has ended.
                 standby.close()
         return TrackedProcess(start, index, mark)
 
@@ -242,6 +267,8 @@ class StandbyWorkers:
         waiting = [*self._survivors.values(), *self._waiting.values()]
         self._survivors.clear()
         self._waiting.clear()
+        # All are killed before any is waited for: each needs
+        # some time to give memory of its devices back.
         for standby in waiting:
             standby.child.kill()
         for standby in waiting:
@@ -270,6 +297,7 @@ class StandbyControl:
             heartbeat: Reports that the process is ready.
             environment: Gets the variables of each attempt.
         """
+        # Removed: processes that a trainer starts, such as data workers, must not read this pipe.
         text = environment.pop(_STANDBY_VARIABLE, "")
         self._pipe = int(text) if text else None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -293,10 +321,12 @@ class StandbyControl:
         if self._pipe is None:
             return None
         read = (self._pipe, on_leave)
+        # A daemon: it sits in a read that ends only when the supervisor does.
         threading.Thread(target=self._read, args=read, name="turns", daemon=True).start()
         # On a thread of its own, since a thread cannot raise its priority again: the main thread
         # must train at the normal one.
         with ThreadPoolExecutor(1, initializer=_lower_priority) as importing:
+            # `result` raises here what an import raised; in a pool nobody would see it.
             importing.submit(imports).result()
         _report(self._heartbeat, READY)
         return self._next()
@@ -309,9 +339,11 @@ class StandbyControl:
     def _next(self) -> float:
         line = self._lines.get()
         if not line:
+            # Without a supervisor nobody waits for this process's exit code; 0 keeps logs clean.
             sys.exit(0)  # the supervisor ended
         self._environment.update(parse_json(line))
         _report(self._heartbeat, "start")
+        # Wall clock, since goodput adds times of several processes.
         return time.time()
 
     def _read(self, pipe: int, on_leave: Callable[[], None]) -> None:
@@ -321,6 +353,7 @@ class StandbyControl:
                     on_leave()
                 else:
                     self._lines.put(line)
+        # The end of the pipe must wake `_next`, which would wait for ever.
         self._lines.put("")
 
 

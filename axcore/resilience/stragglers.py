@@ -23,7 +23,11 @@ from axcore.trainer.step import TrainState
 if TYPE_CHECKING:
     from axcore.trainer import Trainer
 
+# Several equal machines have next to no spread: without this
+# a process that is hardly slower would be many MADs away.
 _LEAST_SPREAD = 0.1
+# The host's part of a step may take microseconds,
+# where a scheduler's tick looks like a factor of ten.
 _LEAST_SPREAD_S = 1e-3
 
 
@@ -33,6 +37,8 @@ def slower_by(seconds: Sequence[float], process: int) -> float:
     The MAD of the others counts as 10 % of their median and 1 ms at least, since few processes,
     or very equal ones, have next to none.
     """
+    # Without itself: a slow process among two or three
+    # would raise the median that it is compared with.
     others = [*seconds[:process], *seconds[process + 1 :]]
     middle = statistics.median(others)
     mad = statistics.median(abs(one - middle) for one in others)
@@ -59,6 +65,7 @@ class Stragglers:
         for process in range(len(seconds)):
             is_slow = slower_by(seconds, process) > self.mads
             self._slow_for[process] = self._slow_for.get(process, 0) + 1 if is_slow else 0
+        # Equal to, not more than: it is named once, until it was fast again.
         return [process for process, count in self._slow_for.items() if count == self.patience]
 
 
@@ -91,6 +98,8 @@ class StragglerCheck(Guard):
         """End the time that this process spent on its own."""
         if self._since is not None:
             self._own.append(time.perf_counter() - self._since)
+        # Between the dispatch of a step and its batch a process does what is its own;
+        # inside a step all are as slow as the slowest, so step times say nothing.
         return batch
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
@@ -100,8 +109,11 @@ class StragglerCheck(Guard):
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Compare the processes, and name those that have been slow for long enough."""
+        # The median: a garbage collection or a checkpoint
+        # in one step of the window is no straggler.
         own = statistics.median(self._own) if self._own else 0.0
         self._own.clear()
+        # By all processes at the same step, as each guard is called at the same log lines.
         seconds = all_gather_object("comparing step times", lambda: own)
         for process in self._stragglers.report(seconds):
             if is_process_zero():

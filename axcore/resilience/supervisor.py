@@ -35,7 +35,10 @@ from axcore.resilience.standby_workers import StandbyWorkers
 COORDINATION_VARIABLE = "AXCORE_COORDINATION"
 BY_SUPERVISOR = "supervisor"
 
+# Ctrl-C within a wait is noticed after so long.
 _POLL_S = 0.05
+# Causes after which the processes that are left are sound. After
+# a hang or a refusal all of them may be in the same trouble.
 _LEAVES_SURVIVORS = ("killed", "crashed", "lost", "corrupted")
 
 
@@ -64,6 +67,8 @@ class Supervisor:
     def run(self) -> int:
         """Return the exit code of the run, once it ended well, was stopped, or is given up."""
         with (
+            # Outside of the loop: signals count over all attempts, and the
+            # folder of kept steps passes from one attempt to the next.
             StopRequests() as stop,
             tempfile.TemporaryDirectory(prefix="axcore-steps-") as self._kept_steps,
             contextlib.closing(self._standby_workers),
@@ -71,8 +76,11 @@ class Supervisor:
             while True:
                 outcome, last_step = self._attempt(stop)
                 if isinstance(outcome, int):
+                    # Written before returning, while the directory still exists.
                     self._log.write("supervision_ended", exit_code=outcome)
                     return outcome
+                # Decided before `stop` is looked at, so that a failure that
+                # coincides with Ctrl-C is counted and logged like any other.
                 decision = self._restarts.decide(outcome, last_step, self._processes)
                 # A failure after Ctrl-C is how processes end that were asked to.
                 if stop.count:
@@ -85,6 +93,7 @@ class Supervisor:
                 self._report(f"{outcome}; {what}, {decision.reason}")
                 self._log.write("restarting", answer=decision.answer, wait_s=decision.wait_s)
                 _wait(decision.wait_s, stop)
+                # Ctrl-C during the wait.
                 if stop.count:
                     return self._give_up(outcome, Decision("stop", "the run was asked to stop"))
 
@@ -97,6 +106,7 @@ class Supervisor:
 
     def _leave_out(self, process: int, reason: str) -> str:
         """Let the next attempt have one process less; return what that is called."""
+        # `starts` is asked again with this number, and numbers processes again.
         self._left_out += 1
         # They took the number of processes into account when they started.
         self._standby_workers.close()
@@ -116,6 +126,7 @@ class Supervisor:
             self._note_start(attempt)
             was_stepping = False
             for step in attempt.watch():
+                # Events of the start are kept until then.
                 self._log.flush()  # the trainers make the run directory some time after they start
                 if attempt.is_stepping and not was_stepping:
                     was_stepping = True
@@ -128,7 +139,10 @@ class Supervisor:
             if not isinstance(outcome, Failure):
                 return outcome, -1
             last_step = attempt.last_step(outcome)
+            # Noted inside the context, while the processes
+            # that hang are still there to be asked for stacks.
             self._note(outcome, attempt)
+            # After Ctrl-C nobody is needed any more.
             if not stop.count:
                 self._keep_survivors(outcome, attempt)
             return outcome, last_step
@@ -140,6 +154,8 @@ class Supervisor:
         try:
             return self._coordination.serve(starts)
         except Exception as error:  # whatever a jax that has changed may raise
+            # Recovery in processes is an optimisation that rests on private
+            # parts of jaxlib; without it the run is slower to recover, not lost.
             self._coordination = None
             self._log.write("in_process_unavailable", reason=repr(error))
             self._report(f"this jax cannot recover in processes, which restart instead: {error!r}")
@@ -150,6 +166,8 @@ class Supervisor:
 
     def _keep_survivors(self, failure: Failure, attempt: Attempt) -> None:
         """Let processes leave where another was lost; all others end."""
+        # The attempt's exit kills who is still in its
+        # list, and `survivors` takes out those that left.
         if self._coordination is None or failure.cause not in _LEAVES_SURVIVORS:
             return
         survivors = attempt.survivors()
@@ -193,10 +211,13 @@ class Supervisor:
         )
         self._report(f"{failure}; the run ends: {decision.reason}")
         for line in failure.error_tail if is_spent else ():
+            # The errors of a fault that came back every time
+            # are worth repeating at the end of a long log.
             self._report(f"  {line}")
         return code
 
     def _report(self, text: str) -> None:
+        # stderr, flushed: the supervisor may be killed at any moment, and its last line says why.
         print(f"[supervisor] {text}", file=sys.stderr, flush=True)
 
 
@@ -225,6 +246,7 @@ class CoordinationService:
         Raises:
             Exception: This jax serves otherwise; the processes can serve themselves.
         """
+        # Before the port is taken again: two services cannot listen on it.
         self.end()
         port = int(starts[0].environment[COORDINATOR].rpartition(":")[2])
         self._service = serve_coordination(port, len(starts))

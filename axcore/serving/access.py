@@ -25,6 +25,8 @@ _VARIABLE = "AXCORE_API_KEYS"
 """Keys, with commas between them."""
 
 
+# A typo such as an empty variable must not become a key;
+# eight is no strength, only a sign that somebody chose it.
 _LEAST = 8
 
 
@@ -47,6 +49,7 @@ class ApiKeys:
                     "without a space",
                     hint='python -c "import secrets; print(secrets.token_urlsafe(32))" makes one',
                 )
+        # Digests alone: a dump of this process's memory or an error's locals show no key.
         self._digests = [_digest(key.encode()) for key in keys]
 
     def __bool__(self) -> bool:
@@ -67,6 +70,8 @@ class ApiKeys:
             )
         kind, _, key = authorization.partition(" ")
         given = _digest(key.strip().encode("utf-8", "surrogateescape"))
+        # A list, not a generator: all keys are compared,
+        # so the time does not say which one was close.
         matches = [hmac.compare_digest(given, known) for known in self._digests]
         if kind.lower() != "bearer" or not any(matches):
             raise ApiError(401, "The API key is not one of this server's.", code="invalid_api_key")
@@ -91,11 +96,13 @@ def _in_file(name: str | None) -> list[str]:
         return []
     path = Path(name).expanduser()
     try:
+        # utf-8-sig, as editors on Windows put a mark before the first key.
         mode, lines = path.stat().st_mode, path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the API keys cannot be read: {error}", where="--api-key-file"
         ) from error
+    # Like ssh: a key that other users of the machine can read is none.
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
             f"others may read {name}, which holds API keys",
@@ -115,10 +122,12 @@ def _digest(key: bytes) -> bytes:
 LOGGER = logging.getLogger("axcore.serving.access")
 
 
+# nginx's number for it; no client ever sees it.
 ABANDONED = 499
 """The status in the log of a request whose client went away before the answer."""
 
 
+# Balancers ask for these before they know any key. They say nothing but that the process lives.
 _PUBLIC = ("/", "/health", "/ready")
 
 
@@ -126,6 +135,7 @@ _POLLED = ("/health", "/ready", "/metrics", "/stats")
 """Paths that programs ask for every second: their lines have the level DEBUG while all is well."""
 
 
+# A client's id is written into the log, so no space and no line end may be in it.
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -163,6 +173,7 @@ class AccessMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        # lifespan and websockets have no headers to check.
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -174,26 +185,35 @@ class AccessMiddleware:
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                # Seen here, as the application's own exception
+                # handlers answer with statuses of theirs.
                 status = message["status"]
                 mark = (b"x-request-id", identity.encode())
                 message = {**message, "headers": [*message["headers"], mark, *_HEADERS]}
             await send(message)
 
+        # Before the check, so that a flood of refused requests shows as well.
         self._metrics.in_flight.inc()
         try:
             try:
                 self._check(request)
+                # A context variable: thread pools far below deal turns
+                # out by client, and nothing between knows of HTTP.
                 CLIENT.set(self._client(request))
             except ApiError as error:
                 await error_response(error)(scope, receive, send_marked)
                 return
             await self._app(scope, receive, send_marked)
+        # Also where the task was cancelled because the
+        # connection broke: every request leaves a line.
         finally:
             self._metrics.in_flight.dec()
             self._report(request, ABANDONED if stats.is_abandoned else status)
 
     def _check(self, request: HttpRequest) -> None:
         """Raise ApiError where a request may not come in."""
+        # A page on the web may have its own name resolve to 127.0.0.1 (DNS rebinding), and
+        # then reads answers of a local server as its own. The browser still sends that name.
         host = _host_name(request.headers.get("host", ""))
         if self._hosts and host not in self._hosts:
             message = (
@@ -206,6 +226,7 @@ class AccessMiddleware:
 
     def _client(self, request: HttpRequest) -> str:
         """Return who asks: whose key it is, or else from which address."""
+        # By key where there are keys: many users may come from one address, as behind a proxy.
         key = request.headers.get("authorization") if self._keys else None
         return key or (request.client.host if request.client else "")
 
@@ -223,11 +244,14 @@ class AccessMiddleware:
             words.append(f"ttft={stats.first_token_s * 1e3:.0f}ms")
         if stats.finish_reasons:
             words.append("finish=" + ",".join(dict.fromkeys(stats.finish_reasons)))
+        # A probe each second would hide everything else.
         level = logging.DEBUG if path in _POLLED and status < 400 else logging.INFO
         LOGGER.log(level, "%s id=%s", " ".join(words), request.state.request_id)
 
     def _counted_path(self, scope: Scope) -> str:
         """Return the path of a request's route; one word for all paths that have none."""
+        # The route's pattern and not the path: a label for every
+        # path that somebody invents would grow without end.
         matching = (one for one in self._routes if one.matches(scope)[0] is not Match.NONE)
         return next((one.path_format for one in matching), "other")
 
@@ -244,10 +268,13 @@ def request_id(sent: str | None) -> str:
 
 def _host_name(header: str) -> str:
     """Return the name in a `Host` header, without its port."""
+    # An IPv6 address is in brackets, and its own colons are no port.
     name = re.sub(r":\d+$", "", header.lower())
     return name.removeprefix("[").removesuffix("]")
 
 
 def _printable(path: str) -> str:
     """Return a path that cannot forge a line of the log."""
+    # Control characters, terminal escapes and spaces: a log is
+    # read by people in terminals, and split at spaces by programs.
     return ascii(path[:200])[1:-1].replace(" ", "%20")

@@ -54,6 +54,7 @@ def serving_app(
         ("/metrics", prometheus),
         ("/stats", stats),
         ("/v1/models", list_models),
+        # `:path`, as names of models may have slashes: org/model.
         ("/v1/models/{name:path}", describe_model),
     ]
     sent: list[tuple[str, Any]] = [
@@ -66,10 +67,13 @@ def serving_app(
         *(Route(path, function, methods=["GET"]) for path, function in read),
         *(Route(path, function, methods=["POST"]) for path, function in sent),
     ]
+    # The outermost layer, also around Starlette's own error pages.
     access = Middleware(AccessMiddleware, keys=keys, hosts=hosts, metrics=metrics, routes=routes)
     app = Starlette(
         routes=routes,
         middleware=[access],
+        # 500 gives clients no traceback; Starlette raises the
+        # error once more after it has answered, so the log has it.
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _failed},
     )
     app.state.served, app.state.metrics = served, metrics
@@ -86,6 +90,8 @@ async def health(request: HttpRequest) -> Response:
 async def ready(request: HttpRequest) -> Response:
     """Report whether requests are taken."""
     served = served_model(request)
+    # Before the engine: a server that drains is not ready, however well it works.
+    # `/health` still says ok, or the orchestrator would kill it while it drains.
     if served.is_draining:
         raise draining(served.limits.retry_after_s)
     _check_engine(served)
@@ -115,6 +121,7 @@ async def stats(request: HttpRequest) -> Response:
 async def page(request: HttpRequest) -> HTMLResponse:
     """Return the page to try a model; it is the same for everybody, and runs only its own code."""
     content, policy = _page_and_policy()
+    # A page that shows what a model wrote must not run it, even if escaping fails somewhere.
     headers = {"content-security-policy": policy, "cache-control": "no-cache"}
     return HTMLResponse(content, headers=headers)
 
@@ -124,6 +131,7 @@ def _page_and_policy() -> tuple[str, str]:
     """Return the page and its content security policy, which names its parts by digest."""
     content = resources.files("axcore.serving").joinpath("page.html").read_text("utf-8")
     allowed = {"script": "", "style": ""}
+    # By digest instead of 'unsafe-inline': a script that is injected has another one.
     for kind, text in _INLINE.findall(content):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         allowed[kind] += f" 'sha256-{digest}'"
@@ -137,6 +145,7 @@ def _page_and_policy() -> tuple[str, str]:
 def _check_engine(served: ServedModel) -> None:
     """Raise ApiError where a step failed: only another process can answer then."""
     if served.engine.error is not None:
+        # 503, so that an orchestrator starts another process; this one cannot recover.
         raise ApiError(503, ENGINE_FAILED, code="engine_error")
 
 
@@ -163,6 +172,7 @@ async def _http_error(request: HttpRequest, error: Exception) -> Response:
     }
     message = said.get(error.status_code, error.detail)
     response = error_response(ApiError(error.status_code, message, code="unknown_path"))
+    # Such as `Allow`, which 405 must have.
     response.headers.update(error.headers or {})
     return response
 

@@ -143,7 +143,7 @@ def _template_values(fields: RequestParser) -> dict[str, Any]:
     taken = {"messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
     if not isinstance(found, dict) or taken & set(found):
         names = ", ".join(sorted(taken))
-        raise invalid(f"{path} is no object of values, those of {names} left out", path)
+        raise invalid(f"{path} is not an object of values, those of {names} left out", path)
     return found
 
 
@@ -250,9 +250,9 @@ def _arguments(found: Any, path: str) -> Any:
     try:
         arguments = parse_json(found) if isinstance(found, str) and found else found or {}
     except ValueError as error:
-        raise invalid(f"{path} is no JSON: {error}", path) from error
+        raise invalid(f"{path} is not valid JSON: {error}", path) from error
     if not isinstance(arguments, dict):
-        raise invalid(f"{path} is no JSON object", path)
+        raise invalid(f"{path} is not valid JSON object", path)
     check_texts(arguments, path)
     return arguments
 

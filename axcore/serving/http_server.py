@@ -13,6 +13,7 @@ from axcore.errors import ConfigError
 from axcore.serving.served_model import ServedModel, draining
 
 LOGGER = logging.getLogger("axcore.serving")
+# Answers are finished by then; this is for connections that are merely kept open.
 _CLOSING_S = 2
 
 
@@ -28,6 +29,9 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # The backlog holds clients while the model loads: they wait
+        # for a slow start instead of being refused. No SO_REUSEPORT:
+        # two servers on one port would each get half of the requests.
         listener = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         raise _refusal(host, port, error) from error
@@ -40,7 +44,7 @@ def _refusal(host: str, port: int, error: OSError) -> ConfigError:
     elif error.errno == errno.EACCES:
         what, hint = f"this user may not listen on port {port}", "take one from 1024 on"
     elif isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        what, hint = f"{host!r} is no address of this machine", "--host 127.0.0.1 always is"
+        what, hint = f"{host!r} is not an address of this machine", "--host 127.0.0.1 always is"
     else:
         what, hint = f"cannot listen on port {port} of {host}: {error}", None
     return ConfigError(what, where="--host, --port", hint=hint)
@@ -65,13 +69,21 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                # uvicorn would set handlers of its own on the root
+                # logger; the command has set up logging already.
                 log_config=None,
                 access_log=False,
+                # A version in a header is for those who look for known holes.
                 server_header=False,
+                # Without named proxies the header is what any client likes it to be.
                 proxy_headers=proxies is not None,
                 forwarded_allow_ips=proxies,
+                # uvicorn's 5 s are shorter than pools of clients keep a connection:
+                # they would send a request into one that is being closed.
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=_CLOSING_S,
+                # The application has no start or end of its own; the
+                # command opens and closes the engine around the server.
                 lifespan="off",
             )
         )
@@ -82,9 +94,12 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, and ends at the second."""
+        # Called by uvicorn's signal handler in the main thread,
+        # between two steps of the loop: only flags are set.
         if self._ends_at is None:
             self.drain()
         else:
+            # Both: `should_exit` alone waits for open connections.
             self.should_exit = self.force_exit = True
 
     @property
@@ -94,28 +109,38 @@ class HttpServer(uvicorn.Server):
             return 0.0
         if self._ends_at is None:
             return _CLOSING_S
+        # A deadline, not a number of seconds for each: a
+        # request that comes to the end late gets what is left.
         return max(0.0, self._ends_at - time.monotonic())
 
     def drain(self) -> None:
         """Refuse new requests from here on, and ends when those there are were answered."""
+        # First, so that the count below cannot grow any more.
         self._served.is_draining = True
         self._num_at_signal = self._served.num_active_requests
         self._ends_at = time.monotonic() + self._drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End connections, and what is computed for requests."""
+        # Before uvicorn waits for connections: a client that
+        # sends a long body slowly would hold the end up.
         self._served.bodies.refuse(draining(self._served.limits.retry_after_s))
         await super().shutdown(sockets)
+        # Last: worker processes may still render for requests that finish.
         self._served.work.close()
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server ends; called ten times a second."""
         failed = self._served.engine.error
+        # Here and not in a callback: the engine fails in its
+        # own thread, and uvicorn's flags belong to the loop's.
         if failed is not None and not self.should_exit:
             LOGGER.error("the server ends: %s", failed.what, exc_info=failed.__cause__)
             self.should_exit = True
         if self._ends_at is not None:
             num_left = self._served.num_active_requests
+            # Said here: a signal handler must not log, as it may
+            # have interrupted a logging call that holds the lock.
             if not self._has_said:
                 LOGGER.info("draining: %s requests are being answered", self._num_at_signal)
                 self._has_said = True

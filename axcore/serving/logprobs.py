@@ -29,7 +29,7 @@ class _WrittenToken(NamedTuple):
 class TokenTexts:
     """Writes tokens of one tokenizer.
 
-    A token that is no text by itself, a part of a letter or one that ends a text, is written as
+    A token that is not text by itself, a part of a letter or one that ends a text, is written as
     `token_id:NUMBER`.
     """
 

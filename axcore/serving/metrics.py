@@ -12,6 +12,8 @@ from prometheus_client.registry import Collector
 from axcore.inference import CompletionDelta
 from axcore.serving.served_model import ServedModel
 
+# From a cached prompt on an accelerator to a long
+# answer on a host. Prometheus's default ends at 10 s.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -43,6 +45,7 @@ class RequestStats:
         """Count a piece of an answer."""
         if delta.sampled:
             now = time.monotonic() - self.began
+            # A piece without a token, such as one that only ends a text, is no first token.
             self.first_token_s = now if self.first_token_s is None else self.first_token_s
             self.last_token_s = now
             self.num_tokens += len(delta.sampled)
@@ -54,6 +57,7 @@ class _EngineCollector(Collector):
     """Reads the stats of a model's engine each time that somebody asks."""
 
     def __init__(self, served: ServedModel) -> None:
+        # Asked for at each scrape, so that steps pay nothing for being measured.
         self._served = served
 
     def collect(self) -> Iterator[Metric]:
@@ -94,6 +98,8 @@ class ServerMetrics:
     """
 
     def __init__(self, served: ServedModel) -> None:
+        # Its own registry: the default one is global, and two
+        # servers in one process, as in tests, would collide.
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(served))
         kept: Any = {"registry": self.registry, "namespace": "axcore"}
@@ -119,11 +125,13 @@ class ServerMetrics:
         self.prompt_tokens.inc(stats.num_prompt_tokens)
         self.completion_tokens.inc(stats.num_tokens)
         self.abandoned.inc(int(stats.is_abandoned))
+        # `/health` and refused requests have no prompt, and would pull the median to zero.
         if stats.num_prompt_tokens:
             self.duration.observe(seconds)
         if stats.first_token_s is None or stats.last_token_s is None:
             return
         self.first_token.observe(stats.first_token_s)
+        # Without the first token, whose time is that of the prompt.
         if stats.num_tokens > 1:
             between = stats.last_token_s - stats.first_token_s
             self.token_time.observe(between / (stats.num_tokens - 1))

@@ -82,7 +82,7 @@ async def _text(served: ServedModel, fields: RequestParser) -> dict[str, Any]:
     def decode() -> str:
         is_number = [type(token) is int and 0 <= token < most for token in tokens or ()]
         if tokens is None or not all(is_number):
-            raise invalid(f"tokens is no list of numbers from 0 to {most - 1}", "tokens")
+            raise invalid(f"tokens is not a list of numbers from 0 to {most - 1}", "tokens")
         return served.decode(tokens)
 
     size = _LETTERS_A_TOKEN * len(tokens or ())

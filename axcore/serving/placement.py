@@ -53,10 +53,13 @@ class Placement:
             ShardingError: There are not so many devices, engines do not split work over an axis,
                 or the model does not divide over it.
         """
+        # Of this process: a server is one process, and
+        # cannot place arrays on another host's devices.
         present = jax.local_devices() if devices is None else devices
         used = _used(shape, present)
         mesh = make_mesh(shape, used)
         try:
+            # Tried out on specs, before any weight is read.
             param_shardings(model.param_specs(), PARAM_RULES, mesh)
         except ShardingError as error:
             raise ShardingError(
@@ -83,6 +86,8 @@ class Placement:
 
 def _used(shape: MeshShape, present: Sequence[Any]) -> Sequence[Any]:
     """Return the devices of a mesh of these sizes."""
+    # Axes such as `fsdp` split training's state; a step of
+    # decoding would gather the weights for every token.
     others = [axis for axis, size in shape.items() if axis not in _SERVED_AXES and size != 1]
     if others and others[0] in MESH_AXES:  # what is none, the mesh refuses
         raise ShardingError(
@@ -99,4 +104,6 @@ def _used(shape: MeshShape, present: Sequence[Any]) -> Sequence[Any]:
             where="mesh",
             hint="choose smaller sizes, or -1 for all devices",
         )
+    # The first ones: neighbours in the order of the
+    # runtime, so that collectives take the short links.
     return present[: max(num, 1)]

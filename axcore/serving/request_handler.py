@@ -45,6 +45,7 @@ async def generate(
         id_prefix: The beginning of the response's id.
     """
     served, stats = served_model(request), request.state.stats
+    # The body counts against the memory for bodies until its content is made of it.
     with Body(served.bodies) as body:
         await body.read(request)
 
@@ -54,7 +55,10 @@ async def generate(
             asked = await served.work.compute(partial(read, content, served.limits), size=size)
             return await start(served, asked, f"{id_prefix}-{request.state.request_id}", stats)
 
+        # After the body has come: a slow sender takes no place among those that are answered.
         with RequestSlot(served) as slot:
+            # Watched from here on: tokenizing and queueing
+            # for a client that has left is work for nobody.
             job = await unless_abandoned(request, work)
             return _abandoned(request) if job is None else await slot.respond(request, job)
 
@@ -71,6 +75,7 @@ async def compute(
         async def work() -> Response:
             content, size = await _parsed(served, body)
             fields = RequestParser(content)
+            # Before any work: a wrong name costs nothing.
             served.adapter(fields.text("model"))  # refuses a name that nothing here has
             found = await completion(served, fields)
             return await served.work.compute(partial(JSONResponse, found), size=size)
@@ -103,6 +108,8 @@ class RequestSlot:
         if served.is_draining:
             raise draining(wait)
         most = served.limits.max_requests
+        # On the event loop alone, so no lock: nothing
+        # awaits between the comparison and the increment.
         if served.num_active_requests >= most:
             message = f"The server answers {most} requests, as many as it may."
             raise ApiError(429, message, code="too_many_requests", retry_after_s=wait)
@@ -117,12 +124,13 @@ class RequestSlot:
         """Return the response of a request; a stream keeps the slot until it ends."""
         if job.request.settings.is_streamed:
             # Starlette sends a stream after this function has returned, and the drain of a server
-            # waits for `num_answering`: so the slot is left by the stream, not by `__exit__`.
+            # waits for `num_active_requests`: so the slot is left by the stream, not by `__exit__`.
             self._is_kept = True
             return EventStream(job.events(), job.completions, on_end=self._leave)
         try:
             found = await unless_abandoned(request, job.response)
         finally:
+            # Where the client left, its answers end; where all went well, this does nothing.
             job.completions.cancel()
         return _abandoned(request) if found is None else found
 
@@ -134,6 +142,7 @@ async def _parsed(served: ServedModel, body: Body) -> tuple[Any, int]:
     """Return the content of a body and its size, and free its bytes for other requests."""
     sent = body.content
     content = await served.work.parse(sent)
+    # As soon as it is parsed, since both forms together take several times the body's size.
     body.drop()
     return content, len(sent)
 

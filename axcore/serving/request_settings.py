@@ -103,7 +103,7 @@ def _logit_bias(fields: RequestParser) -> tuple[tuple[int, float], ...]:
         return ()
     path = fields.path("logit_bias")
     if not isinstance(found, dict):
-        raise invalid(f"{path} is no object of token numbers and numbers", path)
+        raise invalid(f"{path} is not an object of token numbers and numbers", path)
     if len(found) > MAX_BIASES:
         raise invalid(f"{path} has {len(found)} tokens; at most {MAX_BIASES} are accepted", path)
     biases = {}

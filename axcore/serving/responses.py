@@ -19,6 +19,7 @@ from axcore.serving.metrics import RequestStats
 from axcore.serving.request_settings import Settings
 from axcore.serving.served_model import ServedModel
 
+# Below the 30 s and 60 s after which usual proxies cut an idle connection.
 _KEEP_ALIVE_S = 15.0
 """After so many seconds without a token a stream sends a comment, so that proxies keep it open."""
 
@@ -56,6 +57,7 @@ class CompletionSet:
         Raises:
             ApiError: The engine could not finish an answer.
         """
+        # One queue for all answers, so that pieces are sent in the order in which they come.
         arrived: asyncio.Queue[tuple[int, CompletionDelta | Exception]] = asyncio.Queue()
         tasks = [
             asyncio.create_task(_forward(completion, number, arrived))
@@ -65,6 +67,8 @@ class CompletionSet:
         try:
             while num_open:
                 try:
+                    # A timeout around `get` and not around the
+                    # generator: cancelling a generator ends it.
                     async with asyncio.timeout(_KEEP_ALIVE_S):
                         number, delta = await arrived.get()
                 except TimeoutError:
@@ -72,6 +76,8 @@ class CompletionSet:
                     continue
                 if isinstance(delta, Exception):
                     raise delta
+                # Tokens were sampled although none was asked
+                # for, since an engine always samples one.
                 delta = delta if self._keeps_tokens else _without_tokens(delta)
                 self.stats.add(delta)
                 if delta.finish_reason == "error":
@@ -80,9 +86,12 @@ class CompletionSet:
                 yield number, delta
             cached = sum(completion.num_cached_prompt_tokens for completion in self.completions)
             self.stats.num_cached_tokens = cached
+        # Also where the consumer stops early, as when the client leaves;
+        # an engine that is not asked to stop would sample to the end.
         finally:
             for task in tasks:
                 task.cancel()
+            # Where all ended there is nothing to cancel.
             if num_open:
                 self.cancel()
 
@@ -126,20 +135,24 @@ async def unless_abandoned(
     request: HttpRequest, work: Callable[[], Awaitable[Result]]
 ) -> Result | None:
     """Return what work returns; None where the client goes away first, which cancels the work."""
+    # Starlette does not cancel a handler when the client leaves; only its `receive` says so.
     tasks: tuple[asyncio.Task[Result], asyncio.Task[None]] = (
         asyncio.ensure_future(work()),
         asyncio.create_task(_disconnected(request)),
     )
     try:
+        # Both may be done: then the answer counts.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None
     finally:
         for task in tasks:
             task.cancel()
+        # Awaited, so that a cancelled task has run its `finally` before its slot is given away.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnected(request: HttpRequest) -> None:
+    # The body was read, so the next message is the end of the connection.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -205,6 +218,8 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
         size = num_tokens * (1 if num_logprobs is None else _LETTERS_A_LOGPROB * (1 + num_logprobs))
         return await self.served.work.compute(self._response, size=size)
 
+    # A long answer with log-probabilities is megabytes of
+    # JSON; made in the event loop, all streams would pause.
     def _response(self) -> Response:
         found = [self.whole(number) for number in range(len(self.choices))]
         return JSONResponse({**self._head(self.kind), "choices": found, "usage": self.usage()})
@@ -250,6 +265,7 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
 
 
 LOGGER = logging.getLogger("axcore.serving")
+# nginx buffers answers by default, and would send a stream in one piece at its end.
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 DONE = "[DONE]"
 
@@ -273,6 +289,7 @@ class EventStream(Response):
         on_end: Callable[[], None],
     ) -> None:
         super().__init__(headers=_HEADERS)
+        # Response has set it to 0, and a stream's length is not known.
         del self.headers["content-length"]
         self._items, self._completions, self._on_end = items, completions, on_end
 
@@ -283,11 +300,15 @@ class EventStream(Response):
             await self._send_all(send)
             return True
 
+        # Watched all the way: a client that leaves in the
+        # middle of a stream should cost no more tokens.
         try:
             if await unless_abandoned(HttpRequest(scope, receive), work) is None:
                 self._completions.stats.is_abandoned = True
         finally:
             self._completions.cancel()
+            # In `finally`, or a broken connection would keep its
+            # slot for ever, and the drain would wait for it.
             self._on_end()
 
     async def _send_all(self, send: Send) -> None:
@@ -299,6 +320,8 @@ class EventStream(Response):
                 await _send(send, text)
             await _send(send, event(DONE))
         except ApiError as error:
+            # After the status has gone out, an event is the only way to
+            # report an error; clients of this API look for `error` in it.
             await _send(send, event(json.dumps(error.content)))
         except Exception:  # the status was sent, so that an event is all that can say it
             LOGGER.exception("a stream could not be finished")

@@ -33,6 +33,7 @@ from axcore.serving.worker_pool import RequestWork
 _FIELDS = {"grammar": "response_format", "num_logprobs": "logprobs", "adapter": "model"}
 """What requests call what an engine refuses."""
 
+# Escapes and templates make a prompt longer than what was sent, hardly ever by more than this.
 _BYTES_OF_A_BODY = 4
 """Bytes of prompts for each of the longest body, where nobody knows how long tokens are: templates
 add to what was sent."""
@@ -89,6 +90,9 @@ class ServedModel:
             _BYTES_OF_A_BODY * self.limits.max_body_bytes,
         )
         self.max_prompt_bytes = (
+            # Only where a token has a bound of bytes does the text's length
+            # bound its tokens from below: text with more bytes has too many
+            # tokens for certain, and need not be tokenized to know it.
             most if of_token is None else min(most, of_token * self._most_tokens)
         )
         self.work = RequestWork(self.tokenizer, self.limits, max_bytes=self.max_prompt_bytes)
@@ -149,6 +153,8 @@ class ServedModel:
         Raises:
             AxcoreError: As `Engine.replace_weights`.
         """
+        # First the weights, then the number: `/stats`
+        # must not show a step that does not answer yet.
         self.engine.replace_weights(state)
         self.step = step
 
@@ -178,13 +184,14 @@ class ServedModel:
         Raises:
             ApiError: It has more.
         """
+        # Before tokenizing, whose time grows with the text: a long prompt is refused at once.
         self._check_bytes(text, param, self.max_prompt_bytes if most is None else most)
         encode = partial(options.tokens, self.tokenizer, text)
         found = await self.work.compute(encode, size=len(text))
         return tuple(found.tolist())
 
     async def tokenized(self, text: str, options: PromptOptions) -> tuple[int, ...]:
-        """Return the tokens of a text that is no prompt.
+        """Return the tokens of a text that is not a prompt.
 
         Raises:
             ApiError: It is far longer than a prompt may be.
@@ -211,10 +218,12 @@ class ServedModel:
             text = await self.work.render(messages, given)
         except AxcoreError as error:
             raise from_error(error, "messages") from error
+        # Without special tokens of its own: the template has written them.
         encode = partial(self.tokenizer.encode_rendered, text)
         tokens = await self.work.compute(encode, size=len(text))
         return self.checked(tuple(tokens.tolist()), "messages")
 
+    # The limit of tokens is checked again afterwards; this one is only there to bound the work.
     def _check_bytes(self, text: str, param: str, most: int) -> None:
         """Refuse a text of which its bytes say that it has too many tokens."""
         size = len(text.encode())
@@ -233,12 +242,15 @@ class ServedModel:
         if not tokens:
             message = f"{param} has no token; expected a text of at least one"
             raise invalid(message, param)
+        # Equal is too long as well: one place is for the answer's first token.
         if len(tokens) >= self.max_length:
             raise self._too_long(len(tokens), 1, param)
         most = self._most_tokens
         if len(tokens) > most:
             message = f"{param} has {len(tokens)} tokens; at most {most} are accepted"
             raise invalid(message, param, code="context_length_exceeded")
+        # A token out of range would read another row's embedding,
+        # or clamp to the last one: an answer without an error.
         if max(tokens) >= self.tokenizer.vocab_size:
             size = self.tokenizer.vocab_size
             raise invalid(f"{param} has token {max(tokens)}; the vocabulary has {size}", param)
@@ -288,6 +300,7 @@ class ServedModel:
             ApiError: A request cannot be answered, or not now.
         """
         work = partial(self._submit, requests)
+        # Several answers to one prompt differ in their seeds alone.
         grammar = requests[0].grammar  # all requests have the same
         if grammar is None:
             size = sum(len(request.prompt) for request in requests)
@@ -296,6 +309,8 @@ class ServedModel:
             await self.work.check_grammar(grammar)
         except AxcoreError as error:
             raise self._refused(error) from error
+        # The engine's compilation runs in this process and cannot be
+        # stopped; it is safe only because the worker's has just ended well.
         # The engine compiles it again, which takes as long: that has its turn with grammars.
         return await self.work.grammars.pool.run(work, when_late=_cancel)
 
@@ -305,6 +320,8 @@ class ServedModel:
             for request in requests:
                 completions.append(self.engine.submit(request))
         except (RequestError, EngineError) as error:
+            # All or none: a client that gets an error would never
+            # read the others, which would run to their end.
             _cancel(completions)
             raise self._refused(error) from error
         return completions
@@ -321,6 +338,7 @@ class ServedModel:
             return ApiError(429, f"{error.what}.", code="queue_full", retry_after_s=wait)
         if isinstance(error, Draining):
             return draining(wait)
+        # The text of the device's error stays in the log; it may show paths and addresses.
         return ApiError(500, ENGINE_FAILED, code="engine_error")
 
 

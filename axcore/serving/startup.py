@@ -67,9 +67,11 @@ def start_engine(
     tokenizer = opened.tokenizer
     if chat_template is not None:
         tokenizer = with_chat_template(tokenizer, chat_template, where="--chat-template")
+    # A config's own length wins; the model's is what it was trained for.
     length = cfg.engine.max_length or opened.length
     engine_cfg = _with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
     policy = opened.trainer.compiler.kernel_policy
+    # The policy in which the trainer compiles, so that serving chooses the same kernels.
     with use_policy(policy):
         shape = cfg.mesh or serving_mesh(
             opened.model, engine_cfg, policy.hardware, jax.local_device_count()
@@ -84,6 +86,7 @@ def start_engine(
                 policy.hardware,
             )
         engine = open_engine(
+            # Adapters come after it: they need the converted layers' shapes.
             opened.model,
             opened.state,
             tokenizer,
@@ -92,7 +95,9 @@ def start_engine(
             draft=_draft(draft),
         )
     _add_adapters(engine, adapters)
+    # Said when memory is taken: whoever starts the server knows by then whether the model fits.
     when_placed()
+    # The server answers after the first programs; the others are compiled beside requests.
     engine.warm_up(progress, when_all=partial(_say, time.monotonic()))
     return ServedModel(
         name=name,
@@ -117,6 +122,7 @@ def _say(began: float, failure: Exception | None) -> None:
     if failure is None:
         _LOG.info("all programs are compiled, after %.0f s", time.monotonic() - began)
     else:
+        # The server stays up: fewer programs are slower, and no reason to answer nothing.
         _LOG.error(
             "a program did not compile; requests are answered by those that did: %s", failure
         )
@@ -170,6 +176,7 @@ def open_adapters(
         ConfigError: One is of another model, or is none; or the model has adapters itself.
         CheckpointError: One cannot be read.
     """
+    # A model with adapters of its own has none of the layers that an engine puts its adapters into.
     if folders and base_config(cfg) != cfg:
         raise ConfigError(
             "the model has adapters itself, so that others have no place",
@@ -195,6 +202,8 @@ def _with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> En
                 where=_FLAG,
                 hint=f"--set engine.adapter_rank={adapter.rank}",
             )
+    # Room is compiled into the programs, so it is made
+    # for those that were named at the start, at least.
     return evolve(cfg, num_adapters=max(cfg.num_adapters, len(adapters)))
 
 
@@ -232,6 +241,8 @@ def _opened(name: str, folder: Path, cfg: Any, *, trust_code: bool) -> Adapter:
             where=where,
             hint="serve the model that they were trained from",
         )
+    # The config is equal, but weights may have been trained
+    # since: factors are differences from the base's numbers.
     check_base_is_unchanged(
         run.opened_config.init_from,
         own,

@@ -38,6 +38,7 @@ class WeightsWatch:
     def __exit__(
         self,
         kind: type[BaseException] | None,
+        # The thread may be in the middle of reading a checkpoint; the engine closes after it.
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
@@ -51,11 +52,14 @@ class WeightsWatch:
             CheckpointError: It is damaged, or was deleted meanwhile; the old weights still answer.
         """
         step = self._newest()
+        # Not "newer": after a rollback the newest good step has a smaller number.
         if step is None or step == self._served.step:
             return None
+        # Read into host memory: a second copy on the devices would not fit beside the caches.
         restored = self._run.restored(step, on_host=True)  # devices have room for one array more
         own = self._run.trainer.step.own_part(restored.state)  # a task may keep more beside it
         before = self._served.step
+        # Reading takes minutes, in which the server may have ended.
         if self._stopped.is_set():  # meanwhile: what would take them over is closed
             return None
         self._served.replace_weights(own, restored.step)
@@ -68,8 +72,11 @@ class WeightsWatch:
             return None
         good = max(self._run.checkpointer.known_good(), default=None)
         is_newer = good is None or steps[-1] > good
+        # The newest step is good once a step after it
+        # was; where the run has ended there will be none.
         if is_newer and summarise_run(self._run.directory).state != "running":
             good = steps[-1]
+        # A smaller step is only taken where the present one is gone, which is what a rollback does.
         if good is None or (self._served.step in steps and good < (self._served.step or 0)):
             return None
         return good
@@ -80,6 +87,7 @@ class WeightsWatch:
                 self.look()
                 self._refused = None
             except Exception as error:  # whatever it is, the old weights answer, and it is said
+                # The same error every few seconds would hide the rest of the log.
                 if str(error) != self._refused:  # said once, not every few seconds
                     is_known = isinstance(error, (AxcoreError, OSError))
                     LOGGER.warning(

@@ -33,10 +33,13 @@ from axcore.serving.worker_process import MEMORY_BYTES
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 """Who sent the request that is answered; `AccessMiddleware` sets it."""
 
+# Where the kernel's clock for processor time does
+# not end a worker, as when it sleeps, this one does.
 _START_S, _PATIENCE = 30, 20
 """A worker is killed after so many seconds, and so many for each second of processor time that it
 has: the kernel counts processor time, and a busy machine gives little of it."""
 
+# A reply is held in memory whole; a template can write much from little.
 _MOST_REPLY = 64 << 20
 _KNOWN_GRAMMARS = 1024
 """Number of grammars that are known to compile in time, those used last."""
@@ -63,6 +66,8 @@ class FairThreadPool:
     def __init__(self, num_threads: int) -> None:
         # One thread is left for others, whatever a client sends.
         self._most, self._most_each = num_threads, max(1, num_threads - 1)
+        # One fewer for each client than there are: with one client all but
+        # one are used, and nobody waits for a long job of somebody else.
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="axcore-request")
         self._running: Counter[str] = Counter()
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
@@ -91,14 +96,22 @@ class FairThreadPool:
             when_cancelled: Is called where nobody waits for the function any more while it runs.
             when_late: Is called with what the function returned after that.
         """
+        # Taken here, in the request's context; a callback has another one.
         client, loop = CLIENT.get(), asyncio.get_running_loop()
+        # Turns are given out on the event loop, and only then is a thread asked: the
+        # executor's own queue is first come, first served, and one client could fill it.
         await self._turn(client)
         future = self._threads.submit(function)
+        # By the future and not after `await`: a thread runs on when the
+        # request is cancelled, and its place is free only when it ends.
         future.add_done_callback(lambda _: _call_in(loop, partial(self._leave, client)))
         try:
+            # Cancelling it cancels a function that has not begun.
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             when_cancelled()
+            # What a function has made after nobody waited, such
+            # as queued requests, must be undone by somebody.
             future.add_done_callback(partial(_pass_result, when_late))
             raise
 
@@ -115,6 +128,8 @@ class FairThreadPool:
         try:
             await turn
         except asyncio.CancelledError:
+            # The set result and the cancellation can come in one
+            # turn of the loop; the place would be lost for good.
             if turn.done() and not turn.cancelled():  # its turn came in the same moment
                 self._leave(client)
             else:
@@ -126,7 +141,10 @@ class FairThreadPool:
 
     def _leave(self, client: str) -> None:
         self._running[client] -= 1
+        # `Counter` keeps zeros; adding an empty one drops them,
+        # or a server would remember every address it ever saw.
         self._running += Counter()  # drops clients that have nothing running
+        # In order of arrival, passing over clients that have their share already.
         for waiting in self._waiting:
             if self._may_run(waiting[0]) and not waiting[1].done():
                 self._waiting.remove(waiting)
@@ -161,6 +179,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
 
+    # A worker that is dropped with its pool, as in tests, must not live on.
     def __del__(self) -> None:
         self.kill()
         self.close()
@@ -175,9 +194,13 @@ class Worker:
             self._start()
         try:
             self._connection.send_bytes(pickle.dumps((seconds, values)))
+            # The timer in the worker counts processor time, and so is fair on a busy machine.
+            # This one, in wall-clock time, is for a worker that does not run at all.
             if not self._connection.poll(_START_S + _PATIENCE * seconds):
                 self.kill()
             # Reads values alone, where pickle would run what a reply says, and faster than JSON.
+            # A worker runs what clients send, so it counts
+            # as hostile: its replies are never unpickled.
             reply: dict[str, Any] = marshal.loads(self._connection.recv_bytes(_MOST_REPLY))
         except (EOFError, OSError) as error:
             raise WorkerEnded(_why(self.close(), seconds)) from error
@@ -185,6 +208,8 @@ class Worker:
             raise WorkerEnded(_TOO_MUCH_MEMORY)
         return reply
 
+    # Called from another thread than `call`, and on purpose without
+    # a lock: the pipe breaks, and `call` ends with EOFError.
     def kill(self) -> None:
         """End the process, and with it a `call` in another thread."""
         process = self._process
@@ -197,6 +222,7 @@ class Worker:
         if process is None:
             return 0
         self._connection.close()
+        # It has hung up, so it ends by itself in a moment, with the status that says why.
         try:
             return process.wait(1)
         except subprocess.TimeoutExpired:
@@ -207,6 +233,8 @@ class Worker:
         self._connection, theirs = Pipe()
         script = str(Path(__file__).with_name("worker_process.py"))
         with theirs:
+            # A new interpreter, not a fork: this process has threads and
+            # devices, and a fork copies locks that nobody will release.
             self._process = subprocess.Popen(
                 # -P: the script's folder has modules of this package, which are not top-level ones.
                 [sys.executable, "-P", script, str(theirs.fileno())],
@@ -214,6 +242,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the server, which drains first
             )
+        # The setup by the pipe, for it may be larger than a command line.
         self._connection.send_bytes(self._setup)
 
 
@@ -221,8 +250,10 @@ _TOO_MUCH_MEMORY = f"needs more than {MEMORY_BYTES >> 30} GiB of memory"
 
 
 def _why(status: int, seconds: float) -> str:
+    # Which limit ended it is in the signal; see `worker_process`.
     if status == -signal.SIGPROF:
         return f"takes more than {seconds:g} s of processor time"
+    # Deep recursion in C overflows the stack.
     if status == -signal.SIGSEGV:
         return "is nested too deep"
     if status == -signal.SIGABRT:  # how Rust ends where there is no memory
@@ -255,6 +286,8 @@ class Workers:
         mine: list[Worker] = []
 
         def work() -> dict[str, Any]:
+            # At the first job: a vocabulary's bytes take a while
+            # to list, and most servers never see a grammar.
             self._pickled = self._pickled or pickle.dumps(self._setup())
             worker = self._idle.pop() if self._idle else Worker(self._pickled)
             self._busy.append(worker)
@@ -264,9 +297,11 @@ class Workers:
             finally:
                 mine.clear()
                 self._busy.remove(worker)
+                # One that ended is kept too: it starts again at its next job.
                 self._idle.append(worker)
 
         def kill() -> None:
+            # `mine` is empty once the job is done: the worker may be another request's by then.
             for worker in tuple(mine):
                 worker.kill()
 
@@ -278,6 +313,8 @@ class Workers:
         for worker in tuple(self._busy):
             worker.kill()
         while self._idle:
+            # Idle ones hang up by the closed pipe; busy ones were
+            # killed above and are put here by their threads.
             self._idle.pop().close()
 
 
@@ -291,9 +328,12 @@ class RequestWork:
     """
 
     def __init__(self, tokenizer: Tokenizer, limits: Limits, *, max_bytes: int) -> None:
+        # Half of the cores: the engine's thread and the event loop need theirs.
         number = limits.num_workers or min(8, max(2, (os.cpu_count() or 1) // 2))
         self._tokenizer, self._limits, self._max_bytes = tokenizer, limits, max_bytes
         self.threads = FairThreadPool(number)
+        # Kinds have workers of their own: each keeps
+        # what it has set up, a template or a vocabulary.
         self.bodies = Workers(number, lambda: ("body", {}))
         self.templates = Workers(number, self._template_setup)
         self.grammars = Workers(number, self._grammar_setup)
@@ -313,6 +353,7 @@ class RequestWork:
             size: Letters or bytes that it reads.
             when_late: As `FairThreadPool.run`.
         """
+        # In the event loop: handing it to a thread would take longer than doing it.
         if size < SHORT:
             return function()
         return await self.threads.run(function, when_late=when_late)
@@ -369,6 +410,7 @@ class RequestWork:
         Raises:
             RequestError: It is wrong, or takes too much time, memory or text.
         """
+        # Grammars repeat: a program sends the same schema with each request.
         if grammar in self._known:
             self._known.move_to_end(grammar)
             return
@@ -379,6 +421,7 @@ class RequestWork:
                 where="grammar",
                 hint=f"shorten it; --set limits.max_grammar_bytes={size} changes a server's limit",
             )
+        # To source form here, as the worker imports neither jax nor the tokenizer.
         source = await self.threads.run(partial(grammar_source, grammar, self._tokenizer))
         seconds = self._limits.grammar_timeout_s
         try:
@@ -393,6 +436,7 @@ class RequestWork:
         if reply["said"]:
             raise wrong_grammar(grammar, reply["said"])
         self._known[grammar] = None
+        # The one that was used longest ago.
         if len(self._known) > _KNOWN_GRAMMARS:
             self._known.popitem(last=False)
 

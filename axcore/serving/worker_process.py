@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+# A vocabulary takes some hundred megabytes; what needs this much is an
+# attack or a mistake, and must not have the server killed by the kernel.
 MEMORY_BYTES = 2 << 30
 """Memory of a worker; what needs more fails."""
 
@@ -93,6 +95,8 @@ class GrammarJobs:
     def __init__(
         self, tokens: list[bytes], *, eos_id: int, bos_id: int | None, end_ids: tuple[int, ...]
     ) -> None:
+        # Imported here, before the memory limit: by then
+        # everything that a job needs has been loaded.
         library: Any = importlib.import_module("llguidance")
         from axcore.inference.token_bytes import TokenBytes
 
@@ -100,8 +104,10 @@ class GrammarJobs:
         wrapped = TokenBytes(tokens, eos_id=eos_id, bos_id=bos_id)
         self._library = library
         self._tokenizer = library.LLTokenizer(wrapped, eos_token=list(end_ids))
+        # Deep nesting must fail here, in a smaller stack than the server's.
         threading.stack_size(_STACK_BYTES)
 
+    # On a thread, as the size of the main thread's stack was set by the shell.
     def run(self, values: Any) -> dict[str, Any]:
         """Return what the library says of a grammar; nothing where it takes it."""
         said: list[str] = []
@@ -120,18 +126,24 @@ class GrammarJobs:
 
 def _serve(connection: Connection) -> None:
     """Run jobs until the server hangs up."""
+    # The setup comes from our own server and is the only
+    # thing that may be unpickled here, besides its jobs.
     kind, setup = pickle.loads(connection.recv_bytes())
     jobs: Jobs = {"body": BodyJobs, "template": TemplateJobs, "grammar": GrammarJobs}[kind](**setup)
+    # After the setup: address space counts, and libraries reserve a lot of it when they are loaded.
     if sys.platform == "linux":  # others refuse it, or do not enforce it
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     while True:
         seconds, values = pickle.loads(connection.recv_bytes())
         # The default action of SIGPROF ends the process, whatever it is computing.
         signal.setitimer(signal.ITIMER_PROF, seconds)
+        # Nothing but memory is caught. A bug ends the
+        # process, and the server says what the status was.
         try:
             reply = jobs.run(values)
         except MemoryError:
             reply = {"memory": MEMORY_BYTES}
+        # Off before replying, or the next job would begin with what this one left of the time.
         signal.setitimer(signal.ITIMER_PROF, 0)
         connection.send_bytes(marshal.dumps(reply))
 
@@ -146,8 +158,10 @@ def _without_init(root: Path, *packages: str) -> None:
 
 def main() -> None:
     """Run the jobs that come by the file descriptor which the command line names."""
+    # No core dumps: they would hold the texts of clients, gigabytes of them.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     root = Path(__file__).parents[2]
+    # At the end of the path, so that nothing in the checkout shadows an installed library.
     sys.path.append(str(root))
     _without_init(root, "data", "inference", "serving")
     with contextlib.suppress(EOFError, OSError), Connection(int(sys.argv[1])) as connection:

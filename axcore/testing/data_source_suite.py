@@ -141,7 +141,7 @@ class DataSourceSuite(Suite):
         outside = [name for name in names if ".." in Path(name).parts]
         assert not outside, f"names lead out of a folder, so they depend on it: {outside[:3]}"
         for document in documents:
-            assert isinstance(document.text, str), f"the text of {document.name} is no str"
+            assert isinstance(document.text, str), f"the text of {document.name} is not a str"
             document.text.encode()  # a lone half of a surrogate pair ends a run in the tokenizer
 
     def test_description_is_one_line(self, source_config: Any) -> None:

@@ -34,7 +34,7 @@ class StorageSuite(Suite):
     def make(self, record: CheckpointStorage, folder: Path) -> str:
         """Return a place as `record.fn` takes it, all of whose files are below `folder`.
 
-        Override where it is no directory.
+        Override where it is not a directory.
         """
         return str(folder / "steps")
 

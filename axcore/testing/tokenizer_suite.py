@@ -94,7 +94,7 @@ class TokenizerSuite(Suite):
             specials["bos_id"] = tokenizer.bos_id
         used = {int(one) for tokens in tokenizer.encode_many(self.texts) for one in tokens}
         for name, number in specials.items():
-            assert 0 <= number < tokenizer.vocab_size, f"{name} is {number}, which is no token"
+            assert 0 <= number < tokenizer.vocab_size, f"{name} is {number}, which is not a token"
             assert number not in used, f"{name} is {number}, which is a token of a text, too"
             text = tokenizer.decode([number])
             assert text == "", f"{name} is decoded as {text!r}; special tokens have no text"

@@ -42,6 +42,7 @@ def check_micro_batches(cfg: Any, batch: BatchSpec) -> None:
     rows, count = batch.num_rows, cfg.num_micro_batches
     if rows % count == 0:
         return
+    # The next smaller number that works, to be copied from the hint.
     fitting = max(n for n in range(1, count) if rows % n == 0)
     raise ConfigError(
         f"a batch of {rows} rows does not divide into {count} micro-batches",
@@ -58,6 +59,7 @@ def check_gradient_norms(cfg: Any) -> None:
         ConfigError: They would be measured at others.
     """
     every, log = cfg.logging.gradient_norms_every_steps, cfg.logging.every_steps
+    # `every` 0 is a multiple of all.
     if every % log:
         raise ConfigError(
             f"{every} is not a multiple of logging.every_steps, {log}: no log line has the norms",
@@ -105,6 +107,7 @@ def check_libraries(cfg: Any) -> None:
     for record in records:
         field = "writers" if isinstance(record, MetricWriter) else "observers"
         library = record.library if record.key in getattr(cfg.logging, field) else ""
+        # `find_spec` does not import it: a board's library takes seconds, and may start threads.
         if library and importlib.util.find_spec(library) is None:
             package = f'"axcore[{EXTRAS[library]}]"' if library in EXTRAS else library
             raise ConfigError(
@@ -168,6 +171,8 @@ def check_sharding_rules(cfg: Any, specs: Any, batch: BatchSpec) -> None:
                         where=f"sharding.{field}",
                         hint=suggest_names(name, MESH_AXES),
                     )
+        # Activations' axes are names that layers choose; those of
+        # parameters are known, so a rule for another one is a typo.
         for axis in () if field == "activation_rules" else getattr(cfg.sharding, field) or ():
             if axis not in had and axis not in PARAM_RULES:
                 raise ShardingError(
@@ -177,6 +182,8 @@ def check_sharding_rules(cfg: Any, specs: Any, batch: BatchSpec) -> None:
                 )
     known = sorted({*ACTIVATION_RULES, *had, *batch.axis_sizes()})
     for axis in cfg.sharding.activation_rules:
+        # A name of a layer's own is fine; one that is almost
+        # a usual one is a typo that would split nothing.
         near = did_you_mean(axis, known, max_names=1)
         if axis not in known and near is not None:
             raise ShardingError(
@@ -195,6 +202,8 @@ def check_mesh_is_used(cfg: Any, batch: BatchSharding, specs: Any) -> None:
     mesh = batch.mesh
     params = param_shardings(specs, cfg.sharding.param_rules, mesh)
     optimizer = optimizer_shardings(cfg, specs, mesh)
+    # An axis that splits nothing is not wrong by itself, but always a
+    # mistake: its devices repeat each other's work, and the bill is the same.
     for name in unused_mesh_axes((params, optimizer, batch.shardings), mesh):
         use = _USES.get(name, "a rule that splits something over it")
         raise ShardingError(
@@ -217,6 +226,7 @@ def check_quantization_schemes(cfg: Any, hardware: Hardware) -> None:
     problems = {
         scheme.name: reason
         for scheme in schemes
+        # A pinned kernel has its own check, and may emulate what the hardware lacks.
         if scheme.op not in cfg.kernels.pins
         and (reason := scheme.unsupported_hardware_reason(hardware)) is not None
     }

@@ -55,9 +55,13 @@ class KeptSteps:
             return None
         try:
             kept = pickle.loads(path.read_bytes())
+            # By time and size of every file that was loaded: what the trace read
+            # cannot be known in more detail, and hashing all files takes longer.
             if kept["files"] != versions_of(kept["files"]):
                 return None
             return KeptStep(load_program(kept["program"], devices), kept["plan"])
+        # A step that cannot be loaded costs a compilation and
+        # nothing else; unpickling raises whatever it likes.
         except Exception as error:  # whatever pickle and the devices may raise
             warnings.warn(f"the kept step is made again: {error!r}", stacklevel=2)
             return None
@@ -73,8 +77,12 @@ class KeptSteps:
             plan: The kernels that were chosen meanwhile.
             options: Those of the compiler.
         """
+        # jax may read the program from its own cache while compiling; such
+        # a program cannot be dumped again on CPU (see `dump_program`).
         with recording_cached_programs() as cached:
             compiled = lowered.compile(compiler_options=options)
+        # After compiling, and apart from it: an error of the
+        # compiler is the user's, one of keeping is only a warning.
         try:
             program = dump_program(compiled, cached)
             if program is not None:
@@ -84,6 +92,7 @@ class KeptSteps:
         return compiled
 
     def _write(self, path: Path, program: bytes, plan: KernelPlan) -> None:
+        # After the trace, so that all modules that it used are loaded.
         kept = {"files": versions_of(files_of_modules()), "plan": plan, "program": program}
         write_whole(path, pickle.dumps(kept))
 
@@ -91,6 +100,7 @@ class KeptSteps:
         return self._folder / hashlib.sha256(description.encode()).hexdigest()
 
 
+# A copy of the values, for another thread may import meanwhile.
 def files_of_modules() -> set[str]:
     """Return the files of all modules that are loaded."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
@@ -178,12 +188,14 @@ class StepCompiler:
     @cached_property
     def lowered_step(self) -> Any:
         """The step traced for the state and the batch that it runs on, not yet compiled."""
+        # The mesh is set for sharding constraints by name, which ops use inside.
         with jax.set_mesh(self.mesh):
             return self.jitted_step.lower(self.abstract_state(), self.batch.abstract())
 
     @cached_property
     def compiled_step(self) -> Any:
         """The step compiled for the state and the batch that it runs on."""
+        # Not even traced: the plan was kept with it.
         if self._kept_step is not None:
             return self._kept_step.compiled
         options = dict(wanted_compiler_options(self.hardware)) or None
@@ -215,6 +227,7 @@ class StepCompiler:
         return KernelPolicy.of(self.config, self.hardware)
 
     def _jitted(self, name: str, fn: Any, **options: Any) -> Any:
+        # The step is traced by whoever asks first: `lower`, a test, or a call.
         """Return a function jitted, to be traced under the run's mesh, rules and policy."""
         cfg = self.config
         activations = ActivationSharding(
@@ -245,11 +258,14 @@ class StepCompiler:
         if self._kept_steps is None:
             return None
         found = self._kept_steps.find(self._description, list(self.mesh.devices.flat))
+        # All or none: a process that compiles would wait
+        # in XLA's own exchange for those that do not.
         return found if all(all_gather_object("kept steps", lambda: found is not None)) else None
 
     @property
     def _description(self) -> str:
         """What the step is compiled from, but for code and what a launch never changes."""
+        # Numbers of processes too, as each one's program addresses its own devices.
         place = f"process {jax.process_index()} of {jax.process_count()}"
         parts = (render_config(self.config), self.hardware.name, place, self.mesh.devices.tolist())
         return "\n".join(map(str, parts))

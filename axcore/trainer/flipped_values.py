@@ -24,6 +24,7 @@ from axcore.module import ParamSpec
 from axcore.trainer.guards import RollbackRequest
 from axcore.trainer.step import TrainState
 
+# A mebibyte of float32.
 _PIECE = 1 << 18
 """Elements that are widened to float32 at a time, which stay in a cache."""
 
@@ -60,12 +61,15 @@ class FlippedValues:
         large = [name for name, found in sums.items() if self._is_flipped(name, found)]
         leaves = name_leaves(state)
         own = [(name, repr(_largest(leaves[name]))) for name in large]
+        # In all processes together, as all must roll back or none.
         every = all_gather_object("looking for flipped bits", lambda: own)
         flipped = dict(pair for pairs in every for pair in pairs)
         if flipped:
             name, value = next(iter(flipped.items()))
             more = f", and {len(flipped) - 1} more arrays" if len(flipped) > 1 else ""
             raise RollbackRequest(
+                # The square of a value above 1.8e19 overflows float32, which is what the sum of
+                # squares shows. A flipped top bit of an exponent multiplies by 2**64 or more.
                 f"{name} holds {float(value):.3g} at step {step}{more}, and nothing above 1.8e19 "
                 f"at step {self._step}, as where a bit flips in memory: it was not saved",
                 skips_data=False,
@@ -73,6 +77,8 @@ class FlippedValues:
         self._step, self._sums = step, sums
 
     def _is_flipped(self, name: str, now: float) -> bool:
+        # A comparison with the last whole state: a model
+        # with such values from the start is nobody's fault.
         before = self._sums[name]
         # Moments begin at 0, which says nothing of how large their gradients are.
         is_known = name.startswith("model.") or before > 0
@@ -83,10 +89,13 @@ class FlippedValues:
         leaves = name_leaves(state).items()
         judged = {name: leaf for name, leaf in leaves if self._is_judged(name, leaf)}
         shards = {name: list(_shards(leaf)) for name, leaf in judged.items()}
+        # Copies to the host that the save makes anyway, begun together.
         for data in itertools.chain(*shards.values()):
             data.copy_to_host_async()
+        # numpy's dot runs without the GIL.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             of_shards = {
+                # Only what this process saves, so each array is looked at once in all.
                 name: [pool.submit(_square_sum, np.asarray(data)) for data in pieces]
                 for name, pieces in shards.items()
             }

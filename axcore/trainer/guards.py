@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
 
 
+# Not an error: nothing failed in Python's sense, and nobody but the loop may catch it.
 class RollbackRequest(Exception):  # noqa: N818 - a request, which ends no run
     """Asks the loop to go back to a checkpoint, and to train on from there.
 
@@ -138,6 +139,8 @@ class Guards(Guard):
 
     def reason_to_stop(self, step: int) -> str:
         """Return the first reason of a guard; "" where none has any."""
+        # The first in order decides, so that all processes
+        # report one reason; a generator asks no guard after it.
         return next(filter(None, (guard.reason_to_stop(step) for guard in self._guards)), "")
 
     def measured(self, step: int, state: TrainState) -> Mapping[str, float]:
@@ -182,6 +185,7 @@ class EarlyStopping(Guard):
         Raises:
             ConfigError: There is no validation data.
         """
+        # Found out before training: to learn it at the first evaluation costs hours.
         if next(iter(trainer.data.validation()), None) is None:
             raise ConfigError(
                 "early stopping needs validation data, and there is none",
@@ -189,9 +193,12 @@ class EarlyStopping(Guard):
                 hint="--set data.validation_fraction=0.1, or take the guard out",
             )
         name = self.config.metric
+        # By process 0, for all: the file may show to other hosts with a delay,
+        # and processes that stop at different steps wait for each other for ever.
         found: dict[str, Any] = broadcast_object(
             "reading validation metrics",
             lambda: {
+                # As text: JSON has no integer keys, and nan would not come back.
                 str(line["step"]): str(line[name])
                 for line in read_json_lines(directory / METRICS_NAME)
                 if line.get("split") == "validation" and name in line
@@ -217,8 +224,11 @@ class EarlyStopping(Guard):
     def reason_to_stop(self, step: int) -> str:
         """Return which value of which step was not surpassed for how long."""
         cfg = self.config
+        # Their values belong to a history that ended.
         if max(self._values, default=0) > step:  # a run that went back evaluates later steps again
             self._values = {one: value for one, value in self._values.items() if one <= step}
+        # Only where an evaluation has just been: a run that resumes between two
+        # would otherwise stop at another step than one without an interruption.
         if step not in self._values:
             return ""
         best, best_step, num_worse = math.inf, step, 0
@@ -271,6 +281,8 @@ class SpikeRollback(Guard):
             RollbackRequest: It is a spike.
         """
         cfg, loss = self.config, metrics["loss"]
+        # A step that is not finite changed nothing, and its nan
+        # in the window would make every later comparison false.
         if not np.isfinite(loss):
             return
         if len(self._losses) == cfg.window:
@@ -282,4 +294,5 @@ class SpikeRollback(Guard):
                     f"{cfg.window} log lines",
                     steps=cfg.steps,
                 )
+        # After the comparison: a spike must not widen the deviation that it is measured by.
         self._losses.append(loss)

@@ -110,19 +110,27 @@ class TrainLoop:
             KeyboardInterrupt: Ctrl-C asked to stop.
             SystemExit: SIGTERM, SIGHUP or a preemption notice did; its code is 143.
         """
+        # Left in the reverse order: signals first, so that Ctrl-C acts as usual
+        # while the rest closes; the checkpointer last, since it may wait for a save.
         with (
             self.saver.checkpointer,
             closing(self.saver.snapshots),
             closing(self.at.batches),
             StopSignals(notice=self.cfg.preemption_notice, may_end=self._has_no_step) as stop,
         ):
+            # Before `announce`, which reports the step that the run begins at.
             self.recovery.resume(from_step, launch)
             announce(self.trainer, self.run_directory, self.emit, step=self.at.step)
+            # After it: guards read files that belong to the present history.
             self.guards.on_start(self.trainer, self.run_directory.path)
             while (request := self._train_until_rollback(stop)) is not None:
                 self.recovery.rollback(request)
             self.emit(PhaseStarted("save"))
+            # Inside, while signals are still caught: a
+            # second SIGTERM must not cut off the last save.
             self.saver.finish()
+            # A collective, asked by every process even where it
+            # is not needed, or those that need it would wait.
             stopped_by = None if returns_when_stopped else stop.agreed()
         return self._finish(stopped_by)
 
@@ -137,6 +145,7 @@ class TrainLoop:
 
     def _train(self, stop: StopSignals) -> None:
         """Train, log, evaluate and save, step by step."""
+        # A run that is complete starts no data workers and compiles nothing.
         if self._is_over():
             return
         at, log, saver = self.at, self.log, self.saver
@@ -144,29 +153,42 @@ class TrainLoop:
         self._update_policy()  # after each restore, whatever it was for
         at.batches.start()
         train_step = self.trainer.compiler.compiled_step
+        # The state that training begins from, while it is there: the first step takes its memory.
         saver.flipped.take(at.step, at.state)
         log.timer.start()
         while not self._is_over() and not stop.should_stop(at.step):
             batch = self._next_batch()
             self.emit(PhaseStarted("step"))
+            # The old state is donated: its buffers are the new one's.
+            # Whatever must see the old state has to do so before this line.
             at.state, metrics = train_step(at.state, batch)
+            # Counted when dispatched, not when done: the devices are a step or more behind,
+            # and waiting for them here would leave them idle while the next batch is made.
             at.step += 1
             log.add(metrics)
+            # Before metrics are fetched, so that a guard that
+            # only adds to the queue of the devices costs no wait.
             at.state = self.guards.on_state(at.step, at.state)
             self._update_policy()  # after guards, which may put another state in its place
+            # Looks whether a save has ended, and does not wait for it.
             saver.report()
             is_last = at.step == self.cfg.max_steps
             if at.step % self.cfg.logging.every_steps == 0 or is_last:
                 self._log()
+                # Also where nothing was fetched: windows end at
+                # the same steps in a run that was interrupted.
                 at.window = LossWindow()
             if at.step % self.cfg.eval_every_steps == 0 or is_last:
                 self._evaluate()
             self._measure()
+            # `|=`: a save that was put off because a step was skipped stays due.
             saver.is_due |= saver.checkpointer.is_due(at.step) or is_last
             if saver.is_due:
                 self._save()
+            # The last step is saved to the disk anyway.
             if saver.snapshots.is_due(at.step) and not is_last:
                 self._take_snapshot()
+        # It was stopped: what it did since the last log line is worth a line and a save.
         if at.step < self.cfg.max_steps:
             self._log()
             self._save()
@@ -179,6 +201,7 @@ class TrainLoop:
 
     def _is_over(self) -> bool:
         """Whether all steps are done, or a guard has a reason to stop before."""
+        # Without asking the guards: all steps done is complete, and needs no other reason.
         if self.at.step >= self.cfg.max_steps:
             return True
         self.stop_reason = self.guards.reason_to_stop(self.at.step)
@@ -195,20 +218,26 @@ class TrainLoop:
     def _next_batch(self) -> Any:
         self.emit(PhaseStarted("data_wait"))
         batch = self.guards.on_batch(self.at.step + 1, next(self.at.batches))
+        # Kept for `axcore` to look at later: most faults of data show in the first batch.
         if self.at.step == 0 and is_process_zero():
             keep_first_batch(self.run_directory.path, batch)
         return self.trainer.batch_sharding.device_put(batch)
 
     def _log(self) -> None:
         """Write a log line of the steps since the last one, which waits for the devices."""
+        # After a log step at the very end there may be nothing new.
         fetched = self.log.fetch()
         if not fetched:
             return
+        # Before the line is written: a rollback must find
+        # the last save marked as good by these very steps.
         self.recovery.count(fetched)
         values = self.log.line(fetched, self.at.batches.waited_s)
+        # Written before guards see it: the line that made one roll back is what people look for.
         self.log.write("train", values)
         self.emit(StepsDone(step=self.at.step, metrics=values))
         self.guards.on_metrics(self.at.step, values)
+        # After the guards, whose reasons say more than that steps were skipped.
         self.recovery.check()
         self.log.timer.next_line()
 
@@ -236,6 +265,8 @@ class TrainLoop:
 
         A state on which a step was skipped may be damaged; it takes no good one's place.
         """
+        # The same step twice is refused by the checkpointer,
+        # and a stop right after a save comes here.
         if self.at.step != self.saver.saved_step and self._is_good():
             self.emit(PhaseStarted("save"))
             with self.log.timer.paused():
@@ -251,8 +282,11 @@ class TrainLoop:
     def _is_good(self) -> bool:
         """Whether the newest step was applied, or the evaluation at the end is finite."""
         if self.at.pending:
+            # Waits for the devices, but only at a step that
+            # is saved, which reads the whole state anyway.
             return bool(jax.device_get(self.at.pending[-1].is_applied))
         is_last = self.at.step == self.cfg.max_steps
+        # At the very end no step follows that could show the state to be good; an evaluation can.
         is_evaluated = is_last and math.isfinite(self.validation.get("loss", math.nan))
         return self.recovery.skipped.in_a_row == 0 or is_evaluated
 
@@ -261,14 +295,19 @@ class TrainLoop:
 
         Its first step may wait for a process that computes something else, or not at all.
         """
+        # In a run of one process Ctrl-C during the first step is handled as soon as Python is back.
         return process_count() > 1 and not self.log.has_step()
 
     def _finish(self, stopped_by: signal.Signals | None) -> TrainResult:
         """Report how the run ended, or end the process as the signal that stopped it does."""
         at, directory = self.at, self.run_directory.path
+        # First: a directory that was moved away meanwhile
+        # would be made again, half of it, by what follows.
         check_is_there(directory)
         is_complete = at.step >= self.cfg.max_steps or bool(self.stop_reason)
         _keep_stop_reason(directory, at.step, self.stop_reason)
+        # A run that resumes at its end evaluates again, for its
+        # result. Not where a signal wants the process gone.
         if is_complete and not self.validation and stopped_by is None:
             self.validation = self._evaluated()
         self.emit(PhaseStarted("idle"))
@@ -277,6 +316,7 @@ class TrainLoop:
             # A subclass of KeyboardInterrupt would not end the process as Ctrl-C does, and a loop
             # of a shell around it would continue.
             is_interrupt = stopped_by is signal.SIGINT
+            # Raised after everything is closed and on the disk.
             raise KeyboardInterrupt if is_interrupt else SystemExit(TERMINATED)
         return TrainResult(
             at.step,
@@ -310,6 +350,7 @@ def announce(trainer: "Trainer", run: LockedRun, emit: Observers, *, step: int) 
     init_from = trainer.config.init_from
     if is_process_zero():
         record_run_start(
+            # Process 0 writes; the values above come from calls that all processes make.
             run.path,
             step=step,
             changes=run.changes,
@@ -350,6 +391,7 @@ def _initial_weights(trainer: "Trainer", directory: Path, step: int) -> str:
     A run that starts again from its first state reads nothing a second time.
     """
     kept = directory / _INITIAL_WEIGHTS_NAME
+    # `kept.exists()`: going back to the first state is no second reading.
     if trainer.config.init_from is None or step or not is_process_zero() or kept.exists():
         return ""
     table = trainer.initial_weights.table()

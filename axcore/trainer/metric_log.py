@@ -19,6 +19,8 @@ from axcore.trainer.step import StepMetrics
 if TYPE_CHECKING:
     from axcore.trainer.trainer import Trainer
 
+# Enough for the host to prepare several batches ahead. More would
+# hold the memory of more batches, and see a stop or a nan later.
 _MAX_STEPS_IN_FLIGHT = 8
 """How many steps the devices may be behind the host: enough to never wait for it."""
 
@@ -47,6 +49,7 @@ class StepTimer:
         """Time nothing within: it is not a part of any step."""
         started = time.perf_counter()
         yield
+        # Moved by what was within, so that the clock looks as if it had stopped.
         self._since += time.perf_counter() - started
 
     def metrics(self, num_steps: int, batch: BatchSpec, waited_s: float) -> dict[str, float]:
@@ -97,12 +100,14 @@ class MetricLog:
         # With more steps that are dispatched and not done, the threads of several processes'
         # devices may wait for one another for ever.
         if len(pending) > _MAX_STEPS_IN_FLIGHT:
+            # Waits for the step that far back, while those after it keep the devices busy.
             pending[-1 - _MAX_STEPS_IN_FLIGHT].is_applied.block_until_ready()
             self.is_step_done = True
 
     def has_step(self) -> bool:
         """Whether a step of this process is done; may be asked from another thread."""
         pending: list[Any] = self._position.pending[:1]
+        # `is_ready` and no wait: another thread asks while the main one may be stuck.
         return self.is_step_done or any(one.is_applied.is_ready() for one in pending)
 
     def fetch(self) -> list[StepMetrics]:
@@ -112,8 +117,11 @@ class MetricLog:
         too, as in a run that is not.
         """
         position = self._position
+        # One transfer for all; each by itself would wait for the devices again.
         fetched: list[StepMetrics] = jax.device_get(position.pending)
         if fetched:
+            # After `device_get`, which waits for the steps:
+            # the time is theirs, not that of their dispatch.
             self.timer.stop()
             self.is_step_done = True
             position.pending.clear()
@@ -131,6 +139,7 @@ class MetricLog:
         trainer, position, last = self._trainer, self._position, fetched[-1]
         batch = trainer.batch_spec
         skipped = int(jax.device_get(position.state.skipped))
+        # See `TrainStep.__call__`.
         num_updates = position.step - skipped  # a skipped step does not move the schedule on
         return {
             **position.window.metrics(batch.loss_groups),
@@ -145,5 +154,6 @@ class MetricLog:
 
     def write(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Write a line of metrics of the present step."""
+        # A directory that was moved away would otherwise be made again, with half a log.
         check_is_there(self._directory)
         self._writers.write(self._position.step, split, metrics)

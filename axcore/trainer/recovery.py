@@ -61,27 +61,40 @@ class Recovery:
             launch: Which launch this start is of; only the first start of one goes back.
         """
         saver = self._saver
+        # Always, also where a checkpoint is asked for: this is a meeting of all processes.
         saver.open_snapshots()
+        # A launch restarts its processes with the same arguments. Only the first of
+        # them goes back, or each crash would throw away all that was trained since.
         if from_step is not None and from_step != saver.launches.get(launch):
             self._restore(step=from_step or None)
+            # Noted before `reset_to`, which records both in one
+            # file: a crash between them must not go back twice.
             saver.launches |= {launch: from_step} if launch else {}
             saver.reset_to(from_step)
         elif not self._resume_from_snapshot():
             self._restore(at_or_before=saver.newest_saved())
+        # Whatever was restored, snapshots after it are of
+        # steps that will be made again with other numbers.
         saver.forget_later_snapshots()
 
     def rollback(self, request: RollbackRequest) -> None:
         """Go back to the newest known good checkpoint that is old enough for a request."""
         position, from_step = self._position, self._position.step
+        # The data's position before the restore, which overwrites it.
         data = position.batches.get_state()
         good = self._known_good(request, from_step - request.steps)
         suspects = self.suspects(good or 0)
+        # Before anything is restored or set aside: a run
+        # that gives up leaves the directory as it found it.
         self._rollbacks.check_budget(request, step=from_step, good=good, suspects=suspects)
         self._restore(at_or_before=good)
         self._saver.reset_to(position.step)
         if request.skips_data:
+            # After `_restore`, which sets the checkpoint's own position.
             position.batches.set_state(data)
         ends = {"from_step": from_step, "step": position.step}
+        # Recorded after `reset_to`: without the record a run that is killed in
+        # between resumes from the older step, and only reads the bad data once more.
         self._rollbacks.add(request, **ends, data=data if request.skips_data else None)
         self._emit(RolledBack(**ends, reason=str(request), skips_data=request.skips_data))
 
@@ -90,6 +103,7 @@ class Recovery:
         saved, skipped = self._saver.saved_step, self.skipped
         was_good = skipped.newest_applied > saved
         skipped.add(bool(metrics.is_applied) for metrics in fetched)
+        # `not was_good`: once for each save, at the first step that was applied after it.
         if saved and skipped.newest_applied > saved and not was_good:
             self._saver.checkpointer.mark_good(saved)
 
@@ -129,6 +143,7 @@ class Recovery:
         saver, position = self._saver, self._position
         is_first = step is None and at_or_before is None
         self._emit(PhaseStarted("start" if is_first else "restore"))
+        # The state goes before the new one comes: devices of a large model have no room for two.
         position.release()
         if is_first:
             position.state, position.step = self._trainer.first_state(), 0
@@ -161,6 +176,7 @@ class Recovery:
         self._saver.check_is_own(restored, place)
         # After a rollback that skipped data, the position that the checkpoint has is the old one.
         data = self._rollbacks.data_after(position.step)
+        # The record wins: it is newer than the checkpoint.
         position.batches.set_state(restored.extra["data"] if data is None else data)
         # A checkpoint that an older axcore wrote has none: its first line has the steps since it.
         window = restored.extra.get("window")
@@ -174,6 +190,7 @@ class Recovery:
         values may all be finite, every step is skipped.
         """
         checkpointer = self._saver.checkpointer
+        # A save or a mark in flight may be the very step that is looked for.
         checkpointer.wait()
         good, saved = checkpointer.known_good(), checkpointer.steps()
         found = max((step for step in good if step <= at_or_before), default=None)
@@ -211,6 +228,7 @@ class Rollbacks:
         self._path = directory / ROLLBACKS_NAME
         self._budget = budget
         self._window_steps = window_steps
+        # Read once, by process 0: all processes must count the same rollbacks.
         self._done = broadcast_object("reading rollbacks", lambda: read_json_lines(self._path))
 
     def check_budget(
@@ -227,6 +245,7 @@ class Rollbacks:
         Raises:
             TrainingError: It did so too often in the window.
         """
+        # By steps, not by time: a slow run may go back as often as a fast one.
         recent = [one for one in self._done if one["from_step"] > step - self._window_steps]
         if len(recent) < self._budget:
             return
@@ -250,12 +269,14 @@ class Rollbacks:
         """
         time = datetime.now(UTC).isoformat(timespec="seconds")
         one = {"time": time, "from_step": from_step, "step": step, "reason": str(request)}
+        # In memory too, as the file is not read again within this start.
         self._done.append({**one, "data": data})
         if is_process_zero():
             append_json_line(self._path, self._done[-1])
 
     def data_after(self, step: int) -> Any:
         """Return where the data continues after a step that the run went back to, None if not."""
+        # The last entry: a run may go back to one step several times, each time with newer data.
         found = [one["data"] for one in self._done if one["step"] == step]
         return found[-1] if found else None
 
@@ -276,6 +297,8 @@ class SkippedSteps:
         self._window: deque[bool] = deque(maxlen=window_steps)
 
     def resume_at(self, step: int) -> None:
+        # The window is kept across a rollback, so that a run
+        # that rolls back again and again runs out of it.
         """Follow from another step on; those of the window still count."""
         self.newest_applied, self.in_a_row = step, 0
 
@@ -299,6 +322,7 @@ class SkippedSteps:
             TrainingError: Too many in the window.
         """
         step = self.newest_applied + self.in_a_row
+        # In a row first, which a rollback may cure; spread over a window they point at settings.
         if self.in_a_row > self._max_in_a_row:
             raise RollbackRequest(
                 f"{self.in_a_row} steps in a row had {what}, which is more than "

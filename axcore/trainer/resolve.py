@@ -103,6 +103,8 @@ def resolve(
     changes: list[ResolvedChange] = []
 
     def step(cfg: Any, origin: str, change: Callable[[Any], Any]) -> Any:
+        # Each field remembers which step set it, for errors
+        # and for whoever asks where a value is from.
         with setting_from(Origin(origin)):
             after = change(cfg)
         changes.extend(ResolvedChange(one, origin) for one in diff_config(cfg, after))
@@ -115,12 +117,17 @@ def resolve(
         return cfg
 
     modifiers, variants = _split_modifiers(modify)
+    # The base model first: variants and rules change what is there.
     result = step(cfg, "init_from", lambda cfg: with_base_model(cfg, overrides))
     result = by_name(result, variants)
+    # A rule is asked for only where the command line does
+    # not name the mesh: it may not exist for this hardware.
     rule = _mesh_rule(result, hardware, is_needed=not _sets_mesh(overrides))
     if rule is not None:
         origin = f"{_MESH_RULE} {rule.match!r} of {rule.plugin or 'the experiment'}"
         result = step(result, origin, lambda cfg: _apply_rule(cfg, rule, hardware))
+    # Modifiers after the mesh rule, since some depend on
+    # the mesh; `--set` last, as the user has the last word.
     result = by_name(result, modifiers)
     result = step(result, "--set", lambda cfg: apply_overrides(cfg, overrides))
     return ResolvedConfig(config=result, hardware=hardware, changes=tuple(changes))
@@ -139,6 +146,8 @@ def with_base_model(cfg: Any, overrides: Sequence[str] = ()) -> Any:
     """
     if cfg.init_from is None:
         return cfg
+    # Where the source is must be known before it can say
+    # what the model is; all other overrides come last.
     named = [text for text in overrides if text.strip().startswith("init_from.")]
     cfg = apply_overrides(cfg, named)
     return cfg.init_from.completed(cfg)

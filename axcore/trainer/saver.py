@@ -51,12 +51,15 @@ class Position:
 
     def release(self) -> None:
         """Free the memory of the state, for the one to come: two would not fit."""
+        # Both names hold the arrays; one that is left would keep all of them alive.
         self.state = self.policy.state = None
         self.pending.clear()
 
     def extra(self, identity: Any) -> dict[str, Any]:
         """Return what is saved besides the state; the window with the steps that are pending."""
+        # A copy: the save must not change what the next log line is made of.
         window = LossWindow.from_json(self.window.as_json())
+        # One fetch for all: each transfer by itself costs a round trip to the device.
         for losses, groups in jax.device_get([(m.losses, m.group_losses) for m in self.pending]):
             window.add(losses, groups)
         return {
@@ -95,6 +98,8 @@ class Saver:
         self._guards = guards
         self._emit = emit
         self.position = position
+        # Asked together by all processes: the number is part of
+        # the tag of snapshots, so it must be the same in all.
         self._num_resets, self.launches = broadcast_object(
             "reading rewinds", lambda: recorded_rewinds(run.path)
         )
@@ -102,18 +107,24 @@ class Saver:
     def save(self) -> None:
         """Save a checkpoint; a guard that raises keeps it from being saved."""
         step, state = self.position.step, self.position.state
+        # First: a guard that raises has decided about this
+        # save, and the next one comes when it is due.
         self.is_due = False
         # Checked before it is written: a damaged state would take the place of a good one, as only
         # so many checkpoints are kept.
         self._guards.on_save(step, state)
         self.flipped.check(step, state)
         self.checkpointer.save(step, state, self.position.extra(self._identity))
+        # When begun, not when committed: `count` marks the step
+        # good by it, and the mark waits for the commit anyway.
         self.saved_step = step
+        # `save` has waited for the one before it.
         self.report()
 
     def take_snapshot(self) -> None:
         """Keep the state in host memory; what was saved just now was checked by that."""
         step, state = self.position.step, self.position.state
+        # A step that was saved just now was checked a moment ago.
         if step != self.saved_step:
             self._guards.on_save(step, state)
             self.flipped.check(step, state)
@@ -121,12 +132,14 @@ class Saver:
 
     def report(self) -> None:
         """Report the checkpoints that are on the disk by now."""
+        # On the training thread, not on the one that saves: observers need no locks.
         for step in self.checkpointer.newly_committed():
             self.record(step)
             self._emit(CheckpointSaved(step=step))
 
     def record(self, step: int) -> None:
         """Record which checkpoint is the newest, so that losing it is noticed."""
+        # A run directory that was moved away would otherwise be made again, with this one file.
         check_is_there(self._directory)
         if is_process_zero():
             went_back = (self._num_resets, self.launches)
@@ -136,6 +149,7 @@ class Saver:
         """Wait until all is on the disk; the snapshots of a state that is saved are deleted."""
         self.checkpointer.wait()
         self.report()
+        # Not where a stop came between two saves: the snapshot is then the newest state there is.
         if self.position.step == self.saved_step:
             self.snapshots.delete()
 
@@ -161,6 +175,7 @@ class Saver:
 
     def restore_snapshot(self, template: Any) -> Restored | None:
         """Return the newest state in host memory, if it is newer than all checkpoints."""
+        # What a snapshot must surpass.
         self.saved_step = max(self.checkpointer.steps(), default=0)
         return self.snapshots.restore(template, newer_than=self.saved_step)
 

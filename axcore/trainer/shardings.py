@@ -67,6 +67,8 @@ class BatchSharding:
         for axis, size, entry in zip(array.axes, array.shape, parts, strict=True):
             names = (entry,) if isinstance(entry, str) else entry or ()
             ways = math.prod(self.mesh.shape[name] for name in names)
+            # Here, with the field's name: jax would pad
+            # or refuse, and name a dimension of an array.
             if size % ways:
                 raise self._indivisible(str(axis), size, names, ways)
         return NamedSharding(self.mesh, parts)
@@ -95,7 +97,9 @@ class BatchSharding:
     def shard(self) -> BatchShard:
         """Which rows of each batch this process reads."""
         (_, array), sharding = self.spec.leaves()[0], jax.tree.leaves(self.shardings)[0]
+        # By one array: all of a batch have the same rows.
         indices = sharding.addressable_devices_indices_map(array.shape)
+        # None is a device that holds nothing of it.
         held = (index[0] for index in indices.values() if index is not None)
         return shard_from_rows(held, array.shape[0])
 
@@ -106,6 +110,7 @@ class BatchSharding:
             DataError: The batch is not what `batch_spec()` of its data says.
         """
         self._check(batch)
+        # Each process brings its own rows; nothing is sent between processes.
         put: Any = jax.make_array_from_process_local_data
         return jax.tree.map(
             lambda array, spec, sharding: put(sharding, array, spec.shape),
@@ -115,6 +120,8 @@ class BatchSharding:
         )
 
     def _check(self, batch: Any) -> None:
+        # Before it is put: a batch of another shape would have the step
+        # compiled once more, or fail inside of jax without a word about data.
         rows = self.spec.num_rows // self.shard.count
         wanted = jax.tree.map(lambda one: ((rows, *one.shape[1:]), one.dtype), self.spec.arrays)
         found = jax.tree.map(lambda one: (np.shape(one), str(one.dtype)), batch)
@@ -135,6 +142,8 @@ def shard_from_rows(held: Iterable[slice], num_rows: int) -> BatchShard:
     """
     rows = {row for one in held for row in range(*one.indices(num_rows))}
     first, size = min(rows), len(rows)
+    # A process whose rows are not one aligned block, as on some
+    # meshes with `seq` outside, reads all of them: slower, and right.
     is_block = max(rows) - first + 1 == size and first % size == 0 and num_rows % size == 0
     return BatchShard(first // size, num_rows // size) if is_block else ALL_ROWS
 
@@ -154,6 +163,8 @@ def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> T
     replicated = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
     model = param_shardings(specs, cfg.sharding.param_rules, mesh)
     like = optimizer_shardings(cfg, specs, mesh)
+    # Moments by their parameters' shardings; what has
+    # another shape, such as a counter, is whole everywhere.
     opt_state = shardings_like(state.opt_state, state.model, like, mesh)
     fields: Any = (replicated, model, opt_state, replicated)
     return TrainState(*fields)
@@ -179,8 +190,11 @@ def gradient_split(cfg: Any, mesh: Mesh) -> GradientSplit | None:
         return None
 
     def constrained(sharding: NamedSharding, gradient: Any) -> Any:
+        # None is a parameter that is not trained.
         if gradient is None:
             return None
+        # A constraint and no copy: the compiler then reduces the
+        # gradient by scattering it, instead of summing it everywhere.
         return jax.lax.with_sharding_constraint(gradient, sharding)  # type: ignore[no-untyped-call]
 
     def split(gradients: Any, specs: Any) -> Any:

@@ -104,6 +104,7 @@ class GradientNorms:
             return {}
         leaves = jax.tree.leaves(gradients)
         is_due = step % self.every_steps == 0
+        # A cond, not a where: sums over all gradients read each of them once more.
         norms: dict[str, Array] = jax.lax.cond(is_due, self._norms, self._zeros, leaves)
         return norms
 
@@ -116,6 +117,7 @@ class GradientNorms:
     def _norms(self, leaves: list[Array]) -> dict[str, Array]:
         squares: dict[str, Array] = {}
         for (name, num_stacked), leaf in zip(self._groups, leaves, strict=True):
+            # Squares of bfloat16 lose all but 8 bits, and those of float16 overflow at 256.
             wide = leaf.astype(jnp.float32)
             found = jnp.sum(wide * wide, axis=tuple(range(num_stacked, leaf.ndim)))
             squares[name] = found + squares[name] if name in squares else found
@@ -144,6 +146,8 @@ def _steps_of_layer(path: tuple[str | int | Stacked, ...]) -> int:
     """
     places = [place for place, step in enumerate(path) if not isinstance(step, str)]
     end = 0
+    # A number directly behind the first is the place within
+    # a period; one further down counts parts of a layer.
     for place in places:
         if end and place > end + 1:
             break
@@ -180,6 +184,7 @@ class TrainStep:
         """Return the state before the first step."""
         return self.first_state(self.model.init(jax.random.key(self.seed)))
 
+    # The model's init may take minutes to trace, and reads no shape that its specs do not have.
     def abstract_state(self) -> TrainState:
         """Return shapes and dtypes of the state, without tracing how the model begins."""
         model = jax.tree.map(lambda spec: spec.abstract, self.own_specs, is_leaf=_is_spec)
@@ -196,22 +201,28 @@ class TrainStep:
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
         # `seed` itself draws the initial values, which dropout must not follow. The key depends on
+        # So no key is part of the state, and none can be restored wrongly.
         # the step alone, so a run that resumes draws what one without an interruption does.
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
         with jax.named_scope("learner"):
+            # Only its total: what guards against spikes is the loss that is minimised.
             update = self.learner.update(
                 self.transformation, gradients, state.opt_state, params, loss=outputs.total_loss()
             )
             norms = self.norms(gradients, state.step + 1)
         is_finite = jnp.isfinite(outputs.total_loss()) & jnp.isfinite(update.gradient_norm)
         # Finite gradients may give an update that is not: a parameter may overflow its dtype.
+        # On the new parameters, after the cast to their dtype.
         is_finite &= _are_finite(update.params)
         is_applied = is_finite & ~update.is_spike
         new_model = apply_updates(_merged(update.params, state.model, self.specs), outputs.updates)
+        # `where`, not `cond`: the update is computed either way, and the choice is fused into it.
         unless_skipped = lambda new, old: jnp.where(is_applied, new, old)  # noqa: E731
         new_state = TrainState(
+            # Counts skipped steps as well: it is the position in
+            # the data and the random key, and both have moved on.
             step=state.step + 1,
             model=jax.tree.map(unless_skipped, new_model, state.model),
             opt_state=jax.tree.map(unless_skipped, update.opt_state, state.opt_state),
@@ -230,6 +241,7 @@ class TrainStep:
 
     def first_state(self, model: Any) -> TrainState:
         """Return the state before the first step, given that of the model."""
+        # What a task keeps besides comes from the model's first state, so it is made after it.
         model = {**model, **self.model.kept_state(model, self.own_specs)}
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -268,6 +280,7 @@ class TrainStep:
 
         def loss(params: Any, token_weights: dict[str, Array]) -> tuple[Array, Outputs]:
             state = _merged(params, model_state, self.specs)
+            # As an argument of its own, so that there is a gradient by it.
             inputs = {**read, **token_weights} if token_weights else read
             _, outputs = functional(self.model, state, inputs, rng=key, training=True)
             if not any(one.scale for one in outputs.losses.values()):
@@ -279,6 +292,8 @@ class TrainStep:
         (gradients, by_weight), outputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(
             differentiated, token_weights
         )
+        # Buffers such as the scales of float8 are delivered
+        # as gradients, the one way out of a custom_vjp.
         outputs.updates.update(_measured(gradients, self.specs))
         parts = None
         if groups is not None:
@@ -291,20 +306,28 @@ class TrainStep:
 
     def _accumulated(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
         count = self.num_micro_batches
+        # Rows are dealt out so that each device keeps its own (see `split_microbatches`).
         micro = jax.tree.map(lambda x: split_microbatches(x, count), batch)
+        # A key for each part, or dropout would repeat its masks in all of them.
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
 
+        # One more forward pass, of which only the weights are used; XLA drops
+        # what they do not depend on. Without the weights of the whole batch,
+        # parts with few tokens would count as much as those with many.
         def weights_of(inputs: Any) -> dict[str, Array]:
             one, one_key = inputs
             read = _without_groups(one, self.loss_groups)
             _, outputs = functional(self.model, model_state, read, rng=one_key, training=True)
             return {name: loss.weight for name, loss in outputs.losses.items()}
 
+        # `map`, one part after the other: all at once would
+        # need the memory that micro-batches are there to save.
         weights = jax.tree.map(lambda w: jnp.sum(w, axis=0), jax.lax.map(weights_of, (micro, keys)))
 
         def step(total: Any, inputs: Any) -> tuple[Any, Any]:
             one, one_key = inputs
             gradients, *others = self._micro_gradients(model_state, one, one_key, weights)
+            # Added in the dtype of the sum, see `_sum_dtype`.
             return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients), others
 
         params = _trainable(model_state, self.specs)
@@ -336,6 +359,7 @@ def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Arr
     whole = {
         name: Loss(
             loss.sum,
+            # A constant: the gradient of a mean by its own weight is not what is minimised.
             jax.lax.stop_gradient(loss.weight if weights is None else weights[name]),
             loss.scale,
             loss.is_regularizer,
@@ -352,6 +376,7 @@ def _are_finite(params: Any) -> Array:
 
 
 def _sum_dtype(param: Array) -> Any:
+    # bfloat16 sums stop growing after some hundred parts; float64 stays what it is.
     return param.dtype if param.dtype.itemsize > 4 else jnp.float32
 
 
@@ -386,6 +411,8 @@ def _merged(new: Any, state: Any, specs: Any) -> Any:
     """Return the state with what is not None in `new` in its place."""
     return jax.tree.map(
         lambda spec, new, old: old if new is None else new,
+        # `None` is a tree without leaves to jax, so it
+        # must be named a leaf to be seen in its place.
         specs,
         new,
         state,
@@ -415,6 +442,7 @@ def _parts_of_groups(
         groups: Which rows are of which group.
     """
     weights_BT = batch[groups.weights].astype(jnp.float32)
+    # 0 times an infinite gradient would be nan, and tokens of weight 0 may have any.
     losses_BT = jnp.where(weights_BT != 0, weights_BT * gradient_BT.astype(jnp.float32), 0)
     is_of_BS = jax.nn.one_hot(batch[groups.array], len(groups.names), dtype=jnp.float32)
     parts = (jnp.sum(rows, axis=1) @ is_of_BS for rows in (losses_BT, weights_BT))
@@ -427,6 +455,8 @@ def _losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
     if parts is None:
         return None
     loss_S, weight_S = parts
+    # The parts are of a mean, since the gradient is of the
+    # mean; times the whole weight they are sums again.
     return Loss(loss_S * jnp.sum(weight_S), weight_S)
 
 

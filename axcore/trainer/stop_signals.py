@@ -21,6 +21,8 @@ TERMINATED = 128 + signal.SIGTERM
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# Shorter would end a process that is merely in a long step;
+# longer is more than people wait after a second Ctrl-C.
 WAITING_S = 5.0
 """How long a thread that waits for devices or other processes may not see a signal."""
 
@@ -28,6 +30,7 @@ WAITING_S = 5.0
 AGREE_EVERY_S = 1.0
 """How often several processes ask one another, which costs them a millisecond."""
 
+# However short steps are: the estimate of their pace may be far off after a pause.
 _MAX_STEPS_BETWEEN = 100
 
 
@@ -57,6 +60,7 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
         self._notice = Path(notice) if notice else None
         self._began = time.time()
+        # Not the epoch: `_pace` needs an interval.
         self._asked_last = (0, time.perf_counter())
         self._ask_next = 0
         self._may_end = may_end
@@ -75,9 +79,12 @@ class StopSignals:
         """
         if process_count() == 1:
             return self._is_asked()
+        # Every process computes the same numbers from
+        # the same answers, so all ask at the same steps.
         if self._asked_last[0] < step < self._ask_next:  # a run that went back asks at once
             return False
         answers = all_gather_str("stopping together", f"{self._is_asked():d} {self._pace(step)}")
+        # Process 0's pace, for all must agree on the next step to ask at.
         steps_per_s = float(answers[0].split()[1])
         self._ask_next = step + min(_MAX_STEPS_BETWEEN, max(1, int(AGREE_EVERY_S * steps_per_s)))
         return any(answer.startswith("1") for answer in answers)
@@ -88,6 +95,7 @@ class StopSignals:
         A notice counts as SIGTERM. Every process must call it.
         """
         own = self.requested or (signal.SIGTERM if self._is_noticed() else None)
+        # The first in order of processes, so that each returns the same one.
         name = own.name if own else ""
         names = [name] if process_count() == 1 else all_gather_str("who asked to stop", name)
         asked = [one for one in names if one]
@@ -100,6 +108,7 @@ class StopSignals:
         if self._notice is None:
             return False
         try:
+            # By its time: some machines find an old notice from before they were started.
             return self._notice.stat().st_mtime >= self._began
         except OSError:
             return False
@@ -111,12 +120,19 @@ class StopSignals:
         return (step - before) / max(1e-9, self._asked_last[1] - since)
 
     def __enter__(self) -> Self:
+        # `signal.signal` raises in any other thread; a trainer in a notebook's thread runs without.
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
+                # None is a handler that C installed, and cannot be put
+                # back; an ignored signal is one that `nohup` asked for.
                 if signal.getsignal(number) not in (None, signal.SIG_IGN):
                     self._before[number] = signal.signal(number, self._request)
+            # Not blocking for the writer, since a signal
+            # handler must never wait; the reader is set back.
             self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             os.set_blocking(self._pipe[0], True)
+            # Python writes each signal's number here from C, before any handler of Python
+            # runs, so a main thread that is stuck in a collective does not matter.
             self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             threading.Thread(target=self._watch, args=(self._pipe[0],), daemon=True).start()
         return self
@@ -128,6 +144,8 @@ class StopSignals:
         traceback: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
+            # First the handlers, then the pipe: a signal in
+            # between must not be written to a closed descriptor.
             signal.signal(number, handler)
         self._before.clear()
         if self._pipe is not None:
@@ -141,6 +159,8 @@ class StopSignals:
             is_hangup = number == signal.SIGHUP
             self.requested = signal.SIGTERM if is_hangup else signal.Signals(number)
         elif number != signal.SIGHUP:
+            # Put back, then raised again: the second signal
+            # does what it would have done without this class.
             self.__exit__(None, None, None)
             signal.raise_signal(number)
 
@@ -154,6 +174,7 @@ class StopSignals:
                     received = numbers.read(1)
                     if not received:
                         return
+                    # The wakeup pipe carries every signal of the process, such as SIGCHLD.
                     if received[0] in _SIGNALS:
                         num_seen, number = num_seen + 1, received[0]
                         deadline = time.monotonic() + WAITING_S
@@ -169,6 +190,8 @@ class StopSignals:
         name = signal.Signals(number).name
         message = f"\n{name} ends the run while it waits for devices or other processes: "
         message += "what it did since the newest checkpoint is not saved\n"
+        # `write`, not `print`: the main thread may hold the lock of stderr's buffer.
         with contextlib.suppress(OSError):  # the terminal may be gone
             os.write(2, message.encode())
+        # `sys.exit` in this thread would end only the thread.
         os._exit(128 + number)

@@ -51,7 +51,7 @@ def test_a_port_that_there_is_not_is_refused(port):
 
 @pytest.mark.parametrize("host", ["elsewhere.invalid", "192.0.2.1"])
 def test_a_host_that_is_not_this_machine_is_an_error(host):
-    with pytest.raises(ConfigError, match=f"'{host}' is no address of this machine"):
+    with pytest.raises(ConfigError, match=f"'{host}' is not an address of this machine"):
         listen(host, 0)
 
 

@@ -51,7 +51,7 @@ BAD_DICTS = {
         r"no config class 'antigravity:Config' is registered\n  where:  extra",
     ),
     "not yet imported": (good(type="axcore.nowhere:X"), "no config class 'axcore.nowhere:X'"),
-    "type is no text": (good(type=["x"]), r"type is \['x'\]; expected text"),
+    "type is not text": (good(type=["x"]), r"type is \['x'\]; expected text"),
     "no type": ({"dim": 3}, r'not a config\n.*\n  hint:   add "type"'),
     "a list": ([GOOD], "the top level is a list, not a config"),
     "nothing": (None, "there is no config: nothing is written there"),
@@ -73,7 +73,7 @@ BAD_DICTS = {
     "cycle further in": (LONG_CYCLE, "the data holds itself"),
     "deep": (good(anything=deep(10_000)), "nested deeper than 100 levels"),
     "bomb": (good(anything=bomb()), "more than 200000 values, aliases followed"),
-    "key that is no text": (good(rules={1: []}), r"keys are text, got 1\n  where:  rules"),
+    "key that is not text": (good(rules={1: []}), r"keys are text, got 1\n  where:  rules"),
     "function of another package": (
         good(fn={"function": "os:system"}),
         r"'os:system' is not a function that a config file may name\n  where:  fn",

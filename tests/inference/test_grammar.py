@@ -217,7 +217,7 @@ def test_a_wrong_grammar_is_an_error_each_time_and_only_the_last_ones_are_kept(c
         (regex("[ab"), "no regular expression that can be followed: .*unclosed character class"),
         (lark("start: foo"), "no Lark grammar that can be followed: .*unknown name"),
         (json_schema({"type": "strange"}), "no JSON schema that can be followed: .*strange"),
-        (json_schema('{"type":'), "the JSON schema is no JSON"),
+        (json_schema('{"type":'), "the JSON schema is not valid JSON"),
     ],
     ids=str,
 )

@@ -72,7 +72,7 @@ def test_unknown_pin_fails_inside_jit_and_leaves_no_trace():
     attend = jax.jit(lambda q: attention(q, q, q))
     with (
         use_policy(pinned(attention="flash")),
-        pytest.raises(KernelError, match="pinned to 'flash', which is no kernel of it"),
+        pytest.raises(KernelError, match="pinned to 'flash', which is not a kernel of it"),
     ):
         attend(Q)
     assert attend(Q).shape == Q.shape

@@ -169,7 +169,9 @@ def test_tie_names_the_pins_to_write():
 
 
 def test_pin_to_an_unknown_kernel_suggests_the_known():
-    with pytest.raises(KernelError, match=r"pinned to 'flahs', which is no kernel of it.*'flash'"):
+    with pytest.raises(
+        KernelError, match=r"pinned to 'flahs', which is not a kernel of it.*'flash'"
+    ):
         choice(FLASH, PORTABLE, pins={"attention": "flahs"})
     with pytest.raises(KernelError, match=r"pin one: pins={\"attention\": \"flash\"} or"):
         choice(FLASH, PORTABLE, pins={"attention": "flahs"})

@@ -124,7 +124,7 @@ def test_openai_raises_what_the_server_says(client, chat_server):
     wrong = client.with_options(api_key="another-key")
     with pytest.raises(openai.AuthenticationError, match="not one of this server's"):
         wrong.models.list()
-    chat_server.served.num_active_requests, most = 256, chat_server.served.num_answering
+    chat_server.served.num_active_requests, most = 256, chat_server.served.num_active_requests
     with pytest.raises(openai.RateLimitError, match="as many as it may"):
         client_of(chat_server).completions.create(model="small", prompt="a")
     chat_server.served.num_active_requests = most

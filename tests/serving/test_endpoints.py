@@ -137,8 +137,20 @@ def test_the_model_is_listed(server):
 @pytest.mark.parametrize(
     ("path", "body", "status", "code", "text"),
     [
-        ("v1/completions", b"{", 400, "invalid_json", "The body is no JSON: Expecting property"),
-        ("v1/completions", b"\xff", 400, "invalid_json", "The body is no JSON: 'utf-8' codec"),
+        (
+            "v1/completions",
+            b"{",
+            400,
+            "invalid_json",
+            "The body is not valid JSON: Expecting property",
+        ),
+        (
+            "v1/completions",
+            b"\xff",
+            400,
+            "invalid_json",
+            "The body is not valid JSON: 'utf-8' codec",
+        ),
         ("v1/completions", b"[" * 100_000, 400, "invalid_json", "too deep to be read"),
         ("v1/completions", b'{"seed": NaN}', 400, "invalid_json", "NaN is not a number of JSON"),
         ("v1/completions", b"[]", 400, "invalid_value", "the body is a list; expected an object"),
@@ -148,14 +160,15 @@ def test_the_model_is_listed(server):
             {"prompt": "a", "\ud800": 1},
             400,
             "invalid_value",
-            "the name of a field of the body is no Unicode text: there is half of a surrogate pair",
+            "the name of a field of the body is not valid Unicode text: there is half of a "
+            "surrogate pair",
         ),
         (
             "v1/completions",
             {"prompt": "a", "response_format": {"\ud800": 1}},
             400,
             "invalid_value",
-            "the name of a field of response_format is no Unicode text",
+            "the name of a field of response_format is not valid Unicode text",
         ),
         ("v1/completions", {"prompt": [300]}, 400, "invalid_value", "the vocabulary has 264"),
         (

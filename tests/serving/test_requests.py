@@ -53,7 +53,11 @@ def chat(**fields):
         ({"prompt": []}, "prompt", "a text, a list of texts, a list of token numbers"),
         ({"prompt": ["a", 1]}, "prompt[1]", "prompt[1] is 1; expected a text or a list"),
         ({"prompt": ["a"] * 65}, "prompt", "prompt has 65 texts; at most 64"),
-        ({"prompt": "\ud800"}, "prompt", "prompt is no Unicode text: there is half of a surr"),
+        (
+            {"prompt": "\ud800"},
+            "prompt",
+            "prompt is not valid Unicode text: there is half of a surr",
+        ),
         ({"seed": 2**64}, "seed", "expected a number from -"),
     ],
 )

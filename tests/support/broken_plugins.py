@@ -44,7 +44,7 @@ class BrokenPlugin:
         what: What is wrong, as a sentence of the page.
         names: What the message must contain beside the plugin's name: the record, hook or file.
         plugin: Its module `axl_acme.plugin`.
-        meet: What meets it; returns what is shown, where it is no error and no warning.
+        meet: What meets it; returns what is shown, where it is not an error and no warning.
         code: Its module `axl_acme.code`.
         change: What else is done to the files of the distribution, given their folder.
     """

@@ -156,7 +156,7 @@ def test_evaluation_uses_the_average(guarded, same_bits, tmp_path):
     average = guarded.step.evaluated_model(result.state)
     assert not same_bits(average["table"], result.state.model["table"])
     assert same_bits(average["table"], result.state.opt_state.average["table"])
-    assert same_bits(average["mean"], result.state.model["mean"])  # a buffer is no parameter
+    assert same_bits(average["mean"], result.state.model["mean"])  # a buffer is not a parameter
     assert result.validation == guarded.evaluate(average)
     assert result.validation != guarded.evaluate(result.state.model)
 

@@ -33,7 +33,7 @@ class DotProductAttention(Module):
             num_heads: Number of query heads.
             is_causal: Whether a query sees no later keys.
             window: Number of keys a query sees to its left and right, itself not counted; None on
-                a side is no limit.
+                a side means no limit.
             scale: Factor on the products; by default `1 / sqrt(head_dim)`.
             soft_cap: Caps logits smoothly at this value.
         """
@@ -46,7 +46,7 @@ class DotProductAttention(Module):
 
         @property
         def window_size(self) -> int | None:
-            """The most tokens that a token sees, itself counted; None is no limit."""
+            """The most tokens that a token sees, itself counted; None means no limit."""
             left = self.window[0] if self.window else None
             return None if left is None else left + 1
 
@@ -91,7 +91,7 @@ def attend(
         v: Values, likewise.
         info: Of the call's tokens; where they follow others, it says how keys are to be read.
         causal: Whether a query sees no later keys.
-        window: Number of keys that a query sees to its left and right; None is no limit.
+        window: Number of keys that a query sees to its left and right; None means no limit.
         **options: More arguments of the attention op.
 
     Raises:

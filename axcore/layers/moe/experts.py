@@ -122,6 +122,8 @@ class Dropless(Experts):
         if capacity_factor is not None:
             self.add_summary("dropped", dropped)
         y_KBTD = y_KND.reshape(-1, *x.shape)
+        # Weighted here and not before the experts, which are not linear; and after the exchange,
+        # so that weights, and their gradients, stay with their tokens.
         return jnp.einsum("kbtd,btk->btd", y_KBTD, weights.astype(y_KBTD.dtype))
 
     def _at_home(self, x_ND: Rows, permutation: TokenPermutation) -> Array:
@@ -184,6 +186,8 @@ class CapacityLimited(Experts):
         """Return the mixture for the tokens of one device."""
         num_choices, (rows, time, dim) = experts.shape[-1], x.shape
         shape = (self.config.num_experts, rows, self.capacity(time, num_choices))
+        # A table, made in Python's floats: computed at run time in float32, a product just above
+        # a whole number would round to another capacity than `capacity` gives.
         capacity_by_length = np.array(
             [self.capacity(n, num_choices) for n in range(time + 1)], np.int32
         )

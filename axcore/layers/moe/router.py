@@ -81,6 +81,8 @@ class GroupLimit:
         scores_BTGS = scores_BTE.reshape(*scores_BTE.shape[:2], self.num_groups, -1)
         best_BTGR, _ = jax.lax.top_k(scores_BTGS, self.rated_by)
         _, kept_BTK = jax.lax.top_k(jnp.sum(best_BTGR, axis=-1), self.num_kept)
+        # As a mask, not by indices: a gather of groups would need a scatter to give experts their
+        # numbers back.
         is_kept_BTG = jnp.any(jax.nn.one_hot(kept_BTK, self.num_groups, dtype=bool), axis=-2)
         limited = jnp.where(is_kept_BTG[..., None], scores_BTGS, -jnp.inf)
         return limited.reshape(scores_BTE.shape)
@@ -98,6 +100,7 @@ def chosen(scores_BTE: Scores, rating_BTE: Scores, top_k: int) -> Routing:
 
 def normalised(weights_BTK: Float[Array, "batch time choices"]) -> Array:
     """Return the weights divided by each token's sum of them."""
+    # Sigmoid scores of all choices may underflow to 0.
     total = jnp.sum(weights_BTK, axis=-1, keepdims=True)
     tiny = jnp.finfo(weights_BTK.dtype).tiny  # type: ignore[no-untyped-call]
     return weights_BTK / jnp.maximum(total, tiny)
@@ -193,6 +196,8 @@ class Router(Module):
         is_real = self.get_shared(TOKEN_MASK)
         if is_real is None:
             is_real = jnp.ones(scores.shape[:2], bool)
+        # A number past the last expert, and not a weight of 0 alone: padding would take room in
+        # experts' blocks.
         experts = jnp.where(is_real[..., None], routing.experts, cfg.num_experts)
         weights = jnp.where(is_real[..., None], weights * cfg.scale, 0)
         self._keep_even(logits, scores, experts, is_real.astype(jnp.float32))
@@ -228,5 +233,7 @@ def _balance(load: Scores, scores: Scores, real: Tokens, over: str) -> tuple[Arr
     share, mean = (
         jnp.sum(x, axis=axes) / jnp.maximum(tokens[..., None], 1.0) for x in (load, probability)
     )
+    # Only P has a gradient, as counts have none: it pushes probability away from experts with a
+    # high share.
     loss = load.shape[-1] * jnp.sum(share * mean, axis=-1)
     return jnp.sum(loss * tokens), jnp.sum(real)

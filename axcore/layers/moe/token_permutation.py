@@ -43,6 +43,8 @@ class TokenPermutation(NamedTuple):
 
         Rows of a higher number than any expert's come last, and count for none.
         """
+        # Stable, so that rows beyond a block's size are the last ones, and the result depends on
+        # no sort's whim.
         order = jnp.argsort(expert_R, stable=True).astype(jnp.int32)
         bounds = jnp.searchsorted(expert_R[order], jnp.arange(num_experts + 1))
         return cls(order, inverse(order, len(order)), jnp.diff(bounds).astype(jnp.int32))
@@ -75,6 +77,8 @@ def _permute_forward(x_RD: Array, row_R: Array, place_R: Array) -> tuple[Array, 
 
 
 def _permute_backward(place_R: Array, dy_RD: Array) -> tuple[Array, None, None]:
+    # A gather by the inverse: what autodiff makes of a gather is a scatter-add, which is slow
+    # where several rows might meet, and here none do.
     return jnp.take(dy_RD, place_R, axis=0, mode="clip"), None, None
 
 
@@ -159,6 +163,7 @@ def _take(x: Array, index: Array, is_total: bool) -> Array:
     """Return rows, zeros for an index past the end; these are put where there are fewer rows."""
     if is_total:
         return jnp.take(x, index, axis=0, mode="clip")
+    # Filling costs a pass over the result, padding one over the source: whichever has fewer rows.
     if len(index) <= len(x):
         return jnp.take(x, index, axis=0, mode="fill", fill_value=0.0)
     return jnp.take(jnp.pad(x, ((0, 1), (0, 0))), index, axis=0, mode="clip")
@@ -195,7 +200,10 @@ def expert_all_to_all(
     place_R = _places(wanted_PL, num_rows, block)[permutation.place]
     num_places = wanted_PL.shape[0] * block
     row_S = inverse(place_R, num_places)
+    # Each token is copied to its places in one pass, with no sorted array of rows in between.
     x_SD = _swapped(spread(x_ND, row_S, place_R, False), axes)
+    # How many rows of each expert a block holds has to be sent, too; blocks have one size
+    # whatever the load, as shapes are static.
     arrived_PL = _swapped(sent_PL, axes)
     arrived = TokenPermutation.of(_experts(arrived_PL, block), sent_PL.shape[1])
     # Most places of the blocks may be empty, which counts in the choice and the cost of kernels.

@@ -84,14 +84,15 @@ def block_logits(
 
 def weigh_values(probabilities: Array, v_BKSV: Array) -> Array:
     """Return float32 `[B, K, G, T, V]`: probabilities `[B, K, G, T, S]` times values."""
+    # The values' dtype, as matrix units multiply 16 bits several times faster; sums are in
+    # float32.
     return _matmul("bkgts,bksv->bkgtv", probabilities.astype(v_BKSV.dtype), v_BKSV)
 
 
 class BlockGradients(NamedTuple):
     """Float32 gradients that one block adds to its inputs.
 
-    Those of keys and values come transposed: probabilities, which are larger than either, are then
-    multiplied as they lie. Otherwise XLA transposes them before both products on a CPU.
+    Those of keys and values come transposed.
     """
 
     q_BKGTH: Array
@@ -129,10 +130,14 @@ def block_gradients(
     """
     probabilities = probabilities.astype(jnp.float32)
     kept = probabilities if dropout is None else probabilities * dropout
+    # Probabilities are larger than keys or values, so they are multiplied as they lie. The other
+    # order has XLA transpose them on a CPU, before both products.
     dv_BKVS = _matmul("bkgtv,bkgts->bkvs", do_BKGTV, kept.astype(v_BKSV.dtype))
     dp = _matmul("bkgtv,bksv->bkgts", do_BKGTV, v_BKSV)
     if dropout is not None:
         dp = dp * dropout
+    # `probabilities`, without dropout's factor: the softmax is before dropout, and `delta` has
+    # the factor in it by way of the output.
     dlogits = probabilities * (dp - delta_BKGT[..., None])
     dproduct = dlogits if capped is None else dlogits * (1.0 - jnp.square(capped))
     dproduct = (spec.scale * dproduct).astype(q_BKGTH.dtype)
@@ -155,6 +160,8 @@ def softmax(logits: Array, sinks: Array | None) -> tuple[Array, Array]:
     if sinks is not None:
         maximum = jnp.maximum(maximum, sinks)
     is_empty = jnp.isneginf(maximum)
+    # The shift cancels, so its gradient is 0; differentiated, it would cost a pass to find that
+    # out. Where a row sees nothing it is 0, since -inf - -inf is NaN.
     shift = lax.stop_gradient(jnp.where(is_empty, 0.0, maximum))
     exponentials = jnp.exp(logits - shift[..., None])
     total = jnp.sum(exponentials, axis=-1)
@@ -175,6 +182,8 @@ def sink_gradient(sinks_N: Array | None, lse_BTN: Array, delta_BTN: Array) -> Ar
     """Return the gradient of the sinks: what a sink takes of each row, it takes from the keys."""
     if sinks_N is None:
         return None
+    # The sink's own probability, by the log-sum-exp that holds it: nothing but that need be kept
+    # for it.
     share_BTN = jnp.exp(sinks_N.astype(jnp.float32)[None, None, :] - finite_lse(lse_BTN))
     return -jnp.sum(share_BTN * delta_BTN, axis=(0, 1)).astype(sinks_N.dtype)
 
@@ -216,6 +225,8 @@ class OnlineSoftmax(NamedTuple):
         maximum, total = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.float32)
         if sinks_N is not None:
             sinks = sinks_N.astype(jnp.float32).reshape(1, *shape[-3:-1], 1)
+            # A sink is a key without a value that was seen first, so nothing after this knows of
+            # it.
             maximum, total = jnp.broadcast_to(sinks, shape), jnp.ones(shape, jnp.float32)
         return cls(jnp.zeros((*shape, value_width), jnp.float32), maximum, total)
 
@@ -235,6 +246,7 @@ class OnlineSoftmax(NamedTuple):
         return OnlineSoftmax(
             weighted=self.weighted * decay[..., None] + weigh_values(kept, v_BKSV),
             maximum=maximum,
+            # Without dropout's factor: it drops weights, and not the denominator.
             total=self.total * decay + jnp.sum(exponentials, axis=-1),
         )
 

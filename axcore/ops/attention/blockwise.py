@@ -70,6 +70,8 @@ class BlockedCall:
         queries = Blocks.at_most(inputs.q_BTNH.shape[1], block_size)
         keys = Blocks.at_most(inputs.k_BSKH.shape[1], block_size)
         num_key_heads = inputs.k_BSKH.shape[2]
+        # Counted on through the padding, and not padded with zeros: a padded key at place 0 would
+        # be visible to all queries.
         key_position = jnp.arange(keys.num * keys.size, dtype=jnp.int32)
         cut_columns = jax.tree.map(lambda x: keys.cut(x, axis=1), columns(inputs))
         return cls(
@@ -165,6 +167,8 @@ def active_block_pairs(
     nothing can be left out.
     """
     pairs = np.indices((queries.num, keys.num), dtype=np.int32).reshape(2, -1).T
+    # Offsets are in the trace, and the list of pairs has to be static: all pairs, of which
+    # `active_at_run_time` passes over those that are hidden.
     if not offset_is_static:
         return pairs
     first_query = pairs[:, 0] * queries.size + spec.query_offset
@@ -189,6 +193,8 @@ def active_at_run_time(call: BlockedCall, pairs: Array) -> Array | None:
     first, last = j * call.keys.size, (j + 1) * call.keys.size - 1
     conditions = []
     if call.rows.segments is not None and call.columns.segments is not None:
+        # Ranges of segment ids are compared, not all pairs of tokens, which would be as large as
+        # the mask. Ids that overlap without being equal cost a block that is masked to nothing.
         q_low, q_high = block_bounds(call.rows.segments, call.rows.segments != 0)
         k_low, k_high = block_bounds(call.columns.segments, call.columns.segments != 0)
         conditions.append((q_low[i] <= k_high[j]) & (k_low[j] <= q_high[i]))
@@ -208,6 +214,8 @@ def active_at_run_time(call: BlockedCall, pairs: Array) -> Array | None:
     live = conditions[0]
     for condition in conditions[1:]:
         live = live & condition
+    # One branch for the whole batch: rows are computed together, and a pair is left out where no
+    # row needs it.
     return jnp.any(live, axis=1)
 
 
@@ -258,6 +266,8 @@ def blockwise_forward(
         return jax.tree.map(lambda x, y: x.at[i].set(y), running, new), None
 
     start = OnlineSoftmax.start(call.q.shape[:-1], call.v.shape[-1], inputs.sinks_N)
+    # One scan over pairs, and not one over queries with one over keys in it: of a triangle half
+    # of the inner steps would be empty, and both lengths have to be static.
     running, _ = lax.scan(step, start, _pairs(call))
     o, lse = running.finish()
     o = o.astype(inputs.q_BTNH.dtype)
@@ -322,6 +332,8 @@ def blockwise_backward(
     def step(sums: _Sums, pair: _Pair) -> tuple[_Sums, None]:
         (i, j), is_active = pair
         compute = partial(gradients, i, j)
+        # Branches must agree in shapes and dtypes; `eval_shape` gets these without computing
+        # anything.
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute))
         new = where_active(is_active, compute, lambda: nothing)
         bias = sums.bias
@@ -335,6 +347,8 @@ def blockwise_backward(
         )
         return added, None
 
+    # Sums lie as `block_gradients` returns gradients of keys and values, and are turned back
+    # once, when they are whole.
     keys = (jnp.swapaxes(x, -1, -2) for x in (call.k, call.v))
     q, k, v = (jnp.zeros(x.shape, jnp.float32) for x in (call.q, *keys))
     start = _Sums(q, k, v, None if call.bias is None else call.bias.zeros())

@@ -72,6 +72,7 @@ def context_parallel_attention(
         KernelError: No kernel can serve what each device has to compute.
     """
     form = context_parallelism()
+    # Places of a part begin at 0, so that each would drop the entries of the first one.
     if form is not None and inputs.dropout_seeds_BN is None:
         call = _WholeCall.of(inputs, spec, with_lse=with_lse)
         if call.partition.axes["time"]:
@@ -82,6 +83,8 @@ def context_parallel_attention(
 def _all_gather(call: _WholeCall) -> Outputs:
     def on_device(part: AttentionInputs) -> Outputs:
         first_query = jnp.asarray(call.partition.index("time")) * part.q_BTNH.shape[1]
+        # The place of a device's queries is known at run time only: one program runs on all
+        # devices.
         offset_B = jnp.broadcast_to(first_query.astype(jnp.int32), part.q_BTNH.shape[:1])
         if part.query_offset_B is not None:
             offset_B = offset_B + part.query_offset_B.astype(jnp.int32)
@@ -108,6 +111,7 @@ def _ulysses(call: _WholeCall) -> Outputs:
     names = (*partition.axes[HEADS], *partition.axes["time"])
     by_heads = attrs.evolve(partition, axes={**partition.axes, "time": (), HEADS: names})
     assert partition.mesh is not None
+    # Key heads, as a device with a query head needs its keys.
     if num_heads % by_heads.ways(HEADS):
         raise ShardingError(
             f"attention with {num_heads} key heads cannot be split by heads over "
@@ -124,6 +128,8 @@ def _ulysses(call: _WholeCall) -> Outputs:
         jax.sharding.NamedSharding(partition.mesh, spec) for spec in call.output_specs()
     )
     return (
+        # Without it the compiler may leave heads split, and exchange arrays later, at a worse
+        # place.
         jax.lax.with_sharding_constraint(o_BTNV, back_BTNV),  # type: ignore[no-untyped-call]
         jax.lax.with_sharding_constraint(lse_BTN, back_BTN),  # type: ignore[no-untyped-call]
     )

@@ -114,7 +114,12 @@ def _forward(
     o = weigh_values(kept, swap_heads(inputs.v_BSKV)).astype(inputs.q_BTNH.dtype)
     named = name_attention_residuals(ungroup_heads(o), ungroup_rows(lse_BKGT))
     return named, _Residuals(
-        inputs, *named, probabilities.astype(inputs.v_BSKV.dtype), logits.capped
+        # Kept in 16 bits: this array is the largest of the pass, and backward multiplies it in
+        # that dtype. The softmax of a small call is not computed again.
+        inputs,
+        *named,
+        probabilities.astype(inputs.v_BSKV.dtype),
+        logits.capped,
     )
 
 
@@ -176,6 +181,7 @@ def attention_portable(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Ar
     costs; beyond that its memory is linear in their number, and blocks that causality and window
     hide cost nothing.
     """
+    # A loop of one step costs more than none: slices, joins, and the softmax computed again.
     if max(inputs.q_BTNH.shape[1], inputs.k_BSKH.shape[1]) <= BLOCK_SIZE:
         outputs: tuple[Array, Array] = attention_dense(inputs, spec)
         return outputs

@@ -94,6 +94,9 @@ def dropout_seeds(seed: Array, batch: int, num_heads: int) -> Array:
     They can be split over devices like rows and heads; what a part drops stays the same.
     """
     rows, heads = (jnp.arange(size, dtype=jnp.uint32) for size in (batch, num_heads))
+    # A hash of the place, not `jax.random`: a kernel computes it from its own indices, and
+    # whoever splits or tiles the call differently drops the same entries. Pallas' own generator
+    # is zeros or fails off the chip.
     return _mix(_mix(rows[:, None] ^ seed.astype(jnp.uint32)) + heads[None, :])
 
 
@@ -131,11 +134,13 @@ def dropout_rows(seed: Array, query: Array) -> Array:
 
 def dropout_columns(key: Array) -> Array:
     """Return uint32, each key's share of what is dropped, from its index."""
+    # The constant, 2^32 over the golden ratio, keeps key 0 from mixing to 0 as a seed of 0 would.
     return _mix(key + jnp.uint32(0x9E3779B9))
 
 
 def dropout_of(rows: Array, columns: Array, rate: float) -> Array:
     """Return the float32 factors of pairs, of `dropout_rows` and `dropout_columns` that meet."""
+    # Compared as integers: a float32 made of 32 bits rounds, and would move the rate.
     threshold = jnp.uint32(min(int(rate * 2.0**32), 2**32 - 1))
     is_kept = _mix(rows ^ columns) >= threshold
     return jnp.where(is_kept, jnp.float32(1.0 / (1.0 - rate)), jnp.float32(0.0))

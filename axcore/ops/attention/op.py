@@ -167,6 +167,8 @@ def attention_custom_vjp(
         return forward(inputs, spec)
 
     def run_forward(inputs: AttentionInputs) -> tuple[tuple[Array, Array], _Residuals]:
+        # Named here and not outside: of what is outside of the rule, remat keeps a copy that no
+        # residual refers to, and runs the kernel again.
         o_BTNV, lse_BTN = name_attention_residuals(*forward(inputs, spec))
         return (o_BTNV, lse_BTN), (inputs, o_BTNV, lse_BTN)
 

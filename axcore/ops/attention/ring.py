@@ -105,6 +105,7 @@ class Devices:
 
     def moved(self, tree: T, shift: int) -> T:
         """Return what the device `shift` ranks before held."""
+        # A permutation of devices onto themselves would still be a collective in the program.
         if shift % self.num == 0:
             return tree
         return self.sent(tree, [(rank, (rank + shift) % self.num) for rank in range(self.num)])
@@ -153,6 +154,7 @@ def _seen(spec: AttentionSpec, offset: int, length: int) -> AttentionSpec | None
     A bound that hides nothing is left out, so that kernels without it may serve; None where bounds
     hide everything.
     """
+    # Distances of queries from keys: the first query to the last key, and the last to the first.
     nearest, farthest = offset - (length - 1), offset + (length - 1)
     if spec.left is not None and nearest > spec.left:
         return None
@@ -199,6 +201,8 @@ class Zigzag:
         yield Stop(0, (Tile(0, 0, self.length, self.spec, self.spec),))
         whole = attrs.evolve(self.spec, right=None)
         for distance in range(1, self.devices.num):
+            # A slice at a place known at run time, of a static size: both halves' tiles are the
+            # same program.
             same = jnp.where(self.devices.rank >= distance, 0, self.half)
             tiles = (
                 Tile(self.half, 0, self.half, whole, whole),
@@ -288,13 +292,19 @@ def _forward(
     ring = _Ring.of(part, spec, names, num_parts)
     o, lse = _nothing(part)
     if part.sinks_N is not None:
+        # Sinks are seen once, before the ring, and not by each part's kernel, which would count
+        # them at every stop.
         lse = jnp.broadcast_to(part.sinks_N.astype(jnp.float32)[None, None], lse.shape)
     moving, at = ring.own_keys(), 0
     for stop in ring.layout.stops():
+        # What is sent depends on no tile, so that the compiler may overlap it with those of the
+        # stop before. Stops that nobody needs are passed in one send.
         moving, at = ring.devices.moved(moving, stop.distance - at), stop.distance
         for tile in stop.tiles:
             new = _merged(tile.of_queries((o, lse)), ring.attended(stop, tile, moving))
             o, lse = (_put(x, y, tile.first_query) for x, y in zip((o, lse), new, strict=True))
+    # In the order of the row again before names are given, so that what remat keeps is what
+    # everything outside sees.
     o, lse = ring.layout.restored((o.astype(part.q_BTNH.dtype), lse))
     o, lse = name_attention_residuals(o, lse)
     return (o, lse), (part, o, lse)
@@ -309,6 +319,8 @@ def _nothing(part: AttentionInputs) -> tuple[Array, Array]:
 
 def _merged(old: tuple[Array, Array], new: tuple[Array, Array]) -> tuple[Array, Array]:
     lse = jnp.logaddexp(old[1], new[1])
+    # Both may be -inf where neither saw a key: by a finite log-sum-exp their shares are exp(-inf)
+    # = 0.
     kept, added = (jnp.exp(part[1] - finite_lse(lse))[..., None] for part in (old, new))
     return old[0] * kept + new[0] * added, lse
 
@@ -326,9 +338,12 @@ def _backward(
 ) -> tuple[AttentionInputs]:
     part, o_BTNV, lse_BTN = residuals
     ring = _Ring.of(part, spec, names, num_parts)
+    # Of the whole output, before arranging: each tile's gradients of logits are measured from it.
     delta_BTN = row_delta(o_BTNV, *gradients)
     outer = ring.layout.arranged(_Outer(gradients[0], delta_BTN, lse_BTN))
     moving, at = ring.own_keys(), 0
+    # Float32 while they travel: each stop adds to them, and 16 bits would round as often as there
+    # are devices.
     dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in part[:3])
     for stop in ring.layout.stops():
         shift, at = stop.distance - at, stop.distance
@@ -337,6 +352,7 @@ def _backward(
             new = ring.gradients(stop, tile, moving, outer)
             firsts = (tile.first_query, tile.first_key, tile.first_key)
             dq, dk, dv = map(_added, (dq, dk, dv), new, firsts)
+    # Gradients of keys travel with their keys, and are home only after the whole way round.
     dk, dv = ring.devices.moved((dk, dv), num_parts - at)
     whole = (x.astype(y.dtype) for x, y in zip((dq, dk, dv), part[:3], strict=True))
     dq, dk, dv = ring.layout.restored(tuple(whole))
@@ -425,7 +441,11 @@ class _Ring:
                 replaced = inputs._replace(q_BTNH=q, k_BSKH=k, v_BSKV=v)
                 return ATTENTION_OP.run(replaced, spec, lse=True)
 
+            # The kernel's own gradient, with that of its log-sum-exp: any kernel serves in a
+            # ring, and has no form of its own for it.
             (o_part, lse_part), pull_back = jax.vjp(attend, *arrays)
+            # The part is computed again by forward. Kept, the outputs of all stops would take as
+            # many times the memory as there are devices.
             share_BTN = jnp.exp(lse_part - finite_lse(whole_lse_BTN))
             along_BTN = jnp.sum(do_BTNV * o_part.astype(jnp.float32), axis=-1) - delta_BTN
             do_part = (share_BTN[..., None] * do_BTNV).astype(o_part.dtype)
@@ -436,6 +456,8 @@ class _Ring:
 
     def _either(self, stop: Stop, tile: Tile, see: Callable[[AttentionSpec | None], T]) -> T:
         """Return what this device, by its rank, sees of a tile."""
+        # No branch where both sides are alike, as in zigzag: hardware without branches computes
+        # both.
         if tile.behind == tile.around:
             return see(tile.behind)
         is_behind = self.devices.rank >= stop.distance

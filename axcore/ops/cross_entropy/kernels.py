@@ -102,6 +102,7 @@ def token_losses_and_gradients(
     gradient_BTV -= jnp.where(logits.is_target_BTV, weights_BT[..., None], 0.0)
     if logits.capped_BTV is not None:
         gradient_BTV *= 1.0 - jnp.square(logits.capped_BTV)
+    # For the products; the difference from 1 at the target was taken in float32.
     gradient_BTV = gradient_BTV.astype(inputs.x_BTD.dtype)
     back, outer = ("btv,vd->btd", "btv,btd->vd")
     if not spec.vocabulary_first:
@@ -215,6 +216,8 @@ def _forward(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> tuple[_Outpu
 
     def step(dw: Array, chunk: _Chunk) -> tuple[Array, tuple[TokenLosses, Array]]:
         losses, gradients = token_losses_and_gradients(_as_inputs(chunk, w), spec)
+        # Gradients are made in the forward pass, while a chunk's logits are there, so that these
+        # are computed once and never kept. Backward only scales them: a loss is a scalar.
         return dw + gradients.w, (losses, gradients.x_BTD.astype(inputs.x_BTD.dtype))
 
     zeros = jnp.zeros(inputs.w.shape, jnp.float32)
@@ -230,6 +233,8 @@ def _backward(
     dx_BTD, dw, loss_BT, inputs = residuals
     scale = gradients[0]
     none = np.zeros(inputs.targets_BT.shape, jax.dtypes.float0)
+    # In float32: `scale` is about one over the number of tokens, and a product of two small
+    # numbers in 16 bits may lose bits, or all of them in float16.
     scaled = CrossEntropyInputs(
         x_BTD=(scale * dx_BTD.astype(jnp.float32)).astype(dx_BTD.dtype),
         w=(scale * dw.astype(jnp.float32)).astype(dw.dtype),
@@ -247,6 +252,7 @@ def _cut(inputs: CrossEntropyInputs, spec: CrossEntropySpec) -> Blocks:
     batch, time = inputs.targets_BT.shape
     vocabulary = inputs.w.shape[0 if spec.vocabulary_first else 1]
     wanted = -(-4 * batch * time * vocabulary // CHUNK_BYTES)
+    # Two at least, which halves what logits take; `MAX_UNROLLED` has both written out.
     num = max(1, min(max(wanted, 2), MAX_CHUNKS, time))
     return Blocks(time, max(1, -(-time // num)))
 

@@ -100,6 +100,7 @@ def _by_length(
     inputs: DecodeInputs, num_rows: int, attend: Callable[[DecodeInputs], Array]
 ) -> Array:
     """Return what `attend` gives of each `num_rows` rows, the longest ones first."""
+    # Rows of a group share a loop, which ends with the longest of them.
     order_B = jnp.argsort(-inputs.lengths_B)
     rows = (inputs.q_BTNH, inputs.lengths_B, inputs.page_table_BP)
     groups = jax.tree.map(lambda x: x[order_B].reshape(-1, num_rows, *x.shape[1:]), rows)
@@ -129,6 +130,8 @@ def _attend(inputs: DecodeInputs, spec: DecodeSpec, block_size: int) -> Array:
         is_new_S = (position_S >= j * size) & (position_S < inputs.capacity)
         mask = visible(spec.as_attention(), rows, Columns(position_S[None, :], None))
         assert mask is not None
+        # The last block of a contiguous cache reaches back, and must not count its first keys
+        # twice.
         mask = mask & is_new_S[None, None, None, None, :]
         # Heads are swapped in the pass over a block that a selection is anyway: compilers for CPUs
         # take four times as long for a copy that only swaps.
@@ -136,6 +139,8 @@ def _attend(inputs: DecodeInputs, spec: DecodeSpec, block_size: int) -> Array:
         k_BKSH, v_BKSV = (
             swap_heads(jnp.where(is_written_BS[..., None, None], x, 0)) for x in (k_BSKH, v_BSKV)
         )
+        # With many queries the product is what takes the time, and with keys first its result
+        # would be turned around, which is then the larger array.
         if math.prod(q_BKGTH.shape[2:4]) > FEW_QUERIES:
             as_attention = spec.as_attention()
             logits = block_logits(q_BKGTH, k_BKSH, as_attention, bias=None, mask=mask).value

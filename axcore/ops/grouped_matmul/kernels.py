@@ -98,6 +98,8 @@ def grouped_matmul_reference(inputs: GroupedMatmulInputs, spec: None = None) -> 
     ends_E = jnp.cumsum(group_sizes_E)
     row = jnp.arange(x_RD.shape[0], dtype=ends_E.dtype)
     group_R = jnp.searchsorted(ends_E, row, side="right")
+    # `fill` gives rows of no group a matrix of zeros; by default JAX would give them the last
+    # group's.
     w_RDF = jnp.take(w_EDF.astype(jnp.float32), group_R, axis=0, mode="fill", fill_value=0.0)
     y_RF = jnp.einsum("rd,rdf->rf", x_RD.astype(jnp.float32), w_RDF, precision=Precision.HIGHEST)
     return y_RF.astype(x_RD.dtype)
@@ -157,6 +159,8 @@ def grouped_matmul_portable_backward(
         new_DF = jnp.einsum("cd,cf->df", x_CD, dy_CF, preferred_element_type=jnp.float32)
         return blocks.written(dx_padded, p, dx_CD), dw_EDF.at[group].add(new_DF)
 
+    # Each row's gradient is written once, and may be rounded; each matrix's is a sum over blocks,
+    # in float32.
     zeros = jnp.zeros(x_padded.shape, x_RD.dtype), jnp.zeros(w_EDF.shape, jnp.float32)
     dx_padded, dw_EDF = blocks.loop(step, zeros)
     return GroupedMatmulInputs(
@@ -189,6 +193,8 @@ class _Blocks:
         block_sizes = choose_block_sizes(BLOCK_SIZES, GROUPED_MATMUL_OP.call(inputs))
         group_sizes_E, num_rows = inputs.group_sizes_E, inputs.x_RD.shape[0]
         num_groups = group_sizes_E.shape[0]
+        # No larger than a mean group: of a larger block most would be rows of others, computed
+        # and thrown away.
         size = min(block_sizes.max_rows, block_size(num_rows, num_groups))
         ends_E = jnp.minimum(jnp.cumsum(group_sizes_E.astype(jnp.int32)), num_rows)
         starts_E = jnp.concatenate([jnp.zeros_like(ends_E[:1]), ends_E[:-1]])
@@ -207,6 +213,8 @@ class _Blocks:
 
     def padded(self, x_RD: Array) -> Array:
         """Return rows with room for a block after the last."""
+        # A slice that reaches past the end is moved back by JAX, without an error: its rows would
+        # be others.
         return jnp.pad(x_RD, ((0, self.size), (0, 0)))
 
     def unpadded(self, x_padded: Array) -> Array:
@@ -222,4 +230,6 @@ class _Blocks:
     def written(self, y_padded: Array, p: Array, y_CF: Array) -> Array:
         """Return all rows with a block's in their place."""
         new = y_CF.astype(y_padded.dtype)
+        # A last block of a group writes zeros over rows of the next one, whose own blocks come
+        # after it in order and write them again. So the loop must not be reordered.
         return lax.dynamic_update_slice_in_dim(y_padded, new, self.start_P[p], axis=0)

@@ -136,7 +136,7 @@ def with_chunked(old: Any) -> ChunkedAttention.Config:
 class AttentionSinks(Module):
     """Let each head attend to nothing, by as much as it learns.
 
-    A weight of minus infinity is no sink. Learned in float32, zero at first.
+    A weight of minus infinity is not a sink. Learned in float32, zero at first.
 
     Source: Xiao et al. 2023, arXiv:2309.17453, section 3.3 (the zero sink, with a learned logit);
     OpenAI 2025 (gpt-oss), arXiv:2508.10925, section 2.2. Slot protocol: the parent fills

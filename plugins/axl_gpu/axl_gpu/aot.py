@@ -1,4 +1,4 @@
-"""The devices of GPUs that are not here, to compile for."""
+"""The devices of GPUs you do not have, to compile for."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Compiling for GPUs that are not here: their descriptions, and a step really compiled."""
+"""Compiling for GPUs you do not have: their descriptions, and a step really compiled."""
 
 import attrs
 import pytest

@@ -1,4 +1,4 @@
-"""The devices of a slice that is not here, to compile for."""
+"""The devices of a slice you do not have, to compile for."""
 
 from collections.abc import Sequence
 from typing import Any

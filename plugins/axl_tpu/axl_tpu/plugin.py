@@ -37,7 +37,7 @@ def hardware_families() -> Iterator[HardwareFamily]:
 
 @hook.aot_targets
 def aot_targets() -> Iterator[AotTarget]:
-    """libtpu compiles for slices that are not here."""
+    """libtpu compiles for slices you do not have."""
     yield AotTarget(
         name="libtpu",
         requires=requires(family="tpu"),

@@ -190,7 +190,7 @@ class _File:
         elif node.attr not in TENSOR_ATTRIBUTES:
             yield self._at(
                 node,
-                f"{ast.unparse(node)} is no attribute of tensors that the table knows",
+                f"{ast.unparse(node)} is not an attribute of tensors that the table knows",
                 f"take one of {', '.join(sorted(TENSOR_ATTRIBUTES))}",
             )
 

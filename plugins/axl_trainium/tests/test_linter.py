@@ -55,7 +55,7 @@ def test_a_clean_file_has_no_findings():
         ("y = nki.simulate(x)", "nki.simulate is not in the table"),
         (
             "y = x.T",
-            "x.T is no attribute of tensors that the table knows; take one of dtype, shape",
+            "x.T is not an attribute of tensors that the table knows; take one of dtype, shape",
         ),
         ("y = x.reshape((3, 4))", "x.reshape is not in the table"),
         ("print(x)", "calls print, which is neither of axl_trainium.kernels nor of NKI's Python"),

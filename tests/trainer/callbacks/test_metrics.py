@@ -17,7 +17,7 @@ from axcore.trainer.callbacks.metrics import LossMeter, MetricsFile, memory_metr
 
 
 def refuse(constant):
-    raise AssertionError(f"{constant} is no JSON")
+    raise AssertionError(f"{constant} is not valid JSON")
 
 
 def read(path):

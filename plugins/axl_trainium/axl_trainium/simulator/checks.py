@@ -11,7 +11,7 @@ ON_CHIP = (Memory.SBUF, Memory.PSUM)
 
 
 def check_memory(what: str, tensor: Any, *allowed: Memory) -> None:
-    """Refuse what is no tensor in one of the memories."""
+    """Refuse what is not a tensor in one of the memories."""
     names = " or ".join(memory.value for memory in allowed)
     if not isinstance(tensor, Tensor):
         raise KernelError(f"{what} is {type(tensor).__name__}; expected a tensor in {names}.")

@@ -172,7 +172,9 @@ def _forward(
     _, num_queries, num_heads, _ = inputs.q_BTNH.shape
     rows = blocks.queries * blocks.num_groups
     arrays = _arrays(inputs, spec, rows=rows, columns=blocks.keys)
+    # Spans are of a whole thread block, all of whose groups go through the same blocks in step.
     of_queries_BQ4, _ = _spans(arrays, rows=rows, columns=blocks.keys)
+    # -inf is a sink that adds nothing, so that kernels need no form without.
     sinks_N = jnp.full((num_heads,), -jnp.inf, jnp.float32)
     if inputs.sinks_N is not None:
         sinks_N = inputs.sinks_N.astype(jnp.float32)
@@ -203,12 +205,16 @@ def _backward(
     arrays = _arrays(
         inputs,
         spec,
+        # Both backward kernels read the same padded arrays, and each goes over queries and keys
+        # in blocks of its own.
         rows=math.lcm(rows, block_sizes.dkv_queries),
         columns=math.lcm(columns, block_sizes.dq_keys),
     )
     num_queries, value_width = arrays.q_BTNH.shape[1], arrays.v_BSKV.shape[3]
     residuals = Residuals(
         _to_shape(do_BTNV.astype(arrays.q_BTNH.dtype), {1: num_queries, 3: value_width}),
+        # In base 2, as the kernels' logits are. Padded rows get 0: they see nothing, so their
+        # probabilities are exp2(-inf - 0) = 0, and add to no key's gradient.
         _by_head(finite_lse(lse_BTN) * LOG2_E, num_queries),
         _by_head(delta_BTN, num_queries),
     )

@@ -32,7 +32,7 @@ class Arrays(NamedTuple):
 
     @property
     def seen(self) -> Visibility:
-        """What queries see, as it comes of `attention_visibility`."""
+        """What queries see, as it comes of `visibility`."""
         return Visibility(*self[3:])
 
 
@@ -143,6 +143,8 @@ def launch_with_sum(
     )
 
     def run(*arrays: Any) -> tuple[Array, ...]:
+        # A kernel's own output begins as whatever was in memory, and no thread block can clear it
+        # before all others add. So it is a reference made with zeros.
         sums = jax.new_ref(jnp.zeros(added.shape, added.dtype), memory_space=plgpu.GMEM)
         made = kernel(*arrays, sums)
         return jax.freeze(sums), *made
@@ -150,6 +152,8 @@ def launch_with_sum(
     return run
 
 
+# `approx_math` makes exponentials one instruction. It would make `tanh` one as well, which is why
+# `block.logits` has none.
 COMPILER_PARAMS = plgpu.CompilerParams(
     approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
 )

@@ -45,14 +45,14 @@ def along(x: Array, shape: Shape, axis: int) -> Array:
 
 
 def logits(products: Array, *, scale: float, soft_cap: float | None) -> Array:
-    """Return the logits, in base 2, of products `q k`.
-
-    The tangent is computed from `exp2`, whose error is that of float32: the hardware's own
-    `tanh.approx` is off by 5e-4, which a cap of 50 makes 0.025 of a logit.
-    """
+    """Return the logits, in base 2, of products `q k`."""
     if soft_cap is None:
         return products * (scale * LOG2_E)
+    # Not `jnp.tanh`: the kernels are compiled with `approx_math`, by which that is the hardware's
+    # `tanh.approx`, off by 5e-4: at a cap of 50, 0.025 of a logit. The error of `exp2` is that of
+    # float32. It may overflow: 2 / inf is 0, and the tangent 1, as it should be.
     tangent = 1.0 - 2.0 / (1.0 + jnp.exp2(products * (2.0 * LOG2_E * scale / soft_cap)))
+    # A cap on logits in base e is one of `soft_cap * LOG2_E` in base 2.
     return tangent * (soft_cap * LOG2_E)
 
 
@@ -72,6 +72,9 @@ def masked_unless(
     is_full: Array, values: Array, queries: Queries, keys: Keys, *, axis: int
 ) -> Array:
     """Return the values, masked unless the queries are known to see all of the keys."""
+    # A branch, where a select would do: most blocks are seen whole, and a select would load
+    # ranges and count keys for each of them. All threads of a block take the same side, since
+    # `is_full` comes from the block's span.
     result: Array = lax.cond(
         is_full,
         lambda values: values,
@@ -108,6 +111,8 @@ def advance(running: Running, logits_IJ: Array) -> Step:
     Source: Milakov and Gimelshein 2018, arXiv:1805.02867.
     """
     maximum = jnp.maximum(running.maximum_I, jnp.max(logits_IJ, axis=1))
+    # A row that has seen no key yet has -inf for its maximum, and -inf - -inf is NaN. By a shift
+    # of 0 its exponentials are exp2(-inf) = 0, and so is its decay.
     shift = jnp.where(maximum == -jnp.inf, 0.0, maximum)
     exponentials = jnp.exp2(logits_IJ - along(shift, logits_IJ.shape, 0))
     decay = jnp.exp2(running.maximum_I - shift)
@@ -129,12 +134,14 @@ def finish(running: Running, sink: Array) -> Finished:
         running: After the last block.
         sink: One more logit, base e, that has no value; -inf where there is none.
     """
+    # A sink has no value, so it only joins the sum, once, at the end.
     sink = sink * LOG2_E
     largest = jnp.maximum(running.maximum_I, sink)
     shift = jnp.where(largest == -jnp.inf, 0.0, largest)
     decay = jnp.exp2(running.maximum_I - shift)
     total = running.total_I * decay + jnp.exp2(sink - shift)
     is_empty = total == 0.0
+    # Of an empty row 0 / 0 would be NaN; 0 / 1 gives the zeros that the op asks for.
     total = jnp.where(is_empty, 1.0, total)
     lse = jnp.where(is_empty, -jnp.inf, shift / LOG2_E + jnp.log(total))
     return Finished(decay / total, lse)
@@ -142,6 +149,7 @@ def finish(running: Running, sink: Array) -> Finished:
 
 def probabilities(logits: Array, lse: Array, *, axis: int) -> Array:
     """Return a block's probabilities from the log-sum-exp of its queries, in base 2."""
+    # A row that saw nothing comes with a log-sum-exp of 0 (`Residuals`), as -inf - -inf were NaN.
     return jnp.exp2(logits - along(lse, logits.shape, axis))
 
 
@@ -156,6 +164,9 @@ def sloped(probabilities: Array, logits: Array, soft_cap: float | None) -> Array
     if soft_cap is None:
         return probabilities
     largest = soft_cap * LOG2_E
+    # Hidden logits are -inf, and 1 - inf times a probability of 0 is NaN; at the lowest logit the
+    # slope is 0, too. So the tangent need not be kept beside the logits, in registers that there
+    # are not.
     tangent = jnp.maximum(logits, -largest) * (1.0 / largest)
     return probabilities * (1.0 - tangent * tangent)
 

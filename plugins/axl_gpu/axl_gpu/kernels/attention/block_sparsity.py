@@ -45,6 +45,8 @@ def visibility(inputs: AttentionInputs, spec: AttentionSpec) -> Visibility:
     if q_segments is not None and k_segments is not None:
         high = jnp.where(q_segments == 0, 0, high)
         q_segments, k_segments = q_segments.astype(jnp.int32), k_segments.astype(jnp.int32)
+    # An empty range may be anywhere, past the last key or reversed. As [0, 0) it is hidden by the
+    # one comparison that kernels make.
     sees_any = low < high
     batch = inputs.q_BTNH.shape[0]
     return Visibility(
@@ -94,16 +96,23 @@ def _pairs(seen: Visibility, *, num_keys: int, block_q: int, block_k: int) -> tu
     low, high = (x.reshape(batch, -1, 1, block_q) for x in (seen.low_BT, seen.high_BT))
     first = jnp.arange(0, num_keys, block_k, dtype=jnp.int32)[None, None, :]
     end = first + block_k
+    # Only rows that see something: by [0, 0) of the others a block would reach back to the first
+    # key.
     least, _ = _bounds(low, low < high)
     _, most = _bounds(high, low < high)
     live = (least < end) & (most > first)
+    # Over all rows, empty ones too: a block with a row that sees nothing has to be masked.
     full = (jnp.max(low, axis=3) <= first) & (jnp.min(high, axis=3) >= end)
     if seen.q_segments_BT is not None and seen.k_segments_BS is not None:
         q_segments = seen.q_segments_BT.reshape(batch, -1, 1, block_q)
         k_segments = seen.k_segments_BS.reshape(batch, 1, -1, block_k)
         q_least, q_most = _bounds(q_segments, q_segments != 0)
         k_least, k_most = _bounds(k_segments, k_segments != 0)
+        # Ranges of ids, as comparing all pairs of tokens is quadratic in the length. Ids that go
+        # up along a row, as packing makes them, are distinguished exactly; others cost a block that
+        # is masked to nothing.
         live &= (q_least <= k_most) & (k_least <= q_most)
+        # With padding counted, whose 0 is less than any id: a block that holds some is not whole.
         is_one = (jnp.min(q_segments, axis=3) == q_most) & (jnp.min(k_segments, axis=3) == k_most)
         full &= is_one & (q_least == q_most) & (k_least == k_most) & (q_most == k_most)
     return live, full & live
@@ -122,6 +131,8 @@ def _span(live: Array, full: Array) -> Array:
     end = jnp.max(jnp.where(live, index + 1, 0), axis=-1)
     start = jnp.minimum(jnp.min(jnp.where(live, index, count), axis=-1), end)
     full_start = jnp.minimum(jnp.min(jnp.where(full, index, count), axis=-1), end)
+    # Only the first run of whole blocks: kernels mask whatever is outside of it, which is right
+    # for any hole and costs time only where there are several runs.
     ends_here = ~full & (index >= full_start[..., None])
     full_end = jnp.minimum(jnp.min(jnp.where(ends_here, index, count), axis=-1), end)
     return jnp.stack([start, full_start, full_end, end], axis=-1)

@@ -19,6 +19,8 @@ MAX_WIDTH = 128
 MAX_WIDE_WIDTH = 256
 """Largest from Hopper on."""
 
+# Not -inf, of which a row of nothing else would give NaN. -2^15 is what float16 holds with room
+# to add a logit; bfloat16 holds far more.
 HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 """Added to hidden logits. cuDNN subtracts such numbers, so they are far from the largest."""
 
@@ -113,6 +115,8 @@ def flash_spec(spec: AttentionSpec, *, num_documents: int = 1) -> FlashSpec:
         mask = "PADDING_CAUSAL" if causal else "PADDING"
     else:
         mask = "CAUSAL" if causal else "NO_MASK"
+    # cuDNN counts the query's own key as one of the window, the op does not; 0 is no window at
+    # all.
     window = 0 if spec.left is None else spec.left + 1
     return FlashSpec(scale=spec.scale, mask=mask, window=window, num_documents=num_documents)
 
@@ -123,6 +127,7 @@ def _bias(inputs: AttentionInputs) -> Array | None:
     if q_segments_BT is None or k_segments_BS is None:
         return None
     is_same_B1TS = q_segments_BT[:, None, :, None] == k_segments_BS[:, None, None, :]
+    # No causal part: cuDNN has a mask for that, by which it can leave blocks out.
     dtype = inputs.q_BTNH.dtype
     return jnp.where(is_same_B1TS, jnp.zeros((), dtype), jnp.asarray(HIDDEN[dtype.name], dtype))
 
@@ -135,6 +140,8 @@ def _sees_anything(inputs: AttentionInputs, spec: AttentionSpec) -> Array:
     q_segments, k_segments = inputs.q_segments_BT, inputs.k_segments_BS
     assert q_segments is not None
     assert k_segments is not None
+    # By causality or a window a query may miss the keys of its segment, if they are not at its
+    # own places.
     place = jnp.arange(q_segments.shape[1])
     distance_TS = place[None, :] - place[:, None]
     near_TS = jnp.ones(distance_TS.shape, bool)

@@ -116,6 +116,9 @@ def _call(
     dtype = given[0].dtype
     shapes = [jax.ShapeDtypeStruct(s, dtype if len(s) == 4 else jnp.float32) for s in results]
     layouts = [_HEADS_OUTSIDE if len(s) == 4 else tuple(range(len(s))) for s in results]
+    # The empty uint8 result is the workspace: XLA gives it the size that cuDNN's plan asks for
+    # when it compiles. The layouts say that results lie heads inside of tokens, as operands do,
+    # so that no copy is made on either side.
     run = jax.ffi.ffi_call(
         name,
         [*shapes, jax.ShapeDtypeStruct((0,), jnp.uint8)],
@@ -157,6 +160,7 @@ def _config(arrays: FlashArrays, spec: FlashSpec, products: dict[str, Any]) -> s
         "algorithm": {
             "algo_id": "0",
             "math_type": "TENSOR_OP_MATH",
+            # As jax's own wrapper of cuDNN sends them.
             "tuning_knobs": {"17": "1", "24": "0"},
             "is_cudnn_frontend": True,
             "workspace_size": "0",

@@ -48,6 +48,8 @@ def flash(arrays: FlashArrays, spec: FlashSpec, library: Library = CUDNN) -> Arr
     ) -> tuple[Array, tuple[FlashArrays, Array, Array]]:
         arrays = FlashArrays(q_BTNH, k_BSKH, v_BSKV, *others)
         o_BTNV, lse_PNT = library.forward(arrays, spec)
+        # Named inside of the forward rule: names outside would be of copies that no residual
+        # refers to, and remat would run cuDNN's forward pass again.
         o_BTNV, lse_PNT = named(o_BTNV, ATTENTION_OUT), named(lse_PNT, ATTENTION_LSE)
         return o_BTNV, (arrays, o_BTNV, lse_PNT)
 

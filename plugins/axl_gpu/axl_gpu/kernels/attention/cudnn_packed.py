@@ -61,12 +61,16 @@ def cudnn_packed_attention(
     is_as_trusted_B = documents.is_packed_B & jnp.all(segments_BT == inputs.k_segments_BS, axis=1)
     token = q_BTNH.shape[2] * q_BTNH.shape[3]
     lengths, offsets = documents.lengths_P, documents.starts * token
+    # For the gradients: cuDNN writes none for padding, and by this `where` what was in memory
+    # there is dropped.
     qkv = (_without_padding(x, segments_BT) for x in (q_BTNH, inputs.k_BSKH, inputs.v_BSKV))
     arrays = FlashArrays(
         *qkv, q_lengths_P=lengths, k_lengths_P=lengths, q_offsets=offsets, k_offsets=offsets
     )
     o_BTNV = flash(arrays, flash_spec(spec, num_documents=MAX_DOCUMENTS), library)
     o_BTNV = _without_padding(o_BTNV, segments_BT)
+    # What cuDNN computes for such a row is plausible and wrong, and no predicate can see ids
+    # while tracing. NaN is found at the first step.
     nan = jnp.asarray(jnp.nan, o_BTNV.dtype)
     o_BTNV = jnp.where(is_as_trusted_B[:, None, None, None], o_BTNV, nan)
     return o_BTNV, jnp.zeros(o_BTNV.shape[:-1], jnp.float32)
@@ -103,6 +107,8 @@ def documents_of(segments_BT: Array) -> Documents:
     lengths_BM = jnp.sum(is_run_BMT, axis=2, dtype=jnp.int32)
     first_BM = jnp.argmax(is_run_BMT, axis=2).astype(jnp.int32)
     row_B = jnp.arange(batch, dtype=jnp.int32) * length
+    # cuDNN wants all documents first, those of length 0 last; stable, to keep them in the order
+    # of rows.
     order = jnp.argsort(lengths_BM.reshape(-1) == 0, stable=True)
     lengths_P = lengths_BM.reshape(-1)[order]
     starts_P = (first_BM + row_B[:, None]).reshape(-1)[order]

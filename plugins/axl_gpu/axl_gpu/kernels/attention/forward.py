@@ -3,11 +3,9 @@
 A thread block has the queries of one block of one head, or goes through several of them, those with
 the most keys first; keys of the next are fetched while it finishes the last.
 
-A group multiplies probabilities by values while it computes those of the next keys. Between these
-and the wait for the product it waits for the next values: NVIDIA's assembler moves exponentials
-behind the wait for a product, but not behind one for a copy, which is a loop.
+A group multiplies probabilities by values while it computes those of the next keys.
 
-The arithmetic is that of `attention_block`, in the order of `attention_simple_forward`.
+The arithmetic is that of `block`, in the order of `simple_forward`.
 
 Source: Shah et al. 2024, arXiv:2407.08608.
 
@@ -89,9 +87,12 @@ def _scratch(arrays: Arrays, choices: Choices) -> dict[str, Any]:
     ring = partial(ring_barriers, num_groups=blocks.num_groups, num_stages=blocks.num_stages)
     return {
         "q": plgpu.SMEM((*own, width), dtype),
+        # Nobody reads the queries after the last key, so the output leaves by their place. That
+        # saves 16 KiB a group at heads of 128.
         "o": None if width == value_width else plgpu.SMEM((*own, value_width), dtype),
         "lse": plgpu.SMEM(own, jnp.float32),
         "seen": Queries(numbers, numbers, numbers if has_segments else None),
+        # As many arrivals as `_own_queries` begins copies.
         "own_arrived": plgpu.Barrier(
             num_arrivals=4 if has_segments else 3, num_barriers=blocks.num_groups
         ),
@@ -118,6 +119,8 @@ def _body(
 ) -> None:
     blocks = choices.blocks
     program, num_programs = lax.axis_index("program"), lax.axis_size("program")
+    # `lax.div`, here and below, and not `//`: of signed numbers that is a division with
+    # corrections, for signs that never occur.
     num_own = lax.div(num_items - 1 - program, num_programs) + 1
 
     def for_each_walk(act: Callable[[KeyLoop], None]) -> Array:
@@ -146,8 +149,13 @@ def _body(
                 segments = at(scratch["k_segments"], k_ring.slot(step))
                 keys = Keys(walk.key_block(step) * blocks.keys, segments)
                 logits_IJ = masked_unless(walk.sees_whole(step), found, seen, keys, axis=0)
+                # Not as soon as the product is there: segments are in the same slot, and the mask
+                # reads them.
                 k_ring.release(step)
                 new = advance(running, logits_IJ)
+                # The left operand of the next product comes from registers, in 16 bits. The sum
+                # above took them in float32: it is the softmax's denominator, where roundings
+                # would add up.
                 return new.exponentials_IJ.astype(q.dtype), new.running, new.decay_I
 
             def step(
@@ -156,11 +164,17 @@ def _body(
                 weighted_IV, p_IJ, running = carry
                 k = scratch["k"].at[k_ring.slot(step + 1)]
                 v = scratch["v"].at[v_ring.slot(step)]
+                # For keys before the turn: a group that waited for memory with the turn in hand
+                # would keep the other one from multiplying.
                 k_ring.wait(step + 1)
                 turns.give()
 
                 def weigh_next(qk_IJ: Array) -> tuple[Array, Running, Array]:
                     new = weigh(step + 1, running, qk_IJ)
+                    # The loop needs these values only in its next round. The wait is here because
+                    # NVIDIA's assembler moves exponentials behind a wait for a product, whatever
+                    # order the source has, but not behind one for a copy, which is a loop.
+                    # Without it they run after the product that they are to overlap.
                     v_ring.wait(step + 1)
                     return new
 
@@ -168,8 +182,12 @@ def _body(
                     q, k, Addition(weighted_IV, p_IJ, v), weigh_next, turns.give
                 )
                 v_ring.release(step)
+                # After the addition, where the simple form shrinks before it: the values just
+                # added belong to the step before, whose maximum the sums had until now.
                 return weighted_IV * along(decay_I, weighted_IV.shape, 0), p_IJ, running
 
+            # Peeled: the first keys have no older probabilities to multiply meanwhile, and the
+            # last have no next logits.
             def all_steps() -> tuple[Array, Running]:
                 k_ring.wait(0)
                 qk_IJ = products.transposed(q, scratch["k"].at[k_ring.slot(0)])
@@ -185,6 +203,8 @@ def _body(
 
             nothing_IV = jnp.zeros((blocks.queries, arrays.v_BSKV.shape[3]), jnp.float32)
             turns.begin()
+            # A block that sees no key has nothing fetched for it; waiting for its first keys
+            # would hang.
             weighted_IV, running = lax.cond(
                 walk.num_steps > 0, all_steps, lambda: (nothing_IV, start(blocks.queries))
             )
@@ -194,9 +214,11 @@ def _body(
             lse = scratch["lse"].at[group]
             o[...] = (weighted_IV * along(finished.factor_I, weighted_IV.shape, 0)).astype(o.dtype)
             lse[...] = finished.lse_I
+            # The copy engine reads shared memory by another path than threads write it.
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(o, o_BTNV.at[batch, rows, head])
             plgpu.copy_smem_to_gmem(lse, lse_BNT.at[batch, head, rows])
+            # The next walk's queries are copied to where the output is read from.
             plgpu.wait_smem_to_gmem(0)
 
         for_each_walk(attend)

@@ -48,6 +48,8 @@ def fused_gradients(
     blocks; the others are in their dtype.
     """
     blocks, width = choices.blocks, arrays.q_BTNH.shape[3]
+    # Two slots, so that a group may write the next gradients while another still multiplies by
+    # these.
     all_logits = (2, blocks.keys * blocks.num_groups, blocks.queries)
     parts = (blocks.num_groups, blocks.queries, width // blocks.num_groups)
     kernel = launch_with_sum(
@@ -87,6 +89,9 @@ def _body(
 
     def consume(group: Array) -> None:
         own = pl.ds(group * blocks.keys, blocks.keys)
+        # Each group sums a part of the width of the queries' gradients over the keys of all
+        # groups. Parts by keys would add into the same elements of memory once a group, and not
+        # once a thread block.
         part = pl.ds(group * width_each, width_each)
         dq, written = scratch["dq"].at[group], scratch["ds_written"]
         k, v, keys = loop.arrived(group)
@@ -108,11 +113,16 @@ def _body(
             plgpu.barrier_arrive(written)
 
             def gradients_and_keys() -> tuple[Ref, Ref]:
+                # Here and not before `dv`: the product `p do` runs while the slower group
+                # finishes its gradients.
                 plgpu.barrier_wait(written)
                 return ds, loop.own.k_CH.at[:, part]
 
             def add(dq_IH: Array) -> None:
+                # `use` runs when the first product, that of `do`, is done.
                 loop.do_ring.release(step)
+                # The copy of the step before must have read `dq`, which is overwritten; it need
+                # not have added it.
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 dq[...] = dq_IH
                 plgpu.commit_smem()

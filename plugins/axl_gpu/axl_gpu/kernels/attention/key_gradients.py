@@ -1,9 +1,8 @@
 """Gradients of keys and values, the tuned form: one warp group fetches queries, two multiply.
 
 A thread block goes through the queries of all heads that share its keys, so sums over them stay in
-registers. A group computes exponentials while it multiplies `v do`; what it waits for after them
-keeps them there, as in `attention_forward`. The arithmetic is that of `attention_block`, in the
-order of `attention_simple_backward`.
+registers. A group computes exponentials while it multiplies `v do`. The arithmetic is that of
+`block`, in the order of `simple_backward`.
 
 Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 
@@ -39,6 +38,7 @@ def tuned_key_gradients(
     kernel for each.
     """
     like = Gradients(arrays.k_BSKH, arrays.v_BSKV)
+    # Logits are computed twice then, as the sums of both would spill.
     if like.keys.shape[3] + like.values.shape[3] <= MAX_WIDTH_OF_BOTH:
         both = _launched(arrays, residuals, spans_BL4, choices, products, like)
         return both.keys, both.values
@@ -49,6 +49,8 @@ def tuned_key_gradients(
     return keys.keys, values.values
 
 
+# 64 rows of 256 in float32 are 128 registers of each thread, of 240; logits and the product `v
+# do` of 64 x 64 take 32 each, and what is left holds addresses and a query's numbers.
 MAX_WIDTH_OF_BOTH = 256
 """Of a head's keys and values together, whose sums fit the registers of one warp group."""
 
@@ -102,6 +104,8 @@ def _body(
 
             def weigh(kq_JI: Array) -> tuple[Array, Array]:
                 weights = loop.weigh(step, keys, kq_JI)
+                # Queries of the next step, to keep exponentials before the wait for `v do`: see
+                # `forward`.
                 loop.q_ring.wait_within(step + 1, loop.num_steps)
                 return weights
 
@@ -112,9 +116,11 @@ def _body(
             if dv_JV is not None:
                 dv_JV = products.added(dv_JV, p_JI, do)
             if dk_JH is not None:
+                # They were rounded so as to wait for the product in half the registers.
                 weights_JI = weights_JI.astype(jnp.float32)
                 ds_JI = logit_gradients(weights_JI, dp_JI, delta[...], axis=1)
                 dk_JH = products.added(dk_JH, ds_JI.astype(q.dtype), q)
+            # Both were operands of products until here, and `added` returns when its own is done.
             loop.do_ring.release(step)
             loop.q_ring.release(step)
             return Gradients(dk_JH, dv_JV)
@@ -128,6 +134,8 @@ def _body(
         sums = lax.fori_loop(0, loop.num_steps, step, Gradients(None, None)._replace(**nothing))
         factor = {"keys": choices.scale, "values": 1.0}
         for name in wanted:
+            # Over this group's own keys, which no other group reads. The scale comes here, once,
+            # and not at each block's gradients of logits.
             shared[name][...] = (getattr(sums, name) * factor[name]).astype(k.dtype)
         plgpu.commit_smem()
         columns = pl.ds(keys.first, choices.blocks.keys)

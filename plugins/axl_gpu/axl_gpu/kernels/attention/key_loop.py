@@ -65,8 +65,13 @@ class KeyLoop:
             batch, head, place = (lax.axis_index(name) for name in ("batch", "head", "block"))
         else:
             num_rows, num_heads = spans_BQ4.shape[0], arrays.q_BTNH.shape[2]
+            # Heads vary fastest, so that those that share keys run at the same time and find them
+            # in the L2 cache; blocks slowest, so that all rows' longest walks are dealt out
+            # first.
             head, batch = lax.rem(item, num_heads), lax.rem(lax.div(item, num_heads), num_rows)
             place = lax.div(item, num_heads * num_rows)
+        # Under causality the last queries see the most keys. Begun first, they are not what the
+        # GPU is left waiting for at the end.
         block = spans_BQ4.shape[1] - 1 - place
         key_head = lax.div(head, arrays.q_BTNH.shape[2] // arrays.k_BSKH.shape[2])
         begin, full_begin, full_end, end = (spans_BQ4[batch, block, i] for i in range(4))

@@ -69,6 +69,8 @@ class Matmuls(NamedTuple):
 def _tensor_core_transposed(a_MD: Ref, b_ND: Ref, meanwhile: Callable[[], None] = nothing) -> Array:
     def multiply(sum_MN: Ref) -> Array:
         plgpu.wgmma(sum_MN, a_MD, b_ND.transpose((1, 0)))
+        # `wgmma` only begins the product; reading the sums is what waits. Work in between is
+        # free.
         meanwhile()
         product: Array = sum_MN[...]
         return product
@@ -83,6 +85,9 @@ def _tensor_core_both_transposed(
     def multiply(first_MN: Ref, second_MN: Ref) -> tuple[Any, Array]:
         plgpu.wgmma(first_MN, a_MD, b_ND.transpose((1, 0)))
         plgpu.wgmma(second_MN, c_MD, d_ND.transpose((1, 0)))
+        # Products of a warp group end in the order in which they began, so to wait for all but
+        # one is to wait for the first. The second must be begun before: begun after `between`,
+        # nothing would run under it.
         result = between(plgpu.wgmma_accumulator_load(first_MN, wait_n=1))
         return result, second_MN[...]
 
@@ -99,6 +104,8 @@ def _tensor_core_transposed_and_added(
     meanwhile: Callable[[], None],
 ) -> tuple[Any, Array]:
     def multiply(first: Ref, sums: Ref) -> tuple[Any, Array]:
+        # Before any product is begun: writing registers while one is under way makes the compiler
+        # wait for it. The product of logits is begun first, since `between` waits for it.
         sums[...] = addition.sum_MN
         plgpu.wgmma(first, a_MD, b_ND.transpose((1, 0)))
         plgpu.wgmma(sums, addition.a_MD, addition.b_DN)
@@ -135,6 +142,7 @@ def _tensor_core_both_added(
         def between(sum_MN: Ref) -> None:
             plgpu.wgmma(sum_MN, a_DM.transpose((1, 0)), b_DN)
             plgpu.wgmma(sums[1], second.a_MD, second.b_DN)
+            # Three are under way: all but the last are done here, the first one among them.
             use(plgpu.wgmma_accumulator_load(sum_MN, wait_n=1))
 
         pl.run_scoped(between, _sums(a_DM.shape[1], b_DN.shape[1]))
@@ -149,6 +157,8 @@ def _sums(num_rows: int, num_columns: int) -> Any:
 
 
 def _tma_accumulated(source: Ref, target: Ref) -> None:
+    # The copy engine adds in the L2 cache: no thread reads what is there, and none waits for
+    # others.
     plgpu.copy_smem_to_gmem(source, target, reduction_op="add")
 
 

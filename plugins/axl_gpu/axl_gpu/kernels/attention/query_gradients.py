@@ -1,9 +1,7 @@
 """Gradients of queries, the tuned form: one warp group fetches keys and values, two multiply.
 
-A group computes exponentials while it multiplies `do v`; what it waits for after them keeps them
-there, as in `attention_forward`.
-
-The arithmetic is that of `attention_block`, in the order of `attention_simple_backward`.
+A group computes exponentials while it multiplies `do v`. The arithmetic is that of `block`, in the
+order of `simple_backward`.
 
 Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 
@@ -113,11 +111,14 @@ def _body(
                 logits_IJ = masked_unless(walk.sees_whole(step), found, queries, keys, axis=0)
                 p_IJ = probabilities(logits_IJ, own["lse"][...], axis=0)
                 weights_IJ = sloped(p_IJ, logits_IJ, choices.soft_cap)
+                # Values of the next step, to keep exponentials before the wait for `do v`: see
+                # `forward`.
                 v_ring.wait_within(step + 1, walk.num_steps)
                 return weights_IJ
 
             k_ring.wait(step)
             weights_IJ, dp_IJ = multiply(q, k, do, v, weigh)
+            # Values are not needed for what follows; keys are, for `ds k`.
             v_ring.release(step)
             ds_IJ = logit_gradients(weights_IJ, dp_IJ, own["delta"][...], axis=0)
             dq_IH = products.added(dq_IH, ds_IJ.astype(k.dtype), k)
@@ -129,6 +130,7 @@ def _body(
         multiply = products.each_transposed if is_capped else products.both_transposed
         v_ring.wait_within(0, walk.num_steps)
         dq_IH = lax.fori_loop(0, walk.num_steps, step, jnp.zeros(q.shape, jnp.float32))
+        # `q` is this group's own, and the last product that reads it is done.
         q[...] = (dq_IH * choices.scale).astype(q.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q, dq_BTNH.at[batch, rows, head])

@@ -70,6 +70,8 @@ def launch_options(
     blocks = choices.blocks
     num_blocks = num_keys // (blocks.keys * blocks.num_groups)
     return {
+        # Heads vary fastest: thread blocks that run together read the same bounds and segments of
+        # queries, and have the same spans, so that they take about as long.
         "grid": {"head": num_key_heads, "block": num_blocks, "batch": batch},
         "scratch": {**_scratch(arrays, choices), **scratch},
         "interpreter": products.interpreter,
@@ -90,6 +92,8 @@ def _scratch(arrays: Arrays, choices: Choices) -> dict[str, Any]:
             plgpu.SMEM((keys, value_width), dtype),
             plgpu.SMEM((keys,), jnp.int32) if has_segments else None,
         ),
+        # One barrier for the keys of all groups, whose places differ only in rows: one group
+        # fetches them in one copy each, and every group waits.
         "own_arrived": plgpu.Barrier(num_arrivals=3 if has_segments else 2),
         "fetched": Fetched(
             plgpu.SMEM((*fetched, width), dtype),
@@ -98,6 +102,8 @@ def _scratch(arrays: Arrays, choices: Choices) -> dict[str, Any]:
             plgpu.SMEM((*fetched, value_width), dtype),
             real,
         ),
+        # Two rings: queries of the next step are waited for in the middle of this one, gradients
+        # of outputs at its start; and the fused kernel frees the latter earlier.
         "q_ring": ring(5 if has_segments else 4),
         "do_ring": ring(2),
     }
@@ -209,6 +215,9 @@ class QueryLoop:
 
     def place(self, step: Array) -> tuple[Array, Any]:
         """Return the head and the queries of a step."""
+        # All blocks of one head, then those of the next: a group keeps its sums over heads in
+        # registers, so that gradients of shared keys need no atomics and no pass that adds heads
+        # up.
         head = self.key_head * self.heads_each + lax.div(step, self._blocks_of_a_head)
         num_queries = self.choices.blocks.queries
         return head, pl.ds(self._query_block(step) * num_queries, num_queries)

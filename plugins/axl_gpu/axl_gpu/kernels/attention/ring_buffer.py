@@ -20,6 +20,9 @@ from axl_gpu.kernels.attention.matmuls import Ref
 GROUP = "group"
 """The axis along which the warp groups of a thread block are counted; the last one fetches."""
 
+# A processor has 65,536 registers, 512 for each of 128 threads of a warp group, and `setmaxnreg`
+# takes multiples of 8. A thread that only begins copies needs few; what it leaves is what lets a
+# consumer keep two accumulators without spilling.
 CONSUMER_REGISTERS = 240
 FETCHER_REGISTERS = 24
 """Of a thread. Two groups of consumers and one that fetches share 504 of a processor's 512."""
@@ -35,7 +38,11 @@ def at(ref: Ref | None, index: Any) -> Ref | None:
 
 def ring_barriers(num_copies: int, *, num_groups: int, num_stages: int) -> tuple[Any, Any]:
     """Return the barriers `arrived` and `free` of a ring, as scratch memory."""
+    # Each copy arrives by itself when it has landed, so this number is that of the copies of a
+    # step: one too few, and consumers read a block that is half there; one too many, and they
+    # wait for ever.
     arrived = plgpu.Barrier(num_arrivals=num_copies, num_barriers=num_stages)
+    # A slot is free once every group of consumers has released it; each goes at its own pace.
     return arrived, plgpu.Barrier(num_arrivals=num_groups, num_barriers=num_stages)
 
 
@@ -83,6 +90,8 @@ def fetch_all(rings: Sequence[Ring], num_steps: Array) -> None:
     """Fetch the blocks of all steps into rings of as many slots each, as slots become free."""
     num_stages = rings[0].num_stages
 
+    # The first steps find their slots empty: nobody has arrived at `free`, and waiting would
+    # hang.
     def for_each_first_step(act: Callable[[Ring, int], None]) -> None:
         for step in range(num_stages):
 
@@ -100,6 +109,8 @@ def fetch_all(rings: Sequence[Ring], num_steps: Array) -> None:
             plgpu.barrier_wait(ring.free.at[slot])
             ring.fetch(step, slot)
 
+    # The loop waited for all uses of a slot but the last one. Each arrival is waited for once, so
+    # that barriers end in the phase in which they began.
     for_each_first_step(lambda ring, slot: plgpu.barrier_wait(ring.free.at[slot]))
 
 
@@ -109,6 +120,9 @@ def fetch_more(rings: Sequence[Ring], num_steps: Array) -> None:
     @pl.loop(0, num_steps)
     def _(step: Array) -> None:
         for ring in rings:
+            # Slots are counted through all uses of a ring, not from 0 at each: consumers may
+            # still read the last blocks of the use before, which is the point of not waiting
+            # between two.
             free = ring.free.at[ring.slot(step)]
             pl.when(ring.first + step >= ring.num_stages)(partial(plgpu.barrier_wait, free))
             ring.fetch(step, ring.slot(step))
@@ -116,6 +130,7 @@ def fetch_more(rings: Sequence[Ring], num_steps: Array) -> None:
 
 def wait_until_free(barriers: Sequence[Ref], num_stages: int, num_steps: Array) -> None:
     """Wait until consumers are done with the blocks of all steps, by the rings' `free`."""
+    # Only here, after the last use: `fetch_more` leaves one release of each slot that was used.
     for slot in range(num_stages):
 
         @pl.when(slot < num_steps)
@@ -132,6 +147,8 @@ def specialised(
 
     @pl.when(group < num_groups)
     def _() -> None:
+        # The hardware keeps this waiting until the fetching group has given its registers back,
+        # so no group may leave before, not even one with nothing to compute.
         plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
         consume(group)
 
@@ -172,6 +189,8 @@ class Turns:
 
     def give(self) -> None:
         """Hand over, and wait for the other to do so."""
+        # Both must arrive before either passes. By the second group's extra offer at the start
+        # its n-th `give` meets the first one's (n+1)-th, and so they never begin products at once.
         self.offer()
         self.take()
 

@@ -199,6 +199,7 @@ def _key_body(
         )
         return products.added(dk_JH, ds_JI.astype(q.dtype), q), dv_JV
 
+    # Queries of all heads of this key head, one after another: their sums stay in registers.
     def of_head(g: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
         return lax.fori_loop(begin, end, partial(step, head=key_head * group + g), sums)
 

@@ -1,6 +1,6 @@
 """Flash attention forward, the simple form: one warp group, one block of keys after another.
 
-It overlaps nothing, and is here to be read: `attention_forward` does the same work with copies
+It overlaps nothing, and is here to be read: `forward` does the same work with copies
 under way while it multiplies.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,

@@ -63,7 +63,7 @@ def candidates(call: Call, hardware: Hardware) -> Iterator[CrossEntropyBlockSize
 
 
 def bucket(call: Call) -> dict[str, int]:
-    """Return the width, and about how many vocabulary there are."""
+    """Return the width, and about how large the vocabulary is."""
     size = 1
     for one in call.shape("w"):
         size *= one
@@ -98,7 +98,7 @@ def gpu_cross_entropy(
     """Return what the logits give each token.
 
     Products take x's dtype and accumulate in float32; all else is float32. A `w` of another dtype,
-    or with a vocabulary that is no multiple of 64, is copied once.
+    or with a vocabulary that is not a multiple of 64, is copied once.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -141,9 +141,13 @@ class _Tokens:
         call = Call.of("cross_entropy", {"x": x, "w": w}, {})
         self.block_sizes = choose_block_sizes(BLOCK_SIZES, call)
         self.spec, self.kernels, self.leading = spec, kernels, targets.shape
+        # Partial sums of devices are added up outside; rounded to 16 bits each before, their sum
+        # would be coarser than that of one device.
         self.dtype = jnp.float32 if spec.sums_are_partial else w.dtype
         self.word_axis = 0 if spec.vocabulary_first else 1
         self.x_RD = self._in_tiles(x.reshape(-1, x.shape[-1]))
+        # Only the vocabulary to a multiple of 64, for copies; blocks may reach beyond, and mask
+        # it.
         padded = _padded(w.astype(x.dtype), VOCABULARY_MULTIPLE, self.word_axis)
         self.vocabulary = Vocabulary(padded, w.shape[self.word_axis], spec.vocabulary_first)
         self.targets_R = self._in_tiles(targets.reshape(-1).astype(jnp.int32))
@@ -169,6 +173,9 @@ class _Tokens:
         block_sizes, w = self.block_sizes, self.vocabulary.w
         numbers = (lse.reshape(-1), scale.reshape(-1).astype(jnp.float32))
         tokens = (self.targets_R, *(self._in_tiles(one) for one in numbers))
+        # Parts, since the gradient of all logits at once is as large as the logits that forward
+        # avoids; not one part a block, since products of few columns do not fill the matrix
+        # units.
         block_vocabulary = w.shape[self.word_axis]
         num_blocks = max(1, block_vocabulary // block_sizes.block_vocabulary // block_sizes.parts)
         size = num_blocks * block_sizes.block_vocabulary
@@ -180,11 +187,15 @@ class _Tokens:
             at = first * block_sizes.block_vocabulary
             own = lax.dynamic_slice_in_dim(w, at, size, self.word_axis)
             back, outer = self._equations
+            # Each part's own columns of `dw` are complete after one product, so they may be
+            # rounded here; `dx` is the sum over parts, and stays in float32.
             new = _matmul(outer, g_RN, self.x_RD).astype(dw.dtype)
             dw = lax.dynamic_update_slice_in_dim(dw, new, at, self.word_axis)
             return dx_RD + _matmul(back, g_RN, own), dw
 
         zeros = jnp.zeros(self.x_RD.shape, jnp.float32), jnp.zeros(w.shape, self.dtype)
+        # A loop keeps one part in memory at a time, where unrolled parts may overlap. Sizes are
+        # static, so what is left over is a call of its own.
         num_parts, rest = divmod(block_vocabulary, size)
         sums = lax.fori_loop(0, num_parts, add, zeros)
         dx_RD, dw = add(jnp.int32(num_parts), sums, rest) if rest else sums
@@ -192,7 +203,7 @@ class _Tokens:
         return dx, lax.slice_in_dim(dw, 0, self.vocabulary.vocabulary_size, axis=self.word_axis)
 
     def _logit_gradients(self, tokens: tuple[Array, ...], first: Array, size: int) -> Array:
-        """Return the gradient by the logits of so many vocabulary, from a block on."""
+        """Return the gradient by the logits of so many words, from a block on."""
         g_RN = self.kernels.logit_gradients(
             self.x_RD,
             self.vocabulary,
@@ -202,6 +213,7 @@ class _Tokens:
             num_blocks=-(-size // self.block_sizes.block_vocabulary),
             block_sizes=self.block_sizes,
         )
+        # The kernel writes whole blocks; the last part may end within one.
         return g_RN[:, :size]
 
     @property

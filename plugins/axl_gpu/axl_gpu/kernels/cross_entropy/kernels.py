@@ -32,7 +32,7 @@ from axl_gpu.kernels.matmul.pipeline import (
 )
 
 VOCABULARY_MULTIPLE = 64
-"""Vocabulary are padded to a multiple of it."""
+"""The vocabulary is padded to a multiple of it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +55,7 @@ class CrossEntropyBlockSizes:
     warp_groups: int = 2
     depth: int = 64
     num_ahead: int = 3
+    # Eight blocks of 256 words: three numbers in float32 are written for 2,048 logits of a token.
     run: int = 8
     band: int = 16
     parts: int = 16
@@ -126,6 +127,9 @@ def statistics(
     blocks = _Blocks(x_RD, vocabulary, block_sizes, variant)
 
     def body(targets: Any, x: Any, w: Any, found: Any) -> None:
+        # A run of blocks by one thread block, and not the whole vocabulary: with few tokens,
+        # tiles of tokens alone do not fill the GPU. The few numbers of each run are put together
+        # outside.
         p, run = place(lax.axis_index("tile"), shape, block_sizes.band)
 
         def work(warp_group: Any, multiply: Multiply, staged: Reference) -> None:
@@ -136,9 +140,13 @@ def statistics(
                 first = blocks.first_word(run * block_sizes.run + b, warp_group)
                 word_MN = first + variant.index(logits_MN.shape, 1)
                 value_MN = capped(logits_MN, spec)[0]
+                # After the cap, which would make a finite number of -inf. Columns past the
+                # vocabulary are padding, or what a copy beyond the array's end filled in.
                 value_MN = jnp.where(word_MN < vocabulary.vocabulary_size, value_MN, -jnp.inf)
                 return online(state, value_MN, word_MN == spread(target_M, logits_MN.shape))
 
+            # No word found yet is -inf, 0 and 0. A target is in exactly one block, so that its
+            # logit is a sum in which all other terms are 0.
             nothing = jnp.zeros((block_sizes.rows,), jnp.float32)
             state = tuple(variant.by_row(one) for one in (nothing - jnp.inf, nothing, nothing))
             for n, number_M in enumerate(lax.fori_loop(0, block_sizes.run, block, state)):
@@ -206,7 +214,10 @@ def logit_gradients(
             gradient_MN = gradient(
                 logits_MN, word_MN == spread(target_M, logits_MN.shape), (lse_M, scale_M), spec
             )
+            # What follows sums over these columns, too.
             gradient_MN = jnp.where(word_MN < vocabulary.vocabulary_size, gradient_MN, 0.0)
+            # 16 bits, as the products that take it multiply no more; the difference that makes it
+            # small was taken in float32.
             staged[...] = gradient_MN.astype(g.dtype)
             plgpu.commit_smem()
             rows = pl.ds(p * block_sizes.rows, block_sizes.rows)
@@ -240,7 +251,8 @@ def capped(logits: Array, spec: CrossEntropySpec) -> tuple[Array, Array | None]:
     """Return logits with the soft cap, and their share of it where there is one."""
     if spec.soft_cap is None:
         return logits, None
-    # tanh in terms of what the processors have an instruction for
+    # In terms of `exp`: with `approx_math`, `jnp.tanh` is off by 5e-4.
+    # It may overflow: 2 / inf is 0, and the tangent 1, as it should be.
     share = 1.0 - 2.0 / (jnp.exp(logits * (2.0 / spec.soft_cap)) + 1.0)
     return share * spec.soft_cap, share
 
@@ -266,6 +278,8 @@ def gradient(
     """Return the gradient by a block of logits, float32."""
     lse_M, scale_M = tokens
     value_MN, share_MN = capped(logits_MN, spec)
+    # The z-loss is `z_loss * lse^2`, whose gradient by a logit is its probability times 2 z_loss
+    # lse; so it costs a factor for each token and no second array.
     factor_M = scale_M * (1.0 + (2.0 * spec.z_loss) * lse_M)
     probability_MN = jnp.exp(value_MN - spread(lse_M, value_MN.shape))
     gradient_MN = probability_MN * spread(factor_M, value_MN.shape)

@@ -66,6 +66,8 @@ class DecodeBlockSizes:
 
 def _default(call: Call, hardware: Hardware) -> DecodeBlockSizes:
     width = max(call.shape("k")[-1], call.shape("v")[-1])
+    # A stage of heads of 256 in 16 bits takes 64 KiB, beside 96 for queries and results. Of heads
+    # of 128 two thread blocks of two stages fit a processor, and hide each other's waits.
     is_small = width <= 128 or call.dtype("k") in NARROW_DTYPES
     return DecodeBlockSizes(blocks_per_processor=2, stages=2 if is_small else 1)
 
@@ -146,6 +148,8 @@ def gpu_decode_attention(
     if _is_prompt(inputs.q_BTNH.shape, inputs.k.shape[2]):
         return of_prompts(*decode_as_attention(inputs, spec))[0]
     arrays, choices = _arrays(inputs, spec), _choices(inputs, spec)
+    # The kernel has the whole pool for its operand, which a prediction would count as read for
+    # every token.
     with moved_bytes_scope(_moved_bytes(arrays, choices)):
         o_BKZRV, lse_BKZI = kernel(arrays, choices)
     return _combined(o_BKZRV, lse_BKZI, inputs)
@@ -158,6 +162,8 @@ def _choices(inputs: DecodeInputs, spec: DecodeSpec) -> DecodeChoices:
     page, key_heads = inputs.k.shape[1:3]
     is_paged = inputs.page_table_BP is not None
     blocks = -(-inputs.capacity // KEYS)
+    # Enough thread blocks to fill the GPU, and no more: each share costs its partial sums,
+    # written and read again in float32.
     wanted = -(-sizes.blocks_per_processor * PROCESSORS // (batch * key_heads))
     return DecodeChoices(
         scale=spec.scale,
@@ -179,12 +185,17 @@ def _arrays(inputs: DecodeInputs, spec: DecodeSpec) -> DecodeArrays:
     q_BKIH = _by_key_head(inputs.q_BTNH, key_heads)
     filling = ROWS - q_BKIH.shape[2]
     group = q_BKIH.shape[2] // queries
+    # Rows that fill up are of the last query, so that they see what it sees and no bound is out
+    # of range.
     query_I = jnp.minimum(jnp.arange(ROWS, dtype=jnp.int32) // group, queries - 1)
     position_BI = lengths_B[:, None] - queries + query_I[None, :]
     low_BI = jnp.zeros_like(position_BI)
     if spec.left is not None:
         low_BI = jnp.maximum(position_BI - spec.left, 0)
+    # The first query sees furthest back, and the last one to the end of the row.
     first_B, end_B = low_BI[:, 0] // KEYS, -(-lengths_B // KEYS)
+    # Of pages that a row does not have a table may hold anything; a copy from outside of the pool
+    # is a fault that ends the process.
     table_BP = jnp.clip(table_BP.astype(jnp.int32), 0, inputs.k.shape[0] - 1)
     return DecodeArrays(
         q_BKIH=jnp.pad(q_BKIH, ((0, 0), (0, 0), (0, filling), (0, 0))),
@@ -244,6 +255,7 @@ def _combined(o_BKZRV: Array, lse_BKZI: Array, inputs: DecodeInputs) -> Array:
     if inputs.sinks_N is not None:
         sinks_KR = jnp.tile(inputs.sinks_N.astype(jnp.float32).reshape(key_heads, group), queries)
         largest_BK1R = jnp.maximum(largest_BK1R, sinks_KR[None, :, None, :])
+    # A row that no share saw anything of: -inf - -inf is NaN, and 0 / 0 as well, below.
     shift_BK1R = jnp.where(largest_BK1R == -jnp.inf, 0.0, largest_BK1R)
     weight_BKZR = jnp.exp(lse_BKZR - shift_BK1R)
     total_BKR = jnp.sum(weight_BKZR, axis=2)

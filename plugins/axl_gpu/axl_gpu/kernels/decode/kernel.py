@@ -28,6 +28,8 @@ from axl_gpu.kernels.attention.arrays import launch
 from axl_gpu.kernels.attention.block import Running, advance, along, finish, logits, start
 from axl_gpu.kernels.attention.matmuls import TENSOR_CORES, Matmuls, Ref
 
+# A warp group's product has 64 rows at least, so those of one query head are filled up with
+# zeros: memory is what is waited for, and the matrix units are idle in any case.
 ROWS = 64
 """Rows of a warp group's product."""
 
@@ -117,9 +119,12 @@ def _scratch(arrays: DecodeArrays, choices: DecodeChoices) -> dict[str, Any]:
     dtype, width, value_width = arrays.q_BKIH.dtype, arrays.q_BKIH.shape[3], arrays.v_MCKV.shape[3]
     kept, stages = arrays.k_MCKH.dtype, choices.stages
     numbers = plgpu.SMEM((ROWS,), jnp.int32)
+    # One for each page that a block of keys is of, and one for its scales.
     copies = choices.num_copies + arrays.is_narrow
     blocks = plgpu.Barrier(num_arrivals=copies, num_barriers=stages)
     of_8_bits = {
+        # One place for keys and values in turn: with one each, two thread blocks would not fit a
+        # processor.
         "wide": plgpu.SMEM((KEYS, max(width, value_width)), dtype),
         "k_scale": plgpu.SMEM((stages, KEYS), jnp.float32),
         "v_scale": plgpu.SMEM((stages, KEYS), jnp.float32),
@@ -130,6 +135,7 @@ def _scratch(arrays: DecodeArrays, choices: DecodeChoices) -> dict[str, Any]:
         "high": numbers,
         "k": plgpu.SMEM((stages, KEYS, width), kept),
         "v": plgpu.SMEM((stages, KEYS, value_width), kept),
+        # Float32, as shares are only added up outside.
         "o": plgpu.SMEM((ROWS, value_width), jnp.float32),
         "lse": plgpu.SMEM((ROWS,), jnp.float32),
         "own_arrived": plgpu.Barrier(num_arrivals=3),
@@ -151,11 +157,16 @@ def _body(
     batch, head, share = (lax.axis_index(name) for name in ("batch", "head", "share"))
     length = arrays.lengths_B[batch]
     first, end = arrays.blocks_B2[batch, 0], arrays.blocks_B2[batch, 1]
+    # Shares of the blocks that this row's queries see, not of the cache: rows differ in length,
+    # and every share should last about as long. Some shares of short rows have no block; they
+    # leave zeros and -inf.
     own = lax.div(end - first + choices.shares - 1, choices.shares)
     first = first + share * own
     end = jnp.minimum(end, first + own)
     cache = _Cache(arrays, choices, products, scratch, batch, head)
 
+    # Keys are on their way before the queries are asked for. No warp group only fetches here: two
+    # small thread blocks on a processor hide each other's waits, and keep all registers.
     for stage in range(choices.stages):
 
         @pl.when(first + stage < end)
@@ -171,8 +182,11 @@ def _body(
         k = cache.arrived("k", slot)
         found_IJ = cache.scaled(products.transposed(q, k), "k", slot)
         found_IJ = logits(found_IJ, scale=choices.scale, soft_cap=choices.soft_cap)
+        # Every block is masked, unlike in flash attention: a thread block goes through few of
+        # them.
         new = advance(running, _seen(found_IJ, block * KEYS, scratch))
         v = cache.arrived("v", slot)
+        # Keys behind the end need none of this: their logits are replaced, whatever they are.
         cache.hide_what_is_not_there(v, block, length)
         shrunk_IV = weighted_IV * along(new.decay_I, weighted_IV.shape, 0)
         weights_IJ = cache.scaled(new.exponentials_IJ, "v", slot)
@@ -245,7 +259,11 @@ class _Cache:
         last_page = lax.div(jnp.maximum(arrays.lengths_B[self.batch] - 1, 0), page_size)
         for copy in range(self.choices.num_copies):
             key = block * KEYS + copy * copied
+            # A row's table holds any number behind its last page, and copying from there could
+            # leave the pool.
             page = jnp.minimum(lax.div(key, page_size), last_page)
+            # The division changes no number. By it the compiler sees that copies begin at whole
+            # tiles, which it refuses to take on trust.
             begin = lax.div(lax.rem(key, page_size), copied) * copied  # whole tiles, provably
             source = (arrays.table_BP[self.batch, page], pl.ds(begin, copied), self.head)
             target = (slot, pl.ds(copy * copied, copied))
@@ -269,6 +287,8 @@ class _Cache:
         wide = self.scratch["wide"].at[:, pl.ds(0, kept.shape[1])]
         for columns in _parts(kept):
             narrow = kept[columns]
+            # The layout in which a thread's four numbers of 8 bits become those that it stores in
+            # 16, without an exchange between threads.
             if not self.products.interpreter:  # which has no layouts; a thread loads four at once
                 narrow = plgpu.layout_cast(narrow, plgpu.Layout.WGMMA_UPCAST_2X)
             wide[columns] = _as(narrow, wide.dtype)
@@ -295,6 +315,7 @@ class _Cache:
 
 def _parts(x: Ref) -> Iterator[Any]:
     """Return the columns of a block in parts, of which registers hold one at a time."""
+    # Heads of 256 at once would spill.
     width = math.gcd(x.shape[1], 128)
     for first in range(0, x.shape[1], width):
         yield slice(None), pl.ds(first, width)

@@ -47,6 +47,8 @@ KERNELS = Kernels(rows_of_groups, matrices_of_groups)
 
 def default_block_sizes(call: Call, hardware: Hardware) -> MatmulBlockSizes:
     """Return large tiles, but small ones of rows where groups do not fill large ones."""
+    # A tile holds rows of one group: with fewer rows a group than a tile has, most of its product
+    # is of rows that are dropped.
     mean = call.shape("x")[0] // call.shape("w")[0]
     return MatmulBlockSizes(rows=128) if mean >= 128 else MatmulBlockSizes(rows=64, num_ahead=4)
 
@@ -114,6 +116,8 @@ def gpu_grouped_matmul_backward(
         dy_RF: The gradient of the output.
         kernels: As of `gpu_grouped_matmul`.
     """
+    # The same kernel, which reads matrices the other way round: no transposed copy of all
+    # experts' weights.
     dx_RD = _rows(inputs._replace(x_RD=dy_RF), kernels, is_transposed=True)
     dw_EDF = matrix_gradients(inputs, dy_RF, kernels=kernels)
     return GroupedMatmulInputs(dx_RD, dw_EDF, cast(Array, None))
@@ -158,4 +162,6 @@ def _rows(inputs: GroupedMatmulInputs, kernels: Kernels, *, is_transposed: bool)
 
 def _padded(x_RD: Array) -> Array:
     """Return a multiple of 8 rows."""
+    # Copies begin at multiples of 8 rows (`ALIGNED`); those that reach beyond the end are filled
+    # with zeros by the hardware.
     return jnp.pad(x_RD, ((0, -x_RD.shape[0] % ALIGNED), (0, 0)))

@@ -27,6 +27,8 @@ from axl_gpu.kernels.matmul.pipeline import (
     place,
 )
 
+# Shared memory is tiled by 8 rows, and the compiler takes a copy's start only as a multiple of
+# them.
 ALIGNED = 8
 """Rows at whose multiples a tile can start."""
 
@@ -40,6 +42,8 @@ class GroupRows(NamedTuple):
     @classmethod
     def of(cls, group_sizes_E: Array, num_rows: int) -> "GroupRows":
         """Return the rows of each group."""
+        # Sizes may add up to more than there are rows, where a device holds a part of the rows of
+        # all groups.
         end_E = jnp.minimum(jnp.cumsum(group_sizes_E.astype(jnp.int32)), num_rows)
         return cls(jnp.concatenate([jnp.zeros_like(end_E[:1]), end_E[:-1]]), end_E)
 
@@ -59,11 +63,16 @@ class RowTiles(NamedTuple):
     @classmethod
     def of(cls, groups: GroupRows, num_rows: int, size: int) -> "RowTiles":
         """Return tiles of `size` rows."""
+        # Rows of no group must be written, too, with zeros: no output of a kernel begins with
+        # any.
         start = jnp.append(groups.start_E, groups.end_E[-1])
         end = jnp.append(groups.end_E, jnp.int32(num_rows))
         first = start // ALIGNED
         num_tiles = jnp.where(end > start, (end - first * ALIGNED + size - 1) // size, 0)
         last_tile = jnp.cumsum(num_tiles)
+        # A static number of tiles, since sizes are known only at run time; those that are left
+        # over are skipped by their thread blocks. Nothing is padded by group, so that it is
+        # little more than the rows fill.
         tile_P = jnp.arange(max_tiles(num_rows, len(groups.end_E), size), dtype=jnp.int32)
         group_P = jnp.searchsorted(last_tile, tile_P, side="right").astype(jnp.int32)
         group_P = jnp.minimum(group_P, len(groups.end_E))
@@ -76,6 +85,7 @@ class RowTiles(NamedTuple):
 
 def max_tiles(num_rows: int, num_groups: int, size: int) -> int:
     """Return how many tiles there are at most, whatever the groups' sizes."""
+    # Each group, and the rows of none, may begin up to 7 rows early, and end within a tile.
     return (num_rows + (ALIGNED - 1) * (num_groups + 1)) // size + num_groups + 1
 
 
@@ -110,7 +120,9 @@ def rows_of_groups(
     def body(group: Any, first: Any, start: Any, end: Any, x: Any, w: Any, y: Any) -> None:
         p, column = place(lax.axis_index("tile"), shape, block_sizes.band)
         first_row = first[p] * ALIGNED
+        # No product for rows of no group: the accumulator's zeros are the result.
         count = jnp.where(group[p] < num_groups, width // block_sizes.depth, 0)
+        # Group E has no matrix. Nothing is read of it, but the index is computed.
         matrix = w.at[jnp.minimum(group[p], num_groups - 1)]
 
         def columns(warp_group: Any) -> Any:
@@ -137,6 +149,9 @@ def rows_of_groups(
 
             tile = pl.run_scoped(products, plgpu.ACC((block_sizes.rows, block_sizes.columns)))
             staged[...] = tile.astype(y.dtype)
+            # Rows of neighbouring groups in this tile are theirs: their own tiles write them,
+            # maybe at the same time. So only the group's own rows leave, and nothing is added up
+            # between tiles.
             rows = (start[p] - first_row, end[p] - start[p])
             _store_some(staged, rows, y.at[:, columns(warp_group)], start[p])
 
@@ -218,8 +233,12 @@ def matrices_of_groups(
             first = first_row + step * block_sizes.depth
             bounds = (start - first, end - first)
 
+            # Only in the first and the last step of a group; others are whole, and pay no pass
+            # through registers.
             @pl.when((bounds[0] > 0) | (bounds[1] < block_sizes.depth))
             def _() -> None:
+                # Both sides: zeros on one alone would leave 0 * NaN where the other group's rows
+                # hold NaN.
                 _keep(x_tile, 0 if is_transposed else 1, bounds, variant)
                 _keep(dy_tile, 0, bounds, variant)
                 plgpu.commit_smem()
@@ -279,6 +298,8 @@ def _store_some(
     offset, num_rows = rows
     plgpu.commit_smem()
     done = jnp.int32(0)
+    # Largest first, so that each begins where the last one ended; by bits of the count none
+    # overlaps.
     size = 1 << (staged.shape[0].bit_length() - 1)
     while size:
 

@@ -91,6 +91,7 @@ def _rows_of_groups(inputs: GroupedMatmulInputs, product: RaggedDot) -> Array:
     x_RD, w_EDF, group_sizes_E = inputs
     num_rows = x_RD.shape[0]
     ends_E = jnp.minimum(jnp.cumsum(group_sizes_E.astype(jnp.int32)), num_rows)
+    # The library trusts sizes to add up to no more than the rows.
     sizes_E = jnp.diff(ends_E, prepend=jnp.zeros((1,), jnp.int32))
     x_PD = _in_whole_tiles(x_RD, w_EDF)
     run = partial(
@@ -108,6 +109,7 @@ def _rows_of_groups(inputs: GroupedMatmulInputs, product: RaggedDot) -> Array:
 
     y_PF: Array = one_call(x_PD, w_EDF, sizes_E)
     is_in_a_group_P = jnp.arange(x_PD.shape[0], dtype=jnp.int32) < jnp.sum(sizes_E)
+    # `where`, not a product: memory that was never written may hold NaN.
     y_PF = jnp.where(is_in_a_group_P[:, None], y_PF, jnp.zeros((), y_PF.dtype))
     return y_PF[:num_rows]
 

@@ -47,6 +47,8 @@ class MatmulBlockSizes:
 
     def within(self, *, columns: int, rows: int = 0) -> "MatmulBlockSizes":
         """Return sizes that divide those of a result; rows need not where not given."""
+        # One group of wide tiles before two of narrow ones: a wide product reads the left tile
+        # from shared memory once for twice the columns.
         sizes = [(self.columns, self.warp_groups), (self.columns, 1), (64, 2), (64, 1)]
         each, warp_groups = next(one for one in sizes if columns % math.prod(one) == 0)
         whole = 64 if rows % self.rows else self.rows

@@ -28,6 +28,7 @@ Matmul = Callable[..., Array]
 
 def default_block_sizes(call: Call, hardware: Hardware) -> MatmulBlockSizes:
     """Return the largest tiles that fit, with a result of up to four bytes a number."""
+    # Results of four bytes take twice the staging, and leave room for one pair of tiles less.
     return MatmulBlockSizes(depth=DEPTH, num_ahead=2 if call.feature("dtype") == "float32" else 3)
 
 
@@ -61,6 +62,8 @@ def unsupported_reason(call: Call) -> str | None:
     formats = {call.dtype("lhs"), call.dtype("rhs")}
     if not formats <= set(FORMATS):
         return f"multiplies float8, not {' and '.join(sorted(formats))}"
+    # Mosaic GPU's `wgmma` takes one dtype for both sides. Gradients multiply e5m2 by e4m3, and so
+    # are XLA's to serve.
     if len(formats) > 1:
         return f"multiplies operands of one format, not {' and '.join(sorted(formats))}"
     for side in ("lhs", "rhs"):

@@ -44,6 +44,8 @@ def float8_matmul_kernel(
         variant: The form of the kernel.
     """
     (num_rows, _), num_columns = lhs_RK.shape, rhs_NK.shape[0]
+    # Zeros along K add nothing to sums. Small results are padded to 64 and not to 128, the larger
+    # of the two tiles.
     lhs_RK = _padded(lhs_RK, 128 if num_rows > 64 else 64, block_sizes.depth)
     rhs_NK = _padded(rhs_NK, 128 if num_columns > 64 else 64, block_sizes.depth)
     (all_rows, width), all_columns = lhs_RK.shape, rhs_NK.shape[0]
@@ -78,6 +80,8 @@ def float8_matmul_kernel(
                 return total[...]
 
             tile = pl.run_scoped(products, plgpu.ACC((block_sizes.rows, block_sizes.columns)))
+            # Scaled before rounding, in registers: a product that leaves unscaled in 16 bits may
+            # overflow.
             staged[...] = (tile * scale[0]).astype(out.dtype)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(staged, out.at[rows, columns(warp_group)])

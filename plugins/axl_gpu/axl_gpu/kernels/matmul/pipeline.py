@@ -2,7 +2,7 @@
 
 Every kernel here that multiplies does it by `in_warp_groups`. It has two forms with the same maths:
 in the simple one, which says what is meant, a warp group copies two tiles, waits, and multiplies;
-in the tuned one a warp group does nothing but fetch block_sizes ahead, for one or two others that
+in the tuned one a warp group does nothing but fetch tiles ahead, for one or two others that
 multiply. Both are interpreted where there is no GPU.
 
 Letters: M rows, N columns, K what is summed over.
@@ -49,12 +49,15 @@ class Variant:
 
         A GPU transposes tiles as it multiplies. The interpreter cannot, and gets a copy.
         """
+        # Only there: on a GPU a copy would take as much memory as the weight.
         if is_transposed and self.interpreter is not None:
             return jnp.swapaxes(x, -1, -2), False
         return x, is_transposed
 
     def tiled(self, x: Array) -> Array:
         """Return a tile spread over threads as the results of the matrix units are."""
+        # Operands of one operation need one layout, and the compiler does not convert between
+        # them unasked.
         return x if self.interpreter else plgpu.layout_cast(x, plgpu.Layout.WGMMA)
 
     def by_row(self, x: Array) -> Array:
@@ -67,6 +70,8 @@ class Variant:
             row: Array = numbers[p]
             return row
         layout = plgpu.Layout.WGMMA.reduce(1)
+        # Not vectorized: in this layout a thread's rows are 8 apart, and several threads have the
+        # same ones.
         return plgpu.load(numbers, (p,), layout=layout, optimized=False)
 
     def index(self, shape: tuple[int, ...], axis: int) -> Array:
@@ -96,6 +101,8 @@ class Side:
     def room(self, *leading: int) -> Any:
         """Return shared memory for so many tiles."""
         bits = jnp.dtype(self.dtype).itemsize * 8
+        # The matrix units read tiles of 8 rows of at most 128 bytes, swizzled so that a column's
+        # elements are in different banks of shared memory.
         swizzle = plgpu.find_swizzle(self.shape[-1] * bits)
         tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
         transforms = (tiling, plgpu.SwizzleTransform(swizzle))
@@ -177,6 +184,7 @@ def in_warp_groups(work: Work, steps: Steps, variant: Variant) -> None:
 
         @pl.when(group < steps.num_groups)
         def _() -> None:
+            # `setmaxnreg` takes multiples of 8, and a thread addresses at most 255 registers.
             each = min(256, (REGISTERS - FETCHING_REGISTERS) // steps.num_groups) // 8 * 8
             plgpu.set_max_registers(min(each, 240), action="increase")
             work(group, _FetchedAhead(steps, group, *shared), staged.at[group])
@@ -191,6 +199,7 @@ def in_warp_groups(work: Work, steps: Steps, variant: Variant) -> None:
         steps.staging(steps.num_groups),
         steps.lhs.room(steps.num_ahead),
         steps.rhs.room(steps.num_ahead, steps.num_groups),
+        # One copy of the shared left tile, and one of each group's right tile.
         plgpu.Barrier(num_arrivals=1 + steps.num_groups, num_barriers=steps.num_ahead),
         plgpu.Barrier(num_arrivals=steps.num_groups, num_barriers=steps.num_ahead),
         collective_axes=AXIS,
@@ -245,6 +254,7 @@ class _FetchedAhead(Multiply):
             if prepare is not None:
                 prepare(step, lhs, rhs)
             plgpu.wgmma(total, self.steps.lhs.operand(lhs), self.steps.rhs.operand(rhs))
+            # Not of this step: one product stays under way while the next tiles are waited for.
             plgpu.wgmma_wait(1)  # of the step before, whose tiles are free now
 
             @pl.when(k > 0)
@@ -281,6 +291,7 @@ def _fetch(
             tile = steps.rhs.tile(step, group)
             plgpu.copy_gmem_to_smem(tile, rhs.at[slot, group], arrived.at[slot])
 
+    # Each arrival is waited for once, so that barriers end in the phase in which they began.
     @pl.loop(jnp.maximum(steps.num_steps - num_ahead, 0), steps.num_steps)
     def _(step: Array) -> None:
         plgpu.barrier_wait(consumed.at[lax.rem(step, num_ahead)])
@@ -320,6 +331,7 @@ def launch(
         ),
         **threads,
     )
+    # Pallas derives no batched form of a Mosaic GPU kernel.
     return jax.custom_batching.sequential_vmap(run)
 
 
@@ -331,6 +343,8 @@ def place(index: Array, shape: tuple[int, int], band: int) -> tuple[Array, Array
     """
     num_rows, num_columns = shape
     first = lax.div(index, jnp.int32(band * num_columns)) * band
+    # The last band may be lower. Bands by rows keep both sides of the products that run at once
+    # small: by whole columns each thread block would read rows that the cache has dropped since.
     height = jnp.minimum(num_rows - first, band)
     within = index - first * num_columns
     return first + lax.rem(within, height), lax.div(within, height)

@@ -39,6 +39,8 @@ class RmsNormBlockSizes:
 
 def default_block_sizes(call: Call, hardware: Hardware) -> RmsNormBlockSizes:
     """Return sizes that give each multiprocessor several programs at usual sizes."""
+    # More rows backward: each program leaves a row of float32 that has to be read again and
+    # summed.
     return RmsNormBlockSizes(rows=4, backward_rows=16)
 
 
@@ -105,6 +107,8 @@ def gpu_rms_norm_backward(
     arrays, rows = _rows_and_factor(inputs, spec), _block_sizes(inputs).backward_rows
     dy_RD = dy.reshape(-1, dy.shape[-1])
     dx_RD, dfactor_PD = kernel(*arrays, dy_RD, epsilon=spec.epsilon, rows=rows)
+    # Summed outside, in a fixed order; atomic additions would change the last bits from run to
+    # run.
     dscale_D = None if inputs.scale is None else jnp.sum(dfactor_PD, axis=0)
     return RmsNormInputs(dx_RD.reshape(inputs.x.shape), dscale_D)
 

@@ -81,9 +81,12 @@ def backward_rows(
             inverse = _inverse(x_D, epsilon)
             normal_D, gradient_D = x_D * inverse, dy_D * factor_D
             along = jnp.sum(gradient_D * normal_D) * (1.0 / width)
+            # With the mean of `dy factor x` taken out, along which normal rows do not change.
             dx[r] = (inverse * (gradient_D - normal_D * along)).astype(dx.dtype)
             return total_D + dy_D * normal_D
 
+        # Zeros made of `factor_D` have its layout, which those of `jnp.zeros` would not, and a
+        # loop's carry keeps one layout.
         total_D = lax.fori_loop(*_own_rows(rows, num_rows), row, factor_D * 0.0)
         dfactor[lax.axis_index(AXIS)] = total_D
 
@@ -99,6 +102,8 @@ def backward_rows(
 
 def _loader(width: int, interpreter: Any) -> Callable[[Any, Any], Array]:
     """Return what loads a row in float32, spread over threads alike whatever it is stored as."""
+    # Four numbers are 16 bytes of float32, the widest load of a thread. The same for every dtype,
+    # so that rows of 16 bits and the factor of 32 meet in one layout.
     each = 4 if width % (4 * THREADS) == 0 else 2
 
     def load(rows: Any, r: Any) -> Array:

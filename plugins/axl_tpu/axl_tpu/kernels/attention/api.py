@@ -65,6 +65,7 @@ def unsupported_reason(call: Call) -> str | None:
 
 def _too_long(call: Call) -> str | None:
     inputs, spec = ATTENTION_OP.parts(call)
+    # By the default size: a table's may be larger, but then there are fewer blocks.
     size = block_size(call)
     cut = Blocking.of(inputs, size, size)
     longest = max(cut.queries.length, cut.keys.length)
@@ -122,8 +123,12 @@ def tpu_flash_attention_backward(
     """
     call = attrs.evolve(ATTENTION_OP.call(inputs, spec, lse=True), op=ATTENTION_OP.backward)
     block_sizes = choose_block_sizes(BACKWARD_BLOCK_SIZES, call)
+    # Of this call's own sizes, which may come from a table: the compiler refuses a kernel that
+    # overflows what it was allowed.
     vmem_bytes = fused_bytes(call, block_sizes.dkv_block_q, block_sizes.dkv_block_k)
     layout = Layout.of(inputs)
+    # Once for all heads, before: both backward kernels read it, and in a visit it would be
+    # computed again for each block of keys.
     delta_BTN = _row_delta(o_BTNV, do_BTNV, dlse_BTN, layout.o, interpret=interpret)
     operands = Operands.of(inputs).with_gradients(do_BTNV, lse_BTN, delta_BTN)
     cut = Blocking.of(inputs, block_sizes.dkv_block_q, block_sizes.dkv_block_k)
@@ -133,6 +138,8 @@ def tpu_flash_attention_backward(
             operands, layout, spec, cut, walk, vmem_bytes=vmem_bytes, interpret=interpret
         )
     else:
+        # Two walks, each with its own sums in VMEM. A gradient is summed only along the axis that
+        # a walk goes through, so nothing is added up in memory.
         dk, dv = backward_keys(operands, layout, spec, cut, walk, interpret=interpret)
         cut = Blocking.of(inputs, block_sizes.dq_block_q, block_sizes.dq_block_k)
         walk = block_schedule(inputs, spec, cut, by_keys=False)

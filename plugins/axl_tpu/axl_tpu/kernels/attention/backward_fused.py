@@ -44,12 +44,17 @@ def backward_fused(
     """Return gradients in the inputs' dtype, their heads as in `layout`; visits go by keys."""
     q, k, v = operands.q, operands.k, operands.v
     specs = BlockSpecs(operands, layout, cut, by_keys=True, heads_are_outer=True)
+    # Whole blocks, for the last one is added to as a whole; what is past the rows is cut off at
+    # the end.
     num_queries, num_keys = (axis.num * axis.size for axis in (cut.queries, cut.keys))
     has_segments = operands.k_segments is not None
     dq, dk, dv = pl.pallas_call(
         partial(_kernel, block=BlockShape(spec, cut, by_keys=True), group=specs.group),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
+            # Heads outside of visits: a head's gradients of queries are whole when its visits are
+            # done, so that VMEM holds one head's at a time, beside the sums of the keys that all
+            # share.
             grid=(k.shape[0], layout.k.num, specs.group, schedule.num_steps),
             in_specs=[specs.inputs()],
             out_specs=[
@@ -114,6 +119,8 @@ def _kernel(
         queries, keys = _rows(i, block.cut.queries.size), _rows(j, block.cut.keys.size)
         dk[keys] += new.dk
         dv[keys] += new.dv
+        # Contracted over the rows of both: scores lie keys by queries, and are not transposed for
+        # this.
         dq[queries] += matmul(new.ds, new.k, (0, 0))
 
     when_active(code, visit)
@@ -130,4 +137,5 @@ def _kernel(
 
 
 def _rows(block: Array, size: int) -> Any:
+    # The compiler cannot see that a block's number times its size is a multiple of a tile's rows.
     return pl.ds(pl.multiple_of(block * size, size), size)

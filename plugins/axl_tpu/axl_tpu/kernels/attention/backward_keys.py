@@ -42,11 +42,15 @@ def backward_keys(
     k, v = operands.k, operands.v
     specs = BlockSpecs(operands, layout, cut, by_keys=True)
     size = cut.keys.size
+    # Keys are down the rows of scores here, so their segments are a column, and what is per query
+    # is in rows as it was stored.
     segments = None if operands.k_segments is None else pltpu.VMEM((size, LANES), jnp.int32)
     dk, dv = pl.pallas_call(
         partial(_kernel, block=BlockShape(spec, cut, by_keys=True), group=specs.group),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
+            # Heads of a group innermost: the block of keys and values stays while all of them go
+            # by, and gradients of shared keys are summed in VMEM.
             grid=(k.shape[0], layout.k.num, schedule.num_steps, specs.group),
             in_specs=[specs.inputs()],
             out_specs=[specs.keys(layout.k), specs.keys(layout.v)],
@@ -100,5 +104,6 @@ def _kernel(
 
     @pl.when(has(code, LAST) & (g == group - 1))
     def _finish() -> None:
+        # The scale once here, and not on each block of gradients of logits.
         dk_ref[...] = (dk[...] * block.spec.scale).astype(dk_ref.dtype)
         dv_ref[...] = dv[...].astype(dv_ref.dtype)

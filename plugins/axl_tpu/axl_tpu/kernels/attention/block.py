@@ -21,9 +21,13 @@ from axl_tpu.kernels.attention.block_schedule import LANES, Blocking
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 
+# Not -inf: the difference of two would be NaN, and to avoid that would cost a select for each
+# score.
 HIDDEN = -1e30
 """The logit of a pair that is not visible; finite, so that differences of two are no NaN."""
 
+# Between HIDDEN and every logit: a row whose maximum is still HIDDEN has seen nothing, and what
+# its exponentials of 0 added up to is thrown away.
 SEEN = -1e29
 """Rows whose largest logit is below have seen nothing."""
 
@@ -53,6 +57,7 @@ class BlockShape:
         """Return each score's key, counted from the block's first."""
         return lax.broadcasted_iota(jnp.int32, self.shape, 1 - int(self.by_keys))
 
+    # A row meets the scores as it is where queries are along lanes; a column has to be spread.
     def of_queries(self, per_query: Array) -> Array:
         """Return a row or column of queries, able to meet the scores."""
         return per_query if self.by_keys else spread(per_query, self.shape[1])
@@ -64,6 +69,8 @@ class BlockShape:
 
 def column(row: Array) -> Array:
     """Return `[Q, LANES]`, equal in all lanes, from a row `[1, Q]`."""
+    # Broadcast first and transposed whole: a transposed register is cheap, a column of one lane
+    # wastes the others and is spread again at each use.
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
@@ -83,6 +90,8 @@ def matmul(a: Array, b: Array, contract: tuple[int, int]) -> Array:
 def inside(x: Array, first: Array, length: int, *, axis: int = 0) -> Array:
     """Return `x` with zeros at or after `length` along an axis, where the array has ended."""
     place = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    # By way of float32, since vector units select in 32 bits. Past an array's end there is
+    # whatever was in VMEM, and 0 * NaN is NaN.
     return jnp.where(place < length - first, x.astype(jnp.float32), 0.0).astype(x.dtype)
 
 
@@ -116,6 +125,8 @@ def visible(
     """
     spec, cut = block.spec, block.cut
     first_query, first_key = i * cut.queries.size, j * cut.keys.size
+    # All of a block's place in one scalar: conditions compare the difference of two counts that
+    # are the same in every block.
     shift = first_key - first_query - offset
     query, key = block.place_of_query(), block.place_of_key()
     conditions = []
@@ -125,6 +136,7 @@ def visible(
         conditions.append(key - query <= spec.right - shift)
     if cut.keys.is_padded:
         conditions.append(key < cut.keys.length - first_key)
+    # Only where gradients of keys sum over queries; rows past the end are otherwise not written.
     if cut.queries.is_padded and block.by_keys:
         conditions.append(query < cut.queries.length - first_query)
     if k_segments is not None:

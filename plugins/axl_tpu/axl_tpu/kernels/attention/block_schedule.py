@@ -33,6 +33,8 @@ LANES = 128
 FIRST, LAST, LIVE, MASKED = 1, 2, 4, 8
 """First and last visit of a block of the outer axis; anything to compute; not all pairs visible."""
 
+# Two numbers of 13 bits and four flags leave the sign bit of an int32 alone, and one integer a
+# visit takes the least scalar memory.
 _BLOCK_BITS, _FLAG_BITS = 13, 4
 MAX_BLOCKS = 2**_BLOCK_BITS
 """Most blocks of either axis that a visit can name."""
@@ -123,11 +125,14 @@ def _with_every_outer_block(
     """Return pairs sorted by outer block, one more for blocks that have none, and which live."""
     axis = int(by_keys)
     num_outer = cut.keys.num if by_keys else cut.queries.num
+    # A block of outputs that no visit names is never written, and holds whatever was in memory.
+    # So it gets a visit that computes nothing.
     missing = np.setdiff1d(np.arange(num_outer, dtype=np.int32), active_P2[:, axis])
     empty = np.zeros((len(missing), 2), np.int32)
     empty[:, axis] = missing
     pairs = np.concatenate([active_P2, empty])
     is_active = np.arange(len(pairs)) < len(active_P2)
+    # By outer block first: its sums are in VMEM from its first visit to its last.
     order = np.lexsort((pairs[:, 1 - axis], pairs[:, axis]))
     return pairs[order], is_active[order]
 
@@ -140,6 +145,8 @@ def _is_full(
     last_query = first_query + cut.queries.size - 1
     last_key = first_key + cut.keys.size - 1
     is_full = (last_query < cut.queries.length) & (last_key < cut.keys.length)
+    # An offset known at run time moves the window by any amount, so that no block is known to be
+    # whole.
     if not offset_is_static:
         return is_full & (spec.left is None) & (spec.right is None)
     if spec.left is not None:
@@ -168,7 +175,10 @@ class _Conditions(NamedTuple):
         if row.segments is not None and column.segments is not None:
             q, k = cut.queries.cut(row.segments, axis=1), cut.keys.cut(column.segments, axis=1)
             (q_low, q_high), (k_low, k_high) = block_bounds(q, q != 0), block_bounds(k, k != 0)
+            # By ranges of ids: comparing all pairs of tokens is what the walk is to avoid. A
+            # block that is visited without need is masked, and right.
             may.append((q_low[i] <= k_high[j]) & (k_low[j] <= q_high[i]))
+            # With padding counted, this time: a block that holds some is not whole.
             (q_low, q_high), (k_low, k_high) = block_bounds(q), block_bounds(k)
             same = (q_low[i] == q_high[i]) & (k_low[j] == k_high[j]) & (q_low[i] == k_low[j])
             every.append(same & (q_low[i] != 0))
@@ -201,6 +211,7 @@ def _kept(
 ) -> BlockSchedule:
     """Return the live pairs of each row in their order; of blocks without any, one dead pair."""
     is_start_P = np.diff(outer_P, prepend=-1) != 0
+    # Static, since every outer block has a pair.
     num_outer = int(outer_P[-1]) + 1
     active_BO = jnp.zeros((is_active_BP.shape[0], num_outer), bool).at[:, outer_P].max(is_active_BP)
     kept_BP = is_active_BP | (is_start_P[None] & ~active_BO[:, outer_P])
@@ -217,6 +228,8 @@ def _kept(
     is_last_BP = jnp.pad(differs_BP, ((0, 0), (0, 1))) | (place_P == num_B1 - 1)
     codes_BP |= jnp.where(is_first_BP, FIRST, 0) | jnp.where(is_last_BP, LAST, 0)
     end_B1 = jnp.take_along_axis(codes_BP, num_B1 - 1, axis=1)
+    # The same blocks as the last visit, so that steps of shorter rows copy nothing; without flags
+    # they compute and write nothing either.
     dead_B1 = end_B1 & ~jnp.int32(FIRST | LAST | LIVE | MASKED)
     if codes_BP.size > MAX_SCHEDULE_STEPS:
         raise KernelError(

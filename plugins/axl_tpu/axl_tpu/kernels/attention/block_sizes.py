@@ -88,12 +88,15 @@ def block_size(call: Call) -> int:
 
     A row's list of visits grows with the square of its blocks, and is in scalar memory.
     """
+    # 512 to a side: scores of 1 MiB in float32, of which several have to fit the least VMEM of 16
+    # MiB.
     return 512 if max(call.shape("q")[1], call.shape("k")[1]) <= LONG else 1024
 
 
 def _default(call: Call, hardware: Hardware) -> ForwardBlockSizes:
     size = block_size(call)
     hides_blocks = call.has("q_segments") or call.has("k_start") or call.feature("left") is not None
+    # Where documents or a window hide blocks, larger ones hide fewer of them.
     if hardware.generation in FAST_UNITS and not hides_blocks:
         size = max(size, 1024)
     return ForwardBlockSizes(size, size)
@@ -115,6 +118,7 @@ SIZES = (256, 512, 1024)
 
 
 def _sizes(call: Call) -> Iterator[tuple[int, int]]:
+    # Smaller blocks of very long rows would overflow scalar memory with their visits.
     least = block_size(call) // 2
     for block_q, block_k in product(SIZES, repeat=2):
         if min(block_q, block_k) >= least:

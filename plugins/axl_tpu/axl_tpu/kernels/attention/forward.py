@@ -90,6 +90,8 @@ def forward(
             jax.ShapeDtypeStruct((batch, num_heads, 1, num_queries), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
+            # Visits are in order, as sums stay in VMEM from one to the next; rows and heads may
+            # go to different cores.
             dimension_semantics=("parallel", "parallel", "arbitrary"),
             vmem_limit_bytes=specs.vmem_bytes(),
         ),
@@ -118,11 +120,15 @@ def _kernel(
     @pl.when(has(code, FIRST))
     def _start() -> None:
         weighted[...] = jnp.zeros_like(weighted)
+        # Once a query block and not at each visit: turning rows into columns is work for the
+        # transpose unit.
         columns.fill(refs)
         if refs.sinks is None:
             maximum[...] = jnp.full_like(maximum, HIDDEN)
             total[...] = jnp.zeros_like(total)
         else:
+            # A sink is a key without a value that was seen first. Its exponential is 1 in one
+            # lane, as lanes are summed at the end.
             maximum[...] = jnp.full_like(maximum, jnp.maximum(refs.sinks[n] * LOG2E, HIDDEN))
             lane = jax.lax.broadcasted_iota(jnp.int32, total.shape, 1)
             total[...] = jnp.where(lane == 0, 1.0, 0.0)
@@ -141,19 +147,25 @@ def _kernel(
             )
             logits = logits if mask is None else jnp.where(mask, logits, HIDDEN)
             if block.cut.keys.is_padded:
+                # A weight of 0 hides no NaN, and past the last key there is whatever was in VMEM.
                 v = inside(v, j * block.cut.keys.size, block.cut.keys.length)
         old = maximum[...]
         new = jnp.maximum(old, jnp.max(logits, axis=1, keepdims=True))
         decay = jnp.exp2(old - new)
         p = jnp.exp2(logits - spread(new, logits.shape[1]))
         maximum[...] = new
+        # Lane by lane. A sum over lanes at each visit would wait for the unit that moves data
+        # between them; one at the end costs as much as one of these would.
         total[...] = total[...] * decay + _by_lane(p)
+        # After the total: dropout drops weights, and not the denominator.
         if refs.seeds is not None:
             p = p * dropout(block, i, j, refs.seeds[b, n])
         weighted[...] = weighted[...] * spread(decay, weighted.shape[1]) + matmul(
             p.astype(v.dtype), v, (1, 0)
         )
 
+    # Two bodies: most blocks are seen whole, and comparisons for the others cost vector time that
+    # the products do not hide.
     is_masked = has(code, MASKED)
     pl.when(has(code, LIVE) & is_masked)(partial(visit, is_masked=True))
     pl.when(has(code, LIVE) & ~is_masked)(partial(visit, is_masked=False))
@@ -165,7 +177,10 @@ def _kernel(
         whole = jnp.where(is_empty, 1.0, jnp.broadcast_to(whole, is_empty.shape))
         share = jnp.where(is_empty, 0.0, 1.0 / whole)
         o_ref[...] = (weighted[...] * spread(share, weighted.shape[1])).astype(o_ref.dtype)
+        # From base 2 to base e, in which the op hands it on.
         lse = jnp.where(is_empty, -jnp.inf, (maximum[...] + jnp.log2(whole)) * LN2)
+        # A row `[1, Q]` fills lanes in memory; as a column each number would take a register's
+        # width.
         lse_ref[...] = lse.T[:1]
 
 

@@ -62,6 +62,7 @@ def key_gradients(
     mask = None
     if is_masked:
         if queries.is_padded:
+            # Rows past the last query are summed over here; in VMEM they hold whatever was there.
             q, do = (inside(x, i * queries.size, queries.length) for x in (q, do))
             lse, delta = (inside(x, i * queries.size, queries.length, axis=1) for x in (lse, delta))
         if keys.is_padded:
@@ -80,6 +81,8 @@ def key_gradients(
         delta=delta,
     )
     dv = matmul(kept.astype(do.dtype), do, (1, 0))
+    # The matrix unit's fast form takes 16 bits; the difference that makes it small was taken in
+    # float32.
     ds = ds.astype(q.dtype)
     return KeyGradients(dk=matmul(ds, q, (1, 0)), dv=dv, k=k, ds=ds)
 
@@ -97,10 +100,14 @@ def probabilities_and_ds(
     """Return the probabilities that dropout kept, and the gradient of scaled scores; float32."""
     logits, tanh = capped(scores, block.spec)
     if mask is not None:
+        # exp2(HIDDEN - lse) is 0 for any finite lse, that of rows which saw nothing included:
+        # theirs comes as 0.
         logits = jnp.where(mask, logits, HIDDEN)
     p = jnp.exp2(logits - lse)
     kept = p
     if factor is not None:
+        # `ds` takes `p` without the factor: dropout is behind the softmax, whose slope is that of
+        # all its weights, and `delta` has the factor in it by way of the output.
         kept, dp = p * factor, dp * factor
     ds = p * (dp - delta)
     return kept, ds if tanh is None else ds * (1.0 - tanh * tanh)
@@ -136,5 +143,6 @@ def row_delta_of(o: Array, do: Array, heads: Heads, *, interpret: Any) -> Array:
 
 
 def _kernel(o_ref: Any, do_ref: Any, delta_ref: Any) -> None:
+    # Transposed, so that the sum is over rows of registers and comes out along lanes, as a row.
     products_CV = do_ref[...].astype(jnp.float32) * o_ref[...].astype(jnp.float32)
     delta_ref[...] = jnp.sum(products_CV.T, axis=0, keepdims=True)

@@ -102,6 +102,8 @@ class Operands(NamedTuple):
         """Return the operands of the forward pass."""
         layout, k_segments = Layout.of(inputs), inputs.k_segments_BS
         if k_segments is not None:
+            # Padding among keys equals no query's segment, so kernels compare once and need no
+            # test for 0. A query of padding then sees nothing.
             k_segments = jnp.where(k_segments == 0, LEAST_ID, k_segments.astype(jnp.int32))
         return cls(
             q=layout.q.lay(inputs.q_BTNH),
@@ -119,6 +121,7 @@ class Operands(NamedTuple):
     def with_gradients(self, do_BTNV: Array, lse_BTN: Array, delta_BTN: Array) -> "Operands":
         """Return the operands of the backward pass."""
         return self._replace(
+            # Backward needs no sink: the log-sum-exp holds it, and its gradient is made outside.
             sinks=None,
             do=Heads(*do_BTNV.shape[2:]).lay(do_BTNV.astype(self.q.dtype)),
             lse=_row_of_heads(finite_lse(lse_BTN) * LOG2E),
@@ -169,6 +172,7 @@ class BlockSpecs:
         """Return how much VMEM a kernel of these blocks may take."""
         block = self.cut.queries.size, self.cut.keys.size
         widths = self.layout.k.width, self.layout.v.width
+        # No more than is needed: XLA keeps in VMEM what kernels do not reserve.
         needed = step_bytes(block, widths, self.operands.q.dtype.itemsize)
         return max(LEAST_VMEM, needed)
 
@@ -217,6 +221,8 @@ class BlockSpecs:
     def all_queries(self, heads: Heads) -> Any:
         """Return the spec of an array per query in blocks of a whole head."""
         at = self._at(lambda b, n, k, i, j: heads.place(b, n, 0))
+        # One buffer: the block changes once a head, so that there is little to overlap, and a
+        # second one would take as much VMEM again.
         block = heads.block(self.cut.queries.length)
         return pl.BlockSpec(block, at, pipeline_mode=pl.Buffered(1))
 
@@ -231,6 +237,8 @@ class BlockSpecs:
 
         def by_queries(b: Array, n: Array, p: Array, codes: Any) -> Any:
             code = code_of(codes, b, p)
+            # Query heads of a group read the same key block, which is not copied again while its
+            # index stays.
             k = n if group == 1 else lax.div(n, jnp.int32(group))
             return place(b, n, k, query_block(code), key_block(code))
 
@@ -248,6 +256,7 @@ class BlockSpecs:
 
 def code_of(codes: Any, b: Array, p: Array) -> Array:
     """Return a visit of a row; rows whose visits are equal share one list."""
+    # One list for all rows where only causality and windows hide: scalar memory is small.
     code: Array = codes[b if codes.shape[0] > 1 else 0, p]
     return code
 

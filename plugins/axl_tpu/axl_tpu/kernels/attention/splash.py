@@ -124,12 +124,14 @@ def splash_attention(
     """
     has_own_keys = inputs.q_segments_BT is inputs.k_segments_BS
     block_sizes = choose_block_sizes(BLOCK_SIZES, ATTENTION_OP.call(inputs, spec, lse=False))
+    # splash has no scale of its own. In the queries' dtype, so that its products stay in 16 bits.
     q_BTNH = inputs.q_BTNH * jnp.asarray(spec.scale, inputs.q_BTNH.dtype)
     segments = _segments(inputs)
     heads_first = [jnp.swapaxes(x, 1, 2) for x in (q_BTNH, inputs.k_BSKH, inputs.v_BSKV)]
     _, length, num_heads, _ = q_BTNH.shape
     cut = _block_sizes(block_sizes.block(length), fused_backward=block_sizes.fused_backward)
     kernel = _kernel(spec, num_heads, length, block_sizes=cut, interpret=interpret)
+    # splash takes one row of the batch; `vmap` adds an axis to its grid.
     o_BNTV: Array = jax.vmap(kernel)(*heads_first, segments)
     if segments is not None:
         # A query sees at least its own key, unless it is padding.
@@ -157,6 +159,8 @@ def _kernel(
         splash.MultiHeadMask([_mask(spec, length)] * num_heads),
         block_sizes=block_sizes,
         attn_logits_soft_cap=spec.soft_cap,
+        # By this name a remat policy keeps what splash's backward pass needs; otherwise it
+        # computes forward again.
         residual_checkpoint_name=ATTENTION_OUT,
         head_shards=1,
         q_seq_shards=1,
@@ -166,6 +170,7 @@ def _kernel(
 
 
 def _block_sizes(size: int, *, fused_backward: bool) -> splash.BlockSizes:
+    # The fused kernel refuses sizes for a kernel that it does not have.
     dq = None if fused_backward else size
     return splash.BlockSizes(
         block_q=size,

@@ -82,6 +82,8 @@ def tpu_cross_entropy_backward(
     if mean_VBTD is None:
         own = tokens.statistics(with_mean=True)
         assert own.mean_VBTD is not None
+        # The mean is by probabilities in this device's part of the vocabulary; by the whole
+        # log-sum-exp it becomes those of all.
         share_BT1 = jnp.exp(own.lse_BT - lse_BT)[..., None]
         mean_VBTD = share_BT1[None] * own.mean_VBTD.astype(jnp.float32)
     slope_BT = tokens.hidden_gradient(lse_BT, target_BT, mean_VBTD[0])
@@ -98,6 +100,8 @@ class _Tokens:
         x, w, targets = inputs
         call = Call.of("cross_entropy", {"x": x, "w": w}, {})
         block_sizes = choose_block_sizes(BLOCK_SIZES, call)
+        # One layout for both kernels: rows of the vocabulary are gathered for targets, and are
+        # the right side of products without a transposed copy of each block.
         rounded = w.astype(x.dtype)
         w_VD = rounded if spec.vocabulary_first else rounded.T
         self.spec, self.interpret, self.leading = spec, interpret, targets.shape
@@ -132,7 +136,10 @@ class _Tokens:
         if self.spec.soft_cap is not None:
             slope_BT = 1.0 - jnp.square(target_BT / self.spec.soft_cap)
         own_BT = slope_BT * (factor_BT * jnp.exp(target_BT - lse_BT) - 1.0)
+        # -1 marks a target in another device's part, which adds it.
         own_BT = jnp.where(self.targets_BT >= 0, own_BT, 0.0)
+        # The target's row by itself, in float32: p - 1 is small for a token that is predicted
+        # well, and as part of the rounded mean it would be lost.
         rows_BTD = jnp.take(self.w_VD, self.targets_BT, axis=0, mode="clip").astype(jnp.float32)
         others_BTD = factor_BT[..., None] * mean_BTD.astype(jnp.float32)
         return others_BTD + own_BT[..., None] * rows_BTD

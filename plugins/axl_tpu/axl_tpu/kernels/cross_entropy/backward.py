@@ -64,6 +64,9 @@ def projection_gradient(
     dw: Array = pl.pallas_call(
         partial(_kernel, spec=spec),
         out_shape=jax.ShapeDtypeStruct(shape, dtype),
+        # Words outside, tokens inside: a block of the gradient is summed over all tokens in VMEM,
+        # and written once. That is why logits are computed again and not in the forward kernel,
+        # whose order is the other one.
         grid=(w_VD.shape[0] // vocabulary, num_tokens // rows),
         in_specs=[
             pl.BlockSpec((rows, width), lambda j, i: (i, 0)),
@@ -104,6 +107,7 @@ def _kernel(
     gradient_WC = factor_1C * jnp.exp(logits_WC - lse_1C)
     gradient_WC -= jnp.where(word_WC == targets_ref[...], weights_1C, 0.0)
     gradient_WC = gradient_WC if slope_WC is None else gradient_WC * slope_WC
+    # For the product; the difference from 1 at the target was taken in float32.
     gradient_WC = gradient_WC.astype(x_ref.dtype)
     for part in column_chunks(sum_ref.shape[1]):
         sum_ref[:, part] += matmul(gradient_WC, x_ref[:, part], ((1,), (0,)))
@@ -115,4 +119,6 @@ def _kernel(
             if spec.vocabulary_first:
                 dw_ref[:, part] = dw_WP.astype(dw_ref.dtype)
             else:
+                # Transposed once a block, in VMEM, and not as a copy of the whole gradient by
+                # XLA.
                 dw_ref[part, :] = dw_WP.T.astype(dw_ref.dtype)

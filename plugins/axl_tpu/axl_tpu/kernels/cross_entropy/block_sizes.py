@@ -36,7 +36,7 @@ class CrossEntropyBlockSizes:
     def fitted(self, num_tokens: int, vocabulary_size: int) -> "CrossEntropyBlockSizes":
         """Return blocks for so many tokens and entries of the vocabulary.
 
-        Vocabulary are cut without a rest if blocks of at least 3/4 of the size do so.
+        The vocabulary is cut without a rest if blocks of at least 3/4 of the size do so.
         """
         sizes = range(self.vocabulary, max(LANES, self.vocabulary * 3 // 4) - 1, -LANES)
         vocabulary = next((size for size in sizes if vocabulary_size % size == 0), self.vocabulary)
@@ -54,6 +54,8 @@ class CrossEntropyBlockSizes:
 
     def compiler_params(self, x_RD: Array) -> pltpu.CompilerParams:
         """Return the compiler's parameters of a kernel with these blocks."""
+        # An eighth and 2 MiB more: the compiler has temporaries of its own, and refuses a kernel
+        # that it cannot fit.
         limit = self.vmem_bytes(x_RD.shape[1], x_RD.dtype.itemsize) * 9 // 8 + 2 * MIB
         semantics: tuple[Literal["parallel"], Literal["arbitrary"]] = ("parallel", "arbitrary")
         return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit)
@@ -101,6 +103,7 @@ def _fitting(call: Call, hardware: Hardware) -> Iterator[CrossEntropyBlockSizes]
     """
     budget = VMEM.get(hardware.generation or "", 48 * MIB)
     width, itemsize = call.shape("x")[-1], 2 if call.dtype("x") == "bfloat16" else 4
+    # Most tokens first: the vocabulary is read once for each block of tokens.
     for rows in (512, 256, 128):
         for vocabulary in range(768, 0, -LANES):
             block_sizes = CrossEntropyBlockSizes(rows, vocabulary)

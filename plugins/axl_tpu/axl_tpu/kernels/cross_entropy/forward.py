@@ -21,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from axcore.ops import CrossEntropySpec
 from axl_tpu.kernels.cross_entropy.block_sizes import CrossEntropyBlockSizes, Products
 
+# Whole products of a wide row would be held in VMEM before they are added to the sum.
 CHUNK = 512
 """Columns of the mean that are computed at once."""
 
@@ -115,10 +116,12 @@ def _kernel(
     logits_CW, slope_CW = capped(matmul(x_ref[...], w_ref[...], ((1,), (1,))), spec)
     word_CW = j * w_ref.shape[0] + lax.broadcasted_iota(jnp.int32, logits_CW.shape, 1)
     if is_padded:
+        # After the cap, which would make a finite logit of -inf.
         logits_CW = jnp.where(word_CW < vocabulary_size, logits_CW, -jnp.inf)
     is_target_CW = word_CW == targets_ref[...]
     own_ref[...] += jnp.sum(jnp.where(is_target_CW, logits_CW, 0.0), axis=1, keepdims=True)
     top_C1 = jnp.maximum(top_ref[...], jnp.max(logits_CW, axis=1, keepdims=True))
+    # A block of nothing but padding: -inf - -inf is NaN.
     shift_C1 = jnp.where(top_C1 == -jnp.inf, 0.0, top_C1)
     decay_C1 = jnp.exp(top_ref[...] - shift_C1)
     exponentials_CW = jnp.exp(logits_CW - shift_C1)
@@ -126,6 +129,7 @@ def _kernel(
     top_ref[...] = top_C1
 
     for ref in sum_ref:
+        # The target is left out here: its coefficient p - 1 is added outside, exactly.
         others_CW = jnp.where(is_target_CW, 0.0, exponentials_CW)
         others_CW = (others_CW if slope_CW is None else others_CW * slope_CW).astype(x_ref.dtype)
         for part in column_chunks(ref.shape[1]):

@@ -70,6 +70,8 @@ VMEM = 9 * 2**20
 def _default(call: Call, hardware: Hardware) -> DecodeBlockSizes:
     _, queries, heads, width = call.shape("q")
     itemsize = 2 if call.dtype("q") == "bfloat16" else 4
+    # Two copies of a block in its own dtype and one in float32; logits, exponentials, mask and
+    # weights.
     of_a_row = (width + call.shape("v")[-1]) * (2 * itemsize + 4) + queries * heads * 4 * 4
     fitting = (rows for rows in (2048, 1024, 512, 256) if rows * of_a_row <= VMEM)
     return DecodeBlockSizes(block_rows=next(fitting, 128))
@@ -164,6 +166,8 @@ def tpu_decode_attention(
                 grid=(batch,),
                 in_specs=[
                     pl.BlockSpec((None, rows, width), by_row),
+                    # The cache stays in memory: which of its blocks are read, and how many, is
+                    # known only when the row's length and pages are.
                     *[pl.BlockSpec(memory_space=pl.ANY)] * (2 + len(scales)),
                     *[pl.BlockSpec((rows, 1), lambda b, *_: (0, 0))] * len(sinks),
                 ],
@@ -179,6 +183,7 @@ def tpu_decode_attention(
             interpret=interpret,
             name="tpu_decode_attention",
         )(
+            # A length beyond the room would lead copies past the row's pages.
             jnp.minimum(inputs.lengths_B.astype(jnp.int32), inputs.capacity),
             table_BP.reshape(-1),
             inputs.q_BTNH.reshape(batch, rows, width),
@@ -202,6 +207,7 @@ def _moved_bytes(inputs: DecodeInputs, table_BP: Array) -> int:
 def _pages_of_rows(inputs: DecodeInputs) -> Array:
     if inputs.page_table_BP is None:
         return jnp.arange(inputs.k.shape[0], dtype=jnp.int32)[:, None]
+    # Unused entries hold anything, and a copy from outside of the pool is a fault.
     return jnp.clip(inputs.page_table_BP.astype(jnp.int32), 0, inputs.k.shape[0] - 1)
 
 
@@ -228,6 +234,8 @@ def _scales_of_blocks(
     key = np.arange(cut.keys)[None, :]
     page_JX = np.minimum(block // cut.parts * cut.pages + key // cut.size, pages - 1)
     start = np.minimum(block % cut.parts * cut.size, cut.padded - cut.size)
+    # A static order, but for the pages: gathered once by XLA, where a copy for each page and head
+    # would be a few bytes.
     place_JX = np.minimum(start + key % cut.size, cut.page - 1)
     position_JX = jnp.asarray(page_JX * cut.page + place_JX, jnp.int32)
     is_there_BJX = position_JX[None] < inputs.lengths_B.astype(jnp.int32)[:, None, None]
@@ -283,6 +291,7 @@ def _kernel(
     def step(j: Array, sums: Sums) -> Sums:
         @pl.when(j + 1 < end)
         def _() -> None:
+            # Before the wait, so that the copy runs while this block is computed.
             copies.start(j + 1)
 
         copies.wait(j)
@@ -325,6 +334,7 @@ class _Copies:
         page0 = cut.first_page(block)
         size = cut.size * heads
         tile = NARROW_TILE if self.scales else TILE
+        # The compiler cannot derive it from the cut, and refuses copies that begin within a tile.
         start = pl.multiple_of(cut.start(block) * heads, tile)
 
         def of_page(page: Any, _: None) -> None:
@@ -333,6 +343,8 @@ class _Copies:
             for one, (pool, buffer) in enumerate(zip(self.pools, self.buffers, strict=True)):
                 source = pool.at[entry, pl.ds(start, size)]
                 target = buffer.at[slot, pl.ds(place, size)]
+                # One semaphore for all pages of a block: each wait takes its own copy's bytes off
+                # it, so the same loop must run for starting and for waiting.
                 act(pltpu.make_async_copy(source, target, self.semaphores.at[slot, one]))
 
         low, high = self.seen

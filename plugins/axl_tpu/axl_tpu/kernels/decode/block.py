@@ -43,6 +43,7 @@ class CacheBlocking:
         cls, page: int, pages_of_row: int, key_heads: int, block_keys: int, tile: int = TILE
     ) -> "CacheBlocking":
         """Return the cut into blocks of about so many keys."""
+        # Rows of a copy are keys times heads, so that few keys may already be whole tiles.
         unit = tile // math.gcd(tile, key_heads)
         padded = -(-page // unit) * unit
         if padded <= block_keys:
@@ -61,6 +62,8 @@ class CacheBlocking:
 
     def start(self, block: Any) -> Any:
         """Return with which key of its page a block begins."""
+        # The last part reaches back over keys that the one before held: all copies have one
+        # static size, and `positions` hides those keys the second time.
         return jnp.minimum(remainder(block, self.parts) * self.size, self.padded - self.size)
 
     def block_of(self, key: Array) -> Array:
@@ -144,6 +147,7 @@ class Sums(NamedTuple):
 
     def mean(self) -> Array:
         """Return the weighted means; 0 where nothing was seen."""
+        # No key seen: 0 / 1 in place of 0 / 0.
         return self.weighted_RV / jnp.where(self.total_R1 == 0.0, 1.0, self.total_R1)
 
 
@@ -179,9 +183,12 @@ class Block:
             is_seen_XV = is_own_XV & (position_XV >= first) & (position_XV < length)
             self.v_ref[...] = _as(jnp.where(is_seen_XV, v_XV, 0.0), self.v_ref.dtype)
 
+        # Only blocks at the ends of what is seen can hold keys that are not there, and the pass
+        # over all values is paid there alone. Keys need none: their logits are replaced.
         lax.cond(is_edge, hide_what_is_not_there, lambda: None)
         logits_RX = jnp.where(self._visible(block, length), self._logits(), -jnp.inf)
         maximum_R1 = jnp.maximum(sums.maximum_R1, jnp.max(logits_RX, axis=1, keepdims=True))
+        # -inf - -inf is NaN; by a shift of 0 exponentials of a row that saw nothing are 0.
         shift_R1 = jnp.where(maximum_R1 == -jnp.inf, 0.0, maximum_R1)
         exponentials_RX = jnp.exp(logits_RX - shift_R1)
         decay_R1 = jnp.exp(sums.maximum_R1 - shift_R1)
@@ -217,6 +224,7 @@ class Block:
         own_R1 = length - facts.queries + quotient(row_R1, facts.heads)
         head_R1 = quotient(remainder(row_R1, facts.heads), facts.heads // facts.key_heads)
         position_1X, is_own_1X = facts.positions(column_1X, block)
+        # -1 is no head, so one comparison hides padding and keys of another block, too.
         head_1X = jnp.where(is_own_1X, remainder(column_1X, facts.key_heads), -1)
         mask_RX = (head_R1 == head_1X) & (position_1X <= own_R1)
         return mask_RX if left is None else mask_RX & (position_1X >= own_R1 - left)
@@ -228,6 +236,8 @@ def _as(x: Array, dtype: Any) -> Array:
 
 
 def _matmul(a: Array, b: Array, contracting: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
+    # The default would round float32 operands to bfloat16, and no reference in float32 would
+    # agree.
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return lax.dot_general(
         a, b, (contracting, ((), ())), precision=precision, preferred_element_type=jnp.float32

@@ -18,6 +18,8 @@ from axcore.plugins import Hardware
 
 LANES, SUBLANES = 128, 16
 MIB = 2**20
+# Less than the 64 MiB of a v5p's core, which leaves room for what the compiler keeps there. v4
+# has 16, so that the kernels are not for it.
 VMEM_LIMIT = 56 * MIB
 
 
@@ -61,6 +63,8 @@ def _part(size: int, most: int) -> int:
     """
     if size <= most:
         return size
+    # A rest is computed as a whole block, most of it for nothing; somewhat smaller blocks cost
+    # less.
     parts = range(most, max(LANES, most // 2) - 1, -LANES)
     return next((part for part in parts if size % part == 0), most)
 
@@ -75,6 +79,8 @@ def matmul(a: Array, b: Array, contracting: tuple[tuple[int, ...], tuple[int, ..
 
 def _default(call: Call, hardware: Hardware) -> GroupedBlockSizes:
     mean = call.shape("x")[0] // call.shape("w")[0]
+    # A block is visited once for each group in it: with many rows a block and few a group, most
+    # of each visit's product is dropped.
     rows = next((rows for rows in (512, 256) if rows <= 2 * mean), 128)
     is_wide = call.dtype("x") == "float32"
     return GroupedBlockSizes(rows=rows, summed=2048 if is_wide else 4096, columns=1024)
@@ -135,11 +141,14 @@ class GroupBlockSchedule(NamedTuple):
     ) -> "GroupBlockSchedule":
         num_blocks = -(-num_rows // block)
         num_groups = start_E.shape[0]
+        # An empty group at the very end begins past the last block.
         first_E = jnp.minimum(start_E // block, num_blocks - 1)
         spanned_E = jnp.where(end_E > start_E, (end_E + block - 1) // block - first_E, 0)
         spanned_E = jnp.where(least_E > 0, jnp.maximum(spanned_E, 1), 0)
         until_E = jnp.cumsum(spanned_E)
         num_schedule_steps = num_blocks + num_groups - 1
+        # Sizes are known at run time, so the grid has as many steps as any sizes need; those left
+        # over repeat the last visit, whose blocks are not copied again.
         visit_P = jnp.minimum(jnp.arange(num_schedule_steps, dtype=jnp.int32), until_E[-1] - 1)
         group_P = jnp.searchsorted(until_E, visit_P, side="right").astype(jnp.int32)
         block_P = first_E[group_P] + visit_P - (until_E - spanned_E)[group_P]

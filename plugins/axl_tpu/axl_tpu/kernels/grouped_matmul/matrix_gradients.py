@@ -39,6 +39,8 @@ def matrices_gradient(
     """
     num_rows, width, out_width, num_groups = *x_RD.shape, dy_RF.shape[1], group_sizes_E.shape[0]
     rows, height, columns = block_sizes.of_gradient(num_rows, width, out_width)
+    # By groups, and each at least once: the gradient of a group without rows has to be written,
+    # too.
     schedule = GroupBlockSchedule.of_groups(group_sizes_E, num_rows, rows)
     num_blocks = -(-num_rows // rows)
     dw_EDF: Array = pl.pallas_call(
@@ -98,6 +100,7 @@ def _kernel(
         sum_ref[...] += matmul(x_CD, dy_CF, ((0,), (0,)))
 
     is_whole = (start <= first_row) & (first_row + rows <= end)
+    # The last block reaches past the rows, where there is whatever was in VMEM.
     if rest:
         is_whole &= block < num_blocks - 1
     pl.when(is_active & is_whole)(partial(add, is_whole=True))
@@ -114,4 +117,5 @@ def _kernel(
 def _own(x: Array, start: Array, end: Array) -> Array:
     """Return a block with zeros for rows that are not in `[start, end)`."""
     row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    # By way of float32, since vector units select in 32 bits.
     return jnp.where((row >= start) & (row < end), x.astype(jnp.float32), 0.0).astype(x.dtype)

@@ -81,6 +81,7 @@ def _padded(inputs: GroupedMatmulInputs) -> tuple[GroupedMatmulInputs, int, int]
     mean = num_rows // w_EDF.shape[0]
     row_tile = next((tile for tile in ROW_TILES if tile <= 2 * mean), ROW_TILES[-1])
     ends_E = jnp.minimum(jnp.cumsum(group_sizes_E), num_rows)
+    # The library trusts sizes to add up to no more than the rows.
     sizes_E = jnp.diff(ends_E, prepend=jnp.zeros((1,), ends_E.dtype))
     x_PD = jnp.pad(x_RD, ((0, -num_rows % row_tile), (0, 0)))
     return GroupedMatmulInputs(x_PD, w_EDF, sizes_E), num_rows, row_tile
@@ -99,4 +100,5 @@ def _only_rows_of_groups(y_PF: Array, sizes_E: Array) -> Array:
     """Return the rows with zeros past the last group, where the kernel writes nothing."""
     row_P = jnp.arange(y_PF.shape[0], dtype=jnp.int32)
     is_in_a_group_P = row_P < jnp.sum(sizes_E)
+    # `where`, not a product: memory that was never written may hold NaN.
     return jnp.where(is_in_a_group_P[:, None], y_PF, jnp.zeros((), y_PF.dtype))

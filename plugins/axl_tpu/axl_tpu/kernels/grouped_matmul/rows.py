@@ -47,6 +47,7 @@ def rows_matmul(
 
     def matrix(n: Any, p: Any, k: Any, group_P: Any, *_: Any) -> tuple[Any, ...]:
         part = (n, k) if is_transposed else (k, n)
+        # Rows of no group have no matrix; the last one's is fetched and not used.
         return (jnp.minimum(group_P[p], num_groups - 1), *part)
 
     shape = (
@@ -60,6 +61,8 @@ def rows_matmul(
         out_shape=jax.ShapeDtypeStruct((num_rows, columns), x_RK.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(schedule),
+            # Columns outermost: a group's matrix block stays for all its blocks of rows. Rows are
+            # read again for each block of columns, which there are few of.
             grid=(-(-columns // block_sizes.columns), schedule.group_P.shape[0], num_parts),
             in_specs=[
                 pl.BlockSpec(
@@ -109,6 +112,7 @@ def _kernel(
 
     def add(is_last: bool) -> None:
         x_CK, w_block = x_ref[...], w_ref[...]
+        # Both sides, since past the end there is whatever was in VMEM, and 0 * NaN is NaN.
         if is_last and rest:
             x_CK = _first(x_CK, rest, 1)
             w_block = _first(w_block, rest, 1 if is_transposed else 0)
@@ -123,6 +127,9 @@ def _kernel(
         row_C1 = block * y_ref.shape[0] + lax.broadcasted_iota(jnp.int32, (y_ref.shape[0], 1), 0)
         is_own_C1 = (row_C1 >= start_ref[group]) & (row_C1 < end_ref[group])
         is_new = (p == 0) | (block_ref[jnp.maximum(p - 1, 0)] != block)
+        # A block of several groups is visited once by each in turn, and stays in VMEM: each
+        # writes its rows over what the ones before left. At the first visit the block holds
+        # nothing yet.
         before_CN = jnp.where(is_new, 0.0, y_ref[...].astype(jnp.float32))
         y_ref[...] = jnp.where(is_own_C1, sum_ref[...], before_CN).astype(y_ref.dtype)
 

@@ -46,6 +46,7 @@ BLOCK_BYTES = 2**21
 
 def _default(call: Call, hardware: Hardware) -> RmsNormBlockSizes:
     rows = BLOCK_BYTES // (4 * call.shape("x")[-1])
+    # 16 rows are one tile of 16 bits, the least that is loaded whole.
     return RmsNormBlockSizes(block_rows=min(512, max(16, rows // 16 * 16)), chunk_rows=16)
 
 
@@ -116,6 +117,8 @@ def tpu_rms_norm_backward(
     """
     how, x_RD, has_scale = _How.of(inputs, spec), _rows(inputs.x), inputs.scale is not None
     grid = _Grid.of(x_RD, how.block_sizes)
+    # Eight rows, one for each sublane: summing them in the kernel would move data between
+    # sublanes in every chunk.
     dscale_shape = (grid.shape[0], SUBLANES, x_RD.shape[1])
     dscale_spec = pl.BlockSpec((None, *dscale_shape[1:]), lambda s, i: (s, 0, 0))
     dx_RD, *dscale = pl.pallas_call(
@@ -164,6 +167,8 @@ class _Grid(NamedTuple):
             block_sizes.block_rows, -(-num_rows // block_sizes.chunk_rows) * block_sizes.chunk_rows
         )
         num_blocks = -(-num_rows // size)
+        # Chips with two cores share the slabs out. Each sums a gradient of the scale of its own,
+        # as cores cannot add to one block.
         num_slabs = 2 if num_blocks % 2 == 0 else 1
         per_slab = num_blocks // num_slabs
         return cls(
@@ -207,6 +212,7 @@ def _backward_kernel(x_ref: Any, dy_ref: Any, *refs: Any, how: _How, num_rows: i
     def chunk(rows: Any) -> None:
         x_CD, dy_CD = (ref[rows, :].astype(jnp.float32) for ref in (x_ref, dy_ref))
         row_CD = first_row + rows.start + lax.broadcasted_iota(jnp.int32, x_CD.shape, 0)
+        # Rows past the end hold anything, and are summed into the scale's gradient.
         x_CD, dy_CD = (jnp.where(row_CD < num_rows, one, 0.0) for one in (x_CD, dy_CD))
         factor_C1 = _factor(x_CD, how.epsilon)
         normal_CD = x_CD * factor_C1

@@ -49,6 +49,7 @@ def tpu_rope(inputs: RopeInputs, spec: RopeSpec, *, interpret: Any = False) -> A
     batch, tokens, width = x_BTD.shape
     num_heads, head = inputs.x.shape[2:]
     columns = _heads_of_a_block(num_heads, head) * head
+    # 16 rows are a tile of 16 bits.
     rows = min(BLOCK_TOKENS, -(-tokens // 16) * 16)
     block = pl.BlockSpec((None, rows, columns), lambda b, i, n: (b, i, n))
     angles = pl.BlockSpec((None, rows, head), lambda b, i, n: (b, i, 0))
@@ -72,6 +73,7 @@ def _heads_of_a_block(num_heads: int, head: int) -> int:
 def _over_a_head(inputs: RopeInputs) -> tuple[Array, Array]:
     """Return factors `[B, T, H]` of each dimension and of the one that it is paired with."""
     cos, sin = inputs.cos, inputs.sin
+    # The sign is in the table, so that the kernel needs one roll, two products and a sum.
     return jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
 
 
@@ -80,5 +82,7 @@ def _kernel(x_ref: Any, own_ref: Any, other_ref: Any, y_ref: Any, *, head: int) 
     for start in range(0, x_ref.shape[1], head):
         at = pl.ds(start, head)
         x_CH = x_ref[:, at].astype(jnp.float32)
+        # Rolled by half of its width a head pairs each dimension with its partner, in either
+        # direction alike.
         paired_CH = pltpu.roll(x_CH, head // 2, 1)
         y_ref[:, at] = (x_CH * own_CH + paired_CH * other_CH).astype(y_ref.dtype)
