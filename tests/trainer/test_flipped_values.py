@@ -63,13 +63,13 @@ def test_a_moment_that_becomes_huge_is_named():
 
 
 HONEST = {
-    "parameters that begin at zero": [dict(weight=0), dict(weight=3.0)],
-    "moments that begin at zero": [dict(moment=0), dict(moment=1e25)],
-    "a spike of the gradients": [dict(), dict(moment=1e15)],
-    "a parameter that diverges": [dict(), dict(weight=1e18)],
-    "a mask that was there from the start": [dict(weight=-1e30), dict(weight=-1e30)],
-    "a scale of float8": [dict(), dict(buffer=1e30)],
-    "a narrow parameter": [dict(dtype="float16"), dict(weight=6e4, dtype="float16")],
+    "parameters that begin at zero": [{"weight": 0}, {"weight": 3.0}],
+    "moments that begin at zero": [{"moment": 0}, {"moment": 1e25}],
+    "a spike of the gradients": [{}, {"moment": 1e15}],
+    "a parameter that diverges": [{}, {"weight": 1e18}],
+    "a mask that was there from the start": [{"weight": -1e30}, {"weight": -1e30}],
+    "a scale of float8": [{}, {"buffer": 1e30}],
+    "a narrow parameter": [{"dtype": "float16"}, {"weight": 6e4, "dtype": "float16"}],
 }
 
 
