@@ -264,8 +264,8 @@ def dump_program(compiled: Any, cached: Sequence[bytes]) -> bytes | None:
             return ("exec", cached[0]) if cached and named and named[0] == "exec" else named
 
     info, in_tree = jax.tree.flatten(compiled.args_info)
-    # Trees as numbered leaves: a PyTreeDef with classes of a model
-    # cannot be unpickled in a process that has not registered them.
+    # Trees of numbers instead of the PyTreeDefs, which jax does not pickle where they have
+    # nodes of other classes than its own; `load_program` reads the structures off them.
     trees = [jax.tree.unflatten(one, range(one.num_leaves)) for one in (in_tree, compiled.out_tree)]
     with io.BytesIO() as file:
         Pickler(file).dump((executable, info, compiled._no_kwargs))

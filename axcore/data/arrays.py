@@ -28,6 +28,7 @@ ROW_WEIGHTS = "row_weights"
 """The array of a batch that says what each row weighs in the loss; rows of padding weigh 0."""
 
 _STORED = "digest:"
+# As usual; of a run that says nothing there should be something to evaluate on.
 _HELD_OUT = 0.1
 _NARROW = {"float64": "float32", "int64": "int32", "uint64": "int32"}
 """What 64 bits become: jax computes in 32 by default."""
@@ -49,6 +50,8 @@ def _stored(arrays: Any) -> Any:
     if not isinstance(arrays, Mapping):
         return arrays
     found = {str(name): np.asarray(array) for name, array in sorted(arrays.items())}
+    # Checked in full width first: int64 values that do
+    # not fit into int32 would wrap around silently.
     wide = ArraySet(found, "ArrayData.Config")
     for name in found:
         wide.num_values(name)
@@ -56,6 +59,7 @@ def _stored(arrays: Any) -> Any:
     digest = ArraySet(narrow, "ArrayData.Config").digest
     folder = _folder_of(digest)
     folder.mkdir(parents=True, exist_ok=True)
+    # After the digest, which names the folder: equal arrays of several scripts are stored once.
     for name, array in narrow.items():
         path = folder / f"{name}.npy"
         if not path.exists():
@@ -92,6 +96,7 @@ class ArrayData(DataLoader):
             validation_batches: How many batches an evaluation reads at most; None reads them all.
         """
 
+        # A converter, since a config is frozen: by the time anybody sees the field it holds a path.
         train: ArraysOrPath = attrs.field(default=REQUIRED, converter=_stored)
         validation: ArraysOrPath | None = attrs.field(default=None, converter=_stored)
         validation_fraction: Fraction | None = None
@@ -131,6 +136,7 @@ class ArrayData(DataLoader):
         shard = DataShard(cfg.batch_size, process_index, process_count)
         order = train_order(len(rows), seed=cfg.seed, shuffle=cfg.shuffle)
         names = ("batch_size", "seed", "shuffle")
+        # Of rows of this data alone, so another number of processes reads the same batches.
         identity = {
             "arrays": self._train.digest,
             "validation_fraction": self._fraction,
@@ -189,6 +195,7 @@ class ArrayData(DataLoader):
         order = Permutation(num_rows, "held out")
         held_out = round(num_rows * self._fraction)
         # In their own order, which is what `shuffle=False` reads.
+        # Sorted, since a permutation's order would make `shuffle=False` random.
         train = sorted(order[i] for i in range(held_out, num_rows))
         return _Rows(self._train, train), _Rows(self._train, [order[i] for i in range(held_out)])
 
@@ -252,8 +259,10 @@ class ArraySet:
         """A short hash of every name, dtype, shape and value."""
         digest = blake2b(digest_size=16)
         for name, array in self.arrays.items():
+            # Of a fixed byte order, so that the digest is the same on every machine.
             little = array.dtype.newbyteorder("<")
             digest.update(f"{name} {little.str} {array.shape}\n".encode())
+            # In parts: arrays mapped into memory may be larger than it.
             for begin in range(0, len(array), 1 << 16):
                 part = np.ascontiguousarray(array[begin : begin + (1 << 16)], little)
                 digest.update(part.tobytes())
@@ -275,6 +284,7 @@ class ArraySet:
                 f"{name} has values from {smallest} to {largest}, and a batch has them as {dtype}",
                 "number them from 0",
             )
+        # An array with negative values is no set of numbers of an embedding.
         return largest + 1 if smallest >= 0 else None
 
     def _error(self, what: str, hint: str) -> DataError:
@@ -295,9 +305,12 @@ class _Rows:
         """Return the rows of those numbers; PADDING_ROW is one of zeros that weighs nothing."""
         chosen_B = np.asarray(rows, np.int64)
         is_padding_B = chosen_B == PADDING_ROW
+        # Any row will do in the place of padding; it is set to zero below.
         numbers_B = self._numbers[np.where(is_padding_B, 0, chosen_B)]
         dtypes = self._arrays.dtypes
         found: Batch = {
+            # `np.array` copies: a view of a mapped file would be
+            # read-only, and read from the disk while the step waits.
             name: np.array(array[numbers_B], dtypes[name])
             for name, array in self._arrays.arrays.items()
         }

@@ -32,6 +32,7 @@ CACHE = "AXCORE_DATA_CACHE"
 _CACHE_GIB = "AXCORE_DATA_CACHE_GIB"
 """The variable that says how large all copies of remote files may be together."""
 
+# Some dozens of usual shards; a home directory is often not larger than a few times that.
 _DEFAULT_GIB = 50.0
 
 
@@ -87,10 +88,12 @@ def local_copies(files: Sequence["NamedFile"]) -> Iterator[None]:
 def _held(path: Path, remote: RemoteFile) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(_beside(path, _LOCK), "a") as lock:
+        # Shared among readers: a copy must not be removed while anybody has it mapped.
         fcntl.flock(lock, fcntl.LOCK_SH)
         # Changing a lock from exclusive to shared is not atomic: in between, another process may
         # take it and remove the copy. So the copy is checked again each time.
         while not _is_copy(path, remote):
+            # Exclusive from here: of several processes on this machine one downloads.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_copy(path, remote):  # nobody else made it while this process waited
                 _fetch(path, remote)
@@ -112,6 +115,7 @@ def _fetch(path: Path, remote: RemoteFile) -> None:
     check_unchanged(remote)
     # The version goes first and comes last: whenever this is killed, what is left is not taken for
     # a copy.
+    # Before the file: a copy without a version is none.
     _beside(path, _VERSION).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     with whole_file(path) as draft:
@@ -126,6 +130,7 @@ def _take_room(draft: IO[bytes], remote: RemoteFile) -> None:
     root = _copies_folder()
     with open(root / _LOCK, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # By locks rather than by copies, so that drafts of killed processes count as well.
         copies = [one.with_suffix("") for one in root.glob(f"*/*{_LOCK}")]
         size = {copy: sum(one.stat().st_size for one in _files_of(copy)) for copy in copies}
         used = sum(size.values())
@@ -133,6 +138,7 @@ def _take_room(draft: IO[bytes], remote: RemoteFile) -> None:
             if used + remote.size <= room:
                 break
             if size[copy] and _removed(copy):
+                # Removed or not, a copy that somebody reads stays, and its bytes count.
                 used -= size[copy]
         if used + remote.size > room:
             raise DataError(

@@ -39,6 +39,7 @@ from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from axcore.errors import ConfigError
 from axcore.module import ArraySpec, BatchSpec, LossGroups
 
+# Larger ones are built once into a store, which all processes of a machine map.
 LARGEST_IN_MEMORY = 64 << 20
 """Bytes of a source that every process tokenizes and holds by itself, which takes seconds."""
 
@@ -138,6 +139,7 @@ class Data(DataLoader):
                 hint="set shuffle=True and another packing than one_document, or leave it out",
             )
         self.source = cfg.source.build()
+        # Built at once: the size of its vocabulary is part of the batch spec.
         self.tokenizer = cfg.tokenizer.build()
 
     def batch_spec(self) -> BatchSpec:
@@ -186,6 +188,7 @@ class Data(DataLoader):
         """
         cfg = self.config
         shard = DataShard(cfg.batch_size, process_index, process_count)
+        # One order over all sources would mix them by size; validation reads each in turn.
         rows = [self._rows(corpus.validation) for corpus in self._corpora.values()]
         lengths = [len(one) for one in rows]
         return ValidationBatches.of(
@@ -245,6 +248,8 @@ class Data(DataLoader):
         return [
             self._rows(
                 corpus.train,
+                # The name of the source is in the key, so that adding
+                # one to a mixture leaves the others' order alone.
                 DocumentShuffle(f"{cfg.seed} {name}", cfg.repacks_each_epoch)
                 if cfg.shuffle
                 else None,
@@ -283,6 +288,8 @@ class Data(DataLoader):
         """Everything that a training batch depends on, besides its step."""
         names = ("seq_len", "batch_size", "seed", "shuffle")
         settings = {name: getattr(self.config, name) for name in names}
+        # Left out where it is the default, as in positions
+        # that were saved before the choice existed.
         if not self.config.masks_documents:
             settings["masks_documents"] = False  # runs from before there was a choice masked them
         if self.config.repacks_each_epoch:
@@ -328,6 +335,7 @@ def _open_corpus(source: Source, tokenizer: Tokenizer, validation_fraction: floa
 
 
 def _cached(source: FileSource, tokenizer: Tokenizer, validation_fraction: float) -> Corpus:
+    # By what decides the tokens, not by time: another config or another file is another folder.
     identity = plan_identity(source, tokenizer.config, validation_fraction)
     key = blake2b(repr(sorted(identity.items())).encode(), digest_size=16).hexdigest()
     folder = cache_folder() / key

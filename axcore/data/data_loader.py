@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 _ORDER = 3
+# Part of every saved position: a run that resumes must
+# not silently read other rows than it would have.
 """Which way of shuffling; another one would bring other rows at the same position."""
 
 
+# A read of a slow object store; longer ones are left behind, as the thread is a daemon.
 _LONGEST_STOP_S = 10.0
 
 
@@ -259,7 +262,10 @@ class PrefetchedBatches(Iterator[Batch]):
         """
         self.waited_s = 0.0
         self._batches = batches
+        # Batches that are drawn from the weights of a step cannot be made before that step.
         self._ahead = 0 if batches.follows_policy else ahead
+        # Taken once here: after the thread has begun, the
+        # iterator's own position is ahead of what was taken.
         self._state = batches.get_state()
         self._reader: _Reader | None = None
 
@@ -319,6 +325,8 @@ class PrefetchedBatches(Iterator[Batch]):
     def _stop(self) -> None:
         """End the thread and drops the batches that wait; the next batch is still the next."""
         if self._reader is not None:
+            # Without a limit: to go to another position while
+            # the thread still reads would corrupt both.
             self._reader.stop(None)
             self._reader = None
             self._batches.set_state(self._state)
@@ -341,6 +349,8 @@ class _Reader:
         """Return the next batch and the position after it, or raises what its reading raised."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting)
+            # Not taken out before it is looked at: an error
+            # has to be there for every later call, too.
             found = self._waiting[0]
             if isinstance(found, BaseException):
                 raise found  # stays the first: there is nothing after it
@@ -353,6 +363,7 @@ class _Reader:
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
+        # Outside of the lock, which the thread needs to see that it is to stop.
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 

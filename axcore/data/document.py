@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from axcore.data.tokenizers.tokenizer import Tokenizer
 
 
+# Eight bytes: a fraction of a corpus is exact to
+# 2**-64, and the comparison is one of whole numbers.
 _HASH_BYTES = 8
 
 
@@ -92,5 +94,6 @@ def is_validation(name: str, fraction: float) -> bool:
         name: Name of the document within its source.
         fraction: Share of the documents to hold out, in [0, 1).
     """
+    # surrogateescape: a file's name may be no UTF-8, and must still hash the same everywhere.
     digest = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).digest()
     return int.from_bytes(digest, "big") < fraction * 2.0 ** (8 * _HASH_BYTES)

@@ -88,6 +88,7 @@ class PreferenceData(DataLoader):
         def for_shapes(self) -> Self:
             """Return a config that reads no file of the user's."""
             source: Any = self.source
+            # A path that always exists, as a source checks what it is given when it is built.
             stand_in = evolve(ChatFiles.Config(path="."), reads=_reads(source))
             return evolve(self, source=stand_in, tokenizer=ByteTokenizer.Config())
 
@@ -172,7 +173,9 @@ class PreferenceData(DataLoader):
                     hint="Set source.reads to ChatPairs.Config() or LabelledChats.Config().",
                 )
             found = document.fields[SEQUENCES]
+            # One token more than the row, for its last target.
             cut = tuple(_cut(one, cfg.seq_len + 1) for one in found)
+            # The first token is no target, so it does not count.
             if not all(one.counts[1:].any() for one in cut):
                 num_left_out += 1
                 continue
@@ -248,6 +251,7 @@ class LabelledRows:
         digest = blake2b(digest_size=16)
         for one in self.examples:
             digest.update(str(one.is_good).encode())
+            # Labels too: the same text judged otherwise is other data.
             for sequence in one.sequences:
                 digest.update(len(sequence.tokens).to_bytes(8, "little"))
                 digest.update(sequence.tokens.astype("<i8").tobytes() + sequence.counts.tobytes())
@@ -259,6 +263,7 @@ class LabelledRows:
             return own
         # KTO estimates its KL term from answers to other prompts; the next row's answer is such a
         # one, and is the same in every epoch.
+        # A fixed neighbor, and no random one, so that a row needs nothing but its number.
         other = self.examples[(row + 1) % len(self.examples)].sequences[0]
         return own[0], _cut(_with_answer(own[0], other), self.data.config.seq_len + 1)
 

@@ -108,11 +108,14 @@ class FileStream(Stream):
             DataError: A file cannot be read, files changed since the place was saved, or none of
                 them holds a document.
         """
+        # The fifth part is only there where a record has several
+        # documents, and was not in positions of old runs.
         first_epoch, first_file, first_record, known, *parts = place or (0, 0, 0, None)
         first_part = parts[0] if parts else 0
         for epoch in count(first_epoch):
             if epoch == self.config.max_epochs:
                 return
+            # Listed again each epoch, as a folder may grow between two.
             files, num_found, dropped = self.source.files(), 0, Counter[str]()
             digest = _digest(files)
             self._check_unchanged(known, digest)
@@ -129,11 +132,15 @@ class FileStream(Stream):
                         yield document, _place(epoch, number, num_records, digest, document, part)
                 first_record = first_part = 0
             self.source.say_dropped(dropped)
+            # Only if the whole epoch was read here: after
+            # a resume the rest of it may well hold none.
             if not num_found and not first_file:
                 raise DataError(
                     f"{self.source.describe()} hold no document, or transforms leave none.",
                     hint="Point the stream at text, or let its filters pass some.",
                 )
+            # The files of the next epoch may be others, so they
+            # are only compared within the one that was resumed.
             first_file, known = 0, None
 
     def describe(self) -> str:
@@ -232,6 +239,7 @@ class StreamIterator(Iterator[Batch]):
             # afterwards.
             rows = [self._row() for _ in range(self._reading.shard.batch_size)]
         except BaseException:
+            # Back to where the batch began: some of its rows may be read already.
             self.set_state(self._state)  # half a batch is not a batch
             raise
         step = self._state["next_index"]
@@ -241,6 +249,7 @@ class StreamIterator(Iterator[Batch]):
             _ReadRows(rows),
             seq_len=self._reading.seq_len,
             pad_id=self._reading.tokenizer.pad_id,
+            # From here the iterator no longer reads a file, so all rows are arrays in memory.
             masks_documents=self._reading.masks_documents,
         )
         return packed.batch([place % len(rows) for place in self._reading.shard.places(step)])
@@ -256,6 +265,7 @@ class StreamIterator(Iterator[Batch]):
         self._used = int(self._state["pairs"])
         self._waiting: deque[tuple[Place, NDArray[Any]]] = deque()
         reading = self._reading
+        # The generator is made, and reads nothing before its first document is asked for.
         self._documents = reading.stream.documents(self._after, reading.tokenizer)
 
     def _row(self) -> Pairs:
@@ -298,6 +308,7 @@ class StreamIterator(Iterator[Batch]):
         encoded = encode_documents([document for document, _ in found], reading.tokenizer)
         for (document, after), tokens in zip(found, encoded, strict=True):
             is_held = is_validation(document.name, reading.validation_fraction)
+            # Documents of one token have no target.
             if len(tokens) > 1 and not is_held:
                 self._waiting.append((self._after, tokens))
             self._after = after

@@ -68,6 +68,8 @@ class CachedModel:
         self.num_rows = cache_config.num_rows
         self.vocab_size: int = getattr(served, "vocab_size")  # noqa: B009 - not of every model
         trained = model.param_specs()
+        # By the paths that keys are folded from, which are the same for
+        # scanned and unrolled layers. What has none of these is a cache.
         known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
         kept, self._caches = _split(
             served.build().param_specs(), lambda spec: spec.rng_paths()[0] in known
@@ -77,6 +79,7 @@ class CachedModel:
         for change in (adapters, quantization):
             served = served if change is None else change.apply(served)
         self.model: Module = served.build()
+        # Packed weights are for the products of a host's processor; a mesh splits plain ones.
         if self._mesh is None and are_panels_wanted(self.model.dtypes.compute):
             self.model = with_packed_weights(served).build()
         caches = {spec.state_path for spec in _leaves(self._caches)}
@@ -84,7 +87,9 @@ class CachedModel:
         read = jax.tree.map(lambda spec: spec.stored_as_read, own, is_leaf=_is_spec)
         self.conversion = WeightConversion(trained, kept, read, self._mesh)
         self.weights = None if state is None else self.conversion.whole(state)
+        # A cache with a row for each text cannot be shared or taken back; pages can.
         self.keeps_pages_only = not any("batch" in spec.axes for spec in _leaves(self._caches))
+        # Donated: there is no room for the caches twice.
         self.extend = jax.jit(self.step, donate_argnums=1)
 
     def weights_of(self, state: Any, draft_state: Any = None) -> Any:
@@ -161,6 +166,7 @@ class CachedModel:
             page_table: Pages of each row, where the room has pages.
             adapters: Number of each row's adapter, -1 for none.
         """
+        # A row without new tokens has place 0, whose logits nobody reads.
         last = jnp.maximum(num_new - 1, 0)[:, None]
         logits, caches = self.step_at(
             weights,
@@ -196,6 +202,8 @@ class CachedModel:
             )
         caches = apply_updates(caches, outputs.updates)
         if self._mesh is not None:
+            # Without the constraint XLA may lay the caches out
+            # otherwise, and the donated buffers would not be reused.
             caches = jax.lax.with_sharding_constraint(caches, self.cache_shardings)  # type: ignore[no-untyped-call]
         return logits, caches
 
@@ -213,6 +221,7 @@ def mesh_of(weights: Any) -> Mesh | None:
 
     Arrays on one other device have a mesh of it alone, so that all else follows them there.
     """
+    # By making an array: where jax puts one by default can be set in several ways.
     own = jnp.zeros(()).devices()
     elsewhere = None
     for leaf in jax.tree.leaves(weights):

@@ -136,6 +136,7 @@ class CompletionStream:
         self.num_cached_prompt_tokens = 0
         self._text = text
         self._cancel, self._is_cancelled = cancel, False
+        # A deque: the engine's thread appends and readers take, each of which is atomic.
         self._put: deque[TokenDelta] = deque()
         self._deltas: list[CompletionDelta] = []
         self._is_whole = threading.Event()
@@ -158,8 +159,10 @@ class CompletionStream:
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                # Readers are on any thread, and asyncio's events are for their own loop alone.
                 loop.call_soon_threadsafe(changed.set)
 
+        # Before the first look, so that what comes after it wakes this reader.
         with self._changed:
             self._wakers.append(wake)
         try:
@@ -167,6 +170,8 @@ class CompletionStream:
             while not is_last:
                 while not self._has_now(index):
                     await changed.wait()
+                    # Cleared after the wait and before the look:
+                    # what arrives in between sets it again.
                     changed.clear()
                 yield self._deltas[index]
                 is_last = self._deltas[index].finish_reason is not None
@@ -183,6 +188,8 @@ class CompletionStream:
     def cancel(self) -> None:
         """End the completion within a step; its slot and pages are free for other requests."""
         with self._changed:
+            # The function is taken under the lock and called outside of it: it takes
+            # the engine's lock, which the engine holds while it calls `take_over`.
             self._is_cancelled, cancel = True, self._cancel
         cancel()
 
@@ -195,6 +202,7 @@ class CompletionStream:
         with self._changed:
             self._cancel, is_cancelled = cancel, self._is_cancelled
         if is_cancelled:
+            # It was cancelled before any engine had it.
             cancel()
 
     def result(self, timeout: float | None = None) -> Completion:
@@ -210,6 +218,8 @@ class CompletionStream:
         if not self._is_whole.wait(timeout):
             raise TimeoutError(f"the completion is not finished after {timeout} s")
         with self._changed:
+            # The text is made by who reads it, not by the
+            # engine's thread, which every request waits for.
             self._convert()
         if self.error is not None:
             raise self.error
@@ -230,6 +240,7 @@ class CompletionStream:
         counts itself and then looks, and here a delta is added before readers are looked for: so
         one of the two sees the other.
         """
+        # With stop strings the text decides when the sampling ends, so it has to be made here.
         if self.request.stop:
             with self._changed:
                 self._add(delta)
@@ -241,6 +252,7 @@ class CompletionStream:
 
     def fail(self, error: Exception) -> None:
         """End the completion with an error, which only the engine does."""
+        # The first error is the reason; a second one comes from cleaning up.
         self.error = self.error or error
         self.put(TokenDelta((), None, "error"))
 
@@ -255,6 +267,7 @@ class CompletionStream:
         with self._changed:
             self._changed.notify_all()
             wakers = tuple(self._wakers)
+        # Outside of the lock, as a waker may run at once.
         for wake in wakers:
             wake()
 

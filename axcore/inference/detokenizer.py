@@ -58,8 +58,10 @@ class IncrementalDetokenizer:
     def push(self, tokens: Sequence[int]) -> TextUpdate:
         """Return what tokens add."""
         if not self._has_stops:
+            # Without stop strings several tokens are decoded at once.
             return TextUpdate(self._stream.push(tokens), len(tokens), False)
         text = ""
+        # Token by token, for it matters which of them completes a stop string.
         for count, token in enumerate(tokens, start=1):
             text += self._stops.push(self._stream.push([token]))
             if self._stops.is_stopped:
@@ -72,6 +74,8 @@ class IncrementalDetokenizer:
         return TextUpdate(text + self._stops.flush(), 0, self._stops.is_stopped)
 
 
+# Enough for any word's beginning; decoding the whole prompt at
+# each token would make an answer's cost grow with its square.
 CONTEXT = 8
 """Tokens before the answer that its first ones are decoded after."""
 
@@ -106,6 +110,7 @@ class TextStream:
         self._pending: list[int] = []
         # A prompt may end inside of a character: the answer completes it, or does not repeat it.
         self._prompt = self._decoded([])
+        # Bytes at the end of the prompt that are no character yet are part of the answer.
         self._num_given = len(self._prompt.rstrip(UNKNOWN))
 
     def push(self, tokens: Iterable[int]) -> str:
@@ -130,6 +135,8 @@ class TextStream:
 
     def _first_pending(self, whole: str) -> str:
         """Give up waiting for the first pending tokens: what follows cannot change them."""
+        # The latest cut at which both parts decode to what the
+        # whole does; the last bytes may belong to a character.
         for count in range(len(self._pending) - _MAX_CUT, 0, -1):
             start, rest = self._pending[:count], self._pending[count:]
             known = self._decoded(start)
@@ -148,6 +155,7 @@ class TextStream:
             whole: The text of the context and all pending tokens.
             is_whole: Whether nothing of it can change; the pending tokens become the context then.
         """
+        # A replacement character at the end may become a character with the next token.
         known = whole if is_whole else whole.rstrip(UNKNOWN)
         if self._prompt:
             pairs = zip(self._prompt, known, strict=False)
@@ -202,6 +210,7 @@ class StopStrings:
             if complete:
                 self.is_stopped, self._held = True, ""
                 return whole[: place - complete]
+        # The longest beginning of a stop string that the text ends with is kept back, and no more.
         num_known = len(whole) - max(self._matched)
         self._held = whole[num_known:]
         return whole[:num_known]

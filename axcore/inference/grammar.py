@@ -55,6 +55,7 @@ def json_schema(schema: Mapping[str, Any] | str) -> Grammar:
     Between its parts a text has one space or none, unless the schema says otherwise by
     `"x-guidance": {"whitespace_pattern": PATTERN}` or `{"whitespace_flexible": BOOLEAN}`.
     """
+    # As text, so that a grammar is a value that can be compared and kept.
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return Grammar("json_schema", text)
 
@@ -68,6 +69,7 @@ def check_schema_size(schema: Any) -> None:
     Raises:
         RequestError: It has more.
     """
+    # A list of its own instead of recursion: a schema may be nested deeper than Python's stack.
     pending: list[Any] = [[schema]]
     num_properties = 0
     while pending:
@@ -132,6 +134,7 @@ class GrammarMatcher:
         """
         words = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
         if self._matcher.is_error():
+            # The library writes no more words than its vocabulary has; the model's may be padded.
             raise self._error("needs too much work")
         mask[: len(words)] = words
         mask[len(words) :] = 0
@@ -181,6 +184,8 @@ class GrammarCompiler:
         Raises:
             RequestError: The grammar is wrong, or the tokenizer's tokens are not known as bytes.
         """
+        # A future under the lock, so that a second thread that asks for the
+        # same grammar waits for the first instead of compiling it again.
         with self._lock:
             found = self._found.get(grammar)
             is_new = found is None
@@ -192,6 +197,7 @@ class GrammarCompiler:
         if is_new:
             self._compile_into(found, grammar)
         compiled = found.result()
+        # A copy, as a matcher moves on with its answer.
         with self._lock:
             return GrammarMatcher(compiled.deep_copy())
 
@@ -199,14 +205,18 @@ class GrammarCompiler:
         """Compile a grammar for all who wait for it; one that is wrong is forgotten."""
         try:
             found.set_result(self._compile(grammar))
+        # BaseException: whoever waits for the future must be woken, whatever it was.
         except BaseException as error:
             with self._lock:
                 if self._found.get(grammar) is found:
                     del self._found[grammar]
+            # Forgotten first, so that the next request tries again.
             found.set_exception(error)
 
     def _compile(self, grammar: Grammar) -> Any:
         library = _import_llguidance()
+        # A lock of its own: listing a vocabulary takes
+        # seconds, and finding a grammar must not wait for it.
         with self._reading:
             if self._known is None:
                 self._known = _grammar_tokenizer(self._tokenizer)

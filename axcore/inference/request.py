@@ -13,6 +13,7 @@ from axcore.config import config
 from axcore.errors import ConfigError, EngineError, RequestError
 
 MAX_BIASES = 300
+# Biases are an array with a row of so many for each slot.
 """Number of tokens that one request may give a bias."""
 
 
@@ -104,6 +105,7 @@ class Sampling:
                 f"logit_bias has {len(self.logit_bias)} tokens; expected at most {MAX_BIASES}",
                 hint="allow or forbid many tokens by a grammar",
             )
+        # A dict drops repeated names, which is how one shows.
         if len(dict(self.logit_bias)) < len(self.logit_bias):
             raise ConfigError(
                 f"logit_bias names a token twice: {[token for token, _ in self.logit_bias]}",
@@ -264,6 +266,7 @@ class RequestLimits:
         size, known = len(request.prompt), self.num_tokens
         if not size:
             raise RequestError("the prompt has no token", where="prompt")
+        # The first alone, for a prompt may have a hundred thousand of them.
         wrong = next((token for token in request.prompt if not 0 <= token < known), None)
         if wrong is not None:
             raise RequestError(
@@ -281,6 +284,8 @@ class RequestLimits:
                 where="max_tokens",
                 hint="shorten the prompt, or ask for fewer tokens",
             )
+        # For the whole answer: a request that fits only as long
+        # as it is short would be preempted by itself for ever.
         needed = -(-(size + request.max_tokens) // self.page_size)
         if needed > self.num_pages:
             raise RequestError(

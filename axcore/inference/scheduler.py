@@ -152,8 +152,8 @@ class Scheduler:
         self.pool.clear_cache()
 
     def _wait(self, sequence: SequenceState) -> None:
-        heapq.heappush(self._waiting, (sequence.order, sequence.number, sequence))
         # The same order as before its preemption, so it comes back before all that came later.
+        heapq.heappush(self._waiting, (sequence.order, sequence.number, sequence))
         self._num_waiting += 1
 
     def _admit(self) -> Iterable[SequenceState]:

@@ -38,6 +38,7 @@ class TokenBytes:
         self.eos_token_id, self.bos_token_id = eos_id, bos_id
         self.special_token_ids = [i for i, token in enumerate(self.tokens) if not token]
         for special in self.special_token_ids:
+            # The library wants bytes for each; these cannot be in a text by accident.
             self.tokens[special] = b"<token %d>" % special
 
         self._known = {token: number for number, token in enumerate(self.tokens)}
@@ -56,6 +57,8 @@ class TokenBytes:
         # A text inside of another begins without the space that some tokenizers put before texts.
         for before, skipped in (("", 0), (BEFORE, self._before)):
             found = self._encode(before + decoded)[skipped:]
+            # Taken only if the bytes are exactly those:
+            # tokenizers normalise, and a grammar is about bytes.
             if b"".join(self.tokens[token] for token in found) == whole:
                 return found
         return self._longest_first(whole)

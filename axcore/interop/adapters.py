@@ -144,6 +144,7 @@ def adapter_format(cfg: Any) -> AdapterFormat | None:
     records = plugin_host().records(AdapterFormatRecord)
     found: dict[AdapterFormatRecord, str] = {}
     for path, node in walk(cfg):
+        # By a `base` that is a config: what adapts a layer wraps it.
         if is_config(getattr(node, "base", None)):
             record = next((one for one in records if type(node) is one.layer.resolve()), None)
             if record is None:
@@ -156,6 +157,7 @@ def adapter_format(cfg: Any) -> AdapterFormat | None:
     if len(found) > 1:
         shown = ", ".join(f"{path} by {record.name}" for record, path in found.items())
         raise ConfigError(f"adapters are exported in several formats: {shown}", where="model")
+    # One at most, as several would have raised.
     made: AdapterFormat | None = None
     for record in found:
         made = record.call("format", returns=object)
@@ -194,6 +196,7 @@ def check_base_is_unchanged(init_from: Any, cfg: Any, *, where: str, hint: str) 
     """
     folder = getattr(init_from, "adapters", None)
     if folder is None:
+        # Nothing is known about a folder that is gone, and a run must still be servable.
         return
     if not Path(folder).expanduser().is_dir():
         warnings.warn(
@@ -220,6 +223,7 @@ def join_adapters(source: ArraySource, folder: str | None, models: tuple[Any, An
     if folder is None:
         return source
     found = read_adapters(folder, models[0])
+    # Both would have a say in the same array, and which one wins would depend on order.
     doubled = sorted(source.shapes.keys() & found.arrays.shapes.keys())
     if doubled:
         raise ConfigError(
@@ -240,6 +244,7 @@ def join_adapters(source: ArraySource, folder: str | None, models: tuple[Any, An
         )
     if found.replaced is not None:
         source = found.replaced(source)
+    # Only now: what they are relative to may itself be replaced by the folder.
     arrays = found.arrays if found.relative_to is None else found.relative_to(source)
     return JoinedSources((source, arrays))
 
@@ -247,6 +252,8 @@ def join_adapters(source: ArraySource, folder: str | None, models: tuple[Any, An
 def _kinds(cfg: Any) -> set[str]:
     """Return the settings of a model's adapters, each kind once."""
     nodes = (node for _, node in walk(cfg) if is_config(getattr(node, "base", None)))
+    # Without what is filled or only trains, which
+    # differs between a folder and a model for no reason.
     return {render_config(evolve(node, base=REQUIRED, **_defaults(node))).strip() for node in nodes}
 
 

@@ -78,6 +78,7 @@ class GrownByMean(ArrayChange):
     def __call__(self, array: Any) -> Any:
         """Return the larger array."""
         api = array.__array_namespace__()
+        # In float32: a mean over a vocabulary in bfloat16 stops growing after some hundred rows.
         mean = array.astype(np.float32).mean(axis=self.axis, keepdims=True).astype(array.dtype)
         shape = list(array.shape)
         shape[self.axis] = self.size - shape[self.axis]
@@ -115,6 +116,7 @@ class InterpolatedRows(ArrayChange):
         """Return the longer array."""
         api = array.__array_namespace__()
         place = np.linspace(0.0, array.shape[0] - 1, self.size)
+        # The last row has none after it; one earlier, with weight 1, gives the same.
         before = np.minimum(place.astype(np.int64), max(0, array.shape[0] - 2))
         weight = (place - before).astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
         rows = array.astype(np.float32)
@@ -246,6 +248,8 @@ class LazyArray:
 
     def reshape(self, *shape: int) -> "LazyArray":
         """Return it with its arrays stacked in one dimension."""
+        # `restacked` asks for nothing else, and more would
+        # need a general reshape of what is not read.
         assert shape == (-1, *self.origins[0].shape)
         return attrs.evolve(self, stacked=(len(self.origins),))
 
@@ -255,6 +259,7 @@ class LazyArray:
         Raises:
             CheckpointError: One is damaged, or holds NaN or infinity.
         """
+        # A slice of a part of stacked dimensions is none of whole arrays.
         assert len(self.stacked) == 1
         origins: LeafOrigins = {(i,): one for i, one in enumerate(self.origins[arrays])}
         shape = (len(origins), *self.origins[0].shape)

@@ -57,6 +57,8 @@ _FILLED = frozenset({"dim", "head_dim", "num_kv_heads", "vocab_size"})
 """Fields that parents fill where they have no default; values set there mean the same."""
 
 
+# Kept in `__dict__`, past the frozen config's `__setattr__`;
+# no field, so it is neither compared nor rendered.
 _CANONICAL = "__config_canonical__"
 
 
@@ -83,6 +85,7 @@ def _canonical(cfg: Any) -> Any:
     # Stages and unrolled layers compute what a scan does, so they are one scan for a comparison.
     for stack in (Stack, Pipeline):
         cfg = replace_config(cfg, stack, ScannedLayers.Config(), missing_ok=True)
+    # Set again: `_plain` clears what a parent fills, and these two are the model's own.
     plain = evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)
     if "published" in field_names(plain):
         plain = evolve(plain, published=None)
@@ -104,6 +107,8 @@ def _base(node: Any) -> Any:
 
 def _plain(node: Any) -> Any:
     defaults = {field.name: field.default for field in attrs.fields(type(node))}
+    # Only where nothing else than the parent's value
+    # could be there; a field with a default is a choice.
     filled = {name for name in _FILLED & defaults.keys() if defaults[name] is REQUIRED}
     if isinstance(node, DotProductAttention.Config):
         filled.add("num_heads")
@@ -135,6 +140,7 @@ def arranged(layers: list[Any]) -> Any:
     period = next(p for p in range(1, len(kinds) + 1) if kinds[p:] == kinds[:-p])
     num_turns = len(kinds) // period
     left = layers[num_turns * period :]
+    # As runs at a tie: they are compiled as often, and read more simply.
     if _num_runs(kinds) <= period + _num_runs(kinds[num_turns * period :]):
         return _in_turn(_in_runs(layers))
     turn = Sequence.Config(layers=tuple(layers[:period]))
@@ -180,6 +186,7 @@ def check_same_model(
         ConfigError: Showing what differs; or a glob of `may_differ` has nothing to allow.
     """
     source, target = (compared(base_config(cfg)) for cfg in models)
+    # Backwards, as each edit was done to what those before it had made.
     for edit in reversed(edits):
         target = edit.undone(target, source)
     changes = diff_config(normal(source), normal(target))

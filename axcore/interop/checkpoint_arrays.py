@@ -70,6 +70,7 @@ class CheckpointArrays(ArraySource):
     def shapes(self) -> dict[str, Shape]:
         """The shapes of all arrays, by name."""
         specs = self.bound.specs
+        # Without the stacked dimensions: each layer's array is one of its own in such files.
         return {n: specs[one.leaf].shape[len(one.index) :] for n, one in self.places.items()}
 
     def described(self, names: Iterable[str]) -> str:
@@ -93,6 +94,7 @@ class CheckpointArrays(ArraySource):
             if name in self.tensors and self.tensors[name].shape != shape
         ]
         missing = [name for name, _ in pairs if name not in self.tensors]
+        # The likeliest of many missing names, with a hint of its own.
         if missing and self._heads.issuperset(missing):
             raise CheckpointError(
                 f"the folder holds a base model without a head: {', '.join(missing)} is missing, "
@@ -168,6 +170,8 @@ def checkpoint_arrays(
             stacklevel=2,
         )
     tensors = selected(found, family, values, known=bound.shapes)
+    # A tied head that some files have once more must
+    # be equal, or one of the two is silently ignored.
     for again, original in family.copies.items():
         if again not in bound.shapes and again in tensors and original in tensors:
             _check_same(tensors.pop(again), tensors[original], again, original)
@@ -176,6 +180,7 @@ def checkpoint_arrays(
 
 def _with_prefix(found: dict[str, TensorPlace], bound: BoundMap) -> dict[str, TensorPlace]:
     """Return tensors by full names; transformers saves a model without a head as its own root."""
+    # Any known name is enough: a folder is of one kind.
     if not bound.shapes.keys().isdisjoint(found):
         return found
     roots = sorted({name.partition(".")[0] for name in bound.shapes})
@@ -249,6 +254,7 @@ class _Reader:
     def leaf(self, origins: LeafOrigins, wanted: Any) -> jax.Array:
         """Return a leaf; each of its tensors is read once, for the devices of this process."""
         shape = wanted.shape
+        # Arrays for the host's memory have no sharding, and go to the first device of this process.
         sharding = wanted.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         indices = sharding.addressable_devices_indices_map(shape).values()
         # A set: devices that replicate a part share one buffer, and it is filled once.
@@ -265,6 +271,7 @@ class _Reader:
         stacked = len(next(iter(origins)))
         # Other hosts read the arrays of their own devices, so only those of a local part are read.
         for index in _indices({part[:stacked] for part in parts}):
+            # A place without an origin may hold anything, and another edit fills it.
             if index not in origins:
                 continue
             hf, array = self._array(origins[index])
@@ -272,6 +279,7 @@ class _Reader:
                 if _is_in(index, part[:stacked]):
                     place = [i - begin for i, (begin, _) in zip(index, part, strict=False)]
                     within = tuple(slice(*ends) for ends in part[stacked:])
+                    # Replicas on other devices share the buffer, so it is written once.
                     at: Any = (*place, ...)
                     source, target = map(np.atleast_1d, (array[within], whole[at]))
                     # In pieces, so that all threads help with one large tensor.
@@ -280,6 +288,8 @@ class _Reader:
     def _array(self, origin: Origin) -> tuple[tuple[str, ...], np.ndarray]:
         """Return an array of the model, and the names of its tensors."""
         one = self.source.places[origin.source]
+        # By identity below: many arrays are slices of one
+        # tensor, and reading that once is what makes it fast.
         piece = self.source.bound.piece_of[one]
         if self.last[0] is not piece:  # one tensor may hold all experts, quantized
             self.last = (None, ())  # freed before the next is read, not after
@@ -339,6 +349,7 @@ def write_weights(
     """
     bound, leaves = family.bind(cfg), named_leaves(state)
     specs = [
+        # Sizes first, without any array: files are cut before anything is converted.
         TensorSpec(name, shape, np.dtype(dtype or leaves[piece.axcore[0].leaf].dtype))
         for piece in bound.pieces
         for name, shape in zip(piece.hf, piece.shapes, strict=True)
@@ -349,6 +360,8 @@ def write_weights(
         for name, array in zip(piece.hf, map(np.atleast_1d, hf_arrays(piece, leaves)), strict=True)
         for at in pieces(array)
     )
+    # In order, since files are written from beginning
+    # to end; threads convert the next pieces meanwhile.
     copies = map_ahead(lambda one: stored(*one), arrays)
     files = shards(specs, max_shard_bytes)
     for name, held in files.items():
@@ -365,6 +378,7 @@ def stored(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
         CheckpointError: A number is not finite in that.
     """
     copied = np.empty(array.shape, dtype)
+    # Looked at while it is converted: a number may only become infinite in the narrower dtype.
     if not copy(array, copied):
         raise CheckpointError(
             f"{name} holds numbers that are nan or infinite, or become so in {dtype}",
@@ -385,6 +399,7 @@ def on_host(leaf: jax.Array, index: tuple[int, ...]) -> np.ndarray:
     """Return what a leaf holds at an index; move no other part of it."""
     is_here = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
     place: Any = (*index, ...)
+    # Sliced on the device, so that one layer is moved and not the stack.
     return np.asarray(leaf)[place] if is_here else np.asarray(leaf[index])
 
 

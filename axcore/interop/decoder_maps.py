@@ -60,6 +60,7 @@ def window(name: str, default: Any, path: str = "**.core.window") -> Field:
         name,
         (path,),
         default=default,
+        # Hugging Face's counts the token itself, ours the tokens to its left.
         to_axcore=lambda value: None if value is None else (value - 1, 0),
         to_hf=lambda value: None if value is None else value[0] + 1,
     )
@@ -87,6 +88,7 @@ SIZES: tuple[ConfigEntry, ...] = (
     Field("num_hidden_layers", ("decoder.stack.num_layers",)),
     Field("num_attention_heads", ("**.attention.num_heads",)),
     KV_HEADS,
+    # Defaults are those of transformers' config classes, which `save_pretrained` leaves out.
     Field("intermediate_size", ("**.hidden_dim",)),
     Field("rms_norm_eps", ("**.norm.epsilon",), default=1e-6, to_axcore=float),
 )
@@ -159,6 +161,7 @@ class RopeFields(ConfigEntry):
         # Taken where they are not used, too: a field that nobody takes is an error.
         old, new = (fields.take(name, None) or {} for name in ("rope_scaling", "rope_parameters"))
         new = _of_type(new, self.layer_type)
+        # The newer field wins, as in transformers, which writes both for some time.
         position = rope_position({"rope_theta": theta, **(old if self.is_scaled else {}), **new})
         return replace_config(cfg, lambda _: True, lambda _: position, at=self.path)
 
@@ -195,6 +198,7 @@ def _of_type(parameters: dict[str, Any], layer_type: str) -> dict[str, Any]:
 
 def rope_position(values: dict[str, Any]) -> Any:
     """Return the config of positions; `values` are all that `config.json` says of them."""
+    # `type` is what `rope_type` was called before; files have one of them, or both.
     old_name = values.pop("type", PLAIN)
     kind, theta = values.pop("rope_type", old_name), values.pop("rope_theta")
     if not isinstance(theta, int | float):
@@ -245,6 +249,7 @@ def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
     }
 
 
+# JSON has no float `8.0` in some files; lengths are whole numbers in ours.
 def _as_floats(values: dict[str, Any]) -> dict[str, Any]:
     """Return whole numbers as floats, but for lengths; lists as tuples."""
     return {
@@ -303,6 +308,7 @@ class LayerKinds(ABC):
 
     def unfold(self, cfg: Any, fields: Fields) -> Any:
         """Return a model with as many layers of each kind, and in the order, as fields say."""
+        # In one order of scans, so that two models with equal layers have one config.
         one, kinds = cfg.decoder.stack.layers, self.read(fields, fields.take(NUM_LAYERS))
         return _with_stack(cfg, arranged([one[kind] for kind in kinds]))
 

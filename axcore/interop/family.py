@@ -30,6 +30,7 @@ TRAINING_ONLY = (r"\.dot\.",)
 ADAPTER_ARRAYS = (r"\.lora_(down|up|magnitude)\.",)
 """Arrays of adapters, which pretrained checkpoints lack, and which at first change no number."""
 
+# They describe the file or the software that wrote it, and an export writes its own.
 _NOT_KEPT = frozenset(
     {
         "architectures",
@@ -145,8 +146,10 @@ class Family:
             ConfigError: As `read`.
         """
         flat = self.flat(values)
+        # Fields that an entry takes are crossed off; what is left was read by nobody.
         fields, cfg = Fields(flat), self.template()
         if self.layers is not None:
+            # Folded, so that an entry can set a field of all layers of a kind at once.
             cfg, _ = self.layers.fold(cfg)
         for entry in self.config:
             cfg = entry.read(cfg, fields)
@@ -168,6 +171,7 @@ class Family:
 
     def flat(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a `config.json`, with the nested ones among them."""
+        # Nested ones last, as they are those of the text model.
         found = {**self.defaults, **values, **values.get(self.nested, {})}
         found.pop(self.nested, None)
         return found
@@ -231,6 +235,8 @@ class Family:
         for entry in self.config:
             values |= entry.write(described)
         # Entries write what they know of. Whether that is all shows when it is read again.
+        # Reading what was written is the only test that
+        # says whether the map knows all of this model.
         changes = diff_config(self.normal(self.read(values)), self.normal(cfg))
         if changes:
             raise ConfigError(f"the model differs (+) from the family's:\n{format_diff(changes)}")
@@ -296,6 +302,7 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
         family = family_named(record.name)
         try:
             values = family.write(cfg)
+        # A family that cannot write the model says why, and only if none can is it of interest.
         except AxcoreError as error:
             reasons.append(f"{record.name}: {error.what}".rstrip())
             continue
@@ -341,6 +348,7 @@ def files_beside(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Weights in other formats are not named: the model has them.
     """
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    # Symbolic links count, as the Hub's cache consists of them; a pointer of Git LFS does not.
     kept = [name for name in names if _is_kept(name) and is_fetched(folder / name)]
     others = [name for name in names if name not in kept]
     left = [n for n in others if not (_READ.fullmatch(n) or _OTHER_WEIGHTS.fullmatch(n))]
@@ -374,6 +382,7 @@ def exported_files(
     if found.pop(GENERATION, None) is not None:
         settings = read_json(paths[GENERATION], GENERATION, error=CheckpointError)
     card = found.pop(CARD, b"").decode()
+    # A tokenizer that comes with the run replaces all of its files, since half of two make none.
     if files is not None and not _is_tokenizer_of(found, files):
         found = {name: data for name, data in found.items() if not _TOKENIZER.fullmatch(name)}
     if settings or tokens:

@@ -82,6 +82,7 @@ def to_gguf(
         "gguf", used_by="a file for llama.cpp", error=ConfigError
     )  # before anything is written
     layout, family, values = _layout(cfg)
+    # What was trained here may have other lengths than the checkpoint that it began as.
     values = {**values, LENGTH: max_length}
     metadata, leaves = layout.metadata(values), named_leaves(state)
     tensors = _gguf_tensors(family.bind(cfg), layout, values, dtype)
@@ -158,6 +159,7 @@ def _append(path: Path, content: Iterable[tuple[str, np.ndarray]], work: Work) -
         for _, parts in groupby(content, key=lambda part: part[0]):
             for _, array in parts:
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                # As bytes: numpy has no buffer for bfloat16.
                 work.add(array.nbytes)
             _pad(file)
 
@@ -276,6 +278,7 @@ def _given(array: np.ndarray, leaves: Leaves) -> np.ndarray:
 def _tensor(name: str, parts: list[_Part], bound: BoundMap, dtype: GGUFType | None) -> _GGUFTensor:
     shape = parts[0].shape if len(parts) == 1 else (len(parts), *parts[0].shape)
     kind: Any = "float32"
+    # llama.cpp's router and norms read float32 whatever the file says.
     if len(parts[0].shape) > 1 and not _ROUTER.search(name):
         kind = dtype or str(bound.specs[parts[0].piece.axcore[0].leaf].abstract.dtype)
     if kind == "q8_0" and shape[-1] % _BLOCK:

@@ -11,6 +11,7 @@ from axcore.interop.decoder_maps import rope_position
 from axcore.interop.gguf_map import GGUFEntry, Metadata, head_width, unsaid
 from axcore.layers import rope_frequencies
 
+# llama.cpp's own, which no metadata can change.
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 """What llama.cpp computes with whatever a file says."""
 
@@ -43,6 +44,7 @@ class GGUFRope(GGUFEntry):
             return {}
         width, theta = head_width(values), values["rope_theta"]
         scaled = rope_position({"rope_theta": theta, **scaling}).build(head_dim=width)
+        # llama.cpp divides by these, so they are ratios of plain to scaled frequencies.
         factors = rope_frequencies(width, theta) / scaled.frequencies
         return {"rope_freqs.weight": factors.astype(np.float32)}
 

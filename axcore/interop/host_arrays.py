@@ -20,13 +20,17 @@ from axcore.hardware.process_memory import host_bytes
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+# Reading and converting are bound by memory; more than four threads only wait for it.
 _THREADS = min(4, os.cpu_count() or 1)
+# In a cache of the second level, so that looking for infinities reads what was just written.
 _BLOCK = 1 << 16
 """Numbers that are looked at together."""
+# Both of a tile's sides are read in runs: columns of one and rows of the other.
 _TILE_COLUMNS = 256
 _TILE_BYTES = 1 << 20
 """Of what is transposed at once."""
 _PIECE_BYTES = 1 << 24
+# What XLA's CPU client wants of a buffer that it takes as it is.
 _ALIGNED_BYTES = 64
 
 
@@ -59,6 +63,7 @@ def empty_array(shape: Iterable[int], dtype: Any) -> np.ndarray:
     """Return an array that jax takes over without a copy, where a device is a processor."""
     shape = tuple(shape)
     nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    # `np.empty` promises 16 bytes only.
     raw = np.empty(nbytes + _ALIGNED_BYTES, np.uint8)
     begin = -raw.ctypes.data % _ALIGNED_BYTES
     array: np.ndarray = raw[begin : begin + nbytes].view(dtype).reshape(shape)
@@ -85,6 +90,8 @@ def map_ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> I
 
 
 def _is_transposed(array: np.ndarray) -> bool:
+    # By strides: a transposed view is stored by columns, and
+    # copying it row by row misses the cache at each number.
     return array.ndim == 2 and array.strides[0] < array.strides[1]
 
 
@@ -112,6 +119,7 @@ def _copy_block(source: np.ndarray, target: np.ndarray) -> bool:
 def _copy_tile(source: np.ndarray, target: np.ndarray) -> bool:
     if source.dtype != target.dtype:
         packed = np.empty(source.shape[::-1], target.dtype)
+        # Converted in its own order first, and then turned, which is faster on narrower numbers.
         packed[...] = source.T
         source = packed.T
     numbers = _in_rows(_bits(source))
@@ -124,6 +132,7 @@ def _in_rows(columns: np.ndarray) -> np.ndarray:
     device = host_device()
     if device is None or columns.dtype.itemsize > 4:  # jax would halve these
         return np.ascontiguousarray(columns)
+    # XLA's transpose uses all of the processor's vector units, and numpy's none.
     return np.asarray(jax.device_put(columns, device))
 
 
@@ -140,6 +149,8 @@ def _is_finite(block: np.ndarray) -> bool:
     mask = _not_finite_bits(block.dtype)
     if not block.size or not mask:
         return True
+    # All bits of the exponent set is what infinity and nan have in common;
+    # a maximum over masked integers needs no dtype that numpy lacks.
     return bool(np.bitwise_and(_bits(block), mask).max() < mask)
 
 
@@ -148,6 +159,7 @@ def _not_finite_bits(dtype: np.dtype[Any]) -> Any:
     """Return the bits that are set in every number that is not finite; 0 if there is none."""
     if dtype.kind in "biu":
         return 0
+    # Infinity has just these bits; where a dtype has none, it becomes nan, which has them as well.
     return _bits(np.array(np.inf).astype(dtype))[()]
 
 

@@ -25,6 +25,8 @@ from axcore.interop.weight_map import listed
 
 _MergeMethod = Literal["linear", "slerp", "ties"]
 _Merge = Callable[[list[np.ndarray], np.ndarray], np.ndarray]
+# Below it the directions are parallel, and the
+# division by the sine would be one by rounding errors.
 _PARALLEL = 1e-6
 """Below this sine of their angle, two tensors are merged linearly."""
 
@@ -43,6 +45,7 @@ def slerp(tensors: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
     Source: Shoemake 1985, "Animating rotation with quaternion curves", section 3.3.
     """
     a, b = (tensor.reshape(-1).astype(np.float64) for tensor in tensors)
+    # In float64, as a dot product of a billion numbers loses its last digits in float32.
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     angle = np.arccos(np.clip(a @ b / lengths, -1.0, 1.0)) if lengths else 0.0
     if np.sin(angle) < _PARALLEL:
@@ -67,6 +70,7 @@ def ties(density: float) -> _Merge:
         shares = weights.astype(np.float32).reshape(-1, *[1] * base.ndim)
         sign = np.sign((shares * changes).sum(0))
         agreeing = shares * ((np.sign(changes) == sign) & (changes != 0))
+        # Where no model agrees nothing is added; the bound only keeps 0 / 0 away.
         total = np.maximum(agreeing.sum(0), np.float32(1e-30))
         mean: np.ndarray = (agreeing * changes).sum(0) / total
         return np.asarray(base + mean, np.float32)
@@ -79,6 +83,7 @@ def _trimmed(change: np.ndarray, density: float) -> np.ndarray:
     if keep >= change.size:
         return change
     size = np.abs(change)
+    # `partition`, which is linear: sorting a whole tensor takes longer than reading it.
     smallest = np.partition(size.reshape(-1), change.size - keep)[change.size - keep]
     return np.where(size >= smallest, change, np.float32(0.0))
 
@@ -114,10 +119,12 @@ def merge_models(
     merge, every = ways[method], [*paths, *([] if base is None else [Path(base).expanduser()])]
     places = [find_tensors(path) for path in every]
     _check_same_shapes(places, every)
+    # All tensors keep the dtype of the first model.
     specs = [TensorSpec(name, one.shape, one.dtype) for name, one in places[0].items()]
 
     def pieces(names: Sequence[str]) -> Iterator[np.ndarray]:
         for name in names:
+            # One tensor of all models is in memory at a time.
             tensors = [one[name].read().astype(np.float32) for one in places]
             yield stored(name, merge(tensors, shares), places[0][name].dtype)
 

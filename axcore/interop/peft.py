@@ -84,6 +84,8 @@ class PeftFormat(AdapterFormat):
         dtypes = frozenset(str(place.dtype) for place in places)
         relative_to = partial(_MagnitudeArrays, arrays) if _has_dora(adapted) else None
         trained = (*(_trained(adapted) if has_adapters(adapted) else ()), *replaced.leaves)
+        # DoRA's files hold whole lengths of columns; ours
+        # hold the change from the base's, so they need it.
         return AdapterCheckpoint(adapted, arrays, trained, dtypes, relative_to, replaced or None)
 
     def merged(self, cfg: Any, state: Any) -> tuple[Any, Any]:
@@ -131,6 +133,7 @@ def to_peft(
     """
     if not has_adapters(cfg):
         raise ConfigError("the model has no adapters", hint="apply LoRA to it first")
+    # Lengths are of the weights as they compute, so quantized ones are widened first.
     if _has_dora(cfg):  # the only ones that weights have a part in
         state = full_precision_state(cfg, state)
     cfg = with_full_precision_weights(cfg)
@@ -205,6 +208,7 @@ def _tensors(
         for factor, axcore in FACTORS.items():
             leaf = leaves[f"{weight.leaf.removesuffix(_BASE)}.{axcore}{WEIGHT}"]
             name = f"{PREFIX}{module}.{factor}.weight"
+            # Ours are `[inputs, outputs]`, PyTorch's the other way round.
             array = on_host(leaf, weight.index).T
             yield name, stored(name, array, np.dtype(dtype or array.dtype))
         change = leaves.get(f"{weight.leaf.removesuffix(_BASE)}{MAGNITUDE}")
@@ -219,6 +223,7 @@ def _targets(modules: Mapping[str, Slice], bound: BoundMap) -> list[str]:
     """Return what names the modules: their last steps, if those name no other module."""
     last = {name.rpartition(".")[2] for name in modules}
     named = {name.removesuffix(WEIGHT) for name, shape in bound.shapes.items() if len(shape) == 2}
+    # PEFT matches names by their ends; a name that others share is written out in full.
     others = {name.rpartition(".")[2] for name in named - modules.keys()}
     return sorted(modules if last & others else last)
 
@@ -268,6 +273,7 @@ class _MagnitudeArrays(ArraySource):
             change = array.astype(jnp.float32)
             for index, origin in leaves[name].items():
                 lengths = self._lengths(origin)
+                # By index, as magnitudes of stacked layers are one array.
                 change = change.at[index].add(-lengths) if index else change - lengths
             yield name, jax.device_put(change.astype(array.dtype), array.sharding)
 

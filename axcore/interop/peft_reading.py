@@ -78,10 +78,12 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, _AdapterArrays, Replaced]:
     rules = family.weights(canonical(cfg))
     factors = [rule for one in rules for rule in _factor_rules(one)]
     linears = [found.path for found in find_config(cfg, Linear)]
+    # Every linear layer gets adapters at first, to find the names that tensors might have.
     every = _bound(_with_adapters(cfg, settings, linears), factors)
     tensors = {name: place for name, place in found.items() if name in every.shapes}
     _check_complete(tensors, settings, folder)
     others = {n.removeprefix(PREFIX): one for n, one in found.items() if n not in every.shapes}
+    # What is no adapter's may be a layer that the folder replaces as a whole.
     beside = replaced(folder, others, settings, (cfg, family))
     added = {name.removesuffix(WEIGHT) for name in beside.added}
     _check_targets(
@@ -91,6 +93,7 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, _AdapterArrays, Replaced]:
         folder,
     )
     sizes = _sizes(cfg, settings, every, tensors, folder)
+    # Then only those that have tensors, with their own ranks.
     adapted = _with_adapters(cfg, settings, sizes, sizes)
     return adapted, _AdapterArrays(folder, _bound(adapted, factors), tensors), beside
 
@@ -154,6 +157,7 @@ def _places(cfg: Any, settings: AdapterSettings) -> dict[str, str]:
     a rank of its own.
     """
     paths = [found.path for found in find_config(cfg, Linear)]
+    # Ranks are numbers of their own, by which a layer's array says whose config it is.
     ranks = {path: (rank, settings.alpha) for rank, path in enumerate(paths, start=1)}
     specs = _with_adapters(cfg, settings, paths, ranks).build().param_specs()
     down = f".{FACTORS['lora_A']}{WEIGHT}"
@@ -166,6 +170,7 @@ def _places(cfg: Any, settings: AdapterSettings) -> dict[str, str]:
 
 def _bound(cfg: Any, factors: list[Rule]) -> BoundMap:
     """Return the map of all adapters that the rules fit."""
+    # Numbers of layers are left out, since rules have one for all.
     known = {_NUMBER.sub("#", name) for rule in factors for name in rule.axcore}
     specs = cfg.build().param_specs()
     other = {
@@ -220,6 +225,7 @@ def _factor_rules(rule: Rule) -> Iterator[Rule]:
     rows, own = _of_rows(rule.transform), [name.removesuffix(WEIGHT) for name in rule.axcore]
     hf = PREFIX + rule.hf[0].removesuffix(WEIGHT)
     is_linear = len(rule.hf) == 1 and all(n.endswith(WEIGHT) for n in rule.axcore + rule.hf)
+    # Experts are one stacked array here, and PEFT knows no such module.
     if rows is None or not is_linear or ".experts." in rule.hf[0]:
         return
     shared = _Shared(len(own)) if len(own) > 1 else Same()

@@ -92,6 +92,7 @@ class PretrainedCheckpoint:
         self.values = read_json(path, CONFIG, error=CheckpointError)
         if "model_type" not in self.values:
             raise ConfigError("config.json names no model_type", where=str(path))
+        # Before the family: a classifier's weights would load and its head be missing at the end.
         _check_head(self.values, str(path))
         self.family: Family = family_named(self.values["model_type"])
 
@@ -134,6 +135,8 @@ class PretrainedCheckpoint:
         tensors = selected(places, self.family, self.values).values()
         found = {DTYPES[one.dtype]: one.dtype for one in tensors}
         names: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+        # Mixed files have no one dtype to keep, and the
+        # largest would double what was meant to be small.
         if len(found) != 1 or not found.keys() <= names.keys():
             raise CheckpointError(
                 f"the tensors are stored as {', '.join(map(str, found.values()))}",
@@ -204,6 +207,7 @@ def _check_head(values: Mapping[str, Any], where: str) -> None:
         ConfigError: Its class in transformers has another one, a classifier for example.
     """
     for name in values.get("architectures") or ():
+        # An architecture may be of a family that is known and still have another head.
         if re.search(r"For(?!CausalLM$|ConditionalGeneration$)[A-Z]\w*$|DoubleHeadsModel$", name):
             raise ConfigError(
                 f"config.json has the architecture {name}, which is not a language model: its "
@@ -235,6 +239,7 @@ def from_hugging_face(
         CheckpointError: A file or a tensor is not as it should be.
     """
     published = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields)
+    # As it is stored: a checkpoint in bfloat16 has nothing that float32 would keep.
     kept = dtype or published.dtype
     cfg = evolve(published.config, dtypes=DTypes(param=kept, compute=kept))
     model = cfg.build()

@@ -65,9 +65,12 @@ class _BlockScaled:
     def read(self) -> np.ndarray:
         """Return the products of numbers and scales."""
         rows, columns = self.block
+        # A table of all 256 values: numpy has no arithmetic for
+        # eight-bit floats, and looking up is faster than casting.
         values = np.arange(256, dtype=np.uint8).view(self.numbers.dtype).astype(np.float32)
         scales = self.scales.read().astype(np.float32)
         whole: np.ndarray = values[self.numbers.read().view(np.uint8)]
+        # Row of blocks by row of blocks, so that no array of scales of the whole size is made.
         for i, scale in enumerate(scales):
             whole[i * rows : (i + 1) * rows] *= np.repeat(scale, columns)[: self.shape[1]]
         return whole
@@ -114,6 +117,7 @@ class _Microscaled:
 
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _NUMBERS = np.array([*_POSITIVE, *(-one for one in _POSITIVE)], np.float32)
+# Two numbers for each byte, by one look-up: the low half is the first.
 _FOUR_BITS = np.stack([np.tile(_NUMBERS, 16), np.repeat(_NUMBERS, 16)], axis=-1)
 """The two numbers of each byte."""
 
@@ -155,6 +159,8 @@ def _in_blocks(
         scales = tensors.get(f"{name}_scale_inv")
         if scales is not None:
             found[name] = _block_scaled(name, place, scales, tuple(block))
+        # A float of eight bits means nothing without its scale;
+        # taken as it is, the model would answer nonsense.
         elif place.dtype.itemsize == 1 and place.dtype.kind not in "biu":
             raise CheckpointError(
                 f"{name} has {place.dtype} and no {name}_scale_inv, so that its numbers mean "

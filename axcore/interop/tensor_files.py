@@ -42,6 +42,7 @@ _DTYPES: dict[str, Any] = {
 }
 DTYPES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
+# The limit of the reference implementation: a length of garbage must not be allocated.
 _MAX_HEADER_BYTES = 100_000_000
 """The bound of the reference library."""
 
@@ -71,6 +72,7 @@ class TensorPlace:
         """Return the tensor, memory-mapped."""
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)
+        # Mapped: a model may be larger than memory, and each process reads its own part only.
         raw = np.memmap(self.file, np.uint8, "r", self.begin, (self.nbytes,))
         return raw.view(np.ndarray).view(self.dtype).reshape(self.shape)
 
@@ -160,6 +162,7 @@ def _header(file: IO[bytes]) -> dict[str, Any]:
         raise ValueError(
             f"its header would have {length:,} bytes; at most {_MAX_HEADER_BYTES:,} are read"
         )
+    # Read before it is parsed, and by its length, so a damaged length shows here.
     text = file.read(length)
     if len(text) < length:
         raise ValueError(f"it ends within its header, at byte {_LENGTH.size + len(text)}")
@@ -221,6 +224,8 @@ def _check_places(places: Mapping[str, TensorPlace], begin: int, size: int) -> N
                 f"and they end at {end:,}"
             )
         end += place.nbytes
+    # Both matter: a file that is cut has lost weights, and
+    # one that is longer is not what its header describes.
     if size != end:
         what = "truncated" if size < end else "too long"
         raise ValueError(f"it is {what}: {size:,} bytes, where its header says {end:,}")
@@ -307,6 +312,7 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(draft)
         raise
+    # An empty folder is allowed as a target, and `rename` does not replace one everywhere.
     if target.exists():
         target.rmdir()
     draft.rename(target)
@@ -332,4 +338,5 @@ def new_file(path: Path | str) -> Iterator[Path]:
 
 
 def _draft_of(target: Path) -> Path:
+    # Beside the target, since a rename works within one file system only.
     return target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.incomplete")

@@ -145,6 +145,7 @@ class RenameWeights(WeightEdit):
             found = {name: match for name in arrays if (match := regex.fullmatch(name))}
             if not found:
                 raise self.nothing(f"has {pattern!r}, which matches no array", arrays, name=pattern)
+            # Taken out before the new ones are put in, so that a cycle of names works.
             moved = {_filled(new, match): arrays.pop(name) for name, match in found.items()}
             doubled = sorted(moved.keys() & arrays.keys())
             if len(moved) < len(found) or doubled:
@@ -176,6 +177,8 @@ class GrowVocabulary(WeightEdit):
         def grown(name: str, origin: Origin) -> Origin:
             wanted = models.shapes.get(name, origin.shape)
             found = differing(origin.shape, wanted)
+            # Both the dimension and both sizes: another
+            # dimension may happen to have as many places.
             if [(origin.shape[i], wanted[i]) for i in found] != [sizes]:
                 return origin
             return origin.changed(GrownByMean(found[0], sizes[1]), wanted)
@@ -243,8 +246,10 @@ class StackDepth(WeightEdit):
         arrays = {name: one for name, one in candidates.arrays.items() if not _LAYER.search(name)}
         silent: dict[str, Origin] = {}
         for layer, origin in enumerate(order):
+            # The first number alone, as an expert's comes later in the name.
             copies = {_LAYER.sub(str(layer), name, count=1): name for name in by_layer[origin]}
             found = {new: candidates.arrays[name] for new, name in copies.items()}
+            # Only of a layer that was there before in the order: the first of them does the work.
             if self.copies_add_nothing and origin in order[:layer]:
                 found = {new: self._silenced(new, one) for new, one in found.items()}
                 silent |= found

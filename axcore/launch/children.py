@@ -13,8 +13,11 @@ from typing import IO, Any, Self
 
 import attrs
 
+# A traceback of a deep stack, with the error that it ends with.
 _TAIL_LINES = 30
 
+# 1 and 9 of axcore's own, 12 for a hang, and 128 + a signal: SIGABRT,
+# SIGKILL, SIGSEGV, SIGTERM. What a config gets wrong is not among them.
 MAY_PASS = (1, 9, 12, 134, 137, 139, 143)
 """Exit codes that another attempt may not meet again: faults, hangs, and what signals ended."""
 
@@ -45,11 +48,15 @@ class Child:
         self.error_tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(
             start.command,
+            # Otherwise the last lines of a process that is killed stay in its own buffer.
             env={"PYTHONUNBUFFERED": "1", **start.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A library may print bytes that are no UTF-8, and the thread that reads them would end.
             errors="replace",
+            # Ctrl-C goes to a terminal's whole foreground group; here
+            # the parent passes it on, so that each gets it once.
             start_new_session=True,
             pass_fds=pass_fds,
         )
@@ -110,6 +117,7 @@ class StopRequests:
         # Python sets signal handlers in the main thread only; a test may run in another one.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # Under nohup it stays ignored, also for the children.
                 if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                     self._before[number] = signal.signal(number, self._pass_on)
         return self
@@ -125,6 +133,7 @@ class StopRequests:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         meant = signal.SIGTERM if number == signal.SIGHUP else number
+        # Read at the time of the signal, as processes come and go.
         for child in self._children:
             child.send(meant if self.count == 1 else signal.SIGKILL)
 
@@ -136,6 +145,7 @@ def first_failure(children: Iterable[Child]) -> Child | None:
 
 
 _ABORTED_OR_LOST = (1, -signal.SIGABRT, 9)
+# Ranked by how little it says: an abort or an error 1 may be what losing a peer looks like.
 """How a process may end because it lost another one: the surest sign of that last."""
 
 
@@ -154,6 +164,7 @@ def _copy(
     with source:
         for line in source:
             if tail is not None:
+                # Kept before it is printed: the terminal may be gone, and the reason should not be.
                 tail.append(line.rstrip("\n"))
             with contextlib.suppress(OSError, ValueError):  # our own terminal may be gone
                 target.write(f"{mark}{line}")

@@ -47,6 +47,7 @@ class Job:
         """
         text = name or Path(arguments[0]).stem
         label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+        # Forty letters: Kubernetes adds a suffix for each pod, and names of hosts end at 63.
         command = ("axcore", "train", *_with_launch_id(arguments))
         return cls(name=f"{label}"[:40] or "run", command=command, processes=processes)
 
@@ -82,6 +83,8 @@ _OPTION = "--launch-id"
 def _with_launch_id(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return arguments of `axcore train` that name this launch, where a restart must know it."""
     named = {one.partition("=")[0] for one in arguments}
+    # Only where a restart would otherwise go back
+    # again; all other commands stay as they were typed.
     is_wanted = "--from-step" in named and _OPTION not in named
     return (*arguments, *((_OPTION, secrets.token_hex(4)) if is_wanted else ()))
 

@@ -78,6 +78,7 @@ class Kubernetes(Launcher):
             "kind": "JobSet",
             "metadata": metadata,
             "spec": {
+                # Pods find each other by names that stay the same when they are made again.
                 "network": {"enableDNSHostnames": True, "subdomain": job.name},
                 "failurePolicy": {
                     "maxRestarts": self.restarts,
@@ -94,6 +95,7 @@ class Kubernetes(Launcher):
             "completionMode": "Indexed",
             "completions": job.processes,
             "parallelism": job.processes,
+            # The job itself retries nothing: one new pod beside old ones could not join their run.
             "backoffLimit": 0,
             "template": {"spec": self._pod(job)},
         }
@@ -110,6 +112,7 @@ class Kubernetes(Launcher):
         }
 
     def _container(self, job: Job) -> dict[str, Any]:
+        # The name that a JobSet gives the first pod.
         first = f"{job.name}-{_WORKERS}-0-0.{job.name}"
         several = {COORDINATOR: f"{first}:{PORT}", NUM_PROCESSES: str(job.processes)}
         variables = {**self.environment, **(several if job.processes > 1 else {})}
@@ -133,6 +136,7 @@ def _is_below(directory: str, mount: str) -> bool:
 
 def _literal(word: str) -> str:
     """Return a word of a command as a container writes it; `$(NAME)` would be a variable there."""
+    # Kubernetes replaces $(NAME) in commands, and $$ is how it writes a dollar.
     return word.replace("$", "$$")
 
 

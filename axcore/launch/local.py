@@ -25,6 +25,7 @@ from axcore.launch.children import (
 from axcore.launch.job import Job, Launcher
 from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
+# Also how late a failed process is noticed.
 _POLL_S = 0.05
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 _PORTS = range(20_000, 30_000)
@@ -102,6 +103,7 @@ def mark_of(index: int, process_count: int) -> str:
 
 def end_others(children: Sequence[Child], grace_s: float) -> None:
     """Give processes some time to end by themselves, where another failed, and then kills them."""
+    # One limit for all together, not for each.
     end = time.monotonic() + grace_s
     for child in children:
         if not child.wait(max(0.0, end - time.monotonic())):
@@ -113,6 +115,7 @@ def _wait(children: Sequence[Child], stop: StopRequests) -> None:
     """Return when all have ended, or one failed that was not asked to stop."""
     while True:
         codes = [child.exit_code() for child in children]
+        # After Ctrl-C all are expected to end, whatever their codes.
         if None not in codes or (any(codes) and not stop.count):
             return
         time.sleep(_POLL_S)
@@ -131,6 +134,7 @@ def _exit_code(failed: Child | None, *, is_one_of_several: bool) -> int:
 def free_port() -> int:
     """Return a port of this machine that nobody listens on now."""
     while True:
+        # At random: two launches at the same time would both take the first one that is free.
         port = random.SystemRandom().choice(_PORTS)
         try:
             with socket.socket() as free:
@@ -148,6 +152,7 @@ def found(command: tuple[str, ...]) -> tuple[str, ...]:
         ProcessError: The program is not installed.
     """
     if command[0] == "axcore":
+        # The axcore of this very Python: another one may be first on the path.
         return (sys.executable, "-m", "axcore", *command[1:])
     if shutil.which(command[0]) is None:
         raise ProcessError(f"there is no program {command[0]!r}", where="launch", hint="install it")

@@ -71,6 +71,8 @@ def find_process_info(
     """
     environment = os.environ if environment is None else environment
     named = {name: value for name, value in given.items() if value is not None}
+    # All three given: no engine is asked, whose variables
+    # may be left over from a shell that it started.
     if len(named) == len(_FLAGS):
         return ProcessInfo(**named, source="flags")
     found = engine_process_info(environment)
@@ -98,6 +100,7 @@ def engine_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
             place = record.call("process_info", environment, returns=ProcessInfo | None)
             if place is not None:
                 found[record.name] = place
+    # To guess would number two processes alike, and both would wait for the others.
     if len(found) > 1:
         said = "; ".join(
             f"{name}: process {place.process_index} of {place.process_count}"

@@ -17,6 +17,8 @@ from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 _POLL_S = 0.2
 
+# A process that outlives its killed actor keeps its devices, and Ray gives them to the
+# next attempt. `exec` keeps the request: it is for the process, not for the program.
 _DYING_WITH_ACTOR = """\
 import ctypes, os, sys
 PR_SET_PDEATHSIG, SIGKILL = 1, 9
@@ -109,6 +111,7 @@ class Ray(Launcher):
         # One placement group: where actors are placed one by one, two jobs could each get half of
         # what they need, and both would wait forever.
         bundles = [bundle] * job.processes
+        # SPREAD, as each process is to have a host's accelerators to itself.
         group = ray.util.placement_group(bundles, strategy="SPREAD", name=job.name)
         ray.get(group.ready())
         placed = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -137,6 +140,7 @@ class Ray(Launcher):
             return [dict(self.environment)]
         several = {
             **self.environment,
+            # Asked for on the node of the first process, which is where it has to be free.
             COORDINATOR: ray.get(actors[0].free_address.remote()),
             NUM_PROCESSES: str(job.processes),
         }

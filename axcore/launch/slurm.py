@@ -93,12 +93,14 @@ class Slurm(Launcher):
         return submit(["sbatch"], self.render(job))
 
     def _restarting(self, job: Job) -> str:
+        # Without it a step whose process fails waits for the others, which wait for that process.
         srun = f"srun --kill-on-bad-exit=1 --label{self._cpus()} {job.shell_line}"
         may_pass = " | ".join(map(str, MAY_PASS))
         return _RESTARTING.format(restarts=self.restarts, srun=srun, may_pass=may_pass)
 
     def _cpus(self) -> str:
         """Return the options that a step does not inherit from its job."""
+        # Since Slurm 22.05 `srun` no longer inherits them from `sbatch`.
         return "" if self.cpus is None else f" --cpus-per-task={self.cpus}"
 
     def _directives(self, job: Job) -> list[str]:
@@ -110,11 +112,16 @@ class Slurm(Launcher):
         return [
             ("job-name", job.name),
             ("nodes", str(job.processes)),
+            # One process for each host; it drives all its devices.
             ("ntasks-per-node", "1"),
             *((name, value) for name, value in named.items() if value is not None),
             *([("cpus-per-task", str(self.cpus))] if self.cpus is not None else []),
+            # To every step of the job, `grace_s` before the end; not to
+            # the batch script, which would end without its processes.
             ("signal", f"TERM@{self.grace_s}"),
+            # A node that fails puts the job back into the queue, and the run resumes.
             ("requeue", ""),
+            # After a requeue the log must continue, or what happened before is lost.
             ("open-mode", "append"),
         ]
 
@@ -135,6 +142,7 @@ def slurm_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
 
     A batch script itself is not a step, so what it runs without `srun` is a run of one process.
     """
+    # A step of one task is a run of its own, and need not find anybody.
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return None
     job, step = (integer(environment, f"SLURM_{name}_ID") for name in ("JOB", "STEP"))
@@ -162,4 +170,5 @@ def first_host(hosts: str) -> str:
             where="environment",
             hint="start processes by srun, or name --coordinator",
         )
+    # The first name of a range: its numbers may have leading zeros, which stay.
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])

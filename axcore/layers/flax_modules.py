@@ -133,6 +133,8 @@ class LinenInit(Initializer):
         """Return the array; what else the module initialises is left to the compiler to drop."""
         from flax.core import meta
 
+        # Flax initialises all arrays of a module at once, this code one by one, each in the
+        # sharding that it is stored in. Under jit what is not returned is not computed.
         arrays = _initialised(self.module.build(), key, self.shapes, self.flags)
         array: Array = meta.unbox(arrays[self.path])
         return array
@@ -174,6 +176,8 @@ class LinenModule(Module):
         flag = cfg.training_flag
         flags = {} if flag is None else {flag: not cfg.flag_in_training}
         self.linen = call.build()
+        # Shapes alone: a model is built many times, and for hardware that is not here, before any
+        # array is made.
         leaves = jax.eval_shape(lambda: _initialised(self.linen, jax.random.key(0), shapes, flags))
         self.arrays = _FlaxArrays(
             self,
@@ -263,6 +267,8 @@ class NNXModule(Module):
                     is_buffer=not isinstance(variable, nnx.Param),
                 )
                 for path, variable in self.variables.items()
+                # Random streams are not state here: they would be saved and restored as weights
+                # are. `_rng_value` gives fresh ones.
                 if not isinstance(variable, nnx.RngState)
             },
         )
@@ -278,6 +284,7 @@ class NNXModule(Module):
         }
         filled = [(path, self.variables[path].replace(value)) for path, value in values.items()]
         module = nnx.merge(self.graph, nnx.from_flat_state(filled))
+        # `merge` made a new object, so this changes nothing outside of the call.
         module.train() if self.training else module.eval()
         y = module(*args, **kwargs)
         if self.training:

@@ -98,6 +98,8 @@ def over_rows(product: Callable[[Array], Array], x: Input) -> Output:
     return jax.lax.reshape(y, (*x.shape[:-1], y.shape[-1]))
 
 
+# A user context and not a context variable: jit caches on it, and would otherwise reuse what was
+# traced with the other value.
 _decode_matmul_is_used = user_context(False)
 
 
@@ -125,6 +127,8 @@ def matmul_transposed(
     """Return `x @ rows.T`."""
     if _uses_decode_matmul(x):
         return decode_matmul(x, rows, transposed=True)
+    # No `x @ rows.T`: the contraction reads rows as they lie, where a transpose may be written
+    # down first.
     return dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
 
 

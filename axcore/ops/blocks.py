@@ -28,6 +28,8 @@ class Blocks:
         num = -(-length // limit)
         if num <= 1:
             return cls(length, max(length, 1))
+        # Even, so that the last block is not mostly padding; 16 rows are a tile of 16 bits on
+        # accelerators.
         return cls(length, min(limit, -(-length // (16 * num)) * 16))
 
     @property
@@ -66,6 +68,8 @@ def branch(chosen: Array, first: Callable[[], T], second: Callable[[], T]) -> T:
     if current_policy().hardware.can_branch:
         value: T = lax.cond(chosen, first, second)
         return value
+    # A select passes gradients of both sides, so neither may make a NaN of arguments that it was
+    # not meant for.
     return _select(chosen, first(), second())
 
 

@@ -132,6 +132,8 @@ class KernelComparison:
             )
             self._watched.append(one)
 
+            # Around both, so that the comparison has no gradient of its own, and backward sees
+            # the inputs of forward.
             @jax.custom_vjp
             def run(inputs: Any) -> Any:
                 outputs = function(inputs, spec)
@@ -182,6 +184,8 @@ def _compare(one: _Watched, part: Part, got: Any, wanted: Any) -> None:
     """Add to the program that the errors of each array are handed to the host."""
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True)
     errors = [_errors(a, b) for a, b in pairs if jnp.issubdtype(a.dtype, jnp.floating)]
+    # Three numbers for each array, and not the arrays: those would have to leave the device at
+    # each call.
     jax.debug.callback(partial(_take, one.seen[part]), jnp.stack(errors))
 
 

@@ -148,6 +148,8 @@ class KernelPolicy:
         )
 
 
+# A user context, on which jit caches: by a context variable a step traced under one policy would
+# run, unseen, under another.
 _policy = user_context(None)
 
 
@@ -256,6 +258,8 @@ def _unsupported_reason(kernel: Kernel, call: Call, hardware: Hardware) -> str |
             f"in `unsupported_reason` of kernel {kernel.key} of plugin {kernel.plugin!r}"
         )
         raise
+    # True or '' would otherwise read as a reason, or as none: an author's slip that chooses the
+    # wrong kernel.
     if answer is None or (isinstance(answer, str) and answer):
         return answer
     raise PluginError(
@@ -327,6 +331,7 @@ def choose(
             call, hardware, _pinned(policy.pins[call.op], call, found), "pinned", found
         )
     for one in found:
+        # Before the order decides: halves that one author wrote were tried together.
         if one.kernel.name == partner and one.reason is None:
             return ChosenKernel(call, hardware, one.kernel, "as the forward kernel", found)
     first = first_of(found, hardware, policy.kernel_choice)
@@ -352,9 +357,12 @@ def first_of(
     """
     fitting = _fitting(found)
     if kernel_choice == "validated":
+        # `or fitting`: a kernel of the plugin that never ran there still goes before a refusal.
         fitting = [one for one in fitting if one.is_validated_on(hardware)] or fitting
     band = [one for one in fitting if one.priority == max(other.priority for other in fitting)]
     behind = {name for one in band for name in one.preferred_to}
+    # Where all are behind one another, it is a tie, which `choose` reports; nothing is chosen by
+    # chance.
     return tuple(one for one in band if one.name not in behind) or tuple(band)
 
 

@@ -269,6 +269,8 @@ class KernelOp(Generic[Outputs]):
         if self.custom_vjp is None or kernel.is_differentiable:
             self._refuse_pinned_backward(kernel)
         else:
+            # Chosen for the same call, and now: at the time of the backward pass another policy
+            # may be in force.
             call_backward = attrs.evolve(call, op=self.backward)
             backward = choose_and_record(call_backward, partner=kernel.name).kernel
         function = self.watched(self._by(kernel, backward), kernel, backward)
@@ -343,6 +345,7 @@ class KernelOp(Generic[Outputs]):
         def run(inputs: Any, spec: Any, **rows: Any) -> Any:
             sharding = declared(inputs, spec)
 
+            # Checked inside of the split, where shapes are those that the kernel saw.
             def on_device(inputs: Any, **rows: Any) -> Any:
                 try:
                     returned = function(inputs, spec, **rows)

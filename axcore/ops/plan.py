@@ -49,6 +49,7 @@ class BlockSizeEntry(Generic[BlockSizes]):
         return f"{self.kernel}: {sizes} ({self.source})"
 
 
+# jit caches on it: each candidate that is tuned must be traced by itself.
 _forced = user_context(())
 
 
@@ -155,6 +156,7 @@ def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     text = json.dumps({"entries": list(rows)}, indent=2) + "\n"
     new = file.with_name(f"{file.name}.new")
     new.write_text(text, encoding="utf-8")
+    # In one move, so that a run that starts meanwhile reads the old table or the new one.
     new.replace(file)
     read_rows.cache_clear()
 
@@ -220,6 +222,8 @@ class PlanRecording:
         return KernelPlan.of(self.choices, self.block_sizes)
 
 
+# A context variable is right here: a recording changes no program, so jit must not trace again
+# for it.
 _recording: ContextVar[tuple[PlanRecording, ...]] = ContextVar("axcore_plan", default=())
 
 

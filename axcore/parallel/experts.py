@@ -184,6 +184,7 @@ def _gathered(state: Any, parts: Any, experts: Names) -> Any:
     def whole(part: PartitionSpec, x: Array) -> Array:
         for axis, entry in enumerate(part):
             names = (entry,) if isinstance(entry, str) else entry or ()
+            # Other devices' experts stay there: tokens travel to them.
             if names and tuple(names) != experts:
                 x = jax.lax.all_gather(x, names, axis=axis, tiled=True)
         return x

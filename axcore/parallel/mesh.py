@@ -76,6 +76,8 @@ def _interleaved(grids: np.ndarray, across: Sequence[int], within: Sequence[int]
     num = len(within)
     order = [axis for pair in zip(range(num), range(num, 2 * num), strict=True) for axis in pair]
     whole = [a * w for a, w in zip(across, within, strict=True)]
+    # The slice is the slower part of each axis, so that neighbours along it share fast links
+    # wherever they can.
     return grids.reshape(*across, *within).transpose(order).reshape(whole)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from axcore.trainer import Trainer
 
 
+# Enough to see whether one layer or all are concerned.
 _MOST_NAMED = 3
 
 
@@ -63,6 +64,8 @@ class CorruptionCheck(Guard):
 
     def on_start(self, trainer: "Trainer", directory: Path) -> None:
         """Compile the fingerprint, and warn where there is nothing to compare."""
+        # Of shapes, before the first step: a compilation
+        # in the middle of training would look like a hang.
         self._checker = _Checker(trainer.compiler.abstract_state().model, trainer.mesh, directory)
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
@@ -137,6 +140,7 @@ class _Checker:
 
     def check(self, step: int, model: Any) -> None:
         """Raise where replicas differ, and do so when looked at again."""
+        # A save right after a check looks at the same state.
         if step == self._checked or not self._groups:
             return
         found = disagreements(self._groups, self._everywhere(model))
@@ -149,6 +153,7 @@ class _Checker:
 
     def _everywhere(self, model: Any) -> _Fingerprints:
         own = {str(device): sums for device, sums in self._fingerprints(model).items()}
+        # Integers, a few bytes a leaf and device, so hosts can exchange them.
         all_own = all_gather_object("comparing fingerprints", lambda: own)
         return {int(device): tuple(sums) for one in all_own for device, sums in one.items()}
 
@@ -169,6 +174,9 @@ class _Checker:
         wrong = self._computing_wrongly(found, model)
         where = f"step {step}; this state was not saved"
         named = wrong or suspects
+        # Each process decides alike, from what all have gathered: the
+        # one with the wrong device ends as corrupted, the others as
+        # having lost it. So the supervisor knows whom to leave out.
         if process_index() not in {self._devices[one].process_index for one in named}:
             raise ProcessError(
                 f"another process of the run was lost: {what}",
@@ -206,6 +214,8 @@ class _Checker:
             for leaf, suspects in ((one.replicas.leaf, one.suspects) for one in found)
             for shard in leaves[leaf].addressable_shards
             if shard.device.id in suspects
+            # The host's arithmetic is the judge: bits are copied as they
+            # are, and numpy's result cannot be wrong in the same way.
             and sums[shard.device.id][leaf] != _on_host(shard, leaves[leaf])
         ]
         every = all_gather_object("looking for devices that compute wrongly", lambda: own)
@@ -247,6 +257,7 @@ def disagreements(groups: Sequence[Replicas], fingerprints: _Fingerprints) -> li
 
 def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
     ((common, count),) = Counter(sums).most_common(1)
+    # Half against half says nothing.
     if 2 * count <= len(sums):
         return tuple(devices)
     return tuple(device for device, one in zip(devices, sums, strict=True) if one != common)
@@ -283,6 +294,7 @@ class Fingerprinter:
             mesh=mesh,
             in_specs=tuple(specs),
             out_specs=jax.sharding.PartitionSpec(mesh.axis_names),  # type: ignore[no-untyped-call]
+            # Replicas are what is compared, so jax must not assume that they are equal.
             check_vma=False,
         )
         self._program = jax.jit(mapped).lower(*leaves).compile()
@@ -314,6 +326,8 @@ def _fingerprint(shard: Array, shape: Shape, offsets: list[UInt32[Array, ""]]) -
     words = _words(shard)
     index = jnp.zeros(words.shape, jnp.uint32)
     for dim, start in enumerate(offsets):
+        # Modulo 2**32: arrays may have more elements than that,
+        # and a wrapped index still differs from its neighbors.
         stride = np.uint32(math.prod(shape[dim + 1 :]) % 2**32)
         index += (jax.lax.broadcasted_iota(jnp.uint32, words.shape, dim) + start) * stride
     total: Array = jnp.sum(_mixed(words + index * _SPREAD), dtype=jnp.uint32)
@@ -322,6 +336,7 @@ def _fingerprint(shard: Array, shape: Shape, offsets: list[UInt32[Array, ""]]) -
 
 def _words(x: Array) -> UInt32[Array, "..."]:
     """Return the bits of each element; the halves of one of 64 bits are joined."""
+    # A bool has no bits that can be cast.
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
     if (bits := _bits(x.dtype)) <= 32:

@@ -47,6 +47,7 @@ _FAULT_EVENT = "fault"
 _NAMED_FIRST = {"open": 0, "os.mkdir": 0, "os.rename": 1}
 """The argument that is the path, by event; of a rename it is the new one."""
 
+# What only reads a full disk allows.
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -310,6 +311,7 @@ class FaultPlan(Guard):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
+        # By digest of the fault's config, so that a restart knows which have fired.
         self._keys = {digest(fault): fault for fault in cfg.faults}
         self._fired: Counter[str] = Counter()
         if len(self._keys) < len(cfg.faults):
@@ -356,8 +358,10 @@ class FaultPlan(Guard):
                 step >= fault.at_step
                 and self._fired[key] < fault.times
                 and fault.process in (None, process_index())
+                # A fault that does nothing here must not be counted as fired.
                 and getattr(type(fault), method) is not getattr(Fault, method)
             ):
+                # On record before it fires, as it may kill the process.
                 self._record(key, fault, step)
                 yield fault
 
@@ -390,6 +394,7 @@ def _shuffled(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _sleep_holding_gil(seconds: float) -> None:
     """Lock a mutex of C twice, which no signal ends, through a library that keeps the GIL."""
+    # `PyDLL` keeps the GIL through the call, unlike `CDLL`.
     libc = ctypes.PyDLL(None)
     mutex = ctypes.create_string_buffer(64)  # zeros are an unlocked mutex
     whole, rest = divmod(time.time() + seconds, 1)
@@ -415,11 +420,13 @@ class _Disk:
         self.is_hooked = False
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        # The time first: a hook is called at every `open` of the process for the rest of its life.
         if event not in _NAMED_FIRST or time.monotonic() > self.until:
             return
         if event == "open" and not arguments[2] & _WRITING:
             return
         path = os.fspath(arguments[_NAMED_FIRST[event]])
+        # With a separator at the end of roots, so that `run-2` is not below `run`.
         if isinstance(path, str) and os.path.abspath(path).startswith(self.roots):
             self.fail(path)
 

@@ -10,7 +10,7 @@ from axcore.resilience.event_log import read_events
 from axcore.resilience.ledger import GOODPUT_NAME, Label, Ledger, read_ledger, write_ledger
 from axcore.trainer import Event, PhaseStarted, RolledBack, RunFinished, RunStarted, StepsDone
 
-# What a kill can lose of the ledger; a small file a second costs nothing that is measured.
+# What a kill can lose of the ledger; a small file a second costs little.
 _WRITE_EVERY_S = 1.0
 
 _DEATHS: dict[str, Label] = {"hang": "hang", "process_lost": "lost_work"}

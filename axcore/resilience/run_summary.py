@@ -18,6 +18,7 @@ from axcore.whole_files import open_regular, read_regular
 _LOCK, _CONFIG, _METRICS = "axcore.lock", "config.json", "metrics.jsonl"
 _STOPPED_EARLY = "stopped_early.json"
 _HISTORY = "run_history.jsonl"
+# A line of metrics is below a kilobyte; the end of the file has dozens.
 _TAIL_BYTES = 1 << 16
 _DEATHS = ("process_lost", "hang")
 
@@ -45,6 +46,7 @@ class RunSummary:
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the run directories at or directly below a folder, sorted."""
+    # The lock is the first file of a run, and is never removed.
     if (folder / _LOCK).exists():
         yield folder
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -130,6 +132,7 @@ def _last_step(directory: Path) -> int | None:
 def _step_of_last_line(path: Path) -> int | None:
     with open_regular(path) as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        # From the end, passing over a line that is being written.
         for line in reversed(file.read().splitlines()):
             step = _value(line, "step")
             if isinstance(step, int):
@@ -168,6 +171,7 @@ def _is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
+        # Shared, so that looking does not itself look like training to somebody else.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

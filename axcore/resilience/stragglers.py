@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from axcore.trainer import Trainer
 
 # Several equal machines have next to no spread: without this
-# a process that is 1 % slower would be hundreds of MADs away.
+# a process that is hardly slower would be many MADs away.
 _LEAST_SPREAD = 0.1
 # The host's part of a step may take microseconds,
 # where a scheduler's tick looks like a factor of ten.

@@ -53,6 +53,8 @@ class Bodies:
             left = asyncio.get_running_loop().create_future()
             self._waiting.append(left)
             await left
+        # On the event loop alone and with no await since the
+        # question, so two bodies cannot take the same room.
         self._num_bytes[client] += size
 
     def leave(self, client: str, size: int) -> None:
@@ -68,6 +70,8 @@ class Bodies:
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
+        # All are woken and look again, in order: a large one that
+        # does not fit yet must not keep a small one waiting.
         for one in waiting:
             if not one.done():
                 one.set_result(None)
@@ -76,6 +80,8 @@ class Bodies:
         """Whether a body has room. A client has half of all, and each always that of one body."""
         most = self.limits.max_bodies_bytes
         of_client, of_all = self._num_bytes[client], self.num_bytes
+        # A client's first body always has room, or one
+        # that is larger than its half could never be sent.
         return not (
             (of_client and of_client + size > most // 2) or (of_all and of_all + size > most)
         )
@@ -119,6 +125,8 @@ class Body:
         """
         sent = request.headers.get("content-type", "")
         if sent.partition(";")[0].strip().lower() != _MEDIA_TYPE:
+            # Such a request would otherwise reach a server on
+            # this machine from any page that its user opens.
             # Browsers send other types across sites without asking the server first.
             message = f"content-type is {sent!r:.80}; expected {_MEDIA_TYPE}"
             hint = f"With curl, add -H 'content-type: {_MEDIA_TYPE}'."
@@ -128,6 +136,7 @@ class Body:
             async with asyncio.timeout(seconds):
                 await self._read(request)
         except TimeoutError as error:
+            # Who waited for room is not to blame for the time, and may try again.
             if self._is_waiting:
                 message = (
                     f"The server reads {self._bodies.num_bytes:,} bytes of other bodies, as many "
@@ -140,10 +149,12 @@ class Body:
 
     async def _read(self, request: HttpRequest) -> None:
         said = request.headers.get("content-length", "")
+        # By what it says at first, so that one that is too long is refused before it is sent.
         await self._check(int(said) if said.isdigit() else 0)
         try:
             async for chunk in request.stream():
                 self._content += chunk
+                # Again with each piece: the header may have lied.
                 await self._check(len(self._content))
         except ClientDisconnect as error:
             request.state.stats.is_abandoned = True

@@ -51,6 +51,7 @@ class RequestParser:
 
     def raw(self, name: str) -> Any:
         """Return a value as it was sent; None where it was left out."""
+        # Noted as known even where it is absent: `finish` names fields that nothing has asked for.
         self._known.add(name)
         return self._content.get(name)
 
@@ -77,8 +78,10 @@ class RequestParser:
         value = self.raw(name)
         if value is None:
             return None
+        # Clients in languages with one kind of number send 16 as 16.0.
         if isinstance(value, float) and value.is_integer():
             value = int(value)
+        # A bool is an int in Python, and `"n": true` is a mistake.
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, value, "a whole number")
         return int(self._in_range(name, value, min_value, max_value))
@@ -126,6 +129,7 @@ class RequestParser:
             harmless: Values that ask for nothing.
         """
         value = self.raw(name)
+        # `is` as well, for `1 == True`.
         if value is None or any(value is one or value == one for one in harmless):
             return
         path = self.path(name)
@@ -134,12 +138,15 @@ class RequestParser:
     def ignore(self, name: str, why: str) -> None:
         """Accept a field that changes no answer; the log says once that it is ignored."""
         if self.raw(name) is not None:
+            # Values are cut out of the path: a log line for
+            # each index would be a line for each request.
             say_ignored(_PLACES.sub("[]", self.path(name)), why)
 
     def finish(self) -> None:
         """Raise where a field was sent that nothing has read, unless it is null."""
         for name, value in self._content.items():
             if name not in self._known and value is not None:
+                # Names are a client's, so they are cut before they are shown.
                 path = self.path(str(name)[:64])
                 hint = suggest_names(str(name)[:64], self._known, max_names=40)
                 message = f"There is no field {path!r}; {hint}"
@@ -178,6 +185,7 @@ def check_texts(content: Any, where: str = "") -> None:
     Raises:
         ApiError: One holds half of a surrogate pair.
     """
+    # Encoded in one piece at first: walking a body of a million values costs seconds.
     if _is_text(json.dumps(content, ensure_ascii=False)):
         return
     # Only now the path is of use: a long name above many values would be copied for each of them.
@@ -237,6 +245,7 @@ def parse_body(body: bytes) -> Any:
         found = parse_json(body, allow_nan=False)
     except ValueError as error:  # bytes that are no UTF-8, too
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    # Few bodies have an escaped surrogate at all, so most are not looked at again.
     if _SURROGATE.search(body):
         check_texts(found)
     return found
@@ -246,6 +255,7 @@ def _check_size(body: bytes) -> None:
     """Refuse a body that takes long to parse, which happens in one piece while others wait."""
     if len(body) < MAX_JSON_DEPTH:
         return
+    # Without strings, in which brackets mean nothing.
     signs = _STRINGS.sub(b"", body)
     opened, closed = signs.count(b"[") + signs.count(b"{"), signs.count(b"]") + signs.count(b"}")
     num_objects, num_values = opened + signs.count(b":"), signs.count(b",")
@@ -256,6 +266,7 @@ def _check_size(body: bytes) -> None:
         if number > most:
             message = f"The body has {number:,} {what}; at most {most:,} are accepted."
             raise ApiError(400, message, code="body_too_complex")
+    # Only where there are enough brackets can it be deep.
     if opened <= MAX_JSON_DEPTH and closed <= opened:
         return
     steps = _DEPTH_STEPS[np.frombuffer(signs, np.uint8)]

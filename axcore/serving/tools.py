@@ -106,12 +106,16 @@ class MarkedCalls:
             found += [_call(before, OPEN, CLOSE)] if self._is_within else [before]
             self._held, self._is_within = after, not self._is_within
         if not self._is_within:
+            # The beginning of a mark may be its whole; it
+            # is kept back until the next piece decides.
             kept = _overlap(self._held, OPEN)
             found.append(self._held[: len(self._held) - kept])
             self._held = self._held[len(self._held) - kept :]
         return [one for one in found if one]
 
     def finish(self) -> list[str | ToolCall]:
+        # A model that was cut off by its limit of tokens,
+        # or by a stop string, leaves the mark open.
         """Return a call whose end is missing as a call where it is whole, as text otherwise."""
         held, self._held = self._held, ""
         if self._is_within:
@@ -135,6 +139,7 @@ class WholeCall:
             return [text] if text else []
         self._held += text
         begin = self._held.lstrip()
+        # Only an object can be a call, and the first letter says whether it is one.
         if not begin or begin.startswith("{"):
             return []
         self._is_text, held, self._held = True, self._held, ""
@@ -150,6 +155,7 @@ class WholeCall:
             try:
                 _, end = decoder.raw_decode(rest)
             except (ValueError, RecursionError):
+                # Not a call after all, so nothing of the text may be lost.
                 return [self._held]
             calls.append(_call(rest[:end], "", ""))
             rest = rest[end:].lstrip("; \n")
@@ -163,8 +169,10 @@ def _call(text: str, opened: str, closed: str) -> str | ToolCall:
         found = json.loads(text)
         name = found["name"]
         arguments = found.get("arguments", found.get("parameters", {}))
+    # A model writes what it likes; what is no call is text, and no error of the server.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{opened}{text}{closed}"
+    # Some templates have arguments as text already; encoding it again would quote it twice.
     if isinstance(arguments, str):
         return ToolCall(str(name), arguments)
     return ToolCall(str(name), json.dumps(arguments, ensure_ascii=False))
@@ -234,6 +242,7 @@ def _tools(fields: RequestParser) -> list[Any]:
         function.finish()
         tool.ignore("cache_control", "prompts that begin alike are computed once anyway")
         tool.finish()
+    # Not for the template, which would write it into the prompt.
     return [
         {name: value for name, value in one.items() if name != "cache_control"} for one in found
     ]

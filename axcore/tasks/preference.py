@@ -39,6 +39,7 @@ class ReferenceTask(Task):
 
         return {**super().kept_specs(specs), REFERENCE: _trained(specs, specs, kept)}
 
+    # Copies: the step donates the state, and a buffer cannot be donated under two names.
     def kept_state(self, state: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
         """Return the copy."""
         return {**super().kept_state(state, specs), REFERENCE: _trained(specs, state, jnp.copy)}
@@ -55,8 +56,12 @@ class ReferenceTask(Task):
         copy = state.pop(REFERENCE)
         for name in frozen_models(self):
             del state[name]
+        # Only the copy differs: frozen parameters are shared, so
+        # a reference of adapters costs as much as the adapters.
         whole = jax.lax.stop_gradient(_over(state, copy))
         model: Module = self.model
+        # The module's own key rather than a stream: the
+        # reference is to draw what the model's first call draws.
         key = context.key() if context.has_key else None
         result, _ = functional(model, whole, *args, method=method, rng=key, training=self.training)
         return jax.lax.stop_gradient(result)
@@ -133,6 +138,7 @@ class PreferenceTask(ReferenceTask):
 
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Add the mean over rows of their losses, by the name `preference`."""
+        # Answers of a row are rows to the model, which knows nothing of pairs.
         tokens, targets, token_mask = (_flat(batch[name]) for name in BATCH[:3])
         inputs = tokens, targets, whole_rows(tokens, token_mask)
         policy = _answers(self.model.log_probs(*inputs), batch)
@@ -201,6 +207,7 @@ def _flat(array: Array) -> Array:
 def _answers(log_probs: Float[Array, "rows time"], batch: Mapping[str, Array]) -> Answers:
     weights_BST = batch["loss_weights"]
     log_probs_BST = log_probs.reshape(weights_BST.shape)
+    # 0 times minus infinity is nan, and a token that does not count may have that probability.
     chosen = jnp.where(weights_BST != 0, log_probs_BST * weights_BST, 0)
     return Answers(jnp.sum(chosen, axis=-1), jnp.sum(weights_BST, axis=-1))
 
@@ -302,6 +309,7 @@ class KTO(PreferenceTask):
         cfg, weights, is_good = self.config, batch["row_weights"], batch["is_good"]
         ratios = policy.log_probs - reference.log_probs
         other = jnp.sum(ratios[:, 1] * weights) / jnp.maximum(jnp.sum(weights), 1)
+        # No gradient through z, and never below 0: it estimates a divergence.
         z = jax.lax.stop_gradient(jnp.maximum(other, 0))
         reward = cfg.beta * (ratios[:, 0] - z)
         good, bad = is_good * weights, (1 - is_good) * weights
@@ -351,6 +359,7 @@ class ORPO(PreferenceTask):
         mean = policy.mean_log_probs
         self.add_reward_measures(self.config.beta * mean, weights)
         is_real = policy.num_tokens > 0
+        # Both branches are computed, and at a mean of 0 the second has no finite gradient.
         log_odds = jnp.where(is_real, mean - _log1mexp(jnp.where(is_real, mean, -1.0)), 0)
         return -self.config.beta * jax.nn.log_sigmoid(log_odds[:, 0] - log_odds[:, 1])
 

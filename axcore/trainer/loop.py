@@ -153,7 +153,7 @@ class TrainLoop:
         self._update_policy()  # after each restore, whatever it was for
         at.batches.start()
         train_step = self.trainer.compiler.compiled_step
-        # The state of step 0, before it is donated to the step.
+        # The state that training begins from, while it is there: the first step takes its memory.
         saver.flipped.take(at.step, at.state)
         log.timer.start()
         while not self._is_over() and not stop.should_stop(at.step):
@@ -180,7 +180,6 @@ class TrainLoop:
                 at.window = LossWindow()
             if at.step % self.cfg.eval_every_steps == 0 or is_last:
                 self._evaluate()
-            # After the evaluation, which at one step may be what a guard measures from.
             self._measure()
             # `|=`: a save that was put off because a step was skipped stays due.
             saver.is_due |= saver.checkpointer.is_due(at.step) or is_last

@@ -230,6 +230,7 @@ class Trainer(Configurable):
         super().__init__(cfg)
         self.resolved = resolved
         self.hardware = resolved.hardware
+        # Names first: they cost nothing, and are what is wrong most often.
         check_kernel_names(cfg)
         check_quantization_schemes(cfg, self.hardware)
         check_writers_and_observers(cfg)
@@ -239,6 +240,7 @@ class Trainer(Configurable):
         self.learner: Learner = cfg.learner.build(total_steps=cfg.max_steps)
         self.data: DataLoader = cfg.data.build()
         try:
+            # Before the step, whose gradients are split over it.
             self.mesh = make_mesh(cfg.mesh, devices, slices=cfg.slices)
         except ShardingError as error:
             error.set_in = resolved.origin_of("mesh", "slices")
@@ -259,6 +261,7 @@ class Trainer(Configurable):
         self.batch_sharding = BatchSharding(
             self.batch_spec, cfg.sharding.activation_rules, self.mesh
         )
+        # Last of the checks, since it needs the shardings of all arrays.
         check_mesh_is_used(cfg, self.batch_sharding, self.step.specs)
         self.compiler = StepCompiler(
             resolved, self.step, self.mesh, self.batch_sharding, kept_steps=kept_steps
@@ -317,20 +320,26 @@ class Trainer(Configurable):
             TrainingError: Too many steps had a loss, gradient or update that is not finite, the run
                 went back too often, or a metric writer failed.
         """
+        # In this order so that what fails fastest fails first,
+        # and nothing is written before all of it holds.
         plugin_host().require_healthy()
         check_libraries(self.config)
         check_max_steps(Path(directory), self.config.max_steps, from_step)
         if self.config.init_from is not None:
+            # Built for its checks alone; weights are read when the first state is made.
             self.config.init_from.build()
         guards = Guards(self.config.guards)
         guards.check(self)
+        # Reads the data once, so that a file that is missing shows before a directory is made.
         self.data.summary()
         batches = self.train_batches()
+        # Before the lock: processes that differ would wait for each other in the first collective.
         check_processes_agree(self.kernel_plan(), render_config(self.config), batches.identity)
         with (
             locked_run_directory(directory, self.config, batches.identity) as locked,
             jax.set_mesh(self.mesh),
         ):
+            # One process only: an observer that posts to a board would do so once for each process.
             named = named_observers(self.config.logging.observers) if is_process_zero() else ()
             shown = () if quiet or not is_process_zero() else (_progress_on_stderr(),)
             ahead = PrefetchedBatches(batches, ahead=self.config.prefetch_batches)
@@ -361,6 +370,7 @@ class Trainer(Configurable):
         cfg, abstract = self.config, self.compiler.abstract_state().model
         state: TrainState
         if cfg.init_from is None:
+            # Made on the devices, already sharded: a whole state would fit on none of them.
             state = self.compiler.jitted_init()
         else:
             weights = self.initial_weights.read(self.step.own_part(abstract), seed=cfg.seed)
@@ -388,6 +398,8 @@ class Trainer(Configurable):
         put, shard = self.batch_sharding.device_put, self.batch_sharding.shard
         batches = self.data.validation(process_index=shard.index, process_count=shard.count)
         with jax.set_mesh(self.mesh):
+            # All batches are dispatched before any loss is
+            # fetched, so that the devices never wait for the host.
             losses = [evaluation(model_state, put(batch)) for batch in batches]
         meter = LossMeter()
         for one in jax.device_get(losses):

@@ -83,6 +83,7 @@ class TestModifiers(ModifierSuite):
         "evaluate": {"tasks": ("arithmetic",)},
         "from_run": {"path": "runs/base"},
         "kernels": {"pins": {"attention": "portable"}},
+        "kv_cache": {"dtype": "int8"},
         "mesh_shape": {"mesh": {"data": -1}},
         "pretrained": {"path": "published"},
         "rename_weights": {"names": {"head.{a}": "top.{a}"}},

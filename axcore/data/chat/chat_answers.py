@@ -162,6 +162,7 @@ class _View:
 
     def trace(self, size: int, *, asks: bool = False) -> Trace:
         """Return the first messages as they are written, perhaps asking for the next one."""
+        # Templates are slow, and each answer asks for the same beginnings again.
         if (size, asks) not in self._known:
             self._known[size, asks] = self.trace_of(self.chat.messages[:size], asks=asks)
         return self._known[size, asks]
@@ -195,6 +196,8 @@ class _View:
         after = self.trace(place + 1)
         begin, end = span or (0, len(after.text))
         for what, text, other in _parts(message):
+            # A long text that is found word for word is there; short ones may
+            # be by chance, so the template is asked with another in its place.
             if len(text) >= _LONG and text in after.text[begin:end]:
                 continue
             messages = [*self.chat.messages[:place], other]
@@ -216,6 +219,7 @@ class _View:
         """Whether other messages are written as another text, or not taken at all."""
         try:
             return self.trace_of(messages, asks=asks).text != trace.text
+        # A template that refuses the other message has looked at it.
         except DataError:
             return True
 
@@ -289,6 +293,8 @@ def _joined(view: _View, counted: Sequence[int]) -> Iterator[Answers]:
     ends_turns = not view.template.marks_answers
     for place in counted:
         continued, own = (_marked if view.template.marks_answers else _answered)(view, place)
+        # Only where it continues what is there: some templates drop thoughts
+        # of earlier answers, and then each answer needs a text of its own.
         if spans and not continued[: own[0][0]].startswith(text):
             yield Answers(text, tuple(spans), tuple(weights), ends_turns=ends_turns)
             spans, weights = [], []
@@ -337,6 +343,7 @@ def _answered(view: _View, place: int) -> tuple[str, list[Span]]:
         written, asks = written.lstrip(), asks.lstrip()
     num_common = _num_common(asks, written)
     header = written[:num_common]
+    # Cut back to before an open mark: half of a mark in common is none.
     if num_common < len(asks) and header.rfind("<") > header.rfind(">"):
         num_common = header.rfind("<")  # two marks that begin alike
     more = asks[num_common:]
@@ -416,6 +423,7 @@ def _num_common(first: str, second: str) -> int:
 
 def _bundled(template: ChatTemplate) -> Path | None:
     """Return the template to use instead, where one comes with axcore."""
+    # By marks in its source, as published templates differ in white space.
     for name, marks in _BUNDLED.items():
         if all(mark in template.source for mark in marks):
             return BUNDLED_TEMPLATES / name

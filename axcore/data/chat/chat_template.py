@@ -63,6 +63,7 @@ class ChatTemplate:
         jinja2 = _library()
         self._environment = _environment()
         try:
+            # Parsed at once: a wrong template must show when the tokenizer is opened.
             self._template = self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise DataError(
@@ -123,6 +124,7 @@ class ChatTemplate:
             DataError: As `render`.
         """
         chosen = self.chosen(values.get("tools"))
+        # Copies, for marks find messages by identity.
         own = [dict(message) for message in messages]  # one object may be several of them
         return read_marks(chosen._rendered(chosen._marked, own, values))
 
@@ -131,6 +133,7 @@ class ChatTemplate:
         written = self.trace(messages, **values)
         content = (messages[-1].get("content") or "") if messages else ""
         begin, end = written.messages.get(len(messages) - 1, (0, len(written.text)))
+        # The last place: the same words may be in an earlier turn.
         place = written.text.rfind(content, begin, end)
         if place < 0:  # many templates strip it
             content = content.strip()
@@ -157,6 +160,7 @@ class ChatTemplate:
         return tuple(
             name
             for name in REASONING
+            # As an attribute or a key, and not as a name in a comparison or a call.
             if re.search(rf"""(\.|['"]){name}\b(?!['"]?\s*(\(|:))""", self.source)
         )
 
@@ -171,6 +175,7 @@ class ChatTemplate:
     @cached_property
     def _marked(self) -> Any:
         """The same template, which marks what it writes."""
+        # Marked as a tree, not as text: a template's text may hold anything that looks like a loop.
         parsed = self._environment.parse(self.source)
         add_marks(parsed)
         return self._environment.from_string(parsed.set_environment(self._environment))
@@ -218,6 +223,7 @@ def _with_readable_calls(
         if not arguments:
             raise
     else:
+        # A dict that was written as Python writes it has single quotes, and is no JSON.
         if not any(repr(one) in text for one in arguments if repr(one) != _to_json(one)):
             return text
     return render([_with_text_arguments(message) for message in messages])
@@ -247,6 +253,7 @@ def _with_text_arguments(message: Message) -> Message:
 
 
 def _check_characters(values: Sequence[Any], where: str) -> None:
+    # Looked for in all values at once, as any of them may be written.
     said = json.dumps(values, ensure_ascii=False, default=str)
     if BEGIN in said or END in said:
         raise DataError(
@@ -260,6 +267,7 @@ def _environment() -> Any:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    # The sandbox: a template comes with a model, from whoever published it.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -271,6 +279,7 @@ def _environment() -> Any:
     environment.code_generator_class = _without_constants()
     environment.intercepted_binops = frozenset(environment.default_binop_table)
     environment.filters["tojson"] = _to_json
+    # transformers has this one, and many templates raise by it where roles do not alternate.
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment

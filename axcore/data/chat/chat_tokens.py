@@ -85,6 +85,8 @@ def _tokens(answers: Answers, tokenizer: Tokenizer) -> ChatTokens:
             within = _turn(placed, within, text, tokenizer)
         weights[within] = weight
     tokens = placed.tokens.astype(np.int64)
+    # Only where the last answer has no end already;
+    # two would teach the model to continue after one.
     if answers.ends_turns and not np.isin(tokens[weights != 0][-1:], tokenizer.end_ids).all():
         # The template writes no end, as the next message begins with it, and there is none.
         tokens = np.append(tokens, tokenizer.eos_id)
@@ -102,6 +104,7 @@ def _turn(placed: PlacedTokens, within: slice, text: str, tokenizer: Tokenizer) 
     ends = np.flatnonzero(are_ends[within])
     if ends.size:
         last = within.start + int(ends[-1])
+        # White space behind the end token is the template's, not the answer's.
         if not text[placed.ends[last] : placed.ends[within.stop - 1]].strip():
             return slice(within.start, last + 1)
     is_next = within.stop < len(are_ends) and are_ends[within.stop]
@@ -115,6 +118,7 @@ def _placed(text: str, begins: list[int], tokenizer: Tokenizer) -> PlacedTokens:
     token across that border would never be asked for.
     """
     placed = tokenizer.encode_placed(text)
+    # Read whole at first: most borders lie between two tokens, and the text need not be cut.
     borders = [begin for begin in begins if _is_crossed(placed, begin)]
     if not borders:
         return placed

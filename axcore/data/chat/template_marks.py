@@ -16,6 +16,7 @@ import attrs
 
 Span = tuple[int, int]
 
+# Unicode promises that these two code points will never be characters.
 BEGIN, END = "\ufdd0", "\ufdd1"
 """What a mark is rendered between: no characters, so that no text has them."""
 
@@ -87,6 +88,7 @@ def read_marks(rendered: str) -> Trace:
         if kind == "l":
             lines.append((length, int(first)))
         elif kind == "g":
+            # Of the last block alone: blocks do not nest in templates.
             begin = length
         elif kind == "G":
             generated.append((begin, length))
@@ -97,6 +99,7 @@ def read_marks(rendered: str) -> Trace:
         elif kind == "M" and inside is not None and inside[0] == first:
             _, place, start, first_piece = inside
             inside = None
+            # A loop that only looks, to count messages for example, writes at most white space.
             if "".join(pieces[first_piece:]).strip():
                 twice |= {place} & messages.keys()
                 messages[place] = (start, length)
@@ -106,6 +109,7 @@ def read_marks(rendered: str) -> Trace:
 
 def message_marks(messages: Sequence[Any]) -> dict[str, Any]:
     """Return the functions that a marked template calls, for these very messages."""
+    # By identity, for two messages may be equal.
     places = {id(message): place for place, message in enumerate(messages)}
 
     def enters(loop: int, value: Any) -> str:
@@ -152,6 +156,7 @@ class _Marker:
             found: list[Any] = []
             for one in below:
                 if isinstance(one, nodes.Break | nodes.Continue) and inner is not None:
+                    # Before a `break`, which would pass the mark at the end of the body.
                     found.append(_call(one.lineno, LEAVES, nodes.Const(inner)))
                 if isinstance(one, nodes.Output) and not is_captured:
                     found.append(text_mark(f"{BEGIN}l{one.lineno}{END}", one.lineno))
@@ -161,6 +166,7 @@ class _Marker:
                 target = nodes.Name(node.target.name, "load")
                 found.insert(0, _call(node.lineno, ENTERS, nodes.Const(loop), target))
                 found.append(_call(node.lineno, LEAVES, nodes.Const(loop)))
+            # Set back on the node, since Jinja's parser has made these lists.
             setattr(node, name, found)
 
 

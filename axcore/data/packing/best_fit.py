@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from axcore.data.packing.packing import Pairs, TokenReader
 from axcore.data.packing.shuffling import DocumentShuffle, Permutation
 
+# One for each size of a usual row, of two epochs.
 _NUM_CACHED_PERMUTATIONS = 1 << 14
 
 
@@ -36,6 +37,7 @@ class Pattern:
 
 def count_sizes(lengths: Iterable[NDArray[np.int64]], seq_len: int) -> NDArray[np.int64]:
     """Return how many pieces there are of each size, [S], of documents of so many tokens."""
+    # Sizes alone decide the rows: a corpus of any length is packed from `seq_len` numbers.
     counts = np.zeros(seq_len + 1, np.int64)
     for one in lengths:
         whole, rest = np.divmod(one - 1, seq_len)
@@ -60,6 +62,7 @@ def fill_begins(
     """
     next_of_size = np.cumsum(counts) - counts
     for begin, size in pieces:
+        # Stable, so that pieces of one size stay in the corpus's order.
         order = np.argsort(size, kind="stable")
         found = np.bincount(size, minlength=len(counts))
         rank = np.arange(len(order)) - (np.cumsum(found) - found)[size[order]]
@@ -71,6 +74,7 @@ def _patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
     """Return the rows of pieces of so many of each size, those opened first before others."""
     seq_len = len(counts) - 1
     with_room: list[list[Pattern]] = [[] for _ in range(seq_len + 1)]
+    # A Python integer as a set of bits: the best fit is one shift and one mask.
     has_rows = 0  # bit r: some row has room for exactly r pairs
     for size in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[size])
@@ -91,6 +95,8 @@ def _patterns_of(counts: NDArray[np.int64]) -> list[Pattern]:
                     with_room[room - taken * size].append(filled)
                     has_rows |= 1 << (room - taken * size)
     every = [(room, one) for room, patterns in enumerate(with_room) for one in patterns]
+    # In an order that depends on nothing but sizes, as
+    # the numbers of rows are part of saved positions.
     return [one for _, one in sorted(every, key=lambda pair: (-pair[1].pieces[0][0], pair[0]))]
 
 

@@ -26,6 +26,7 @@ from axcore.module import ArraySpec, BatchSpec
 
 Batch = dict[str, NDArray[Any]]
 
+# A row's number is 0 or more, so this is none.
 PADDING_ROW = -1
 
 
@@ -142,6 +143,7 @@ class TokenStore:
         stored = [tokens for tokens in documents if len(tokens) > 1]
         starts = np.zeros(len(stored) + 1, np.int64)
         np.cumsum([len(tokens) for tokens in stored], out=starts[1:])
+        # An empty array needs a dtype, and the narrowest promotes to any other.
         return cls(join_tokens(stored) if stored else np.zeros(0, np.uint8), starts)
 
     @property
@@ -180,6 +182,7 @@ class TokenStore:
 
     @cached_property
     def _first_pair(self) -> NDArray[np.int64]:
+        # A document has one pair fewer than tokens, so i documents before it shift by i.
         return self.starts - np.arange(len(self.starts))
 
 
@@ -232,6 +235,7 @@ class PackedRows:
         """
         batch = self._padding(len(rows))
         for place, row in enumerate(rows):
+            # Rows of padding stay as they were made.
             if row != PADDING_ROW:
                 arrays = {name: array[place] for name, array in batch.items()}
                 self._fill(arrays, self._layout.pairs(int(row)))
@@ -298,6 +302,7 @@ def packed_batch_spec(cfg: _PackedShape, vocab_size: int) -> BatchSpec:
 
 def weigh_tokens(tokens_N: NDArray[Any], weights_N: NDArray[Any]) -> NDArray[Any]:
     """Return tokens that say of each what it weighs, as narrow as the weights allow."""
+    # The sign says whether a token counts: no width is lost for the usual case of weights 0 and 1.
     if np.isin(weights_N, (0, 1)).all():
         signed = tokens_N.astype(np.promote_types(tokens_N.dtype, np.int8))
         return np.where(weights_N != 0, signed, ~signed)
@@ -305,6 +310,7 @@ def weigh_tokens(tokens_N: NDArray[Any], weights_N: NDArray[Any]) -> NDArray[Any
 
 
 def plain_tokens(tokens_N: NDArray[Any]) -> NDArray[Any]:
+    # Which of the three forms it is shows in the dtype alone.
     """Return tokens without what they say of the loss."""
     if is_weighted(tokens_N):
         return (tokens_N & _TOKEN).astype(np.uint32)
@@ -346,6 +352,7 @@ def _with_weights(tokens_N: NDArray[Any]) -> NDArray[Any]:
 
 def _weighted(tokens_N: NDArray[Any], weights_N: NDArray[np.float32]) -> NDArray[Any]:
     upper: NDArray[Any] = weights_N.view(np.uint32).astype(WEIGHTED) << _WIDTH
+    # The weight's own bits in the upper half: it comes back exactly.
     upper |= tokens_N.astype(WEIGHTED)
     return upper
 

@@ -20,6 +20,7 @@ from axcore.whole_files import whole_file
 
 Packing = Literal["concatenate", "best_fit", "one_document"]
 
+# Below it, making the index takes less time than looking for a file.
 _MIN_CACHED_DOCUMENTS = 100_000
 """Documents from which on an index is kept in the cache."""
 
@@ -27,6 +28,7 @@ _DTYPE = np.dtype("<i8")
 
 
 _Allocate = Callable[[int], NDArray[np.int64]]
+# The present epoch, and the next, which is read ahead.
 _NUM_CACHED_EPOCHS = 2
 
 
@@ -53,6 +55,7 @@ def row_layout(
     if packing == "concatenate":
         return Concatenated(store, seq_len, shuffle)
     make = partial(_index, store, seq_len, packing)
+    # In memory, and by every process for itself.
     if store.num_documents < _MIN_CACHED_DOCUMENTS:
         index = make(lambda size: np.empty(size, np.int64))
     else:
@@ -90,8 +93,10 @@ def _cached_index(path: Path, make: Callable[[_Allocate], Any]) -> NDArray[np.in
     with open(path.with_suffix(".lock"), "w") as lock:
         # One process of a machine makes the index; the others wait and share its pages.
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Looked at under the lock: another process may just have made it.
         if not path.exists():
             with whole_file(path) as file:
+                # Made in the file itself, since it may be larger than memory.
                 make(lambda size: np.memmap(file.name, _DTYPE, "w+", shape=(size,)))
     return np.asarray(np.memmap(path, _DTYPE, "r"))
 

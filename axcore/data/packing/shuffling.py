@@ -29,6 +29,8 @@ from axcore.data.packing.packing import Pairs, TokenReader, join_tokens
 from axcore.errors import DataError
 
 LARGEST = 1 << 62
+# Three pairs of rounds. Fewer leave neighbors related; each
+# round costs a few multiplications per row that is read.
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
@@ -36,6 +38,8 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 NUM_STRETCHES = 16
+# Sixteen neighbors are read from one place of the disk; 16 stretches mix
+# 256 documents, which is enough for them to be from all over the corpus.
 RUN = 16
 _FAN_OUT = 64
 _NUM_CACHED_NODES = 4096

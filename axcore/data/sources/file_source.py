@@ -156,6 +156,7 @@ class FileSource(Source):
         Raises:
             DataError: The file as a whole cannot be read, or changed since it was listed.
         """
+        # Held as long as the generator runs: the copy must not be removed between two records.
         with local_copies([span.file, *self.read_with(span.file)]):
             yield from self.records(span)
 
@@ -180,6 +181,7 @@ class FileSource(Source):
         """
         tally, seen = Tally(self, tokenizer), set()
         for document in self._read_all(tally):
+            # Keys rather than texts: a set of all texts would hold the corpus in memory.
             if document.key is None or document.key not in seen:
                 seen.add(document.key)
                 yield document
@@ -287,6 +289,7 @@ class Tally:
                 yield from made
             elif isinstance(made, Dropped):
                 self.dropped[made.reason] += 1
+            # At once, where none may be bad: to read on for hours and then fail helps nobody.
             elif self._source.max_bad_fraction == 0:
                 raise made.error
             else:

@@ -29,6 +29,7 @@ OnBad = Literal["error", "skip"]
 # Neither is UTF-8, nor the beginning of a tar whose first name is: no text is taken for one.
 _MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 COMPRESSED_SUFFIXES = tuple(_MAGIC)
+# As much as zstd and gzip like to be given at a time.
 _CHUNK = 1 << 15
 
 
@@ -56,6 +57,7 @@ class NamedFile:
         """Return size and time, or size and version; zeros where it is not there to be read."""
         if self.remote is not None:
             return self.remote.size, self.remote.version
+        # Zeros and no error: who reads the file later says what is wrong with it.
         try:
             state = self.path.stat()
         except OSError:
@@ -239,6 +241,7 @@ def _explained(file: NamedFile) -> Iterator[None]:
     except OSError as error:
         raise unreadable(file, error) from error
     except Exception as error:
+        # By name, as the module may be missing, and then there is no class to compare with.
         if type(error).__name__ == "ZstdError":  # of a module that is not always installed
             raise _damaged(file, error) from error
         raise
@@ -257,6 +260,7 @@ def _format_of(raw: io.BufferedReader, file: NamedFile) -> str | None:
 
     The name alone is believed too, so that a damaged file is not read as if it were text.
     """
+    # `peek` reads nothing away, so the stream can still be read from its beginning.
     begin = raw.peek(4)
     found = next((suffix for suffix, magic in _MAGIC.items() if begin.startswith(magic)), None)
     named = file.path.suffix.lower()
@@ -267,6 +271,7 @@ def _decompressed(raw: IO[bytes], suffix: str | None) -> IO[bytes]:
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
     if suffix == ".zst":
+        # Buffered, as readers ask for a line or 512 bytes at a time.
         return io.BufferedReader(_ZstdStream(raw), 1 << 20)
     return raw
 
@@ -289,6 +294,8 @@ class _ZstdStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer as far as it goes; 0 at the end."""
         while not self._ready:
+            # What follows the end of a frame belongs to the
+            # next; files of `pzstd` and `cat` have many.
             data = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
                 self._frame, self._is_within = self._new_frame(), False

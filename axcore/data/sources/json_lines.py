@@ -149,6 +149,8 @@ class _Line:
 
     def _record(self) -> object:
         try:
+            # Not `strip`: it would take away characters of bad
+            # JSON, and the column in the error would be off.
             return parse_json(self.raw.rstrip(b"\r\n"))
         except UnicodeDecodeError as error:
             raise self._error(f"is not UTF-8: {explain_decoding(error, self.offset)}") from error
@@ -273,6 +275,7 @@ def _line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         return
     begin = num_lines = 0
     with file.path.open("rb") as stream:
+        # Pieces of at least `target`, so that the last is none of a few bytes.
         while begin + 2 * target <= size:
             end, lines = _skip_lines(stream, target)
             if end >= size:
@@ -284,6 +287,7 @@ def _line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
 
 def _skip_lines(stream: IO[bytes], target: int) -> tuple[int, int]:
     """Skip about `target` bytes, to the end of a line; returns the place, and the lines."""
+    # By bytes, without decoding or parsing: counting lines is all that the plan needs.
     lines, chunk = 0, b""
     while target > 0 and (chunk := stream.read(min(target, _CHUNK))):
         lines += chunk.count(b"\n")

@@ -18,6 +18,7 @@ from axcore.data.sources.schedule import LONGEST_PERIOD, Schedule, integer_weigh
 from axcore.errors import ConfigError, DataError
 from axcore.plugins import attributed
 
+# Fifty steps of the way are smooth enough, and each is a phase that is kept in memory.
 _MAX_STAIRS = 50
 _PARTS = 1000
 """Weights of a stair are multiples of a thousandth, so that they come out even in so many rows."""
@@ -75,6 +76,7 @@ def _weights_by_place(
             )
         count = min(_MAX_STAIRS, thousands)
         for stair in range(count):
+            # The middle of the stair, so that its weights are right on average.
             part = (stair + 0.5) / count
             yield begin + stair * thousands // count * _PARTS, _between(weights, change, part)
         yield begin + thousands * _PARTS, change.weights
@@ -90,6 +92,7 @@ def _between(weights: Mapping[str, float], change: NewWeights, part: float) -> M
     }
     rounded = {name: int(value) for name, value in exact.items()}
     by_rest = sorted(exact, key=lambda name: rounded[name] - exact[name])
+    # The largest remainders get what rounding down left, so all add up to the whole.
     for name in by_rest[: _PARTS - sum(rounded.values())]:
         rounded[name] += 1
     return rounded
@@ -234,6 +237,7 @@ class MixedOrder:
                 where="data.source.max_epochs",
                 hint="Raise max_epochs, or lower max_steps.",
             ) from None
+        # Number and source in one integer, for the order of rows is one of integers.
         return int(self._orders[source][number]) * len(self._orders) + source
 
 

@@ -17,11 +17,13 @@ from axcore.extras import import_extra
 T = TypeVar("T")
 
 TRIES = 5
+# With five tries seven seconds in all, which a busy server needs; a broken one is named soon.
 FIRST_WAIT_S = 0.5
 """Before the second try; twice as long before each one after it."""
 
 # A broken connection costs one piece, not the whole file.
 _PIECE = 16 << 20
+# Servers limit the requests of one client; eight hide their latency.
 _NUM_ASKING = 8
 _VERSIONS = (
     "ETag", "etag", "generation", "md5Hash", "Content-MD5", "Digest",
@@ -102,6 +104,7 @@ def download(remote: RemoteFile, out: IO[bytes]) -> None:
     files, place = _open(remote.url)
     for piece in _pieces(files, place, remote):
         out.write(piece)
+    # Once more at the end: pieces of two versions would make a file that never was.
     check_unchanged(remote)
 
 
@@ -158,6 +161,7 @@ def _pieces(files: Any, place: str, remote: RemoteFile) -> Iterator[bytes]:
     while begin < remote.size:
         end = min(begin + _PIECE, remote.size)
         piece = _with_retries(remote.url, lambda a=begin, b=end: _piece(files, place, a, b))  # type: ignore[misc]
+        # A server without ranges answers with the whole file to the first request.
         if begin == 0 and len(piece) == remote.size:  # of a server that knows no ranges
             end = remote.size
         if len(piece) != end - begin:
@@ -182,6 +186,7 @@ class _CutShortError(OSError):
 def _described(files: Any, place: str, info: dict[str, Any]) -> RemoteFile:
     url: str = files.unstrip_protocol(place)
     if info.get("size") is None:
+        # Listings of some servers have no sizes.
         info = _with_retries(url, lambda: files.info(place))
     if info.get("size") is None:
         raise DataError(
@@ -222,6 +227,7 @@ def _is_missing(error: Exception) -> bool:
 
 def _may_pass(error: Exception) -> bool:
     error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    # A driver's own error often wraps the one that has the status.
     status = getattr(error, "status", None)
     if isinstance(status, int) and 400 <= status < 500:
         return status in (408, 425, 429)

@@ -151,6 +151,8 @@ def _members(file: NamedFile, largest: int) -> Iterator[tuple[str, int, bytes | 
                         yield member.name, member.size, read
                     elif not member.isdir():
                         raise tarfile.ReadError(f"{member.name} is neither a file nor a folder")
+                    # tarfile keeps every header it has read, also of a stream;
+                    # a tar of millions of samples would fill the memory.
                     tar.members = []  # type: ignore[attr-defined] # it would keep all of them
                 _check_end(tar)
         except (tarfile.TarError, ValueError, OverflowError) as error:
@@ -170,6 +172,8 @@ class _StrictHeader(tarfile.TarInfo):
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
+            # Two blocks of zeros are the end of a tar; a
+            # damaged header raises the same error in tarfile.
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):  # the mark of the end
                 raise
             raise tarfile.ReadError(str(error)) from error
@@ -178,6 +182,8 @@ class _StrictHeader(tarfile.TarInfo):
 def _check_end(tar: tarfile.TarFile) -> None:
     """Check that nothing follows the mark of the end."""
     stream: IO[bytes] = tar.fileobj  # type: ignore[assignment]
+    # A tar that was written over a longer one, or two joined ones, has
+    # more behind the end; to stop there would lose samples silently.
     while block := stream.read(_CHUNK):
         if block.strip(b"\0"):
             raise tarfile.ReadError("something follows what looks like its end")

@@ -81,6 +81,8 @@ class TokenFiles(Files):
         for window in range(begin, len(tokens), _WINDOW):
             ends = np.flatnonzero(tokens[window : window + _WINDOW] == self.config.end_token)
             if len(ends):
+                # The first end token of the window; most documents
+                # are shorter, so a file is read about once.
                 return window + int(ends[0]) + 1
         return len(tokens)
 
@@ -207,7 +209,9 @@ def _read_index(file: NamedFile) -> _Index:
         ) from error
 
 
+# Two: the file that is read and the next one; an index of a large corpus has gigabytes.
 @lru_cache(2)
+# The time of change is part of the key, so a file that was replaced is read again.
 def _index_of(path: Path, changed_ns: int) -> _Index:
     """Return an index, read once for all parts of a file that did not change."""
     return _Index(path.read_bytes())
@@ -228,6 +232,7 @@ def _mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
                 where=file.where,
                 hint="Set the source's dtype, or copy the file again.",
             )
+        # numpy cannot map a file without bytes.
         return np.asarray(np.memmap(file.path, dtype, "r")) if size else np.zeros(0, dtype)
     except OSError as error:
         raise unreadable(file, error) from error

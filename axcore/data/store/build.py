@@ -98,6 +98,7 @@ def build_store(
             f"{type(source).__name__} cannot be built into a store: it is not made of files.",
             hint="Make it a subclass of axcore.data.FileSource.",
         )
+    # To the end: nobody must open a store while it is joined.
     with _locked(root):
         plan = _planned(root, source, tokenizer, validation_fraction)
         # A store is whole once it has its manifest; without it, parts are missing or not yet
@@ -117,6 +118,7 @@ def _planned(
 ) -> Plan:
     """Return the plan of the build that was begun here, or makes one."""
     (root / "shards").mkdir(exist_ok=True)
+    # Nobody else builds here now, so no draft can be in use.
     for draft in root.glob("**/*.tmp"):  # of a build that was killed
         draft.unlink(missing_ok=True)
     # The plan is written before any part: whoever resumes must cut the source as it was cut before,
@@ -157,6 +159,7 @@ def _build_parts(
 
 def _built(root: Path, plan: Plan, todo: Sequence[int], processes: int) -> Iterator[int]:
     """Yield the parts as they are done."""
+    # A small source is read by this process; starting another one takes a second.
     useful = sum(plan.sizes[index] for index in todo) // _BYTES_A_PROCESS
     count = min(processes, len(todo), useful)
     if count > 1:
@@ -170,6 +173,7 @@ def _built(root: Path, plan: Plan, todo: Sequence[int], processes: int) -> Itera
 
 def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Config) -> None:
     """Write what holds the parts together, and the manifest last."""
+    # Before anything is joined: parts of two versions would make a store that no source has.
     _check_unchanged(root, plan, source, tokenizer)
     parts = [read_json_file(done_file(root, i)) for i in range(len(plan.parts))]
     counts = {
@@ -201,6 +205,7 @@ def _finish(root: Path, plan: Plan, source: FileSource, tokenizer: Tokenizer.Con
         dropped=dict(sorted(dropped.items())),
         **counts,
     )
+    # Opened from the manifest in memory, to check it before it is written.
     store = TokenStoreDirectory(root, manifest)
     corpus = Corpus(store.splits["train"], store.splits["validation"])
     has_text = manifest.characters > 0
@@ -307,6 +312,7 @@ class ProgressLine:
     def show(self, progress: BuildProgress) -> None:
         """Show how far the build is; elsewhere than on a terminal not more often than need be."""
         is_first_or_last = progress.left_s in (None, 0)
+        # On a terminal one line is written again and again; in a log only now and then.
         if self._is_live:
             print(f"\r\x1b[K{_progress_text(progress)}", end="", file=sys.stderr, flush=True)
         elif is_first_or_last or time.monotonic() - self._shown_at >= _EVERY_S:

@@ -101,6 +101,7 @@ def copy_tokenizer(cfg: Tokenizer.Config, folder: Path) -> str:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(copy) as file:
             file.write(_content(path))
+        # Both folders: the file's name is in one, and that folder's in the other.
         for made in (copy.parent.parent, folder):
             sync_path(made)
     return to_json(update_config(cfg, names))

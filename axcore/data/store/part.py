@@ -63,6 +63,7 @@ class PartBuilder:
         """
         shards = self._folder / "shards"
         tally, characters = Tally(self._source, self._tokenizer), 0
+        # All files of a part appear together when the stack closes, or not at all.
         with ExitStack() as stack:
             writers = {
                 name: stack.enter_context(ShardWriter(shards, f"{index:06}.{name}", self.dtype))
@@ -75,6 +76,7 @@ class PartBuilder:
                 characters += sum(map(len, group))
                 encoded = encode_documents(group, self._tokenizer)
                 self._check_weights(group, encoded)
+                # By name, so that a document's split is the same in any part and any store.
                 held = [is_validation(one.name, self._plan.validation_fraction) for one in group]
                 if keys is not None:
                     _write_keys(keys, group, encoded, held)

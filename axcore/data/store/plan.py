@@ -53,6 +53,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as text; equal plans, equal texts."""
+        # As lists, since JSON has no tuples, and equal plans must be equal texts.
         parts = [[_span_to_list(span) for span in part] for part in self.parts]
         own = attrs.asdict(self, recurse=False)
         return json.dumps({**own, "parts": parts}, indent=1) + "\n"

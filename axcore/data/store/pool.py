@@ -16,6 +16,8 @@ from axcore.errors import DataError
 
 # Once more, since the kernel may have killed a worker for memory that is free again; not more
 # often, since a record may crash its decoder each time.
+# A worker that dies may have met a kernel short of
+# memory; one that dies twice on a part has met the part.
 _TRIES = 2
 _WORKER = "axcore.data.store.worker"
 
@@ -95,6 +97,7 @@ class _Pool:
         for index in todo:
             self._todo.put(index)
         self._left = len(todo)
+        # Unbounded, so that no thread waits to hand over an answer while the build is being killed.
         self._answers: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._workers: set[Worker] = set()
@@ -121,8 +124,10 @@ class _Pool:
     def kill(self) -> None:
         self._stop.set()
         # Threads wait in `readline`; they wake when the pipes of their workers close.
+        # A copy: threads take workers out of the set meanwhile.
         for worker in tuple(self._workers):
             worker.kill()
+        # A thread that was never started cannot be joined.
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()

@@ -29,6 +29,7 @@ from axcore.data.store.shard import Shard, ShardInfo, shard_digest
 from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.errors import DataError
 
+# Opening one takes some system calls, so all of a large store should fit.
 _OPEN_SHARDS = 8192
 """Each has two mappings; a process may have 65,530 by default."""
 
@@ -65,6 +66,7 @@ class StoredTokens:
     def read(self, begin: int, end: int) -> Pairs:
         """Return the pairs from number `begin` to before `end`."""
         pieces = []
+        # The last shard that begins at or before the pair.
         index = int(np.searchsorted(self._first_pair, begin, side="right")) - 1
         while begin < end:
             first, next_first = (int(pair) for pair in self._first_pair[index : index + 2])
@@ -86,6 +88,7 @@ class StoredTokens:
         cuts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
         for begin, end in pairwise([0, *cuts.tolist(), len(documents)]):
             shard = int(shards[begin])
+            # D, which is one after the last document, has no shard.
             if shard == len(self.shards):
                 found[begin:end] = self._first_pair[shard]
                 continue

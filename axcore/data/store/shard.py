@@ -68,6 +68,7 @@ class ShardWriter:
             self._files.enter_context(whole_file(self._folder / f"{self._name}{suffix}"))
             for suffix in (TOKENS, PAIRS)
         ]
+        # A first 0, so that document i is between entries i and i + 1.
         self._write(1, np.zeros(1, _PAIR))
         return self
 
@@ -97,6 +98,7 @@ class ShardWriter:
         return ShardInfo(self._name, self._documents, self._tokens, digest.hexdigest())
 
     def _write(self, which: int, array: NDArray[Any]) -> None:
+        # Digested as they are written, so that nothing is read back.
         data = array.tobytes()
         self._digests[which].update(data)
         self._out[which].write(data)
@@ -177,6 +179,7 @@ def _map_file(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
         return np.zeros(0, dtype)
     check_is_regular(path)
     descriptor = os.open(path, os.O_RDONLY)
+    # By ctypes, for the descriptor can be closed at once; see `Differs`.
     try:
         address = _MMAP(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
         if address == ctypes.c_void_p(-1).value:

@@ -18,6 +18,7 @@ from axcore.errors import AxcoreError
 def main() -> None:
     """Serve until there are no more numbers to read."""
     folder, packages, parent = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3])
+    # A copy of stdout, before anything may print to it.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # what a source prints must not mix with the answers
         # The plan may hold configs of the user's own packages. The parent has imported them, so it

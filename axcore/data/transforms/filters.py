@@ -110,6 +110,7 @@ class FieldFilter(Transform):
         return document
 
     def _number(self, document: Document, value: Any) -> float:
+        # nan compares as neither less nor more, and would pass any limits.
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise DataError(
                 f"Field {self.config.field!r} of {document.name} holds {value!r:.40}, no number.",
@@ -142,6 +143,7 @@ class Deduplicate(Transform):
         text = document.text
         if self.config.ignores_case_and_space:
             text = " ".join(text.casefold().split())
+        # surrogatepass, for a text may hold half of a pair that a file's name brought.
         digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES)
         if document.tokens is not None:
             digest.update(b"\0" + plain_tokens(document.tokens).astype("<i8").tobytes())

@@ -38,6 +38,7 @@ class TransformTools:
 
         So they do not depend on other documents, on their order, or on who reads which of them.
         """
+        # The place is in it, or two transforms of one seed would draw the same numbers.
         what = f"{seed} {self.place} {document.name}".encode("utf-8", "surrogateescape")
         return np.random.default_rng(int.from_bytes(blake2b(what, digest_size=16).digest()))
 
@@ -115,6 +116,8 @@ def _applied(
     if isinstance(made, Dropped):
         return made
     several: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
+    # The name decides the split, so a transform must not
+    # change it: text of one record would be on both sides.
     found = [one for one in several if isinstance(one, Document) and one.name == document.name]
     if not found or len(found) < len(several):
         expected = "a Document of the same name, or several, or a Dropped"

@@ -85,6 +85,8 @@ class BatchedLoRALinear(Module):
         # A row of number -1 has no adapter: it is equal to none of them.
         is_own = rows[:, None] == jnp.arange(self.config.num_adapters)[None, :]
         is_own = is_own.reshape(is_own.shape[0], *(1,) * (x.ndim - 2), is_own.shape[1], 1)
+        # Between the factors, where there are `A R` numbers a row; after the second there would
+        # be `A N`.
         narrow = jnp.einsum("...k,akr->...ar", x, self.adapters_down)
         own = jnp.where(is_own, narrow, 0)
         return y + jnp.einsum("...ar,arn->...n", own, self.adapters_up)

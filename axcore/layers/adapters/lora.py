@@ -72,6 +72,7 @@ def _lengths(weight: Array, correction: Array) -> Float[Array, "2 *copies N"]:
 
     They are one sum, so that they are the same to the last bit where the correction is zero.
     """
+    # Two sums may be compiled in different orders; one over a leading dimension of both is not.
     factor = jnp.arange(2, dtype=jnp.float32).reshape(2, *[1] * weight.ndim)
     wide, change = weight.astype(jnp.float32)[None], correction.astype(jnp.float32)[None]
     return column_lengths(wide + factor * change)
@@ -174,6 +175,8 @@ class LoRALinear(Module):
         """Return the factor on each column of the corrected weight, in float32."""
         weight, down, up = self.base.weight, self.lora_down.weight, self.lora_up.weight
         product = jnp.matmul(down.astype(jnp.float32), up.astype(jnp.float32))
+        # No gradient through the length in the denominator, which the paper leaves out to save
+        # memory.
         factors: Array = self.lora_magnitude(weight, jax.lax.stop_gradient(self.scale * product))
         return factors
 

@@ -178,6 +178,8 @@ class QuantizedKVStore(Module):
 
     def _write_quantized(self, name: str, new: Array, places: Places) -> tuple[Array, Array]:
         how = Quantization(format=self.config.dtype, per="channel")
+        # A scale for each head of each token, and not for a page: a page is filled by several
+        # calls, and a larger number in a later one would change those that are kept.
         narrow = quantized(new, how, (-1,))
         kept = _write(getattr(self, f"{name}s"), narrow.values, places)
         scales = _write(getattr(self, f"{name}_scales"), narrow.scale[..., 0], places)

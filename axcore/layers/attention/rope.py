@@ -89,6 +89,8 @@ def rotate(
         frequencies: Angle per position of each pair, `head_dim / 2` of them.
         amplitude: Factor on both results, so that its square is a factor on the logits.
     """
+    # Powers were taken in float64. Angles are in float32 whatever computes: in bfloat16 positions
+    # above 256 are rounded to their neighbours.
     frequencies = frequencies.astype(np.float32)[None, None, :]
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies
     cos, sin = amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)

@@ -90,6 +90,7 @@ class Attention(Module):
         v = self._split(self.v(x), "kv_heads")
         # Before the cache: keys are kept with their positions, and never rotated again.
         q, k = self.position(q, k, info.positions)
+        # Named behind the rotation, so that remat that keeps them need not rotate again.
         q, k = named_heads(q, ATTENTION_QUERY), named_heads(k, ATTENTION_KEY)
         k, v, info = self.kv_cache(k, named_heads(v, ATTENTION_VALUE), info)
         mixed = self.core(q, k, v, info)

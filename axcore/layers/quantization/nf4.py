@@ -47,6 +47,8 @@ def packed_codes(weight: Any, largest: Any) -> Any:
     num_blocks, columns = largest.shape
     blocks = weight.astype(np.float32).reshape(num_blocks, -1, columns)
     parts = blocks / largest.clip(SMALLEST)[:, None, :]
+    # Fifteen comparisons, which fuse with what is around; a search would be a loop for each
+    # number.
     codes = sum((parts > bound).astype(np.uint8) for bound in BETWEEN)
     pairs = codes.reshape(-1, 2, columns)
     return pairs[:, 0] | (pairs[:, 1] << 4)
@@ -83,6 +85,7 @@ def quantized_scales(scales: Any) -> tuple[Any, Any, Any]:
     Scales are counted column by column.
     """
     api = scales.__array_namespace__()
+    # Scales are positive. Less their mean they use both signs of the levels.
     mean = api.mean(scales)
     flat = (scales - mean).T.reshape(-1)
     num_blocks = -(-flat.shape[0] // SCALES_PER_BLOCK)

@@ -220,6 +220,7 @@ def attention(
         scale=resolved_scale,
         left=left,
         right=0 if causal else right,
+        # A number stays out of the trace, by which kernels leave out what it hides.
         query_offset=query_offset if isinstance(query_offset, int) else 0,
         soft_cap=soft_cap,
         dropout_rate=float(dropout_rate),
@@ -252,6 +253,8 @@ def _segments(
         return None, None
     if isinstance(segment_ids, tuple):
         return segment_ids
+    # The same object twice: kernels ask by identity whether each query has its own key among
+    # them.
     return segment_ids, segment_ids
 
 

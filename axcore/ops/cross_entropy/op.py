@@ -68,6 +68,8 @@ def cross_entropy_custom_vjp(
         return _losses(forward(tokens, spec), spec)
 
     def run_forward(tokens: CrossEntropyTokens) -> tuple[_Losses, _Residuals]:
+        # By this a kernel knows that the mean, a second product over the vocabulary, will be
+        # wanted.
         statistics = forward(tokens, attrs.evolve(spec, for_gradient=True))
         return _losses(statistics, spec), (tokens, statistics)
 
@@ -79,6 +81,8 @@ def cross_entropy_custom_vjp(
             lse_BT=lse_BT,
             target_BT=target_BT,
             mean_VBTD=mean_VBTD,
+            # Of the loss alone: the z-loss is a part of it, and is given for reports, as are
+            # correct tokens.
             scale_BT=gradients[0],
         )
         return (new,)
@@ -86,6 +90,8 @@ def cross_entropy_custom_vjp(
     run.defvjp(run_forward, run_backward)
     weights_BT = inputs.weights_BT.astype(jnp.float32)
     tokens = CrossEntropyTokens(inputs.x_BTD, inputs.w, inputs.targets_BT)
+    # Outside of the rule, so that JAX makes the gradient of weights, and kernels see one number a
+    # token.
     loss, z_loss, correct = (jnp.sum(weights_BT * one_BT) for one_BT in run(tokens))
     return CrossEntropySums(
         loss=loss,

@@ -253,6 +253,9 @@ def _in_parts(loss: _Loss, split: _TokenSharding, width_axis: int) -> Any:
                 sums = loss(x, w, targets, weights)
                 return sums.loss, sums
 
+            # Here, in the forward pass, while `w` is gathered: backward would gather it a second
+            # time. The loss is a scalar, so that backward only scales what is made now. `w` goes
+            # in as float32, for its gradient to be added up so.
             total, pull_back, sums = jax.vjp(
                 total_and_sums, x, w.astype(jnp.float32), weights, has_aux=True
             )

@@ -175,6 +175,8 @@ def _contiguous(inputs: DecodeInputs, block_size: int) -> tuple[int, _Block]:
     size = min(block_size, inputs.capacity)
 
     def block(j: Array) -> tuple[Array, Array, Array]:
+        # A slice that reached past the end would be moved back anyway, by JAX, and the positions
+        # would be wrong.
         start = jnp.minimum(j * size, inputs.capacity - size)
         k, v = _wide(inputs, lambda x: lax.dynamic_slice_in_dim(x, start, size, axis=1))
         return k, v, start + jnp.arange(size, dtype=jnp.int32)
@@ -196,6 +198,7 @@ def _paged(inputs: DecodeInputs, table_BP: Array, block_size: int) -> tuple[int,
         pages = lax.dynamic_slice_in_dim(padded, j * count, count, axis=1)
         k, v = _wide(
             inputs,
+            # Safe by the clipping above; any other mode compares or selects for each number.
             lambda x: x.at[pages].get(mode="promise_in_bounds").reshape(batch, size, *x.shape[2:]),
         )
         return k, v, j * size + jnp.arange(size, dtype=jnp.int32)
@@ -217,5 +220,6 @@ def _span(
     """Return the range from the first to behind the last key that any query sees."""
     first = jnp.zeros((), jnp.int32)
     if left is not None:
+        # Of the shortest row, as rows share the loop; the mask hides what others do not see.
         first = jnp.maximum(jnp.min(lengths_B) - num_queries - left, 0)
     return first, jnp.minimum(jnp.max(lengths_B), capacity)

@@ -117,6 +117,7 @@ def decode_as_attention(
         q_BTNH=inputs.q_BTNH,
         k_BSKH=k_BSKH,
         v_BSKV=jnp.where(is_written_BS[..., None, None], v_BSKV, 0),
+        # The queries are a row's last tokens.
         query_offset_B=inputs.lengths_B - inputs.q_BTNH.shape[1],
         sinks_N=inputs.sinks_N,
     )
@@ -131,6 +132,8 @@ def attention_call_of(call: Call) -> Call:
     def make(given: DecodeInputs) -> None:
         made.append(ATTENTION_OP.call(*decode_as_attention(given, spec), lse=False))
 
+    # Traced without arrays: the predicate of the kernel behind must see the call that will be
+    # made, not a guess of it.
     jax.eval_shape(make, inputs)
     return made[0]
 

@@ -71,12 +71,15 @@ def wide_weight(values_KN: Array, scale_GN: Array) -> Array:
 
 def packed_int4(values_KN: Array) -> Array:
     """Return integers from -8 to 7, two in a byte: `[K / 2, N]` uint8."""
+    # Halves of the weight in a byte, and not neighbours: each half of the bytes is then whole
+    # rows as they lie, without an exchange between lanes.
     low, high = jnp.split((values_KN.astype(jnp.int32) & 15).astype(jnp.uint8), 2)
     return low | (high << 4)
 
 
 def unpacked_int4(packed: Array) -> Array:
     """Return the integers, `[K, N]` int8."""
+    # Both at the top of their byte, so that one arithmetic shift brings the sign.
     both = jnp.concatenate([packed << 4, packed & 0xF0])
     return jax.lax.bitcast_convert_type(both, jnp.int8) >> 4
 

@@ -66,6 +66,8 @@ def _dot(operands: Operands, spec: MatmulSpec, dtype: object, precision: object 
 def _scaled(total: Array, operands: Operands, spec: MatmulSpec) -> Array:
     lhs, rhs = operands
     if lhs.scale.ndim == rhs.scale.ndim == 0:
+        # In the total's own dtype: scales per tensor of float8 are powers of two, by which no bit
+        # is lost, and sums of int8 are float32 here.
         scaled = total * (lhs.scale * rhs.scale).astype(total.dtype)
     else:
         scaled = total.astype(jnp.float32) * _spread(lhs.scale, spec.contracting, total.ndim, 0)

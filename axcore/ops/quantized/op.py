@@ -191,6 +191,7 @@ def _matmul_kernel(call: Call) -> MatmulKernel:
 
     def run(operands: Operands, spec: MatmulSpec) -> Array:
         is_summed = spec.product == "weight_gradient" and record.partitioned_by == "op"
+        # What devices add up is rounded once, after the sum.
         wide = attrs.evolve(spec, dtype="float32") if is_summed else spec
         product: Array = kernel(operands, wide)
         return product.astype(spec.dtype)
@@ -270,6 +271,7 @@ def quantized_grouped_matmul(
     """
     check_grouped("quantized_grouped_matmul", x_RD, w_EDF, group_sizes_E)
     _check_amaxes(amaxes, spec, w_EDF.shape[0])
+    # Kernels are chosen by the block that each will multiply, not by all rows.
     rows = block_size(x_RD.shape[0], w_EDF.shape[0])
     calls = matmul_calls(
         (rows, x_RD.shape[1]),

@@ -181,6 +181,7 @@ def _as_int8(x: Array, amax: Array, largest: int, key: Array | None) -> Quantize
     if key is None:
         rounded = jnp.round(steps)
     else:
+        # The mean over keys is the number itself, so that small gradients survive on average.
         rounded = jnp.floor(steps + jax.random.uniform(jax.random.wrap_key_data(key), x.shape))
     return QuantizedArray(jnp.clip(rounded, -largest, largest).astype(jnp.int8), scale)
 
@@ -196,6 +197,9 @@ def _as_float8(x: Array, amax: Array, dtype: str) -> QuantizedArray:
 
 def _power_of_two_from(ratio: Array) -> Array:
     """Return the smallest power of two that is not below `ratio`, in float32."""
+    # A scale that is not finite would make NaN of all numbers of a tensor, where one is wrong.
     finite = jnp.where(jnp.isfinite(ratio), jnp.maximum(ratio, SMALLEST), 1.0)
+    # Not `exp2(ceil(log2(x)))`: a rounded logarithm of a power of two may come out one too high
+    # or too low.
     fraction, exponent = jnp.frexp(finite)  # the fraction is in [1/2, 1)
     return jnp.ldexp(jnp.float32(1.0), exponent - jnp.where(fraction == 0.5, 1, 0))

@@ -113,6 +113,8 @@ class Grouped:
         """Return rows in blocks, narrow, for one of the products."""
         if how.per == "tensor":
             amax_E = self.amax(x_RD) if amax_E is None else amax_E
+        # A scale per group and not per block, so that the numbers do not depend on how rows are
+        # cut.
         amax_P = None if amax_E is None else amax_E[self.groups.group_P]
         return _stacked(self.spread(x_RD), how, contracting(role, 2)[0], amax_P, key)
 
@@ -237,6 +239,8 @@ def quantized_custom_vjp(
         given_w = amaxes.weights if amaxes else None
         quantized_w = _named(layout.weights(w, spec.weights, "forward", given_w), QUANTIZED_WEIGHT)
         y = layout.times(_narrow(kernels, "forward"), quantized_x, quantized_w, x_dtype)
+        # Narrow operands serve backward only with a scale per tensor: a scale per channel is of
+        # the axis that this product sums over, and backward sums over another.
         kept_x = quantized_x if spec.inputs.per == "tensor" and spec.weight_gradient else x
         kept_w = quantized_w if spec.weights.per == "tensor" else w
         return y, (kept_x, kept_w, sizes, amaxes, key)
@@ -245,6 +249,8 @@ def quantized_custom_vjp(
         x, w, sizes, amaxes, key = residuals
         layout = layout_of(sizes, dy)
         given = amaxes.gradients if amaxes else None
+        # A key each: the same random numbers in both products would make their rounding errors go
+        # together.
         key_dx, key_dw = (None, None) if key is None else _two_keys(key)
         quantized_dy = layout.rows(dy, spec.gradients, "input_gradient", given, key_dx)
         if not isinstance(w, QuantizedArray):
@@ -261,6 +267,7 @@ def quantized_custom_vjp(
             assert not isinstance(x, QuantizedArray)
             wide_x, wide_dy = layout.spread(x), layout.spread(dy)
             dw = layout.weight_gradient(_wide_weight_gradient, wide_x, wide_dy, like_w)
+        # As a gradient, since a backward pass has no other way out: see `Amaxes`.
         seen = None if amaxes is None else _seen(amaxes, layout.amax(dy))
         return dx, None, dw, None, seen, None
 

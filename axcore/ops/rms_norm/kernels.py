@@ -54,6 +54,7 @@ def _forward(
     x_float = x.astype(jnp.float32)
     factor = lax.rsqrt(jnp.mean(jnp.square(x_float), axis=-1, keepdims=True) + epsilon)
     y = _scaled(x_float * factor, scale_D, scale_offset).astype(x.dtype)
+    # One number a row is kept; computed again it would take another pass over `x`.
     return y, (x, scale_D, factor)
 
 

@@ -60,6 +60,8 @@ def rope_custom_vjp(inputs: RopeInputs, spec: RopeSpec, *, forward: Forward) -> 
 
     def run_backward(angles: _Angles, dy_BTNH: Array) -> tuple[RopeInputs]:
         cos_BTF, sin_BTF = angles
+        # A rotation's transpose is the rotation back. So one kernel serves both ways, and only
+        # the angles are kept.
         dx_BTNH = forward(RopeInputs(dy_BTNH, cos_BTF, -sin_BTF), spec)
         return (RopeInputs(dx_BTNH, None, None),)  # type: ignore[arg-type]
 

@@ -23,6 +23,7 @@ from axcore.whole_files import write_whole
 
 
 def _frozen(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    # Frozen: an observer in another thread may still read it when the next event comes.
     return immutabledict(metrics)
 
 
@@ -131,10 +132,12 @@ class Observers:
     def __call__(self, event: Event) -> None:
         """Pass an event to every observer that is still on."""
         is_phase = isinstance(event, PhaseStarted)
+        # A copy, as one that raises is taken out while the list is read.
         for observer in list(self._observers):
             try:
                 if not is_phase or getattr(observer, "sees_phases", False):
                     observer(event)
+            # An observer is a convenience; none may end a run that costs more than all it shows.
             except Exception as error:
                 self._observers.remove(observer)
                 warnings.warn(

@@ -35,6 +35,8 @@ class MetricsFile:
     def __init__(self, path: Path, *, step: int) -> None:
         self.path = path
         if path.exists():
+            # Lines of steps that the run makes again would
+            # otherwise be there twice, with other values.
             _keep_until(path, step)
         self._file = path.open("a", encoding="utf-8")
 
@@ -53,6 +55,8 @@ class MetricsFile:
         """Append one line and hand it to the operating system."""
         line = {"step": step, "split": split, **{k: _number(v) for k, v in metrics.items()}}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        # Flushed, so that who follows the file sees each line
+        # whole; not synced, since a power cut may cost a line.
         self._file.flush()
 
     def close(self) -> None:
@@ -70,6 +74,7 @@ def _keep_until(path: Path, step: int) -> None:
 
 def _name_damage(path: Path, lines: list[str]) -> None:
     """Warn of damaged lines; a last one without its end is what a killed process leaves."""
+    # A last line without an end is normal after a kill; any other is damage.
     whole = lines if not lines or lines[-1].endswith("\n") else lines[:-1]
     damaged = [str(number) for number, line in enumerate(whole, 1) if np.isinf(_step_of(line))]
     if damaged:
@@ -84,6 +89,7 @@ def _step_of(line: str) -> float:
     try:
         return float(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
+        # Damaged lines count as later than all, so that they are dropped.
         return float("inf")
 
 
@@ -101,6 +107,8 @@ class LossMeter:
         """Add the losses of one batch, fetched from the device."""
         for name, loss in losses.items():
             before = self._losses.get(name)
+            # float64 on the host: sums over hundreds of batches in
+            # float32 lose the digits that runs are compared by.
             wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), loss)
             self._losses[name] = wide if before is None else jax.tree.map(np.add, before, wide)
 
@@ -147,6 +155,7 @@ class LossMeter:
 def _array_as_json(array: Any) -> dict[str, Any]:
     """Return an array as plain data that gives the same bits; JSON has no nan and no infinity."""
     wide = np.asarray(array, np.float64)
+    # `repr` gives the same float back, and has words for nan and infinity.
     return {"shape": list(wide.shape), "values": [repr(one) for one in wide.ravel().tolist()]}
 
 
@@ -199,6 +208,7 @@ def described(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[st
     for name in sorted(metrics, key=lambda name: not name.startswith("loss")):
         text = f"{name} {metrics[name]:.4f} {units.get(name, '')}".rstrip()
         if name in parts and (name != "loss" or parts == ["loss"]):
+            # exp(710) overflows a float64.
             text += f", perplexity {math.exp(min(metrics[name], 700.0)):.3f}"
         shown.append(text)
     return shown
@@ -211,6 +221,7 @@ def validation_line(metrics: Mapping[str, float], units: Mapping[str, str]) -> s
 
 
 def _mean(loss: Loss) -> float:
+    # As in `Loss.contribution`: 0 / 0 is no warning.
     weight = np.asarray(loss.weight)
     mean = np.where(weight != 0, loss.sum / np.where(weight != 0, weight, 1), 0)
     return float(np.sum(mean))

@@ -81,6 +81,7 @@ class Traces:
         name = f"run {Path(event.directory).resolve().name}"
         self._run = self._tracer.start_span(name, attributes=values)
         self._first_step = event.step + 1
+        # A process that ends by an error sends no event, and its spans would never be sent.
         atexit.register(self._finish)
 
     def _begin_phase(self, label: str) -> None:
@@ -106,10 +107,12 @@ class Traces:
 
     def _child(self, name: str) -> Any:
         parent = self._library.set_span_in_context(self._run)
+        # In nanoseconds of the wall clock: spans of several processes are laid side by side.
         return self._tracer.start_span(name, context=parent, start_time=time.time_ns())
 
     def _finish(self, *, is_complete: bool | None = None) -> None:
         """End all spans, and hand them out; `is_complete` is None where the run did not end."""
+        # First, or the handler would keep this observer and its provider alive.
         atexit.unregister(self._finish)
         if self._run is None:
             return
@@ -123,6 +126,7 @@ class Traces:
             self._run.set_attribute("axcore.is_complete", is_complete)
         self._run.end()
         self._run = self._phase = self._steps = None
+        # Batches are sent in the background; a process that ends now would lose the last.
         self._provider.force_flush()
 
 

@@ -32,6 +32,7 @@ class Writer(Protocol):
 def find_writers(names: Iterable[str]) -> tuple[MetricWriter, ...]:
     """Return the records of writers by name, with the one that is always on first."""
     known = {record.name: record for record in plugin_host().records(MetricWriter)}
+    # First, so that what is on the disk does not depend on a board that hangs.
     return tuple(known[name] for name in dict.fromkeys((DEFAULT_WRITER, *names)))
 
 
@@ -56,6 +57,7 @@ class Writers:
         arguments = (str(self._directory), self._step)
         try:
             for record in self._records:
+                # A thread for each: one that hangs must not hold up the others at the end.
                 thread = CallThread(record.fn.target.partition(".")[0])
                 self._threads.append(thread)
                 opened = self._try(record, thread, "is opened", record.fn.resolve(), arguments)
@@ -63,6 +65,8 @@ class Writers:
                     raise record.wrong_return("fn", opened, "a writer, which can write and close")
                 self._open.append((record, thread, opened))
         except (TrainingError, PluginError) as error:
+            # Those that are open are closed again; a file
+            # that stays open would lose its last lines.
             self.__exit__(type(error), error, None)
             raise
         return self
@@ -90,11 +94,13 @@ class Writers:
             TrainingError: One raised, and nothing else ends the run; else the error that does gets
                 a note.
         """
+        # In reverse, as usual for what was opened one after another.
         problems = [self._close(*one) for one in reversed(self._open)]
         self._open.clear()
         for thread in self._threads:
             thread.end()
         for problem in filter(None, problems):
+            # Not instead of the error that ends the run, which people look for.
             if error is None:
                 raise problem
             error.add_note(problem.what)

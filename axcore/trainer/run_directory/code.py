@@ -61,6 +61,7 @@ def find_code(cfg: Any) -> RunCode:
             packages.add(module.partition(".")[0])
         if is_trusted(module, functions=kind != "type"):
             continue
+        # A function's locals cannot be imported by whoever opens the run.
         if "<locals>" in name or _file_of(module) is None:
             raise _unreachable(cfg, reference)
         names.setdefault(module, set()).add(name.split(".")[0])
@@ -74,6 +75,7 @@ def package_digest(name: str) -> str:
 
     A package that is installed to be edited keeps its version while its sources change.
     """
+    # By its sources, as the version of an editable install says nothing.
     module = sys.modules[name]
     folders = [Path(one) for one in getattr(module, "__path__", ())]
     files = [(path.relative_to(one), path) for one in folders for path in one.rglob("*.py")]
@@ -98,6 +100,7 @@ def loaded_sources(packages: Iterable[str]) -> dict[str, str]:
         file = _file_of(name)
         if file is None or file.suffix != ".py":
             continue
+        # What no distribution installed may differ between hosts: somebody copied it there.
         is_own = not any(file.is_relative_to(folder) for folder in installed)
         if is_own or name.partition(".")[0] in wanted:
             place = file.name if name == SCRIPT else _place(name)
@@ -145,6 +148,7 @@ def _gathered(names: dict[str, set[str]]) -> RunCode:
         file = _file_of(SCRIPT)
         assert file is not None, "find_code refuses what has no file"
         script = file.with_suffix(".py").name
+        # A script runs when it is imported, so what trains is left out of the copy.
         files[script] = definitions_of(file.read_text(encoding="utf-8"), names[SCRIPT])
         todo += _local_imports(files[script], "")
     for module in _with_packages(todo):
@@ -157,6 +161,7 @@ def _gathered(names: dict[str, set[str]]) -> RunCode:
     return RunCode(tuple(sorted(modules)), files, script)
 
 
+# It is appended to while it is read, which a list allows: imports lead to further imports.
 def _with_packages(todo: list[str]) -> Iterator[str]:
     """Yield modules, and the packages that they are in; the list may grow meanwhile."""
     for module in todo:
@@ -243,6 +248,7 @@ def definitions_of(source: str, names: Iterable[str]) -> str:
         table = symtable.symtable(text, "<script>", "exec")
         bound.append({symbol.get_name() for symbol in table.get_symbols() if _binds(symbol)})
         used.append(_globals_of(table))
+    # Features of `__future__` change how all of the file is compiled.
     wanted = {*names, *__future__.all_feature_names}
     chosen: set[int] = set()
     while True:
@@ -265,6 +271,7 @@ def _imported_modules(source: str, package: str = "") -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
+            # Relative imports count from the package: one dot is the package itself.
             parts = package.split(".")[: 1 - node.level or None] if node.level else []
             module = ".".join([*parts, *([node.module] if node.module else [])])
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}

@@ -82,9 +82,11 @@ class RunDirectory:
             raise
 
     def _take_lock(self, config_text: str, config_json: str, resumable: Sequence[str]) -> None:
+        # Before the lock: it must not make a file in a directory that is somebody's photos.
         _check_is_free_or_run(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.path / _LOCK_NAME, doing="training here")
+        # The text is written last, so a start that was killed before it counts as new.
         self.is_new = not (self.path / _TEXT_NAME).exists()
         if self.is_new:
             _check_is_unused(self.path)
@@ -92,6 +94,7 @@ class RunDirectory:
             before = read_regular(self.path / _TEXT_NAME).decode("utf-8", "replace")
             _check_same_config(self.path / _TEXT_NAME, before, config_text, resumable)
             self.changes = tuple(_changes(before, config_text))
+        # JSON before text, whose presence says that both are there.
         _write_if_changed(self.path / _JSON_NAME, config_json)
         _write_if_changed(self.path / _TEXT_NAME, config_text)
 
@@ -119,6 +122,8 @@ def check_is_there(path: Path) -> None:
     Raises:
         CheckpointError: It was.
     """
+    # Its absence is noticed at each save: writing on
+    # would make a new directory with half a run in it.
     if is_process_zero() and not (path / _TEXT_NAME).exists():
         raise CheckpointError(
             "the run directory was removed or moved while the run trained: "
@@ -132,6 +137,7 @@ def _check_is_free_or_run(path: Path) -> None:
     if not path.exists():
         return
     names = os.listdir(path)
+    # What a run begins with: a lock alone is a start that was killed.
     if not names or _LOCK_NAME in names or {_JSON_NAME, _TEXT_NAME} <= set(names):
         return
     shown = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
@@ -204,6 +210,7 @@ def _is_header(line: str) -> bool:
 
 def _write_if_changed(path: Path, text: str) -> None:
     data = (text if text.endswith("\n") else text + "\n").encode()
+    # Only if changed, so that times of files show when a config did.
     if not path.exists() or read_regular(path) != data:
         write_whole(path, data)
 
@@ -270,6 +277,8 @@ def _check_is_shared(path: Path, digest: str) -> None:
     """Check that every process sees what process 0 has just written."""
     if process_count() == 1:
         return
+    # Process 0 wrote it just now; another one that cannot
+    # read it has another file system under that path.
     is_seen = is_process_zero() or _digest(path) == digest
     hosts = all_gather_str(_NAME, "" if is_seen else socket.gethostname())
     blind = [f"process {index} on {host}" for index, host in enumerate(hosts) if host]

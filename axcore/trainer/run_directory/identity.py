@@ -52,6 +52,7 @@ class RunIdentity:
             CheckpointError: It is another run's.
         """
         own = self.as_json()
+        # Not the data: it may change where a mixture allows it, and has a check of its own.
         differing = [name for name in ("id", "config") if saved and saved.get(name) != own[name]]
         if saved is None or not differing:
             return
@@ -71,7 +72,9 @@ def write_identity(directory: Path, *, config_lines: list[str], data: str) -> Ru
         CheckpointError: The file is damaged.
     """
     path = directory / _IDENTITY_NAME
+    # A part of a digest is enough to distinguish runs, and short enough to read.
     digest = hashlib.sha256("\n".join(config_lines).encode()).hexdigest()[:16]
+    # Kept from the first start on: checkpoints are marked with it.
     identity = RunIdentity(_id_in(path) or secrets.token_hex(8), digest, data)
     text = json.dumps(identity.as_json(), indent=2) + "\n"
     if not path.exists() or read_regular(path).decode("utf-8") != text:
@@ -129,6 +132,8 @@ def check_processes_agree(
     sources = _sources()
     first_lines, first_sources = broadcast_object(_NAME, lambda: (own, sources))
     differences = (first_difference(first_lines, own), _other_code(first_sources, sources))
+    # Each process says what it found, and all raise together;
+    # one that raised alone would leave the others waiting.
     require_consistency(all_gather_str(_NAME, ", ".join(filter(None, differences))))
 
 

@@ -44,6 +44,7 @@ def write_origin(run: Path, cfg: Any, code: RunCode) -> None:
     origin: dict[str, Any] = {"working_directory": os.getcwd(), "files": files}
     try:
         before = read_origin(run)
+    # A damaged record must not keep a run from training on.
     except CheckpointError as error:  # opening the run needs it; training does not
         warnings.warn(f"{error.what}; it is written again from this start", stacklevel=2)
         before = {}
@@ -129,6 +130,7 @@ def read_origin(run: Path) -> dict[str, Any]:
 def is_signed(code: Mapping[str, Any]) -> bool:
     """Whether this user's own training recorded the code; whoever has the key signs alike."""
     own = {name: code[name] for name in ("modules", "files", "script")}
+    # In constant time, and None where there is no key: nobody has signed.
     signature = _signature(own)
     return signature is not None and hmac.compare_digest(signature, str(code["signature"]))
 

@@ -126,6 +126,7 @@ class Emitter:
         """Return the place of memory for so many float32 numbers, until the function returns."""
         kept = self._builder.alloca(ir.ArrayType(FLOAT, count))
         kept.type = POINTER
+        # A line of cache, and the longest vector.
         kept.align = 64
         return kept
 
@@ -175,6 +176,8 @@ class Emitter:
             return values[0]
         half = len(values) // 2
         first, second = self.sums(values[:half]), self.sums(values[half:])
+        # In pairs down to one vector: L vectors cost L - 1 additions, where sums one by one cost
+        # L log L.
         even = self.shuffle(first, second, range(0, 2 * self.lanes, 2))
         odd = self.shuffle(first, second, range(1, 2 * self.lanes, 2))
         return self._builder.fadd(even, odd)

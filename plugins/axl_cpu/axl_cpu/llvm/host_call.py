@@ -109,6 +109,8 @@ def host_call(
 
 def registered(kernel: HostKernel) -> str:
     """Return the name by which XLA calls a kernel, compiled for this processor."""
+    # Tracing may run in several threads, and `functools.cache` alone lets two of them compile and
+    # register one name.
     with _LOCK:
         return _registered(kernel)
 
@@ -122,6 +124,7 @@ def _registered(kernel: HostKernel) -> str:
     engine = _compiled(module_text(kernel, this_processor()), this_processor())
     address = engine.get_function_address("handler")
     jax.ffi.register_ffi_target(name, new_capsule(address, None, None), platform="cpu")
+    # LLVM frees the code with its engine.
     _ENGINES.append(engine)
     return name
 

@@ -23,6 +23,7 @@ def widened(e: Emitter, pointer: Value, dtype: str) -> list[Value]:
         return [kept]
     build = e.build
     if dtype == "bfloat16":
+        # bfloat16 is the upper half of float32.
         bits = build.shl(build.zext(kept, e.int_vector), e.short(16))
         return [build.bitcast(bits, e.vector)]
     if dtype == "float16":
@@ -31,6 +32,7 @@ def widened(e: Emitter, pointer: Value, dtype: str) -> list[Value]:
         return [e.to_float(build.sext(kept, e.int_vector))]
     if dtype == "int4":
         wide = build.zext(kept, e.int_vector)
+        # To the top and back: the arithmetic shift copies the sign.
         low, high = build.shl(wide, e.short(28)), build.shl(wide, e.short(24))
         return [e.to_float(build.ashr(bits, e.short(28))) for bits in (low, high)]
     return [_of_float8(e, build.zext(kept, e.int_vector))]
@@ -41,6 +43,7 @@ def _of_half(e: Emitter, kept: Value) -> Value:
     build = e.build
     bits = build.zext(build.bitcast(kept, ir.VectorType(ir.IntType(16), e.lanes)), e.int_vector)
     magnitude = build.and_(bits, e.short(0x7FFF))
+    # The exponents' biases differ by 112: 127 - 15.
     shifted = build.add(build.shl(magnitude, e.short(13)), e.short(112 << 23))
     is_number = build.icmp_unsigned("<", magnitude, e.short(0x7C00))
     endless = build.add(shifted, e.short(112 << 23))  # infinity, and what is not a number
@@ -52,6 +55,7 @@ def _of_float8(e: Emitter, bits: Value) -> Value:
     """Return numbers of 4 bits of exponent and 3 of mantissa; nan of them is not a number."""
     build = e.build
     magnitude = build.and_(bits, e.short(0x7F))
+    # The exponents' biases differ by 120: 127 - 7.
     shifted = build.add(build.shl(magnitude, e.short(20)), e.short(120 << 23))
     normal = build.bitcast(shifted, e.vector)
     wide = _with_subnormal(e, normal, magnitude, 3, 2.0**-9)
@@ -81,13 +85,18 @@ def exp(e: Emitter, x: Value) -> Value:
     given, x = x, _clipped(e, x)
     power = _rounded(e, build.fmul(x, e.full(_LOG2_E)))
     wide = e.to_float(power)
+    # In two steps: with ln 2 in one float32 the difference would lose the bits that the
+    # polynomial is to see.
     x = e.fma(wide, e.full(-_LN_2_HIGH), x)
     x = e.fma(wide, e.full(-_LN_2_LOW), x)
     poly = e.full(_EXP[0])
     for factor in _EXP[1:]:
         poly = e.fma(poly, x, e.full(factor))
     y = build.fadd(e.fma(poly, build.fmul(x, x), x), e.full(1.0))
+    # Times a power of two, by adding to the exponent. x is clipped so that it stays a normal
+    # number.
     bits = build.add(build.bitcast(y, e.int_vector), build.shl(power, e.short(23)))
+    # Clipping takes NaN for a bound: it would come out as a plausible number.
     is_number = build.fcmp_ordered("ord", given, given)
     return build.select(is_number, build.bitcast(bits, e.vector), given)
 

@@ -64,6 +64,7 @@ def cpu_decode_attention(inputs: DecodeInputs, spec: DecodeSpec) -> Array:
         soft_cap=spec.soft_cap,
     )
     given = inputs._replace(
+        # Queries are few; keys and values, which are many, are widened in registers.
         q_BTNH=q.astype(jnp.float32),
         lengths_B=inputs.lengths_B.astype(jnp.int32),
         page_table_BP=_cast(inputs.page_table_BP, jnp.int32),

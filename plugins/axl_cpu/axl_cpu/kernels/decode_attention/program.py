@@ -170,6 +170,8 @@ class _Row:
             every_token(position, self._add_values)
             return ()
 
+        # Blocks begin at multiples of L whatever the window is, so that a key is in the same lane
+        # for every length, and sums are the same to the bit.
         start = e.mul(e.div(first, e.lanes), e.lanes)
         e.loop(start, self.length, e.lanes, (), block)
         every_query(self._finish)
@@ -179,11 +181,14 @@ class _Row:
     def _token(self, position: Value, first: Value) -> Value:
         """Return the place in the cache of the token at a position, or of the nearest one."""
         e, form = self.e, self.form
+        # The nearest key that there is, which is sound to read; its weight is 0.
         position = e.max(e.min(position, e.sub(self.length, 1)), first)
         if form.page_size is None:
             return e.add(e.mul(self.row, self.capacity), position)
         index = e.div(position, form.page_size)
         page = e.load(e.at(self.table, index, "int32"), "int32")
+        # A table holds anything where a row has no pages yet; reading there would end the
+        # process.
         page = e.min(e.max(page, 0), self.last_page)
         place = e.sub(position, e.mul(index, form.page_size))
         return e.add(e.mul(page, form.page_size), place)
@@ -209,6 +214,7 @@ class _Row:
         def of_query(head: Value, query: Value, time: Value) -> None:
             key = e.at(self.k, e.mul(e.add(token, head), form.width), form.dtype)
             q = e.at(self.q, e.mul(query, form.width))
+            # Two sums in turns: an addition waits for the one before it in its own sum only.
             found = [e.full(0.0), e.full(0.0)]
             for index, d in enumerate(range(0, form.width, e.lanes)):
                 of_key = widened(e, e.at(key, d, form.dtype), form.dtype)[0]
@@ -225,6 +231,8 @@ class _Row:
         positions = build.add(e.splat(e.to_short(position)), lanes)
 
         def of_query(head: Value, query: Value, time: Value) -> None:
+            # Vectors of products, one for each of L tokens, become one vector of L logits: summed
+            # token by token, each would need its own tree of shuffles.
             products = e.at(self.products, e.mul(query, e.lanes * e.lanes))
             places = [e.at(products, lane * e.lanes) for lane in range(e.lanes)]
             logits = e.sums([e.load_vector(place) for place in places])
@@ -235,12 +243,15 @@ class _Row:
                 capped = tanh(e, build.fmul(logits, e.full(1.0 / form.soft_cap)))
                 logits = build.fmul(capped, e.full(form.soft_cap))
             is_seen = self._is_seen(time, positions)
+            # A finite number, so that the largest of a query that has seen nothing can be
+            # subtracted from itself.
             logits = build.select(is_seen, logits, e.full(_NOTHING))
             largest_at = e.at(self.largest, query)
             before = e.splat(e.load(largest_at))
             largest = e.maximum(before, e.splat(e.largest(logits)))
             e.store(e.lane(largest, 0), largest_at)
             kept = exp(e, build.fsub(before, largest))
+            # Selected again: of a block in which nothing is seen, exp(_NOTHING - _NOTHING) is 1.
             weights = build.select(is_seen, exp(e, build.fsub(logits, largest)), e.full(0.0))
             total_at = e.at(self.totals, e.mul(query, e.lanes))
             e.store(e.fma(e.load_vector(total_at), kept, weights), total_at)
@@ -266,6 +277,7 @@ class _Row:
         """Return which lanes hold a key that a query sees."""
         e, form, build = self.e, self.form, self.e.build
         own = e.add(e.sub(self.length, form.queries), time)
+        # This hides lanes behind the row's end, too, as no query sees beyond its own key.
         is_seen = build.icmp_signed("<=", positions, e.splat(e.to_short(own)))
         if form.left is not None:
             first = e.splat(e.to_short(e.sub(own, form.left)))
@@ -278,6 +290,8 @@ class _Row:
 
         def of_query(head: Value, query: Value, time: Value) -> None:
             value = e.at(self.v, e.mul(e.add(token, head), form.value_width), form.dtype)
+            # Value by value as they lie, all heads of a token together: each line of the cache is
+            # read once.
             weight = e.splat(e.load(e.at(self.weights, e.add(e.mul(query, e.lanes), lane))))
             held = e.at(self.values, e.mul(query, form.value_width))
             for j in range(0, form.value_width, e.lanes):

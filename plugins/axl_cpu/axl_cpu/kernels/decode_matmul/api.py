@@ -62,6 +62,8 @@ def unsupported_reason(call: Call) -> str | None:
 def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Array:
     """Return `y_RN`; see `decode_matmul`."""
     x, weight, scale = inputs
+    # x is small, so that it is widened once; the weight is widened in registers, where it costs
+    # no memory.
     wide = x.astype(jnp.float32)
     if spec.transposed:
         together, weights = (1, 8) if len(x) == 1 else (4, 4)
@@ -70,6 +72,7 @@ def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Arr
     has_groups = scale is not None and len(scale) > 1
     y = _column_sums(wide, weight, scale if has_groups else None, spec.out_dim)
     if scale is not None and not has_groups:
+        # A scale for whole columns leaves the sum, and so is multiplied once.
         y = y * scale
     return y.astype(x.dtype)
 
@@ -90,6 +93,7 @@ def _column_sums(x: Array, weight: Array, scale: Array | None, out_dim: int | No
         num_columns = out_dim or 0
         row_size = -(-num_columns // LANES) * LANES
         columns = max(one for one in range(1, columns + 1) if width % (one * processor.lanes) == 0)
+    # Two panels only where each is a strip of its own and nothing but memory is waited for.
     is_whole = rows == 1 and width == columns * processor.lanes and len(weight) >= ROW_PANELS
     panels = ROW_PANELS if is_whole else 1
     kernel = ColumnSums(

@@ -27,11 +27,14 @@ LINES_AHEAD = 32
 
 def rows_at_once(num_vectors: int) -> int:
     """Return the largest S, given the vectors that registers hold."""
+    # Each row takes at least one register of sums for each vector of columns, and with a quarter
+    # of the registers as rows three vectors of columns fit beside them.
     return num_vectors // 4
 
 
 def columns_at_once(rows: int, num_vectors: int, most: int) -> int:
     """Return how many vectors of columns registers hold beside their sums with S rows."""
+    # Of V vectors of columns: V S sums, V weights, and one register for a number of x.
     return max(1, min(most, (num_vectors - 1) // (rows + 1)))
 
 
@@ -78,6 +81,8 @@ class ColumnSums:
         """Write how many parts there are: strips of columns, of some rows where these are many."""
         strips = self._num_strips(e, buffers)
         wanted = e.mul(threads, PARTS_PER_THREAD)
+        # Rows are split only where strips are too few for all threads, since each split reads its
+        # strip of the weight again.
         splits = e.div(e.add(wanted, e.sub(strips, 1)), strips)
         most = e.div(buffers.size(0, 0), BATCHES_OF_A_PART)
         return e.mul(strips, e.max(e.min(splits, most), 1))
@@ -87,6 +92,8 @@ class ColumnSums:
         strips = self._num_strips(e, buffers)
         splits = e.div(parts, strips)
         index, split = e.div(part, splits), e.rem(part, splits)
+        # One strip for all its rows, so that what it reads of the weight is in a core's cache
+        # after the first batch.
         strip = _Strip(self, e, buffers, index)
         batches = buffers.size(0, 0)
 
@@ -124,6 +131,8 @@ class _Strip:
             self.height = e.div(self.depth, 2)
         if form.panel_width is None:
             self.stride = buffers.size(1, 1)
+            # The last strip reaches back over columns of the one before: both write the same
+            # numbers, and no strip needs a mask.
             self.column = e.min(e.mul(index, width), e.sub(self.stride, width))
             self.weight = e.at(weight, self.column, self.stored)
         else:
@@ -147,6 +156,8 @@ class _Strip:
         """Write the sums of a batch of S rows."""
         e, form = self.e, self.form
         x = e.at(self.x, e.mul(batch, e.mul(self.depth, form.rows)))
+        # All sums stay in registers over the whole of K: the weight is the only thing that is
+        # read from memory.
         sums: Sequence[Value] = [e.full(0.0)] * (form.rows * form.columns)
         if form.has_groups:
 
@@ -216,6 +227,7 @@ class _Strip:
         ahead = e.mul(self.stride, LINES_AHEAD)
         places = [self._place(row, j) for j in range(form.columns)]
         for place in places:
+            # It may point past the weight's end, where a prefetch does nothing.
             e.prefetch(e.at(place, ahead, self.stored), is_read_once=form.is_read_once)
         vectors = [widened(e, place, form.dtype) for place in places]
         for half, weights in enumerate(zip(*vectors, strict=True)):
@@ -224,6 +236,8 @@ class _Strip:
                 weights = tuple(e.build.fmul(one, scale) for one, scale in pairs)
             numbers = e.at(x, e.mul(e.add(k, self.height) if half else k, form.rows))
             for r in range(form.rows):
+                # x has S last in memory, so that the numbers for a row of the weight are in one
+                # line of cache.
                 number = e.splat(e.load(e.at(numbers, r)))
                 for j, weight in enumerate(weights):
                     index = r * form.columns + j
@@ -291,6 +305,8 @@ class RowDots:
 
         def body(k: Value, sums: Sequence[Value]) -> list[Value]:
             sums = list(sums)
+            # Several rows of the weight at a time: each vector of x is loaded once for all of
+            # them, and sums do not wait for each other.
             offsets = [e.add(e.mul(depth, n), k) for n in range(num_weights)]
             weights = [widened(e, e.at(weight, at, self.dtype), self.dtype)[0] for at in offsets]
             for at in offsets:
@@ -306,6 +322,8 @@ class RowDots:
         piece = min(e.lanes, num_weights)
         for at in range(0, len(sums), e.lanes):
             some = sums[at : at + e.lanes]
+            # Sums of lanes come last, and those of as many sums as there are lanes together, in
+            # one tree of shuffles.
             added = e.sums([*some, *[e.full(0.0)] * (e.lanes - len(some))])
             for lane in range(0, len(some), piece):
                 row, n = divmod(at + lane, num_weights)

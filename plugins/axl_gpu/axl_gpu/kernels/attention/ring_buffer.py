@@ -190,7 +190,7 @@ class Turns:
     def give(self) -> None:
         """Hand over, and wait for the other to do so."""
         # Both must arrive before either passes. By the second group's extra offer at the start
-        # its n-th `give` meets the first one's (n+1)-th, and so they never multiply at once.
+        # its n-th `give` meets the first one's (n+1)-th, and so they never begin products at once.
         self.offer()
         self.take()
 

@@ -93,9 +93,12 @@ def nki_flash_attention(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[A
         attention_forward, outputs, q_XRH, k_XSH, v_XSV, *bounds, *starts, **choices
     )
     o_BTNV, lse_BTN = items.from_rows(o_XRV), items.from_rows(lse_XR1)[..., 0]
+    # The kernel's finite floor means -inf, which the op asks for.
     lse_BTN = jnp.where(lse_BTN < FLOOR / 2, -jnp.inf, lse_BTN)
     if ranges.is_exact_BT is None:
         return o_BTNV, lse_BTN
+    # A query whose document is in pieces would see what is between them: plausible and wrong, and
+    # nobody would notice.
     nan_BT = jnp.where(ranges.is_exact_BT, 0.0, jnp.nan)
     poison_BTN = jnp.broadcast_to(nan_BT[:, :, None], lse_BTN.shape)
     return o_BTNV + poison_BTN[..., None].astype(o_BTNV.dtype), lse_BTN + poison_BTN
@@ -105,6 +108,7 @@ def _starts(inputs: AttentionInputs, items: Items) -> Array:
     """Return the maximum and the sum that rows begin with, which are those of their sink."""
     assert inputs.sinks_N is not None
     sinks_N = inputs.sinks_N.astype(jnp.float32)
+    # A sink of -inf is none: its exponential is then 0, and not that of NaN.
     most_N = jnp.maximum(sinks_N, FLOOR)
     time = inputs.q_BTNH.shape[1]
     parts = (items.heads(part, time) for part in (most_N, jnp.exp(sinks_N - most_N)))

@@ -53,6 +53,7 @@ def nki_flash_attention_backward(
         items.queries(ranges.start_BT),
         items.queries(ranges.end_BT),
         items.rows(do_BTNV.astype(inputs.q_BTNH.dtype)),
+        # Negated, since activations on the chip add a bias and subtract none.
         items.rows(-finite_lse(lse_BTN)[..., None]),
         items.rows(delta_BTN[..., None]),
     )

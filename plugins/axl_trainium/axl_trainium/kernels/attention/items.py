@@ -71,6 +71,8 @@ class Items:
 
 def static_choices(inputs: AttentionInputs, spec: AttentionSpec) -> dict[str, Any]:
     """Return what kernels know statically; with offsets, queries' places are not known."""
+    # Bounds that the kernel does not know are in the ranges of keys, which hide the same, but
+    # skip nothing.
     is_placed = inputs.query_offset_B is None
     return {
         "scale": spec.scale,
@@ -100,6 +102,8 @@ def key_ranges(inputs: AttentionInputs, spec: AttentionSpec) -> KeyRanges:
     place = jnp.arange(num_queries, dtype=jnp.int32)[None, :] + spec.query_offset
     if inputs.query_offset_B is not None:
         place = place + inputs.query_offset_B[:, None].astype(jnp.int32)
+    # One range for all there is: the Vector Engine compares a tile with two bounds in one
+    # instruction, and any other mask would be an array of its own.
     starts, ends = [jnp.zeros_like(place)], [jnp.full_like(place, num_keys)]
     if spec.left is not None:
         starts.append(place - spec.left)

@@ -87,6 +87,8 @@ def attention_dq(
                     p, slope = _probabilities(logits, soft_cap, lower, upper, key, lse)
                     dp = matmul(do, values, value_width, num_keys, key, stop)
                     dlogits = _logit_gradient(p, slope, dp, delta, scale, q_XRH.dtype)
+                    # Keys as rows are loaded block by block: SBUF holds all keys and values
+                    # transposed already.
                     _add_key_products(total, dlogits, k_XSH, i, key)
                 dq = nl.ndarray((rows, width), dtype=q_XRH.dtype, buffer=nl.sbuf)
                 nisa.tensor_copy(dst=dq, src=total)
@@ -128,8 +130,11 @@ def attention_dkv(
             dv = _zeros(columns, value_width)
             for query in range(0, num_queries, PARTITIONS):
                 rows = min(PARTITIONS, num_queries - query)
+                # A multiple of 128 within the block, as `_add_query_products` adds to whole
+                # groups of partitions.
                 begin = max(first_key(query, offset, left), key) - key
                 end = min(last_key(query + rows - 1, offset, right, num_keys) - key, columns)
+                # A Python branch, by numbers known when the kernel is traced.
                 if begin < end:
                     lower = load_rows(lower_XT1, i, query, rows, 1)
                     upper = load_rows(upper_XT1, i, query, rows, 1)
@@ -144,6 +149,8 @@ def attention_dkv(
                         p, slope = _probabilities(logits, soft_cap, lower, upper, key + begin, lse)
                         dp = matmul(transposed(do), values, value_width, columns, begin, end)
                         dlogits = _logit_gradient(p, slope, dp, delta, scale, q_XRH.dtype)
+                        # A copy in 16 bits for the product; the gradient of logits above took the
+                        # float32 ones.
                         weights = nl.ndarray((rows, end - begin), dtype=q_XRH.dtype, buffer=nl.sbuf)
                         nisa.tensor_copy(dst=weights, src=p)
                         _add_query_products(dk, begin, dlogits, q)
@@ -171,6 +178,7 @@ def _probabilities(logits, soft_cap, lower, upper, key, lse):
         bound1=upper,
         range_start=key,
     )
+    # The log-sum-exp comes negated, for activations add a bias and subtract none.
     nisa.activation(dst=visible, op=nl.exp, data=visible, bias=lse)
     return visible, slope
 
@@ -183,6 +191,7 @@ def _logit_gradient(p, slope, dp, delta, scale, dtype):
     )
     if slope is not None:
         nisa.tensor_tensor(dst=gradient, data1=gradient, data2=slope, op=nl.multiply)
+    # Scaled in the pass that rounds, before it.
     rounded = nl.ndarray(p.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=rounded, data=gradient, op0=nl.multiply, operand0=scale)
     return rounded

@@ -23,9 +23,12 @@ from axl_trainium.kernels.attention.nki_tiles import (
 from axl_trainium.kernels.nki_tiles import PARTITIONS, load_blocks, load_rows, store_rows
 from axl_trainium.sdk import nisa, nki, nl
 
+# Finite, as the difference of two infinities would be NaN. What `range_select` puts in place of
+# hidden logits is lower still.
 FLOOR = -1.0e30
 """No maximum is below it, so that `exp(hidden - maximum)` is 0 in rows that see nothing."""
 
+# A row that saw nothing has a sum of 0, whose reciprocal would be infinite.
 SMALLEST = 1.0e-30
 
 
@@ -56,18 +59,24 @@ def attention_forward(
     lse_XR1 = nl.ndarray((num_items, num_rows, 1), dtype=nl.float32, buffer=nl.shared_hbm)
 
     def attend(i):
+        # Transposed once for all queries of all heads that share them: products want what they
+        # sum over on partitions, and each transpose is a product of its own.
         keys = load_transposed(k_XSH, i, 0, num_keys)
         values = load_blocks(v_XSV, i, 0, num_keys, value_width)
         for query in range(0, num_queries, PARTITIONS):
             rows = min(PARTITIONS, num_queries - query)
             lower = load_rows(lower_XT1, i, query, rows, 1)
             upper = load_rows(upper_XT1, i, query, rows, 1)
+            # Known while tracing, so that what is hidden is left out of the program.
             begin = first_key(query, offset, left)
             end = last_key(query + rows - 1, offset, right, num_keys)
+            # Inside of the loop over queries, so that heads of a group share the loaded ranges.
             for group in range(num_rows // num_queries):
                 row = group * num_queries + query
                 q = transposed(load_rows(q_XRH, i, row, rows, width))
                 most, total = _start(start_XR2, i, row, rows)
+                # In SBUF: PSUM adds up products, but cannot shrink what it has when a new maximum
+                # comes.
                 acc = nl.ndarray((rows, value_width), dtype=nl.float32, buffer=nl.sbuf)
                 nisa.memset(dst=acc, value=0.0)
                 for key in range(begin, end, KEY_BLOCK):
@@ -127,11 +136,14 @@ def _add_block(logits, soft_cap, lower, upper, key, most, total, dtype):
         reduce_op=nl.maximum,
         range_start=key,
     )
+    # A block that hides all of a row has a maximum below every sum's; the old one stays.
     nisa.tensor_tensor(dst=block_most, data1=block_most, data2=most, op=nl.maximum)
     negative = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=negative, data=block_most, op0=nl.multiply, operand0=-1.0)
     shrink = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=shrink, op=nl.exp, data=most, bias=negative)
+    # In the values' dtype, as the Tensor Engine multiplies it fastest. The sum beside it is taken
+    # in float32, before rounding, in the same pass over the block.
     p = nl.ndarray((rows, columns), dtype=dtype, buffer=nl.sbuf)
     block_total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(
@@ -146,6 +158,7 @@ def _add_block(logits, soft_cap, lower, upper, key, most, total, dtype):
     nisa.scalar_tensor_tensor(
         dst=total, data=total, op0=nl.multiply, operand0=shrink, op1=nl.add, operand1=block_total
     )
+    # Last: the exponential above needs the old maximum.
     nisa.tensor_copy(dst=most, src=block_most)
     return p, shrink
 
@@ -157,12 +170,15 @@ def _weighed_values(p, values, key, width):
     for start in range(0, columns, PARTITIONS):
         size = min(PARTITIONS, columns - start)
         p_transposed = nl.ndarray((size, rows), dtype=p.dtype, buffer=nl.sbuf)
+        # The one transpose that nothing can take out of the loop: keys are along columns, and
+        # have to be on partitions to be summed over.
         transpose_tile(p_transposed, p[:, start : start + size])
         column = (key + start) // PARTITIONS * width
         nisa.nc_matmul(
             dst=weighed,
             stationary=p_transposed,
             moving=values[0:size, column : column + width],
+            # The first product of a sum overwrites what PSUM had from another one.
             accumulate=start > 0,
         )
     return weighed
@@ -171,6 +187,7 @@ def _weighed_values(p, values, key, width):
 def _store(o_XRV, lse_XR1, i, row, acc, most, total):
     """Write the output, a row's sum of weighed values over its sum, and the log-sum-exp."""
     rows, width = acc.shape
+    # The accumulator of such a row is 0, so that any finite reciprocal gives 0.
     nisa.tensor_scalar(dst=total, data=total, op0=nl.maximum, operand0=SMALLEST)
     share = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=share, data=total)

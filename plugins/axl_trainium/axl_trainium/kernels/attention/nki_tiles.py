@@ -10,12 +10,14 @@ Letters: X items, a key head of a row of the batch each; S keys, H width.
 from axl_trainium.kernels.nki_tiles import PARTITIONS, load_rows
 from axl_trainium.sdk import nisa, nl
 
+# A product has at most 512 columns: one bank of PSUM in float32.
 KEY_BLOCK = 512
 
 
 def transpose_tile(dst, tile):
     """Write the transposed tile of at most 128 by 128 to `dst` in SBUF."""
     rows, columns = tile.shape
+    # The Tensor Engine writes to PSUM alone, and reads its operands from SBUF; hence the copy.
     transposed = nl.ndarray((columns, rows), dtype=tile.dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed, data=tile)
     nisa.tensor_copy(dst=dst, src=transposed)
@@ -101,6 +103,8 @@ def cap_slope(capped):
 def first_key(row, offset, left):
     """Return the first key, a multiple of 128, that a row from `row` on may see."""
     first = 0 if left is None else max(0, row + offset - left)
+    # Rounded down: transposed keys, and values, lie in groups of 128, at whose beginnings
+    # products start. The keys that this adds are masked.
     return first // PARTITIONS * PARTITIONS
 
 

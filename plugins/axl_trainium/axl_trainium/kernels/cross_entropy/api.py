@@ -55,6 +55,7 @@ def nki_cross_entropy(inputs: CrossEntropyTokens, spec: CrossEntropySpec) -> Tok
     num_tokens = len(target_N1)
     statistics_3N = untiled(statistics_MR3, (num_tokens, 3), num_rows=num_tokens).T
     lse, target, largest = (one.reshape(inputs.targets_BT.shape) for one in statistics_3N)
+    # A logit of -inf is lower than what the kernel begins with; its loss has to be infinite.
     target = jnp.where(target <= LOWEST, -jnp.inf, target)
     return TokenStatistics(largest, lse, jnp.where(inputs.targets_BT < 0, 0.0, target))
 
@@ -80,10 +81,13 @@ def nki_cross_entropy_backward(
     x_MRD = tiled(x, tiles.tokens)
     rows = (tiled(target_N1, tiles.tokens), tiled(token_N3, tiles.tokens))
     dx_like = float32_like(*x_MRD.shape)
+    # The projection both ways round, as each product wants what it sums over on partitions;
+    # transposed block by block, it would be transposed again for every group of tokens.
     dx_MRD = call_kernel(cross_entropy_dx, dx_like, x_MRD, w_DV, w_DV.T, *rows, **choices)
     dw_DV = call_kernel(
         cross_entropy_dw,
         float32_like(*w_DV.shape),
+        # Tokens are what this product sums over, so they are on partitions, 128 at once.
         tiled(x, PARTITIONS),
         w_DV,
         tiled(target_N1, PARTITIONS),

@@ -25,6 +25,7 @@ from axl_trainium.kernels.cross_entropy.nki_tiles import (
 from axl_trainium.kernels.nki_tiles import PARTITIONS, load_blocks, load_rows, store_rows
 from axl_trainium.sdk import nisa, nki, nl
 
+# One bank of PSUM in float32, which a product may not cross.
 BANK_COLUMNS = 512
 
 
@@ -94,11 +95,15 @@ def cross_entropy_dw(x_MRD, w_DV, target_MR1, token_MR3, soft_cap, block):
     vocabulary = w_DV.shape[1]
     dw_DV = nl.ndarray((width, vocabulary), dtype=nl.float32, buffer=nl.shared_hbm)
     numbers = count_columns(rows, min(block, vocabulary))
+    # How many columns went by, kept on the chip, where the loop's own number cannot be computed
+    # with.
     passed = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=passed, value=0.0)
 
     def visit(i, first, columns):
         weights = load_columns(w_DV, i, first, columns)
+        # For all tokens: the gradient of a block of columns is written once, and nothing is added
+        # up in HBM.
         sums = nl.ndarray(weights.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums, value=0.0)
 
@@ -140,6 +145,8 @@ def _add_rows(sums, gradient, weight_rows):
     width = sums.shape[1]
     for start in range(0, columns, PARTITIONS):
         size = min(PARTITIONS, columns - start)
+        # Columns have to be on partitions to be summed over. For `_add_columns` tokens are, as
+        # they lie.
         gradient_transposed = nl.ndarray((size, rows), dtype=gradient.dtype, buffer=nl.sbuf)
         transpose_tile(gradient_transposed, gradient[:, start : start + size])
         weights = weight_rows[

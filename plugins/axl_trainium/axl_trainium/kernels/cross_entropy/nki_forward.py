@@ -15,6 +15,8 @@ from axl_trainium.kernels.cross_entropy.nki_tiles import (
 from axl_trainium.kernels.nki_tiles import PARTITIONS, load_rows, store_rows
 from axl_trainium.sdk import nisa, nki, nl
 
+# The least float32, which `range_select` writes for what it hides: so a target that is in no
+# block leaves the state as it was.
 LOWEST = -3.4028234663852886e38
 
 
@@ -34,6 +36,7 @@ def cross_entropy_forward(x_MRD, w_DV, target_MR1, soft_cap, block):
     statistics_MR3 = nl.ndarray((num_groups, rows, 3), dtype=nl.float32, buffer=nl.shared_hbm)
 
     def visit_group(group):
+        # The projection is read once for each group of tokens.
         tokens = load_tokens(x_MRD, group)
         tiles = (rows + PARTITIONS - 1) // PARTITIONS
         state = nl.ndarray((min(rows, PARTITIONS), 4 * tiles), dtype=nl.float32, buffer=nl.sbuf)
@@ -81,6 +84,8 @@ def _visit(tokens, weights, columns, rows, width, soft_cap, state):
             nisa.tensor_scalar(dst=logits, data=logits, op0=nl.multiply, operand0=soft_cap)
         _add_logits(logits, own)
         _find_target(logits, own)
+        # Counted down, as a column that the loop of the chip carries: the number of the block is
+        # not known where the program is made.
         place = own[:, 3:4]
         nisa.tensor_scalar(dst=place, data=place, op0=nl.subtract, operand0=float(columns))
 
@@ -116,6 +121,7 @@ def _add_logits(logits, own):
 def _find_target(logits, own):
     """Keep the logit of the target, where it is in the block."""
     rows, columns = logits.shape
+    # A range of one column picks the target's logit, without a gather.
     kept = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
     found = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.range_select(

@@ -6,6 +6,7 @@ Letters: M tiles of rows, P rows of a tile, at most 128, D width.
 from axl_trainium.kernels.nki_tiles import load_repeated, load_rows, store_rows
 from axl_trainium.sdk import nisa, nki, nl
 
+# One bank of PSUM in float32.
 SUM_COLUMNS = 512
 
 
@@ -50,6 +51,7 @@ def rms_norm_backward(x_MPD, scale_1D, dy_MPD, epsilon):
     dx_MPD = nl.ndarray((num_tiles, rows, width), dtype=x_MPD.dtype, buffer=nl.shared_hbm)
     dscale_1D = nl.ndarray((1, width), dtype=nl.float32, buffer=nl.shared_hbm)
     scale = load_repeated(scale_1D, rows, width)
+    # A sum for each partition, added up over tiles; partitions are summed once, at the end.
     dscale = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=dscale, value=0.0)
 
@@ -104,6 +106,7 @@ def _factor(x, epsilon, squares):
 def _store_sum_over_rows(total_1D, tile):
     """Write the sum over partitions, which only products reach across."""
     rows, width = tile.shape
+    # Engines but the Tensor Engine work within partitions.
     ones = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     for start in range(0, width, SUM_COLUMNS):

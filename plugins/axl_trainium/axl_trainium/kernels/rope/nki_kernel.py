@@ -39,6 +39,7 @@ def rope(x_MPD, cos_MPF, sin_MPF):
 def _combine(dst, left, left_factor, right, right_factor, op):
     """Write `left * left_factor` plus or minus `right * right_factor`."""
     rows, columns = left.shape
+    # Float32 between, rounded once with the sum.
     one = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
     other = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=one, data1=left, data2=left_factor, op=nl.multiply)
