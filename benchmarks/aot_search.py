@@ -18,7 +18,7 @@ import attrs
 from _record import record, recorded, stamped
 from aot_tables import write_page
 
-from axcore.aot import Attempt, KeptAnswers, Report, compile_resolved, fastest, search
+from axcore.aot import Attempt, Report, ReportCache, compile_resolved, fastest, search
 from axcore.experiments.named import load_resolved
 from axcore.plugins import Hardware
 from axcore.resilience.compile_cache import cache_folder
@@ -34,7 +34,7 @@ def searched(experiment: str, target: str) -> dict[str, Any]:
     """Return what a search tried, in order, and what it chooses."""
     hardware = Hardware.parse(target)
     resolved = load_resolved(experiment, ("kernels.choice=fastest",), hardware=hardware)
-    kept = KeptAnswers(cache_folder() / "reports")
+    kept = ReportCache(cache_folder() / "reports")
 
     def compiled(config: Any) -> Report:
         report = compile_resolved(attrs.evolve(resolved, config=config), experiment, kept=kept)
