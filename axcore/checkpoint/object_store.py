@@ -171,7 +171,7 @@ class ObjectStore:
             # FileNotFoundError stays as it is: callers distinguish
             # "there is none" from "the store does not answer".
             raise
-        # Drivers raise botocore's, google's and azure's own errors, aiohttp's,
+        # Drivers raise the errors of each store's own library, aiohttp's,
         # and plain RuntimeError; only Exception covers all of them.
         except Exception as error:
             raise StoreError(f"{self.url}: cannot {what}: {error or repr(error)}") from error

@@ -214,8 +214,8 @@ def _joined() -> Any:
     return distributed_state().client
 
 
-# gloo and NCCL report a lost peer in these words, inside
-# a JaxRuntimeError that has no code of its own for it.
+# Libraries of collectives, gloo for one, report a lost peer in these
+# words, inside a JaxRuntimeError that has no code of its own for it.
 _SIGNS = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
 """How the error of a collective ends where a peer has left."""
 

@@ -146,8 +146,9 @@ class CausalLM(Module):
 
     def setup(self, cfg: Config) -> None:
         """Build decoder and head."""
-        self.decoder = cfg.decoder.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
-        self.head = cfg.head.build(dim=cfg.dim, vocab_size=cfg.vocab_size)
+        # Not only called: checkers take each for whatever its slot holds, as a slot has no type.
+        self.decoder: Any = cfg.decoder.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
+        self.head: Any = cfg.head.build(dim=cfg.dim, vocab_size=cfg.vocab_size)
 
     def forward(self, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Add the cross-entropy of a batch as a loss, and return its sum and weight.

@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, ClassVar, ParamSpec, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -65,10 +65,16 @@ class Module(Configurable):
             random keys are those that it has by itself.
         layers_in: Name of the child, if any, that holds layers which run one after the other, a
             `StackedModule` or a tuple: where `layer_position` counts.
+        dtypes: Those of its config; what that leaves out is as in the module around it.
     """
 
     wraps: ClassVar[str | None] = None
     layers_in: ClassVar[str | None] = None
+
+    dtypes: DTypes
+    _params: dict[str, ParamDeclaration]
+    _children: dict[str, Any]
+    _is_set_up: bool
 
     @config
     class Config(Configurable.Config[BuiltModule_co]):
@@ -290,17 +296,18 @@ class Module(Configurable):
             )
         return context
 
-    # Reached for parameters only, as these are not in
-    # `__dict__`: their arrays are in the state that runs.
-    def __getattr__(self, name: str) -> Any:
-        param = self.__dict__.get("_params", {}).get(name)
-        if param is None:
-            raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
-        array = invoke.array_of(self, name)
-        # Here and not at the declaration, so that the stored array stays wide for the optimizer.
-        if param.is_cast and jnp.issubdtype(array.dtype, jnp.floating):
-            return array.astype(self.dtypes.compute)
-        return array
+    if not TYPE_CHECKING:  # which takes any name for an attribute
+        # Reached for parameters only, as these are not in
+        # `__dict__`: their arrays are in the state that runs.
+        def __getattr__(self, name: str) -> Any:
+            param = self.__dict__.get("_params", {}).get(name)
+            if param is None:
+                raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
+            array = invoke.array_of(self, name)
+            # Here and not at the declaration, so that the stored array stays wide.
+            if param.is_cast and jnp.issubdtype(array.dtype, jnp.floating):
+                return array.astype(self.dtypes.compute)
+            return array
 
     # -- Declaring ---------------------------------------------------------------------------
 

@@ -141,7 +141,8 @@ class PreferenceTask(ReferenceTask):
         # Answers of a row are rows to the model, which knows nothing of pairs.
         tokens, targets, token_mask = (_flat(batch[name]) for name in BATCH[:3])
         inputs = tokens, targets, whole_rows(tokens, token_mask)
-        policy = _answers(self.model.log_probs(*inputs), batch)
+        model: Any = self.model  # one with `log_probs`, as `CausalLM` has
+        policy = _answers(model.log_probs(*inputs), batch)
         reference = None
         if self.has_reference:
             reference = _answers(self.reference("log_probs", *inputs), batch)

@@ -7,6 +7,10 @@ import os
 import sys
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broken_plugins import BrokenPlugin
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/plugins/failures.md"

@@ -63,19 +63,20 @@ def test_a_moment_that_becomes_huge_is_named():
 
 
 HONEST = {
-    "parameters that begin at zero": [state(weight=0), state(weight=3.0)],
-    "moments that begin at zero": [state(moment=0), state(moment=1e25)],
-    "a spike of the gradients": [state(), state(moment=1e15)],
-    "a parameter that diverges": [state(), state(weight=1e18)],
-    "a mask that was there from the start": [state(weight=-1e30), state(weight=-1e30)],
-    "a scale of float8": [state(), state(buffer=1e30)],
-    "a narrow parameter": [state(dtype="float16"), state(weight=6e4, dtype="float16")],
+    "parameters that begin at zero": [{"weight": 0}, {"weight": 3.0}],
+    "moments that begin at zero": [{"moment": 0}, {"moment": 1e25}],
+    "a spike of the gradients": [{}, {"moment": 1e15}],
+    "a parameter that diverges": [{}, {"weight": 1e18}],
+    "a mask that was there from the start": [{"weight": -1e30}, {"weight": -1e30}],
+    "a scale of float8": [{}, {"buffer": 1e30}],
+    "a narrow parameter": [{"dtype": "float16"}, {"weight": 6e4, "dtype": "float16"}],
 }
 
 
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_states_pass(name):
-    judge(*HONEST[name], HONEST[name][-1])
+    states = [state(**values) for values in HONEST[name]]
+    judge(*states, states[-1])
 
 
 def test_every_flip_that_makes_a_weight_large_is_found():

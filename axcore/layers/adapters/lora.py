@@ -4,6 +4,7 @@ Letters of shapes: K input, N output; leading dimensions are copies of the layer
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +143,7 @@ class LoRALinear(Module):
         if cfg.rank < 1:
             raise ConfigError(f"rank is {cfg.rank}; expected 1 or more", where="rank")
         into, out = cfg.axes
-        self.base = cfg.base.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
+        self.base: Any = cfg.base.build(in_dim=cfg.in_dim, out_dim=cfg.out_dim, axes=cfg.axes)
         self.lora_down = cfg.down.build(in_dim=cfg.in_dim, out_dim=cfg.rank, axes=(into, None))
         self.lora_up = cfg.up.build(in_dim=cfg.rank, out_dim=cfg.out_dim, axes=(None, out))
         if cfg.use_dora:

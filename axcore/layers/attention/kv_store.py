@@ -77,7 +77,7 @@ class KVStore(Module):
         return keys, values, info
 
 
-def _cache_array(cfg: Any, size: tuple[int, ...], dtype: str) -> Any:
+def _cache_array(cfg: Any, size: tuple[int, ...], dtype: str | None) -> Any:
     """Return the declaration of an array with an item for each head of each token.
 
     Args:

@@ -22,7 +22,7 @@ from pallas_races import CAREFUL, check_no_race_was_printed
 
 from axcore.ops import AttentionSpec, Call, KernelPolicy, choose
 from axcore.ops.attention.kernels import attention_reference
-from axcore.ops.attention.op import attention_custom_vjp
+from axcore.ops.attention.op import ATTENTION_OP, attention_custom_vjp
 from axcore.ops.contract import relative_error
 from axcore.plugins import Hardware
 from axcore.testing import AttentionTestCase, CompileSuite, KernelSuite, attention_case
