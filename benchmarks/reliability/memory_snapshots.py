@@ -71,7 +71,7 @@ def work(address: str, count: str, index: str, memory: str, log: str, megabytes:
     step = restored.step if restored else 0
     seconds = time.monotonic() - began
     is_equal = restored is None or own_bits(restored.state) == own_bits(make(np.uint32(step)))
-    snapshots.forget_after(step)
+    snapshots.delete_after(step)
     say(restored=step, is_equal=is_equal, seconds=seconds)
     while True:
         step += 1
