@@ -196,7 +196,13 @@ def test_the_model_is_listed(server):
         ),
         ("v1/complete", {}, 404, "unknown_path", "There is nothing at '/v1/complete'"),
         ("v1/models", {}, 405, "unknown_path", "'/v1/models' does not take POST."),
-        ("detokenize", {"tokens": [264]}, 400, "invalid_value", "no list of numbers from 0 to 263"),
+        (
+            "detokenize",
+            {"tokens": [264]},
+            400,
+            "invalid_value",
+            "not a list of numbers from 0 to 263",
+        ),
     ],
 )
 def test_a_wrong_request_gets_an_error_in_openais_shape(server, path, body, status, code, text):

@@ -89,7 +89,7 @@ def test_a_wrong_field_of_a_completion_is_named_with_what_is_expected(fields, pa
         ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs: true"),
         ({"tools": [{"type": "function"}]}, "tools[0].function.name", "is missing"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools, and there are none"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "is no object"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "is not an object"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",
