@@ -103,9 +103,9 @@ class ObjectStore:
             self._files.pipe_file(self._path(name), data)
 
     def create(self, name: str, data: bytes) -> bool:
+        """Write an object; False where there is one of that name."""
         # "create" is a conditional write (If-None-Match or a generation of 0) that the store
         # itself decides. A look followed by a write would let two processes both succeed.
-        """Write an object; False where there is one of that name."""
         with self._asking(f"create {name}"):
             try:
                 self._files.pipe_file(self._path(name), data, mode="create")

@@ -64,8 +64,8 @@ class StepDirectories:
         return self.root / f"{self.path(step).name}.incomplete"
 
     def committed(self) -> tuple[int, ...]:
-        # `iterdir` of a missing directory raises, and a run that never saved has none.
         """Return the committed steps, oldest first."""
+        # `iterdir` of a missing directory raises, and a run that never saved has none.
         names = (entry.name for entry in self.root.iterdir()) if self.root.is_dir() else ()
         matches = (_COMMITTED.fullmatch(name) for name in names)
         return tuple(sorted(int(match[1]) for match in matches if match))

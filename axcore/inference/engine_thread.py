@@ -54,9 +54,9 @@ class EngineThread:
             raise EngineError("the engine is closed")
 
     def send(self, command: Callable[[], None]) -> None:
+        """Have the thread run a command between two steps; hold `changed` when you call it."""
         # A condition's lock is needed to append and start
         # as one: two callers would start two threads.
-        """Have the thread run a command between two steps; hold `changed` when you call it."""
         self._inbox.append(command)
         if self._thread is None:
             # A daemon: a program that forgets `close` must still end.

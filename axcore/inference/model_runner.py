@@ -202,8 +202,8 @@ class ModelRunner:
         self._add(batch, sampled, None)
 
     def _propose(self, batch: ScheduledBatch) -> list[list[int]]:
-        # The model's own token after the accepted ones takes the last place.
         """Return draft tokens of each row, one fewer than it may sample: the model adds one."""
+        # The model's own token after the accepted ones takes the last place.
         return [
             state.drafter.propose()[: size - 1]
             if state is not None and state.drafter is not None

@@ -152,8 +152,8 @@ class DeviceDrafter:
         """Needs no tokens: the draft model's cache has them."""
 
     def propose(self) -> list[int]:
-        # Their number decides the shape of the call; what is in them is overwritten on the device.
         """Return any tokens, in the place of those to be sampled."""
+        # Their number decides the shape of the call; what is in them is overwritten on the device.
         return [0] * self.num_tokens
 
 

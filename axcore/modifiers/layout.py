@@ -101,7 +101,7 @@ class Zero2:
             raise ConfigError(
                 f"no rule splits parameters over {self.mesh_axis!r}",
                 where="Zero2",
-                hint="name the mesh axis that param_rules have, or take the modifier out",
+                hint="name a mesh axis that sharding.param_rules have, or take the modifier out",
             )
         whole = {a: tuple(n for n in names if n != self.mesh_axis) for a, names in split.items()}
         return update_config(

@@ -20,7 +20,7 @@ Written by `{COMMAND}`.
 
 '''
 
-LINE_LENGTH = 100
+_LINE_LENGTH = 100
 
 
 def records_module() -> str:
@@ -53,7 +53,7 @@ def records_module() -> str:
 def _import(module: str, names: list[str]) -> str:
     """Return an import as `ruff format` writes it."""
     line = f"from {module} import {', '.join(names)}"
-    if len(line) <= LINE_LENGTH:
+    if len(line) <= _LINE_LENGTH:
         return line
     return "\n".join((f"from {module} import (", *(f"    {name}," for name in names), ")"))
 

@@ -114,9 +114,9 @@ class MarkedCalls:
         return [one for one in found if one]
 
     def finish(self) -> list[str | ToolCall]:
+        """Return a call whose end is missing as a call where it is whole, as text otherwise."""
         # A model that was cut off by its limit of tokens,
         # or by a stop string, leaves the mark open.
-        """Return a call whose end is missing as a call where it is whole, as text otherwise."""
         held, self._held = self._held, ""
         if self._is_within:
             return [_call(held, OPEN, "")]

@@ -5,6 +5,7 @@ another or be renamed, without a change of what is found.
 """
 
 import ast
+import copy
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -104,13 +105,11 @@ def _used(file: Path, node: ast.stmt, modules: Mapping[str, Path]) -> Iterator[t
             yield file, one.id
         elif one.id in parsed.imported:
             module, name = parsed.imported[one.id]
-            for attribute in attributes.get(one.id, ()) if name is None else (name,):
+            if name is not None:
+                yield from _home(module, name, modules)
+                module = f"{module}.{name}"  # which is a module, or names nothing in `modules`
+            for attribute in attributes.get(one.id, ()):
                 yield from _home(module, attribute, modules)
-            if (
-                name is not None and f"{module}.{name}" in modules
-            ):  # a module, by `from` its package
-                for attribute in attributes.get(one.id, ()):
-                    yield from _home(f"{module}.{name}", attribute, modules)
 
 
 def _home(module: str, name: str, modules: Mapping[str, Path]) -> Iterator[tuple[Path, str]]:
@@ -125,11 +124,17 @@ def _home(module: str, name: str, modules: Mapping[str, Path]) -> Iterator[tuple
                 yield from _home(further, original, modules)
 
 
+def drop_docstrings(tree: ast.AST) -> None:
+    """Take the docstrings out of a program, which has no comments once it is parsed."""
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+
+
 def _text(node: ast.stmt) -> str:
-    tree = ast.parse(ast.unparse(node))
+    tree = copy.deepcopy(node)
+    drop_docstrings(tree)
     for one in ast.walk(tree):
-        if isinstance(one, _DOCUMENTED) and ast.get_docstring(one, clean=False) is not None:
-            del one.body[0]
         if isinstance(body := getattr(one, "body", None), list):
             body[:] = [each for each in body if not isinstance(each, _IMPORTS)]
     return ast.unparse(tree)

@@ -40,7 +40,7 @@ from axcore.config.json_files import read_json_file
 from axcore.plugins import Hardware, Kernel, Ref
 from axcore.testing.imports import imported_files, steps_of
 from axcore.testing.op_sources import op_files
-from axcore.testing.own_code import own_code
+from axcore.testing.own_code import drop_docstrings, own_code
 
 FOLDER = "compile_receipts"
 AXCORE = Path(axcore.__file__).parent
@@ -59,7 +59,6 @@ NOT_COMPILED = (
 """Packages of which nothing gets into a compiled step."""
 
 _SUITE = re.compile("compile_suite|contract")
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _as_tuple(names: Iterable[str]) -> tuple[str, ...]:
@@ -172,6 +171,7 @@ def own_digest_of(test_file: Path, kernel: Kernel | None) -> str:
         for name in packages
         for file in (AXCORE / name).rglob("*.py")
     }
+    # By name too: a test may inherit the suite through a class of its own package.
     also = (("axcore.testing", "CompileSuite"),) if kernel is not None else ()
     code, files = own_code(test_file, {**_modules_beside(test_file), **modules}, also)
     data = sorted(_data_of(files), key=lambda file: file.name)
@@ -206,9 +206,7 @@ def _meaning(file: Path) -> bytes:
 @functools.cache  # parsing all of axcore takes seconds, and each test's digest needs it
 def _without_comments(program: bytes) -> bytes:
     tree = ast.parse(program)
-    for node in ast.walk(tree):
-        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            del node.body[0]
+    drop_docstrings(tree)
     return ast.unparse(tree).encode()
 
 

@@ -227,8 +227,8 @@ class StepCompiler:
         return KernelPolicy.of(self.config, self.hardware)
 
     def _jitted(self, name: str, fn: Any, **options: Any) -> Any:
-        # The step is traced by whoever asks first: `lower`, a test, or a call.
         """Return a function jitted, to be traced under the run's mesh, rules and policy."""
+        # The step is traced by whoever asks first: `lower`, a test, or a call.
         cfg = self.config
         activations = ActivationSharding(
             self.mesh,

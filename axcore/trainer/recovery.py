@@ -297,9 +297,9 @@ class SkippedSteps:
         self._window: deque[bool] = deque(maxlen=window_steps)
 
     def resume_at(self, step: int) -> None:
+        """Follow from another step on; those of the window still count."""
         # The window is kept across a rollback, so that a run
         # that rolls back again and again runs out of it.
-        """Follow from another step on; those of the window still count."""
         self.newest_applied, self.in_a_row = step, 0
 
     def add(self, are_applied: Iterable[bool]) -> None:
@@ -335,5 +335,5 @@ class SkippedSteps:
                 f"{skipped} of the last {len(self._window)} steps had {what}, which is more than "
                 f"rollback.max_skipped_steps={self._max_skipped}; none of them changed a parameter",
                 where=f"step {step}",
-                hint=f"lower learner.schedule.peak, or raise max_skipped_steps{suspects}",
+                hint=f"lower learner.schedule.peak, or raise rollback.max_skipped_steps{suspects}",
             )

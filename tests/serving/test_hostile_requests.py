@@ -24,8 +24,7 @@ PATIENCE_S = [0.4, pytest.param(3, marks=pytest.mark.long)]
 
 MOST_S = 5
 """Seconds to `/health` on a machine that does other work, as two cores do that run several suites:
-2.6 s were seen at a load average of 15 (docs/serving.md), and 7 s at 7 where the server itself
-parsed long bodies."""
+2.6 s were seen at a load average of 15, and 7 s at 7 where the server itself parsed long bodies."""
 
 PLAIN = Hostile("v1/completions", b'{"prompt": "ab", "max_tokens": 2, "temperature": 0}')
 REQUESTS = hostile_requests()

@@ -310,8 +310,8 @@ def weigh_tokens(tokens_N: NDArray[Any], weights_N: NDArray[Any]) -> NDArray[Any
 
 
 def plain_tokens(tokens_N: NDArray[Any]) -> NDArray[Any]:
-    # Which of the three forms it is shows in the dtype alone.
     """Return tokens without what they say of the loss."""
+    # Which of the three forms it is shows in the dtype alone.
     if is_weighted(tokens_N):
         return (tokens_N & _TOKEN).astype(np.uint32)
     if tokens_N.dtype.kind == "u":
