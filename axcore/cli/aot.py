@@ -50,7 +50,7 @@ OPTIONS: tuple[Decorator, ...] = (
         "--rows",
         metavar="N,...",
         callback=_rows,
-        help="Of --serve: rows that draw at once; those of the engine by default.",
+        help="Of --serve: sequences that decode at once; max_num_seqs of the engine by default.",
     ),
     click.option("--prompt", type=int, metavar="N", help="Of --serve: tokens of a prompt."),
     click.option(
@@ -95,7 +95,7 @@ def aot(
     serves: bool,
     **wanted: Any,
 ) -> None:
-    """Compile the train step of EXPERIMENT for hardware that need not be here, and report.
+    """Compile the train step of EXPERIMENT for hardware you need not have, and report.
 
     The hardware's own compiler does it where a plugin brings it: does the step fit, where does the
     memory go, how long will it take. With --serve, the same of what serves the model.

@@ -20,7 +20,7 @@ from axcore.resilience.supervisor import Supervisor
 
 
 class _LaunchCommand(click.Command):
-    """A command whose help ends with the engines there are and what each wants to know."""
+    """A command whose help ends with the engines there are and the settings of each."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the engines, by name, with what `--option` takes for each."""
@@ -50,7 +50,7 @@ def _described(record: JobLauncher) -> str:
     "settings",
     metavar="NAME=VALUE",
     multiple=True,
-    help="What the engine wants to know, as partition or image. Repeatable.",
+    help="A setting of the engine, such as partition or image. Repeatable.",
 )
 @click.option(
     "--supervise/--no-supervise",

@@ -57,7 +57,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 @click.option(
     "--draft",
     metavar="DIR",
-    help="A smaller model of the same tokens, a run or a published one, that guesses tokens ahead.",
+    help="A smaller model with the same tokens, a run or a checkpoint, that drafts them.",
 )
 @click.option(
     "--chat-template",
@@ -67,7 +67,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 @click.option(
     "--api-key-file",
     metavar="FILE",
-    help="Keys, one a line; others may be in AXCORE_API_KEYS. Without any, everybody may ask.",
+    help="Keys, one a line; others may be in AXCORE_API_KEYS. Without any, every client is served.",
 )
 @click.option(
     "--allowed-host",

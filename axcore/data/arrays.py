@@ -194,7 +194,6 @@ class ArrayData(DataLoader):
         # By a fixed key, not by `seed`: runs with other seeds are evaluated on the same rows.
         order = Permutation(num_rows, "held out")
         held_out = round(num_rows * self._fraction)
-        # In their own order, which is what `shuffle=False` reads.
         # Sorted, since a permutation's order would make `shuffle=False` random.
         train = sorted(order[i] for i in range(held_out, num_rows))
         return _Rows(self._train, train), _Rows(self._train, [order[i] for i in range(held_out)])

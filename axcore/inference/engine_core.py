@@ -143,7 +143,7 @@ def _check_draft(cfg: EngineConfig, draft: Draft | None, tokenizer: Tokenizer) -
     is_wanted = isinstance(cfg.speculation, DraftModel)
     if is_wanted and draft is None:
         raise ConfigError(
-            "tokens are to be guessed by a draft model, and there is none",
+            "speculation asks for a draft model, and there is none",
             where="speculation",
             hint="give the engine one: Engine(..., draft=Draft(...)), axcore serve --draft DIR",
         )
@@ -177,7 +177,7 @@ def _check_speculation(
         reason = f"a layer of {where} keeps a state, or a row of its own, which has no way back"
     if reason is not None:
         raise ConfigError(
-            f"tokens cannot be guessed ahead: {reason}",
+            f"this model cannot be served with speculation: {reason}",
             where="speculation",
             hint="leave speculation None, or keep keys and values in pages",
         )

@@ -27,8 +27,8 @@ _MAX_PRIORITY = 1_000_000
 
 _RANGES = {
     "temperature": (0.0, math.inf, "0 takes the likeliest token, 1 draws as the model says"),
-    "top_p": (math.ulp(0.0), 1.0, "1 draws from all tokens"),
-    "min_p": (0.0, 1.0, "0 draws from all tokens"),
+    "top_p": (math.ulp(0.0), 1.0, "1 samples from all tokens"),
+    "min_p": (0.0, 1.0, "0 samples from all tokens"),
     "repetition_penalty": (math.ulp(0.0), math.inf, "1 changes nothing"),
     "presence_penalty": (-2.0, 2.0, "0 changes nothing"),
     "frequency_penalty": (-2.0, 2.0, "0 changes nothing"),
@@ -79,7 +79,7 @@ class Sampling:
                 )
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(
-                f"top_k is {self.top_k}; expected 1 or more", hint="None draws from all tokens"
+                f"top_k is {self.top_k}; expected 1 or more", hint="None samples from all tokens"
             )
         self._check_bias(vocab_size)
 

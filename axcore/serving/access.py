@@ -31,7 +31,7 @@ _LEAST = 8
 
 
 class ApiKeys:
-    """The keys of a server; without one, everybody may ask.
+    """The keys of a server; without one, every client is served.
 
     Args:
         keys: Each 8 characters or more.

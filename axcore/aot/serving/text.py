@@ -61,7 +61,7 @@ def _memory(report: ServingReport) -> Iterator[str]:
         ("  a row besides", report.row_bytes),
         (f"programs, {report.num_programs}", report.program_bytes),
         ("temporaries of the largest", report.temporaries_bytes),
-        ("what rows draw by", report.drawing_bytes),
+        ("sampling settings", report.drawing_bytes),
         ("to spare", report.spare_bytes or 0),
         ("of", report.capacity_bytes or 0),
     )
@@ -75,7 +75,7 @@ def _times(report: ServingReport) -> Iterator[str]:
     if any(one.seconds is None for one in report.decode):
         yield no_times(report.target)
         return
-    yield f"first token after a prompt of {report.prompt:,}, by rows that draw beside it"
+    yield f"first token after a prompt of {report.prompt:,}, next to rows that decode"
     yield columns(FIRST, [_first_row(one) for one in report.first])
     yield ""
     yield f"a token of each row, with {report.context:,} of each in caches"
