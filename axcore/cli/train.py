@@ -267,8 +267,8 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
     commands = [f"axcore report {name} OTHER_RUN   compares two runs"]
     if no_text_reason(trainer) is None:
         prompt = shlex.quote(trainer.config.prompt)
-        draw = f"axcore generate {name} --prompt {prompt}   draws more text"
-        commands = [draw, f"axcore serve {name}   answers over HTTP", *commands]
+        generate = f"axcore generate {name} --prompt {prompt}   generates more text"
+        commands = [generate, f"axcore serve {name}   answers over HTTP", *commands]
     click.echo("\n".join(["", "try:", *commands]))
 
 
