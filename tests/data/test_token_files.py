@@ -10,7 +10,7 @@ from token_files import write_llm_c, write_megatron, write_nanogpt
 from axcore.config import evolve
 from axcore.data import ByteTokenizer, Data, MegatronFiles, TokenFiles
 from axcore.data.store import plan
-from axcore.errors import DataError
+from axcore.errors import ConfigError, DataError
 
 END = 257
 
@@ -106,6 +106,13 @@ def test_tokens_that_are_cut_short_are_an_error(tmp_path, documents):
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DataError, match=r"Document 49 of a\.idx is not within the \d+ tokens"):
         read(MegatronFiles.Config(folder=str(tmp_path)))
+
+
+@pytest.mark.parametrize("kind", [TokenFiles, MegatronFiles])
+@pytest.mark.parametrize("values", [{"on_bad": "skip"}, {"max_bad_fraction": 0.1}])
+def test_settings_for_bad_records_are_refused_where_there_are_none(tmp_path, kind, values):
+    with pytest.raises(ConfigError, match="would change nothing"):
+        kind.Config(folder=str(tmp_path), **values).build()
 
 
 def test_a_file_that_is_no_whole_tokens_is_an_error(tmp_path):

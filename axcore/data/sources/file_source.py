@@ -17,7 +17,7 @@ from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.data.transforms import Dropped, Transform
 from axcore.data.transforms.filters import DUPLICATE
 from axcore.data.transforms.transform import apply_all
-from axcore.errors import DataError
+from axcore.errors import ConfigError, DataError
 
 
 @attrs.frozen
@@ -215,6 +215,7 @@ class Files(FileSource):
 
     Attributes:
         kind: What its files are called.
+        has_bad_records: Whether one record can be bad by itself; of tokens a whole file is.
     """
 
     @config
@@ -225,7 +226,7 @@ class Files(FileSource):
             folder: Where to look, relative to the working directory; or a URL.
             glob: Which files, relative to the folder; `**` matches any depth.
             on_bad: Whether a record that cannot be a document is an error, or is skipped and
-                counted in a warning. Tokens are never bad one by one.
+                counted in a warning.
             max_bad_fraction: The share of the records that may be skipped; None for any share.
         """
 
@@ -235,7 +236,18 @@ class Files(FileSource):
         max_bad_fraction: Fraction | None = None
 
     kind: ClassVar[str] = "files"
+    has_bad_records: ClassVar[bool] = True
     folder_fields = ("folder",)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        if not self.has_bad_records and (cfg.on_bad, cfg.max_bad_fraction) != ("error", None):
+            raise ConfigError(
+                f"on_bad={cfg.on_bad!r}, max_bad_fraction={cfg.max_bad_fraction} would change "
+                f"nothing: {self.kind} have no records that could be skipped",
+                where="data.source",
+                hint="leave both out",
+            )
 
     def files(self) -> list[NamedFile]:
         """Return the files of the folder, by name."""

@@ -47,6 +47,7 @@ class TokenFiles(Files):
         end_token: NonNegativeInt = 50256
 
     kind = "token files"
+    has_bad_records = False
     unit = "documents"
 
     def spans(self, file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
@@ -113,6 +114,7 @@ class MegatronFiles(Files):
         glob: str = "**/*.idx"
 
     kind = "Megatron files"
+    has_bad_records = False
     unit = "documents"
 
     def files(self) -> list[NamedFile]:
