@@ -88,6 +88,9 @@ def _said_to(node: ast.AST, above: str) -> Iterator[tuple[str, tuple[str, ...]]]
     elif isinstance(node, ast.ClassDef):
         fields = [one.target for one in node.body if isinstance(one, ast.AnnAssign)]
         names = tuple(field.id for field in fields if isinstance(field, ast.Name))
+        bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+        if not (node.decorator_list or bases & {"NamedTuple", "TypedDict"}):
+            names = ()  # a plain class is not built from its annotations: type checkers read them
         if names:
             yield above + node.name, names
         for inner in node.body:
