@@ -303,7 +303,7 @@ def test_requests_that_come_together_are_taken_all_or_none(endless):
     with pytest.raises(RequestError, match="max_tokens is 0") as error:
         endless.submit_all([request("a", 3), request("a", 0)])
     assert error.value.where == "requests[1].max_tokens"
-    with pytest.raises(RequestError, match="1025 requests .* the queue holds 1024"):
+    with pytest.raises(RequestError, match=r"1025 requests .* the queue holds 1024"):
         endless.submit_all([request("a", 3)] * 1025)
     assert endless.submit_all([]) == ()
     assert endless.stats().num_prompt_tokens == before
