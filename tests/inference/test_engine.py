@@ -31,6 +31,7 @@ from axcore.inference import (
 from axcore.inference.config import batch_buckets
 from axcore.inference.grammar import regex
 from axcore.inference.programs import Programs
+from axcore.inference.scheduler import Scheduler
 from axcore.inference.weights import ServedWeights
 
 TOKENIZER = ByteTokenizer.Config().build()
@@ -258,6 +259,57 @@ def test_a_full_queue_refuses_and_draining_finishes_what_there_is():
         assert {answer.result(0).finish_reason for answer in answers} == {"length"}
         with pytest.raises(Draining, match="takes no new requests"):
             engine.submit(request())
+
+
+def batches(requests, monkeypatch, delays):
+    """Returns every batch that a new engine runs for requests that come together."""
+    found, schedule = [], Scheduler.schedule
+
+    def watched(scheduler):
+        plan = schedule(scheduler)
+        found.extend(
+            (batch.slots.tolist(), batch.starts.tolist(), batch.sizes.tolist(), batch.length)
+            for batch in (plan.prefill, plan.decode)
+            if batch is not None
+        )
+        return plan
+
+    monkeypatch.setattr(Scheduler, "schedule", watched)
+    with opened(num_decode_steps=3) as engine:
+        state_of = engine._new_request_state
+
+        def late_state_of(completion):
+            time.sleep(next(delays))
+            return state_of(completion)
+
+        engine.submit(request("cde", 9)).result(60)  # programs are compiled
+        found.clear()
+        monkeypatch.setattr(engine, "_new_request_state", late_state_of)
+        for answer in engine.submit_all(requests):
+            answer.result(60)
+    monkeypatch.undo()
+    return found
+
+
+def test_batches_of_requests_that_come_together_do_not_depend_on_time(monkeypatch):
+    asked = [request(text, 7) for text in ("c", "d" * 20, "e" * 9, "c", "c" * 14, "e" * 9)]
+    first = batches(asked, monkeypatch, itertools.repeat(0))
+    assert len(first) > 6
+    assert batches(asked, monkeypatch, itertools.cycle([0, 0.03, 0.01])) == first
+
+
+def test_requests_that_come_together_are_taken_all_or_none(endless):
+    before = endless.stats().num_prompt_tokens
+    with pytest.raises(RequestError, match="max_tokens is 0") as error:
+        endless.submit_all([request("a", 3), request("a", 0)])
+    assert error.value.where == "requests[1].max_tokens"
+    with pytest.raises(RequestError, match=r"1025 requests .* the queue holds 1024"):
+        endless.submit_all([request("a", 3)] * 1025)
+    assert endless.submit_all([]) == ()
+    assert endless.stats().num_prompt_tokens == before
+    answers = endless.submit_all([request("a" * size, 3, seed=size) for size in (1, 2, 3)])
+    assert [len(answer.request.prompt) for answer in answers] == [1, 2, 3]
+    assert [answer.result(60).text for answer in answers] == ["bab"] * 3
 
 
 class SlowlyCounted(tuple):
