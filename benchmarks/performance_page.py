@@ -68,7 +68,9 @@ GOALS = (
         "aot_experiments",
         (ON_256, "predicted_step_s"),
     ),
-    Goal("the same, time to compile", 60, " s of a core", "aot_experiments", (ON_256, "processor_s")),
+    Goal(
+        "the same, time to compile", 60, " s of a core", "aot_experiments", (ON_256, "processor_s")
+    ),
     Goal(
         "Llama 2 70B, 512 chips of v5p",
         9.9,
@@ -106,7 +108,13 @@ GOALS = (
         "overhead_8_devices",
         ("one_by_one", "step_time_s", "ratio"),
     ),
-    Goal("step of `tiny` / step of `torch.compile`", 1.0, "", "tiny_peers", ("torch_compile", "axcore_by_it")),
+    Goal(
+        "step of `tiny` / step of `torch.compile`",
+        1.0,
+        "",
+        "tiny_peers",
+        ("torch_compile", "axcore_by_it"),
+    ),
     Goal(
         "a mixture of 64 experts / one of 8, both passes",
         1.3,
