@@ -111,7 +111,7 @@ def _versions(packages: tuple[str, ...]) -> dict[str, dict[str, str]]:
 
 
 def _without_place(argument: str) -> str:
-    """Return an argument, without where another environment's Python lies on this machine."""
+    """Return an argument, without where another environment's Python is on this machine."""
     return re.sub(r"^/.*/bin/python$", "VENV/bin/python", argument)
 
 

@@ -1,4 +1,4 @@
-"""Llama 2's train steps, compiled for TPUs that are not here: axcore's against one by hand.
+"""Llama 2's train steps, compiled for TPUs that are not available: axcore's against one by hand.
 
 All are compiled by libtpu for the same slice, at a batch of 1024 rows of 4096 tokens, everything
 sharded over all chips. axcore's is shown as the experiment's rule has it, and with every layer

@@ -4,7 +4,7 @@
     pip download --no-deps triton && unzip -j triton-*.whl '*/bin/nvdisasm' && chmod +x nvdisasm
     PATH=$PATH:. python benchmarks/gpu_sass.py
 
-compiles the smallest contest of each subject of `gpu_kernels.py` for one H100 that is not here, at
+compiles the smallest contest of each subject of `gpu_kernels.py` for one H100 that is not available, at
 the block sizes that axl-gpu gives it, and attention in two more forms that tuning tries, and writes
 `results/gpu_sass.json`. The disassembler is part of CUDA; of Python's packages `triton` carries it.
 `--nvdisasm PATH` names another one.

@@ -52,7 +52,7 @@ PARITY_PYTHON = HERE.parent / ".venv-parity" / "bin" / "python"
 
 
 def make_state() -> Any:
-    """Return a state of the model, of numbers that are quick to draw."""
+    """Return a state of the model, of numbers that are quick to sample."""
     draw = np.random.default_rng(0)
 
     def drawn(spec: ParamSpec) -> Any:

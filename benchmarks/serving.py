@@ -5,7 +5,7 @@
 
 Models of 32 and 125 million random float32 parameters, the same numbers in all. Time per token is
 that of each token after the first, after a prompt of 128 tokens, for one row and for eight; time to
-first token has a prompt of 512. Likeliest tokens are drawn, which are compared. Then 32 requests
+first token has a prompt of 512. Likeliest tokens are sampled, which are compared. Then 32 requests
 with Poisson arrivals and lengths as in ShareGPT come to the small model, and the engine's own time
 on the host is taken at 64 slots.
 

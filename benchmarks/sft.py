@@ -9,7 +9,7 @@ is right in a quarter. `sft` should answer most of them. Greedy answers are judg
 the whole answer, its end included.
 
 `dpo` then prefers camelCase for `spell:`, on names that `sft` never saw. On pairs held out the
-margin and its accuracy should rise; of answers drawn at temperature 1 the share of camelCase should
+margin and its accuracy should rise; of answers sampled at temperature 1 the share of camelCase should
 rise and that of the other fall to almost none; the other instructions should still be followed.
 
 This task, its baselines and what should happen were written before any result. Rates and numbers of
@@ -129,7 +129,7 @@ class Judge:
         self._engine.close()
 
     def of_run(self, directory: Path) -> dict[str, float]:
-        """Return what a run's answers are: shares of right ones, and of spellings drawn."""
+        """Return what a run's answers are: shares of right ones, and of spellings sampled."""
         self._engine.replace_weights(load_run(directory).state)
         greedy = self._answers([one.text for one in self._asked], Sampling(temperature=0.0))
         right = {

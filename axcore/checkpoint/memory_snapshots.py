@@ -289,7 +289,7 @@ class MemorySnapshots:
                 continue
             directory = StepDirectories(self.directory / f"process_{process}").path(step)
             # From a fresh `StepDirectories`: `_kept` has the folders this
-            # process may write, and a part may lie in one that it only reads.
+            # process may write, and a part may be in one that it only reads.
             try:
                 if problems := part_damage(directory):
                     raise OSError("; ".join(problems))

@@ -130,7 +130,7 @@ def merge(
 ) -> None:
     """Merge MODELS into one, written as a pretrained checkpoint.
 
-    They are folders of published models, runs, or steps of a run: runs/NAME@STEP. METHOD is linear,
+    They are folders of pretrained checkpoints, runs, or steps of a run: runs/NAME@STEP. METHOD is linear,
     a weighted mean; slerp, between two on a sphere; or ties, by what differs from a base.
     """
     from axcore.runs import merge_models_and_runs

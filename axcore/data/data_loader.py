@@ -37,7 +37,7 @@ _LONGEST_STOP_S = 10.0
 
 @attrs.define(eq=False)
 class Policy:
-    """A handle on the model in training, for batches that are drawn from it.
+    """A handle on the model in training, for batches that are sampled from it.
 
     Attributes:
         module: The model, for `functional(policy.module, policy.state, ...)`.
@@ -262,7 +262,7 @@ class PrefetchedBatches(Iterator[Batch]):
         """
         self.waited_s = 0.0
         self._batches = batches
-        # Batches that are drawn from the weights of a step cannot be made before that step.
+        # Batches that are sampled from the weights of a step cannot be made before that step.
         self._ahead = 0 if batches.follows_policy else ahead
         # Taken once here: after the thread has begun, the
         # iterator's own position is ahead of what was taken.

@@ -38,7 +38,7 @@ class Continuation:
         max_tokens: Tokens written at most.
         stop: The text ends before the first of these.
         temperature: 0 takes the likeliest token.
-        seed: Decides the draws.
+        seed: Seed of the samples.
     """
 
     prompt: str

@@ -162,7 +162,7 @@ class Hardware:
 
     @property
     def is_known(self) -> bool:
-        """Whether a plugin describes this generation; False for what `detect` had to guess."""
+        """Whether a plugin describes this generation; False where `detect` inferred it."""
         return self.generation != UNKNOWN
 
     def resized(

@@ -142,7 +142,7 @@ class EngineAdapter:
 
     @classmethod
     def of(cls, adapter: Adapter, cache_config: KVCacheConfig) -> "EngineAdapter":
-        """Return an adapter for engines of some room.
+        """Return an adapter for engines of certain sizes.
 
         Raises:
             ConfigError: Its layers differ in scale, or have more than factors.

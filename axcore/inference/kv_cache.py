@@ -29,7 +29,7 @@ place of old ones; programs need some, too."""
 
 
 def kv_cache_config(cfg: EngineConfig) -> KVCacheConfig:
-    """Return the room of an engine, with pages for `max_num_seqs` of the longest texts where the
+    """Return the cache config of an engine, with pages for `max_num_seqs` of the longest texts where the
     config names no number.
 
     Raises:
@@ -73,7 +73,7 @@ def build_cached_model(
     mesh: Mesh | None = None,
     draft: Draft | None = None,
 ) -> tuple[AnyCachedModel, Any, KVCacheConfig]:
-    """Return a model with caches, its weights, and its room: fewer pages where memory holds fewer.
+    """Return a model with caches, its weights, and its cache config: fewer pages where memory holds fewer.
 
     A number of pages in the config is taken as it is. A draft gets as many.
 
@@ -119,12 +119,12 @@ def cached_model_of(
 def fit_kv_cache(
     cfg: EngineConfig, cache_config: KVCacheConfig, served: AnyCachedModel, free_bytes: int | None
 ) -> KVCacheConfig:
-    """Return a room with no more pages than memory holds.
+    """Return a cache config with no more pages than memory holds.
 
     Args:
         cfg: Of the engine.
         cache_config: With as many pages as are wanted.
-        served: The model with caches of this room.
+        served: The model with caches of this config.
         free_bytes: What a device has beside weights; None where it does not say.
 
     Raises:
@@ -154,11 +154,11 @@ def fit_kv_cache(
 
 
 def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) -> PagedKVCacheConfig:
-    """Return the pages of a room, or as many as memory holds.
+    """Return the pages of a cache config, or as many as memory holds.
 
     Args:
         cache_config: With as many pages as are wanted.
-        cache_bytes: What caches of this room take on a device.
+        cache_bytes: What caches of this config take on a device.
         free_bytes: What they may take.
 
     Raises:

@@ -235,7 +235,7 @@ class Replicas:
 
         Raises:
             ConfigError: A replica has no room for one more.
-            ModuleError: It corrects layers that have no room, or has a larger rank.
+            ModuleError: It adapts layers without adapter slots, or has a larger rank.
             EngineError: The replicas are closed, or a step of each failed.
         """
         # Once, and outside of the locks, for it moves the factors to the host and back.
@@ -491,7 +491,7 @@ def open_engine(
         state: See `Engine`.
         tokenizer: See `Engine`.
         cfg: Of each engine.
-        mesh: By default the one that the state lies on.
+        mesh: By default the one of the state.
         draft: See `Engine`.
 
     Raises:

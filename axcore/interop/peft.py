@@ -133,7 +133,7 @@ def to_peft(
     """
     if not has_adapters(cfg):
         raise ConfigError("the model has no adapters", hint="apply LoRA to it first")
-    # Lengths are of the weights as they compute, so quantized ones are widened first.
+    # Lengths are of the weights as they compute, so quantized ones are converted first.
     if _has_dora(cfg):  # the only ones that weights have a part in
         state = full_precision_state(cfg, state)
     cfg = with_full_precision_weights(cfg)

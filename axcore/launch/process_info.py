@@ -100,7 +100,7 @@ def engine_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
             place = record.call("process_info", environment, returns=ProcessInfo | None)
             if place is not None:
                 found[record.name] = place
-    # To guess would number two processes alike, and both would wait for the others.
+    # A default would number two processes alike, and both would wait for the others.
     if len(found) > 1:
         said = "; ".join(
             f"{name}: process {place.process_index} of {place.process_count}"

@@ -183,7 +183,7 @@ class _Stage:
         """
         info = jax.tree.map(lambda leaf: leaf[micro], self.info)
         first = (turn * self.schedule.num_stages + stage) * self.size
-        # A batch in one part draws the random keys of ScannedLayers, so that both train alike.
+        # A batch in one part uses the random keys of ScannedLayers, so that both train alike.
         part = micro if self.schedule.num_micro_batches > 1 else None
 
         def step(carried: Any, layer: Any) -> tuple[Any, Outputs]:

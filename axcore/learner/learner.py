@@ -207,7 +207,7 @@ class Learner(Configurable):
     def transformation(self, specs: Any) -> "optax.GradientTransformation":
         """Return the optax transformation for parameters of these specs.
 
-        Its `update` raises a ConfigError where a parameter is so narrow that its optimizer would
+        Its `update` raises a ConfigError where a parameter has so little precision that its optimizer would
         lose updates.
         """
         groups = self.config.groups

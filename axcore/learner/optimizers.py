@@ -31,7 +31,7 @@ class Optimizer(Configurable):
     """Makes an optax transformation.
 
     Attributes:
-        rounded_dtypes: Narrow dtypes of parameters that it rounds stochastically after an update;
+        rounded_dtypes: Low-precision dtypes of parameters that it rounds stochastically after an update;
             parameters of other ones that are narrower than float32 it does not train.
     """
 

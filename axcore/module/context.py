@@ -217,7 +217,7 @@ def state_lacks(path: Path) -> ModuleError:
 class Context:
     """One module at work inside of a frame.
 
-    `make_key` is called only if the module or one below it draws a random key.
+    `make_key` is called only if the module or one below it uses a random key.
     """
 
     __slots__ = (
@@ -317,7 +317,7 @@ class Context:
         self.calls[id(module)] = call + 1
         is_own = place.parent == id(self.module)
 
-        # A function: most calls draw nothing, and a fold costs operations in the program.
+        # A function: most calls use no key, and a fold costs operations in the program.
         def make_key() -> Array | None:
             if self.frame.key is None:
                 return None

@@ -276,7 +276,7 @@ class Module(Configurable):
         """Return what the first module of this call that read this very array made of it.
 
         That is `make()` where none did. So modules beside each other, such as projections of
-        one input, share work that is the same for all of them. Where a transformation lies between
+        one input, share work that is the same for all of them. Where a transformation is between
         two of them each makes its own: a module that is rematerialised by itself, for example.
 
         Args:
@@ -304,7 +304,7 @@ class Module(Configurable):
             if param is None:
                 raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
             array = invoke.array_of(self, name)
-            # Here and not at the declaration, so that the stored array stays wide.
+            # Here and not at the declaration, so that the stored array keeps its precision.
             if param.is_cast and jnp.issubdtype(array.dtype, jnp.floating):
                 return array.astype(self.dtypes.compute)
             return array

@@ -46,7 +46,7 @@ class ResultSpec:
         shape: Its shape.
         dtype: Name of its dtype.
         is_optional: Whether a kernel may return None in its place.
-        may_be_wider: Whether float32 is taken where the dtype is a narrower float.
+        may_be_wider: Whether float32 is taken where the dtype is a smaller float.
     """
 
     name: str

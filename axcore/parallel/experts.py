@@ -61,7 +61,7 @@ def shard_map_over_tokens(
     key = context.key() if context.has_key else None
 
     def body(state: Any, key: Any, args: tuple[Array, ...]) -> tuple[Array, Outputs]:
-        # Without this every device would draw the same dropout for its different tokens.
+        # Without this every device would sample the same dropout for its different tokens.
         own = None if key is None else fold(key, jax.lax.axis_index(names))
         result, outputs, _ = pure(_gathered(state, parts, experts), own, {}, args, {})
         return result, _merge_over_devices(outputs, names, experts, _by_path(specs, context.path))

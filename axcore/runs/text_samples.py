@@ -67,7 +67,7 @@ class TextSamples(Guard):
         self._trainer, self._path = trainer, directory / SAMPLES_NAME
 
     def on_evaluation(self, step: int, state: TrainState) -> None:
-        """Draw a sample of each prompt, and keep it with its step."""
+        """Generate a sample of each prompt, and keep it with its step."""
         trainer = self._trainer
         weights = trainer.step.own_part(trainer.step.evaluated_model(state))
         if self._generator is None:

@@ -39,7 +39,7 @@ getresgid getrlimit setrlimit getrusage times sysinfo uname getcpu sched_getaffi
 clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time getrandom
 futex set_robust_list get_robust_list rseq arch_prctl wait4 waitid recvfrom exit exit_group
 """
-"""Calls that a computation makes. Those that change what lies outside without opening it, as chmod
+"""Calls that a computation makes. Those that change what is outside without opening it, as chmod
 or truncate, are missing because Landlock does not ask for them; those that start, watch or signal
 processes, because nothing else then bounds them."""
 

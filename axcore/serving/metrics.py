@@ -65,8 +65,8 @@ class _EngineCollector(Collector):
         stats = self._served.engine.stats()
         for name, text, value in (
             ("requests_waiting", "Requests that wait for a slot", stats.num_waiting),
-            ("requests_running", "Requests whose answers are drawn", stats.num_running),
-            ("slots", "Answers that can be drawn at once", stats.num_slots),
+            ("requests_running", "Requests whose answers are sampled", stats.num_running),
+            ("slots", "Answers that can be sampled at once", stats.num_slots),
             ("cache_pages", "Pages of the cache", stats.pages_total),
             ("cache_pages_used", "Pages that requests hold", stats.pages_used),
             ("replicas", "Copies of the weights that answer requests", stats.num_replicas),
@@ -80,7 +80,7 @@ class _EngineCollector(Collector):
                 "Tokens of prompts that another request had computed",
                 stats.num_cached_prompt_tokens,
             ),
-            ("preemptions", "Answers that made room for others", stats.num_preemptions),
+            ("preemptions", "Answers preempted for others", stats.num_preemptions),
             ("sampled_tokens", "Tokens sampled by the engine", stats.num_sampled_tokens),
             ("steps", "Steps of the engine", stats.num_steps),
             ("moved_requests", "Requests moved from a failed replica", stats.num_moved),

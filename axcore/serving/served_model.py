@@ -268,7 +268,7 @@ class ServedModel:
                 without one it asks for all that there is room for.
 
         Raises:
-            ApiError: There is not so much room.
+            ApiError: The text would be too long.
         """
         room = self.max_length - len(prompt)
         most = min(room, self.limits.max_tokens or room)

@@ -52,7 +52,7 @@ def start_engine(
         chat_template: A file, or the name of a template that comes with axcore, in the place of the
             tokenizer's own.
         progress: Is called with the programs compiled, all of them, and what the newest is.
-        when_placed: Is called when weights lie where they serve, before programs are compiled.
+        when_placed: Is called when weights are where they serve, before programs are compiled.
 
     Raises:
         AxcoreError: The config or an adapter does not fit the model, or the mesh the devices.
@@ -202,7 +202,7 @@ def _with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> En
                 where=_FLAG,
                 hint=f"--set engine.adapter_rank={adapter.rank}",
             )
-    # Room is compiled into the programs, so it is made
+    # The slots are compiled into the programs, so they are added
     # for those that were named at the start, at least.
     return evolve(cfg, num_adapters=max(cfg.num_adapters, len(adapters)))
 
@@ -211,7 +211,7 @@ def _add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
     """Let requests to an engine choose among adapters.
 
     Raises:
-        AxcoreError: One corrects layers that have no room; it says which adapter that is.
+        AxcoreError: One adapts layers without adapter slots; it says which adapter that is.
     """
     for name, adapter in adapters.items():
         try:

@@ -180,7 +180,7 @@ class LayerSuite(Suite):
             is_other = not np.allclose(first, other, atol=1e-6)
             assert is_other, "training differs from evaluation, and yet two keys give the same"
         else:
-            assert np.allclose(first, other, atol=1e-5), "keys differ, and draw from nothing named"
+            assert np.allclose(first, other, atol=1e-5), "keys differ, and come from no named stream"
         has_dropout = to_json(self._with_dropout(record)) != to_json(self.model(record))
         assert is_drawn or not has_dropout, f"a dropout of {_DROPOUT} changes nothing in training"
 

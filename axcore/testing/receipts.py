@@ -96,7 +96,7 @@ class Receipt:
 
 
 def receipts_file(test_file: Path, target: str) -> Path:
-    """Return where receipts of a file's tests lie."""
+    """Return where receipts of a file's tests are."""
     return test_file.parent / FOLDER / f"{target}.json"
 
 

@@ -26,7 +26,7 @@ from axcore.trainer.step import TrainState
 
 # A mebibyte of float32.
 _PIECE = 1 << 18
-"""Elements that are widened to float32 at a time, which stay in a cache."""
+"""Elements that are converted to float32 at a time, which stay in a cache."""
 
 _WIDE = ("float32", "float64", "bfloat16")
 """Those whose exponents have eight bits or more; no flip makes others large."""

@@ -1,4 +1,4 @@
-"""Guesses change how fast tokens come, never which."""
+"""Draft tokens change how fast tokens come, never which."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def rows_of(sampling, count=ROWS):
 
 @jax.jit
 def chain(table, rows):
-    """Returns the tokens that are drawn one after the other, `[B, GUESSES + 1]`."""
+    """Returns the tokens that are sampled one after the other, `[B, GUESSES + 1]`."""
     last, sampled = jnp.full(len(rows.seed), START), []
     for index in range(GUESSES + 1):
         last = sample(table[last], rows, row_keys(rows.seed, jnp.full(len(last), index)))
@@ -61,7 +61,7 @@ def verified(draft_tokens, rows):
 
 
 def random_guesses(rows):
-    """Returns guesses that do not depend on what is drawn, as those from the text."""
+    """Returns draft tokens that do not depend on what is sampled, as those from the text."""
     return jax.random.randint(jax.random.key(9), (len(rows.seed), GUESSES), 0, VOCAB)
 
 
@@ -89,7 +89,7 @@ def test_pairs_of_tokens_pass_a_chi_square_test(sampling, propose):
     first, second = np.asarray(found.tokens[:, 0]), np.asarray(found.tokens[:, 1])
     whole = jax.nn.softmax(scaled_logits(TABLE, rows_of(sampling, VOCAB)), axis=1)
     expected = np.asarray(whole[START])[:, None] * np.asarray(whole)
-    # The second token counts where the first guess was right; that is decided before it is drawn.
+    # The second token counts where the first draft token was right; that is decided before it is sampled.
     right = np.asarray(found.counts) > 1
     for start in range(VOCAB):
         counts = np.bincount(second[right & (first == start)], minlength=VOCAB)
@@ -158,7 +158,7 @@ def test_penalties_count_the_guesses_before_and_masks_hold_at_each_place():
 
 
 def naive(text, cfg):
-    """Returns the guess of a search backwards, the longest run first."""
+    """Returns the draft tokens of a search backwards, the longest run first."""
     for length in range(cfg.longest, cfg.shortest - 1, -1):
         for start in range(len(text) - length - 1, -1, -1):
             if text[start : start + length] == text[-length:]:

@@ -1,4 +1,4 @@
-"""A model with narrow weights serves what the wide one does, within bounds, in less memory."""
+"""A model with low-precision weights serves what the original one does, within bounds, in less memory."""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def read(cached, tokens):
 
 
 def widened(weights):
-    """Returns the weights of a wide model that are the same numbers as narrow ones."""
+    """Returns the weights of a full-precision model that are the same numbers as low-precision ones."""
     if not isinstance(weights, dict):
         return weights
     if VALUES not in weights:

@@ -1,4 +1,4 @@
-"""Quantized dots: how far they are from float32, which products are narrow, and where they run."""
+"""Quantized dots: how far they are from float32, which products are quantized, and where they run."""
 
 import re
 
@@ -37,7 +37,7 @@ SPECS = {"int8": INT8, "float8": FLOAT8}
 
 @pytest.mark.quick_one_in(6)
 class TestKernels(KernelSuite):
-    """On a CPU, XLA makes float8 wide to multiply it, which gives what a matrix unit would."""
+    """On a CPU, XLA converts float8 to multiply it, which gives what a matrix unit would."""
 
     plugin = "core"
     keys = ("quantized_dot/int8", "quantized_dot/float8")
@@ -184,7 +184,7 @@ def test_what_is_not_finite_is_not_passed_off_as_a_number(operands, name, bad, h
     assert not jnp.isfinite(dw[:, 3]).any()
 
 
-# -- Which products are narrow -------------------------------------------------------------------
+# -- Which products are quantized -------------------------------------------------------------------
 
 
 def products(jaxpr):

@@ -1,4 +1,4 @@
-"""Samples over time: drawn at each evaluation, kept with their steps, changing nothing else."""
+"""Samples over time: sampled at each evaluation, kept with their steps, changing nothing else."""
 
 import json
 

@@ -22,7 +22,7 @@ so that each model is compiled twice."""
 TOLERANCE = 1e-5
 
 NUM_NEARBY, MOST_DRAWS = 32, 64
-"""States with other roundings that a text is tried with, and how often texts are drawn."""
+"""States with other roundings that a text is tried with, and how often texts are sampled."""
 
 NUM_PLACES = NUM_TEXTS + 1
 """Rows of a call where the caches have more rows than are in it: one at least is padding."""
@@ -181,7 +181,7 @@ def steady_texts(model, state, rng, tolerance):
     Args:
         model: The model.
         state: Its state.
-        rng: Draws texts and roundings.
+        rng: Samples texts and roundings.
         tolerance: Of logits, absolute.
     """
     neighbours, found = nearby(state, rng), []

@@ -175,7 +175,7 @@ BUGS = {
     ),
     "reads the folder": (modifier("ReadsTheFolder"), "nothing_but_config", "elsewhere"),
     "reads the clock": (modifier("ReadsTheClock"), "nothing_but_config", "at another time"),
-    "draws a value": (modifier("Draws"), "is_pure", "another config the second time"),
+    "samples a value": (modifier("Draws"), "is_pure", "another config the second time"),
     "adds up": (modifier("AddsUp"), "applied_twice", "max_steps"),
     "changes its input": (modifier("ChangesWhatItGets"), "is_pure", "changes the config"),
     "asks for devices, a modifier": (modifier("AsksADevice"), "asks_no_device", "asked jax for"),

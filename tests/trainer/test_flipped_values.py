@@ -69,7 +69,7 @@ HONEST = {
     "a parameter that diverges": [{}, {"weight": 1e18}],
     "a mask that was there from the start": [{"weight": -1e30}, {"weight": -1e30}],
     "a scale of float8": [{}, {"buffer": 1e30}],
-    "a narrow parameter": [{"dtype": "float16"}, {"weight": 6e4, "dtype": "float16"}],
+    "a low-precision parameter": [{"dtype": "float16"}, {"weight": 6e4, "dtype": "float16"}],
 }
 
 

@@ -107,7 +107,7 @@ def sum_of_calls(costs: Sequence[CallCost], *, rows: int, tokens: int | None = N
 
 
 def shared_evenly(cost: CallCost, count: int) -> CallCost:
-    """Return an even part of what calls take: of those that draw so many tokens, of one token."""
+    """Return an even part of what calls take: of those that decode so many tokens, of one token."""
     times = {name: getattr(cost, name) for name in _TIMES}
     fields: dict[str, Any] = {
         **{name: None if time is None else time / count for name, time in times.items()},
@@ -121,7 +121,7 @@ class FirstToken:
     """When a request's first token comes.
 
     Args:
-        beside: Rows that draw meanwhile.
+        beside: Rows that decode meanwhile.
         pieces: Tokens of each piece in which the prompt is read.
         waits_s: Time at most until the request is at work: calls that were started before.
         cost: From there to the token: pieces, and between two of them a token of each row beside.
@@ -157,7 +157,7 @@ class ServingReport:
         compile_s: Seconds that lowering and compiling took here.
         capacity_bytes: What programs can have of a device; None where it is not known.
         weight_bytes: The weights.
-        drawing_bytes: What slots draw by: settings, and tokens that penalties count.
+        drawing_bytes: Of each slot's sampling settings, and tokens that penalties count.
         program_bytes: All programs of the engine; see `program_bytes` in `measure`.
         temporaries_bytes: The most that one of them allocates while it runs.
         page_bytes: A page of the caches, in all layers.

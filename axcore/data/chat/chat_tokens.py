@@ -118,7 +118,7 @@ def _placed(text: str, begins: list[int], tokenizer: Tokenizer) -> PlacedTokens:
     token across that border would never be asked for.
     """
     placed = tokenizer.encode_placed(text)
-    # Read whole at first: most borders lie between two tokens, and the text need not be cut.
+    # Read whole at first: most borders are between two tokens, and the text need not be cut.
     borders = [begin for begin in begins if _is_crossed(placed, begin)]
     if not borders:
         return placed

@@ -27,7 +27,7 @@ class TransformTools:
 
     Attributes:
         tokenizer: The data's own.
-        place: Of the transform among those of its source, so that two draw different numbers.
+        place: Of the transform among those of its source, so that two sample different numbers.
     """
 
     tokenizer: Tokenizer
@@ -38,7 +38,7 @@ class TransformTools:
 
         So they do not depend on other documents, on their order, or on who reads which of them.
         """
-        # The place is in it, or two transforms of one seed would draw the same numbers.
+        # The place is in it, or two transforms of one seed would sample the same numbers.
         what = f"{seed} {self.place} {document.name}".encode("utf-8", "surrogateescape")
         return np.random.default_rng(int.from_bytes(blake2b(what, digest_size=16).digest()))
 

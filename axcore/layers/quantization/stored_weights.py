@@ -116,7 +116,7 @@ class QuantizedLinear(GroupedRows, Module):
         bias = self.bias if self.config.has_bias else None
         if len(rows) < len(values):
             arrays = (values, scale, bias)
-            # A token of one row goes to a few experts of many: all of them made wide would be the
+            # A token of one row goes to a few experts of many: all of them in full precision would be the
             # largest array of the call.
             own = row_groups(sizes, len(rows))
             values, scale, bias = jax.tree.map(lambda array: array[own], arrays)

@@ -133,7 +133,7 @@ def attention_call_of(call: Call) -> Call:
         made.append(ATTENTION_OP.call(*decode_as_attention(given, spec), lse=False))
 
     # Traced without arrays: the predicate of the kernel behind must see the call that will be
-    # made, not a guess of it.
+    # made, not an estimate of it.
     jax.eval_shape(make, inputs)
     return made[0]
 

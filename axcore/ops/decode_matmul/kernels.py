@@ -46,18 +46,18 @@ def decode_matmul_portable(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -
 
 
 def narrow_product(x_RK: Array, weight: Array, scale_GN: Array) -> Array:
-    """Return `x` times a narrow weight, which is made wide in the product only, in x's dtype."""
+    """Return `x` times a low-precision weight, which is converted in the product only, in x's dtype."""
     values = narrow_values(weight)
     if len(scale_GN) > 1:
         return x_RK @ wide_weight(values, scale_GN).astype(x_RK.dtype)
-    # The scale of a whole column leaves the sum: multiplied after it, no wide weight is ever
+    # The scale of a whole column leaves the sum: multiplied after it, no full-precision weight is ever
     # written.
     y = x_RK @ values.astype(x_RK.dtype)
     return (y.astype(jnp.float32) * scale_GN).astype(x_RK.dtype)
 
 
 def _times(x: Array, weight_KN: Array) -> Array:
-    """Return `x @ weight`; its parts are those of K, which lie one after the other.
+    """Return `x @ weight`; its parts are those of K, which are stored one after the other.
 
     Compilers for hosts share the product of several rows among cores, and leave that of one to one
     core; in parts it is a product of several.

@@ -1,6 +1,6 @@
-"""The decode-matmul op: a few rows times a weight, wide, narrow or in panels.
+"""The decode-matmul op: a few rows times a weight, in full or low precision, or packed.
 
-A weight in panels has some columns after the other, each of which lies together. Whoever reads some
+A weight in panels has some columns after the other, each of which is stored together. Whoever reads some
 columns of a matrix at a time, to keep their sums in registers, then reads memory in its order.
 
 Letters: R rows, K input, N output; G groups of K that share a scale in each column; P panels of C
@@ -59,7 +59,7 @@ def without_panels(weight: Array, out_dim: int | None) -> Array:
 
 
 def narrow_values(weight: Array) -> Array:
-    """Return the numbers `[K, N]` of a narrow weight, those of int4 as int8."""
+    """Return the numbers `[K, N]` of a low-precision weight, those of int4 as int8."""
     return unpacked_int4(weight) if weight.dtype == INT4_PAIRS else weight
 
 
@@ -72,7 +72,7 @@ def wide_weight(values_KN: Array, scale_GN: Array) -> Array:
 def packed_int4(values_KN: Array) -> Array:
     """Return integers from -8 to 7, two in a byte: `[K / 2, N]` uint8."""
     # Halves of the weight in a byte, and not neighbours: each half of the bytes is then whole
-    # rows as they lie, without an exchange between lanes.
+    # rows as they are stored, without an exchange between lanes.
     low, high = jnp.split((values_KN.astype(jnp.int32) & 15).astype(jnp.uint8), 2)
     return low | (high << 4)
 
@@ -153,7 +153,7 @@ def decode_matmul(
             numbers of int4 in each byte, where row `k` has the low half of byte `k` and row
             `k + K / 2` the high one.
         scale_GN: float32, for `G` groups of rows of each column.
-        transposed: Whether the weight has its rows for outputs. It is wide then.
+        transposed: Whether the weight has its rows for outputs. It is in full precision then.
         out_dim: N, of a weight in panels.
 
     Raises:
@@ -191,7 +191,7 @@ def _check(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> None:
         if weight.dtype != x.dtype:
             raise KernelError(
                 f"decode_matmul: x is {x.dtype} and the weight {weight.dtype}; expected one dtype.",
-                hint="cast both to the compute dtype, or give the scale of a narrow weight",
+                hint="cast both to the compute dtype, or give the scale of a low-precision weight",
             )
         return
     if str(weight.dtype) not in NARROW or spec.transposed or is_in_panels:

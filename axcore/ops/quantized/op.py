@@ -1,4 +1,4 @@
-"""The quantized-dot op: products of narrow operands, of one matrix or of a matrix for each group.
+"""The quantized-dot op: products of low-precision operands, of one matrix or of a matrix for each group.
 
 Each product, that of the forward pass and those of the gradients, is a call of its own, for which a
 kernel is chosen.
@@ -44,9 +44,9 @@ def matmul_calls(
     dtype: str,
     weight_gradient_dtype: str | None = None,
 ) -> dict[MatmulRole, Call]:
-    """Return the call of every product that `spec` makes narrow, from the shapes of its operands.
+    """Return the call of every product that `spec` quantizes, from the shapes of its operands.
 
-    Arrays are `lhs` and `rhs`, narrow. Features are the name of the product, that of the dtype of
+    Arrays are `lhs` and `rhs`, quantized. Features are the name of the product, that of the dtype of
     its result, `dtype`, and the grain of the scales, `lhs_per` and `rhs_per`.
     """
     x, w = (x_RK, spec.inputs), (w_KN, spec.weights)
@@ -127,7 +127,7 @@ QUANTIZED_DOT_OP = KernelOp[Array](
 )
 
 WIDE = ("bfloat16", "float16", "float32")
-"""Dtypes that can be made narrow."""
+"""Dtypes that arrays can be quantized to."""
 
 
 def quantized_dot(
@@ -139,17 +139,17 @@ def quantized_dot(
     amaxes: Amaxes | None = None,
     key: Array | None = None,
 ) -> Array:
-    """Return `x w`, `[R, N]` in x's dtype, computed from narrow copies of both.
+    """Return `x w`, `[R, N]` in x's dtype, computed from low-precision copies of both.
 
-    Its gradients are `dy w^T` and `x^T dy` of narrow copies too: rounding counts as the identity.
+    Its gradients are `dy w^T` and `x^T dy` of low-precision copies too: rounding counts as the identity.
     Each product is a call of its own, for which a kernel is chosen: on hardware that lacks the
     format there is none, and `emulated` serves only where it is pinned.
 
     Args:
         x_RK: Any number of leading dimensions.
         w_KN: Of x's dtype.
-        spec: How each operand is made narrow.
-        narrow_x: What `narrow_input` made of `x`, for several products of one input; made here
+        spec: How each operand is quantized.
+        narrow_x: What `narrow_input` returned for `x`, for several products of one input; made here
             where None. Only with one scale per tensor.
         amaxes: Magnitudes to scale by; those of the operands themselves where None. Only with one
             scale per tensor.
@@ -251,7 +251,7 @@ def quantized_grouped_matmul(
     amaxes: Amaxes | None = None,
     key: Array | None = None,
 ) -> Array:
-    """Return `y_RF`, each row times the matrix of its group, from narrow copies of both.
+    """Return `y_RF`, each row times the matrix of its group, from low-precision copies of both.
 
     Rows are those of `grouped_matmul`, gradients those of `quantized_dot`. A tensor that has a
     scale is what one group has: its rows, its matrix, its gradients. The products of blocks of rows
@@ -261,7 +261,7 @@ def quantized_grouped_matmul(
         x_RD: Rows, sorted by group.
         w_EDF: A matrix for each group, of x's dtype.
         group_sizes_E: Integers >= 0.
-        spec: How each operand is made narrow.
+        spec: How each operand is quantized.
         amaxes: Float32 magnitudes `[E]` to scale by; those of each group itself where None. Only
             with one scale per tensor.
         key: Random key for stochastic rounding, which rounds to nearest without one.

@@ -1,4 +1,4 @@
-"""Kernels for processors that are not here: their vectors, and what LLVM makes of them."""
+"""Kernels for processors that are not available: their vectors, and what LLVM makes of them."""
 
 import re
 

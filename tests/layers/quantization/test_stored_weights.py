@@ -1,4 +1,4 @@
-"""Weights that are kept narrow are close to the wide ones, and take less memory."""
+"""Weights in low precision are close to those in full precision, and take less memory."""
 
 import jax
 import jax.numpy as jnp

@@ -116,7 +116,7 @@ class ColumnSums:
 class _Strip:
     """Some columns of a weight: emits the sums of products with rows of x.
 
-    Steps are rows of the weight as it lies, or groups of them that share scales.
+    Steps are rows of the weight as it is stored, or groups of them that share scales.
     """
 
     def __init__(self, form: ColumnSums, e: Emitter, buffers: Buffers, index: Value) -> None:
@@ -182,7 +182,7 @@ class _Strip:
                     e.store(one, e.at(self.y, place))
 
     def _place(self, row: Value, vector: int) -> Value:
-        """Return where a vector of a row lies: in the next panel, where that one is over."""
+        """Return where a vector of a row is: in the next panel, where that one is over."""
         e, form = self.e, self.form
         if form.panels == 1:
             return e.at(row, vector * e.lanes, self.stored)

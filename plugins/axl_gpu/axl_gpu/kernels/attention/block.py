@@ -1,6 +1,6 @@
 """The arithmetic of one block of attention in registers, shared by every kernel of this package.
 
-Logits here are in base 2, for `exp2` is what the hardware has. A block lies with queries along its
+Logits here are in base 2, for `exp2` is what the hardware has. A block has queries along its
 rows (forward, and gradients of queries) or along its columns (gradients of keys and values); the
 `axis` of queries says which. Everything is float32.
 

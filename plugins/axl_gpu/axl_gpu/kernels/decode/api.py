@@ -2,7 +2,7 @@
 
 At one query a row memory is what is waited for, and one row keeps few processors busy. So the keys
 of a row are shared out to as many thread blocks as fill the GPU, and their partial sums are put
-together afterwards. Keys and values are read once, from pages or a contiguous cache as they lie.
+together afterwards. Keys and values are read once, from pages or a contiguous cache as they are stored.
 
 Many queries of a row, a prompt's, go to our flash attention. The keys of each row are put together
 from the cache first; beside that many queries the copy is small.
@@ -117,7 +117,7 @@ def unsupported_reason(call: Call) -> str | None:
         if page % KEYS and page not in PAGES:
             return f"takes pages of 8, 16, 32 and multiples of 64 keys, not {page}"
     elif page < KEYS or page % 8:
-        return f"takes room for a multiple of 8 keys from {KEYS} up, not {page}"
+        return f"takes a capacity that is a multiple of 8 keys from {KEYS} up, not {page}"
     return None
 
 
@@ -137,7 +137,7 @@ def gpu_decode_attention(
     """Return `o_BTNV`; sums and exponentials are float32.
 
     Beside the cache it moves, for each share of a row, `I (V + 1)` numbers in float32 twice. Keys
-    and values of 8 bits are widened a block at a time; all their scales are copied first.
+    and values of 8 bits are converted a block at a time; all their scales are copied first.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -225,7 +225,7 @@ def _moved_bytes(arrays: DecodeArrays, choices: DecodeChoices) -> int:
 def _scales_of_rows(scale_MCK: Array | None, table_BP: Array, lengths_B: Array) -> Array | None:
     """Return the scales of each row's keys in whole blocks, 0 behind its tokens.
 
-    A head's scales do not lie together in memory, which copies into shared memory need. A weight of
+    A head's scales are not together in memory, which copies into shared memory need. A weight of
     0 hides no NaN.
     """
     if scale_MCK is None:

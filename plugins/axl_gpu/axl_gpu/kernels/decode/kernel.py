@@ -4,7 +4,7 @@ A thread block is one warp group. It has the queries of all heads that share a k
 of its products, and goes through the blocks of its share, while those of the next block are on
 their way. What it leaves is what `combine` needs: weighted means, and the log-sum-exp.
 
-Keys and values of 8 bits are widened to the dtype of queries in shared memory. Their scales come
+Keys and values of 8 bits are converted to the dtype of queries in shared memory. Their scales come
 after: products are multiplied by those of keys, and weights by those of values.
 
 Letters: B batch rows, K key heads, Z shares of a row, I queries times heads of a key head, filled
@@ -277,7 +277,7 @@ class _Cache:
     def arrived(self, name: str, slot: Array) -> Ref:
         """Wait for a block's keys or values, and return them in the dtype of queries.
 
-        Those of 8 bits are widened into one place, where the next ones replace them.
+        Those of 8 bits are converted into one place, where the next ones replace them.
         """
         plgpu.barrier_wait(self.scratch[f"{name}_arrived"].at[slot])
         kept = self.scratch[name].at[slot]

@@ -119,7 +119,7 @@ def _kernel(
         queries, keys = _rows(i, block.cut.queries.size), _rows(j, block.cut.keys.size)
         dk[keys] += new.dk
         dv[keys] += new.dv
-        # Contracted over the rows of both: scores lie keys by queries, and are not transposed for
+        # Contracted over the rows of both: scores are keys by queries, and are not transposed for
         # this.
         dq[queries] += matmul(new.ds, new.k, (0, 0))
 

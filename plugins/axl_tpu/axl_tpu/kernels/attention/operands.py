@@ -1,6 +1,6 @@
 """The arrays of a flash attention call as its kernels take them, and which blocks a visit reads.
 
-Heads lie so that a block is whole tiles (`Heads`). What is per token is in rows `[B, 1, T]`: as
+Heads are laid out so that a block is whole tiles (`Heads`). What is per token is in rows `[B, 1, T]`: as
 columns it would take a vector of lanes for every token in memory. Numbers that are read one by one
 are in scalar memory.
 
@@ -24,7 +24,7 @@ from axl_tpu.kernels.attention.block_sizes import LEAST_VMEM, step_bytes
 
 @attrs.frozen
 class Heads:
-    """How the heads of an array `[B, T, N, H]` lie where kernels read and write them.
+    """How the heads of an array `[B, T, N, H]` are laid out where kernels read and write them.
 
     Heads of whole registers stay side by side, `[B, T, N * H]`, as products before and after
     attention make and take them, so that nothing is copied. Others lead tokens, `[B, N, T, H]`.
@@ -57,12 +57,12 @@ class Heads:
         return (None, *(() if self.are_side_by_side else (None,)), size, self.width)
 
     def place(self, b: Array, n: Array, i: Array | int) -> tuple[Array | int, ...]:
-        """Return where a head's block lies, counted in blocks."""
+        """Return where a head's block is, counted in blocks."""
         return (b, i, n) if self.are_side_by_side else (b, n, i, 0)
 
 
 class Layout(NamedTuple):
-    """How the heads of a call's arrays lie."""
+    """How the heads of a call's arrays are laid out."""
 
     q: Heads
     k: Heads

@@ -2,7 +2,7 @@
 
 A step of the grid is a row. It goes through the blocks of the row's cache that its queries see;
 while one is computed the next is copied. All query heads are multiplied by the keys of all key
-heads and pairs of heads that do not belong together are masked: so keys stay as they lie in memory,
+heads and pairs of heads that do not belong together are masked: so keys stay as they are stored in memory,
 and the matrix unit, which waits for the memory anyway, has few and large products.
 
 Letters: B batch rows, T queries of a row, N query heads, K key heads, H key width, V value width,
@@ -124,9 +124,9 @@ def tpu_decode_attention(
     """Return `o_BTNV`; sums and exponentials are float32.
 
     Reads what of the cache the queries of a row see, in whole pages or blocks, and no page besides.
-    A width of 128 or 256 and key heads that are a power of two are read as they lie; others, and
+    A width of 128 or 256 and key heads that are a power of two are read as they are stored; others, and
     pages that do not fill whole tiles of memory, may be copied to another layout first. Keys and
-    values of 8 bits are widened a block at a time; all their scales are copied first.
+    values of 8 bits are converted a block at a time; all their scales are copied first.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -183,7 +183,7 @@ def tpu_decode_attention(
             interpret=interpret,
             name="tpu_decode_attention",
         )(
-            # A length beyond the room would lead copies past the row's pages.
+            # A length beyond the capacity would lead copies past the row's pages.
             jnp.minimum(inputs.lengths_B.astype(jnp.int32), inputs.capacity),
             table_BP.reshape(-1),
             inputs.q_BTNH.reshape(batch, rows, width),
