@@ -126,7 +126,7 @@ def _medians(times: Mapping[str, list[float]], failures: Figures) -> dict[str, f
 
 
 def ours_over_best_rival(seconds: Mapping[str, float]) -> float | None:
-    """Return our time by the least of the others', None where there are not both."""
+    """Return our time by the least of the others', None where there are no both."""
     others = [one for name, one in seconds.items() if name != OURS]
     if OURS not in seconds or not others:
         return None
@@ -189,7 +189,7 @@ def results_name(subject: str, gpu: str) -> str:
 
     Args:
         subject: What was measured.
-        gpu: The whole name of the card, as its driver has it.
+        gpu: The full name of the card, as its driver has it.
     """
     chip = detect("gpu", gpu) or re.sub(r"[^a-z0-9]+", "-", gpu.lower())
     return f"gpu_{chip}_{subject}"

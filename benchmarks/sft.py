@@ -6,7 +6,7 @@ The instructions name a spelling, and a name of the standard library is to be sp
 `camel:`, half as `constant:`. Names that are asked about after training are in no example, so no
 answer can be remembered; no constant answer is right twice, and one spelling for every instruction
 is right in a quarter. `sft` should answer most of them. Greedy answers are judged by equality with
-the whole answer, its end included.
+the full answer, its end included.
 
 `dpo` then prefers camelCase for `spell:`, on names that `sft` never saw. On pairs held out the
 margin and its accuracy should rise; of answers sampled at temperature 1 the share of camelCase should

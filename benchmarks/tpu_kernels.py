@@ -171,7 +171,7 @@ Steps = tuple[tuple[int, int], int, tuple[float, ...]]
 
 
 def our_steps(case: Case, hardware: Hardware) -> dict[str, Steps]:
-    """Return the steps of our kernels; of branches, masked and whole visits are in the middle."""
+    """Return the steps of our kernels; of branches, masked and full visits are in the middle."""
     from axl_tpu.kernels.attention.block_sizes import BACKWARD_BLOCK_SIZES, BLOCK_SIZES
 
     from axcore.ops.attention.op import ATTENTION_OP

@@ -153,7 +153,7 @@ def megablox_steps() -> dict[str, tuple[str, Steps]]:
 
 def our_steps(hardware: Hardware) -> dict[str, tuple[str, Steps]]:
     """Return our kernels; branches are a first part, a last part, any other if there are several,
-    and the end; of matrices a first visit, one of a whole block, one of a part, and a last one.
+    and the end; of matrices a first visit, one of a full block, one of a part, and a last one.
     """
     from axl_tpu.kernels.grouped_matmul.block_sizes import BLOCK_SIZES
 

@@ -43,7 +43,7 @@ class Checkpointer(Configurable):
         after `retry_after_s`, then after twice as long, at most a minute. More than one try keeps
         the state in host memory until the step is committed.
         `on_damage` says what `restore` does where the newest step is damaged and no step was asked
-        for by number: go back to the newest whole one with a warning, or stop.
+        for by number: go back to the newest intact one with a warning, or stop.
         """
 
         directory: str = REQUIRED

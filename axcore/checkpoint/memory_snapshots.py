@@ -209,7 +209,7 @@ class MemorySnapshots:
             ) from error
 
     def restore(self, template: Any, *, newer_than: int) -> Restored | None:
-        """Restore the newest step of which every process's part is whole somewhere.
+        """Restore the newest step of which every process's part is intact somewhere.
 
         Args:
             template: As `Checkpointer.restore` takes it.

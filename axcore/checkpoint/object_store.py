@@ -460,7 +460,7 @@ class ObjectSteps:
 
     def _remove(self, prefix: str) -> None:
         # In this order, by the rule of `publish` backwards: without the
-        # index it is no step, whatever a killed process leaves of the rest.
+        # index it is not a step, whatever a killed process leaves of the rest.
         for kind in (_INDEX, _GOOD, _QUARANTINED, ""):
             self._store.delete(prefix + kind)
 

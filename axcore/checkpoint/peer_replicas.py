@@ -32,7 +32,7 @@ from axcore.checkpoint.manifest import (
 from axcore.config.json_files import parse_json
 from axcore.distributed import all_gather_object, reachable_host
 
-# For a whole part to cross the network, and far below the barrier limit of
+# For one part to cross the network, and far below the barrier limit of
 # the gather that contains it, so that a stuck peer is reported by name.
 _LIMIT_S = 120.0
 _PIECE_BYTES = 1 << 20
@@ -197,7 +197,7 @@ def _answer(stream: Any, text: str) -> None:
 # -- The part of one process -----------------------------------------------------------------------
 #
 # The shards of a process's devices are in one file, one after the other, so that a part is written
-# and read at the speed of memory. The manifest comes last; without it there is no part.
+# and read at the speed of memory. The manifest comes last; without it there is not part.
 
 
 HostShards = dict[str, dict[str, np.ndarray]]
@@ -246,7 +246,7 @@ def write_part(
                 # Aligned, so that a shard is a view of the file's bytes, without a copy.
                 file.write(bytes(-file.tell() % _ALIGNED_BYTES))
                 offsets[name][place] = file.tell()
-                # bfloat16 and the float8 types are no buffer types
+                # bfloat16 and the float8 types are not types of buffers
                 # of Python; as bytes every dtype can be written.
                 file.write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
     files = record_files(directory, list_files(directory))

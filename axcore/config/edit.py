@@ -97,7 +97,7 @@ def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
 def origin_of(cfg: Any, path: str) -> Origin | None:
     """Return where the value at a path was set, or None where it is a default.
 
-    A value inside of a tuple or mapping was set where the whole of it was.
+    A value inside of a tuple or mapping was set where all of it was.
 
     Raises:
         ConfigError: The path matches nothing.

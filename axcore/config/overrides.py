@@ -17,7 +17,7 @@ def apply_overrides(cfg: Any, overrides: Iterable[str], *, set_in: str = "--set"
     """Return `cfg` with `path=value` texts applied in order.
 
     Raises:
-        ConfigError: Listing every text that is no `path=value`, names no path, or whose value does
+        ConfigError: Listing every text that is not a `path=value`, names no path, or whose value does
             not fit the field.
     """
     problems: list[str] = []
@@ -71,7 +71,7 @@ def parse_value(text: str, annotation: Any, *, where: str = "", present: Any = R
     hint = f"--set {where}={_example(annotation, present)}"
     if any(_is_config_option(option) for option in _options(annotation)):
         hint = (
-            f"set the fields inside of it, --set {where}.FIELD=VALUE; replace_config swaps it whole"
+            f"set the fields inside of it, --set {where}.FIELD=VALUE; replace_config replaces all of it"
         )
     raise ConfigError(problem, where=where, hint=hint)
 

@@ -216,7 +216,7 @@ class Field:
         is_required: Whether somebody has to fill it in; parents fill in most.
         is_default: Whether it holds its default.
         set_in: Where it was set, if that is known.
-        doc: What its class says of it.
+        doc: What its class says about it.
     """
 
     path: str

@@ -283,7 +283,7 @@ class ArraySet:
                 f"{name} has values from {smallest} to {largest}, and a batch has them as {dtype}",
                 "number them from 0",
             )
-        # An array with negative values is no set of numbers of an embedding.
+        # An array with negative values is not a set of numbers of an embedding.
         return largest + 1 if smallest >= 0 else None
 
     def _error(self, what: str, hint: str) -> DataError:

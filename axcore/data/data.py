@@ -81,7 +81,7 @@ class Data(DataLoader):
     asked for, and only then: a `Data` that is built for its tokenizer reads no text.
 
     Differs: grain's own packing makes rows from a stream, one shard of documents at a time, so that
-    the number of shards decides what is in a row. Here one packing holds for the whole corpus and
+    the number of shards decides what is in a row. Here one packing holds for the full corpus and
     any row can be computed from its number, so there are no shards to choose, rows of all documents
     are shuffled together, and the saved position is a number.
     """

@@ -175,7 +175,7 @@ class PreferenceData(DataLoader):
             found = document.fields[SEQUENCES]
             # One token more than the row, for its last target.
             cut = tuple(_cut(one, cfg.seq_len + 1) for one in found)
-            # The first token is no target, so it does not count.
+            # The first token is not a target, so it does not count.
             if not all(one.counts[1:].any() for one in cut):
                 num_left_out += 1
                 continue

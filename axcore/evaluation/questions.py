@@ -20,7 +20,7 @@ class Likelihood:
 
 @attrs.frozen(kw_only=True)
 class TextLikelihood:
-    """How likely a model finds a whole text, however long it is.
+    """How likely a model finds a full text, however long it is.
 
     Args:
         text: It is read in windows of the model's length.

@@ -237,7 +237,7 @@ class Perplexity(ScoredTask):
     config: Config
 
     def questions(self, sample: Sample, before: str) -> tuple[TextLikelihood, ...]:
-        """Ask how likely the whole text is."""
+        """Ask how likely the full text is."""
         text = self.text(sample)
         if not text:
             raise DataError("its text is empty", where=sample.where)

@@ -20,7 +20,7 @@ def use_large_pages(pieces: Iterable[tuple[int, int]]) -> int:
 
     Those that are partly in a large page count in whole. What they hold stays as it is. Memory of
     files stays in small pages, and so does all on another system, before Linux 6.1, where large
-    pages are switched off, and where no whole one is free.
+    pages are switched off, and where no full one is free.
 
     Args:
         pieces: Address and size in bytes of each.

@@ -194,7 +194,7 @@ class BlockManager:
             sequence.digests[len(sequence.pages) : len(sequence.pages) + unit], unit
         ):
             if (
-                # A whole chunk must be left to compute, as one that
+                # A full chunk must be left to compute, as one that
                 # begins within a group is none of the compiled ones.
                 limits.chunk_alignment > 1
                 and (len(sequence.pages) + unit) * limits.page_size >= target

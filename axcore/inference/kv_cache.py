@@ -166,7 +166,7 @@ def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) ->
     """
     assert cache_config.pages is not None
     wanted, size = cache_config.pages.num_pages, cache_config.pages.page_size
-    # In proportion: caches that are no pages are small against them.
+    # In proportion: caches that are not pages are small against them.
     number = min(wanted, int(wanted * free_bytes / max(1, cache_bytes)))
     if number * size < cache_config.max_length:
         raise ConfigError(

@@ -249,7 +249,7 @@ def _logprobs_of(
     """Return log-probabilities of sampled tokens; zeros where no row wants any."""
     number = min(MAX_LOGPROBS, logits.shape[1])
 
-    # A top-k over the whole vocabulary, for which most requests have no use.
+    # A top-k over the full vocabulary, for which most requests have no use.
     def wanted() -> LogProbs:
         return log_probabilities(logits, tokens, number)
 

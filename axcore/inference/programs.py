@@ -1,6 +1,6 @@
 """`Programs`: the compiled programs of an engine, and the arrays on the device that they change.
 
-A program is compiled for a number of rows and of tokens (a bucket). All that a call says of its
+A program is compiled for a number of rows and of tokens (a bucket). All that a call says about its
 rows comes as one array of whole numbers, so that a call costs one transfer.
 
 Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S slots, W words of a

@@ -284,7 +284,7 @@ class RequestLimits:
                 where="max_tokens",
                 hint="shorten the prompt, or ask for fewer tokens",
             )
-        # For the whole answer: a request that fits only as long
+        # For the full answer: a request that fits only as long
         # as it is short would be preempted by itself for ever.
         needed = -(-(size + request.max_tokens) // self.page_size)
         if needed > self.num_pages:

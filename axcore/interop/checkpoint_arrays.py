@@ -100,7 +100,7 @@ class CheckpointArrays(ArraySource):
                 f"the folder holds a base model without a head: {', '.join(missing)} is missing, "
                 "and config.json does not tie it to the embeddings (tie_word_embeddings)",
                 where=str(self.folder),
-                hint="name the folder of the whole model; or train a head from random values: "
+                hint="name the folder of the full model; or train a head from random values: "
                 f"--modify \"pretrained(path={self.folder}, fresh=('head.**',))\"",
             )
         problems += [f"{name} is missing" for name in missing]

@@ -83,7 +83,7 @@ def _trimmed(change: np.ndarray, density: float) -> np.ndarray:
     if keep >= change.size:
         return change
     size = np.abs(change)
-    # `partition`, which is linear: sorting a whole tensor takes longer than reading it.
+    # `partition`, which is linear: sorting a full tensor takes longer than reading it.
     smallest = np.partition(size.reshape(-1), change.size - keep)[change.size - keep]
     return np.where(size >= smallest, change, np.float32(0.0))
 

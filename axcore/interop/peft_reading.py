@@ -83,7 +83,7 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, _AdapterArrays, Replaced]:
     tensors = {name: place for name, place in found.items() if name in every.shapes}
     _check_complete(tensors, settings, folder)
     others = {n.removeprefix(PREFIX): one for n, one in found.items() if n not in every.shapes}
-    # What is no adapter's may be a layer that the folder replaces as a whole.
+    # What is not an adapter's may be a layer that the folder replaces as a whole.
     beside = replaced(folder, others, settings, (cfg, family))
     added = {name.removesuffix(WEIGHT) for name in beside.added}
     _check_targets(
@@ -220,7 +220,7 @@ def _factor_rules(rule: Rule) -> Iterator[Rule]:
     """Yield the rules of the adapters of a linear layer, none for other rules.
 
     Where a family fuses layers, `(inputs, outputs)` side by side as the outputs of one, there is
-    one product B A for all of them: each layer has the whole A, and its own rows of B.
+    one product B A for all of them: each layer has the full A, and its own rows of B.
     """
     rows, own = _of_rows(rule.transform), [name.removesuffix(WEIGHT) for name in rule.axcore]
     hf = PREFIX + rule.hf[0].removesuffix(WEIGHT)

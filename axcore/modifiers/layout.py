@@ -77,7 +77,7 @@ class Zero2:
     """Keep parameters whole on each device, and split gradients and the optimizer's state.
 
     It is the second stage of ZeRO, between data parallelism and `fsdp`: parameters move once a
-    step, after the update, and not in each pass of each micro-batch. It takes the memory of whole
+    step, after the update, and not in each pass of each micro-batch. It takes the memory of full
     parameters.
 
     Args:

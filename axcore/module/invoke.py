@@ -30,7 +30,7 @@ def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
     caller = current.get()
     if caller is None:
         caller = current_context(f"a {type(module).__qualname__} was called")
-    # A method that calls itself by `self(...)` stays in its context: it is no child of its own.
+    # A method that calls itself by `self(...)` stays in its context: it is not a child of its own.
     if caller.module is module:
         return method(module, *args, **kwargs)
     context = caller.child(module)

@@ -457,5 +457,5 @@ def _scalar(value: Any, name: str) -> Array:
             f"loss {name!r} has shape {jnp.shape(array)}; a loss and its weight are scalars",
             hint="sum over the items, and give their number as the weight",
         )
-    # float32 always: sums over a batch in bfloat16 are off by whole tokens.
+    # float32 always: sums over a batch in bfloat16 are off by full tokens.
     return jnp.asarray(array).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""`Param`, what a module declares in `setup`, and `ParamSpec`, what `param_specs()` says of it."""
+"""`Param`, what a module declares in `setup`, and `ParamSpec`, what `param_specs()` says about it."""
 
 import itertools
 import math
@@ -224,7 +224,7 @@ class ParamSpec:
             # samples what an unrolled layer of the same path does.
             return self.init.sample(key, shape, self.fans)
 
-        # `vmap` over keys rather than one sample of the whole shape:
+        # `vmap` over keys rather than one sample of the full shape:
         # those numbers would depend on how many layers there are.
         value: Array = jax.vmap(draw)(keys).reshape(self.shape) if stacked else draw(keys[0])
         return value.astype(self.dtype)

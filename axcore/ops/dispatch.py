@@ -139,7 +139,7 @@ class KernelPolicy:
 
     @classmethod
     def of(cls, cfg: Any, hardware: Hardware) -> "KernelPolicy":
-        """Return what a trainer's config says of kernels, for some hardware."""
+        """Return what a trainer's config says about kernels, for some hardware."""
         return cls(
             hardware=hardware,
             pins=cfg.kernels.pins,

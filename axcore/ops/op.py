@@ -330,13 +330,13 @@ class KernelOp(Generic[Outputs]):
         return self.with_gradient(self.sharded(kernel, forward), self.sharded(kernel, backward))
 
     def with_gradient(self, forward: KernelFunction, backward: KernelFunction) -> KernelFunction:
-        """Return the op by a forward and a backward kernel, on whole arrays."""
+        """Return the op by a forward and a backward kernel, on full arrays."""
         if self.custom_vjp is None:
             raise KernelError(f"{self.name} has no backward kernels.")
         return partial(self.custom_vjp, forward=forward, backward=backward)
 
     def sharded(self, kernel: Kernel, function: KernelFunction) -> KernelFunction:
-        """Return a kernel's function as it is called on whole arrays under a mesh."""
+        """Return a kernel's function as it is called on full arrays under a mesh."""
         declared, results = self.sharding, self.results
         if kernel.is_differentiable:
             declared = self.differentiable_sharding or declared

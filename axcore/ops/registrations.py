@@ -40,7 +40,7 @@ def ops() -> Iterator[Op]:
     yield Op(
         name="cross_entropy",
         fn=Ref("axcore.ops:cross_entropy"),
-        summary="Next-token loss without the whole logits in memory",
+        summary="Next-token loss without the full logits in memory",
         contract=Ref("axcore.testing.contracts:CROSS_ENTROPY"),
         arg_spec=Ref("axcore.ops.cross_entropy.contract:arg_spec"),
     )

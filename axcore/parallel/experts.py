@@ -43,7 +43,7 @@ def shard_map_over_tokens(
         module: The module at work.
         method: One of its methods; `expert_mesh_axes()` says how experts are split.
         *args: Arrays `[batch, time, ...]`, as the result is.
-        replicate_time: Whether every device gets rows in their whole length.
+        replicate_time: Whether every device gets rows in their full length.
 
     Raises:
         ModuleError: A value was captured inside.

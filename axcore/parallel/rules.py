@@ -71,7 +71,7 @@ def partition_spec(axes: Axes, rules: Rules, mesh: AnyMesh, *, where: str = "") 
             raise ShardingError(
                 f"axes {axes} would split two dimensions over mesh axis {twice[0]!r}",
                 where=where,
-                hint="change the rules so that one of the two stays whole",
+                hint="change the rules so that one of the two is not split",
             )
         used.update(names)
         entries.append(names[0] if len(names) == 1 else names or None)

@@ -70,7 +70,7 @@ class Partition:
             rule = current_rules().get(axis, ())
             names = tuple(n for n in rule if n in free - taken and mesh.shape[n] > 1)
             ways = math.prod(mesh.shape[name] for name in names)
-            # All dimensions of the axis or none: queries split and keys whole would not meet.
+            # All dimensions of the axis or none: queries split and keys not split would not meet.
             divides = axis in sizes and not any(size % ways for size in sizes[axis])
             chosen[axis] = names if divides else ()
             taken.update(chosen[axis])

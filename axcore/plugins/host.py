@@ -287,7 +287,7 @@ def require_consistency(differences: Sequence[str]) -> None:
     """Let a run continue only where all processes say the same of themselves.
 
     Args:
-        differences: What `first_difference` says of each process, in their order.
+        differences: What `first_difference` says about each process, in their order.
 
     Raises:
         PluginError: Naming the processes that differ from the first, and in what.

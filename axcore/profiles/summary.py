@@ -148,7 +148,7 @@ def read_profile(folder: Path, model: Module) -> Profile:
 
 
 class _Named:
-    """What the program says of an operation."""
+    """What the program says about an operation."""
 
     def __init__(self, program: Program, names: ModuleNames) -> None:
         self._program = program

@@ -262,7 +262,7 @@ class Restarts:
 
     def _ended_at(self, step: int) -> int:
         """Note the end of an attempt; return how many ended there since one came further."""
-        # `default=step`: the first failure ever is no progress.
+        # `default=step`: the first failure ever is not progress.
         if step > max(self._ends, default=step):
             self._ends.clear()
         self._ends[step] += 1

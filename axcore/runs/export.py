@@ -219,7 +219,7 @@ def export_run(
             run.config.init_from,
             cfg,
             where="init_from.adapters",
-            hint="export the whole model: --merged",
+            hint="export the full model: --merged",
         )
         return corrections.write(
             folder,
@@ -373,7 +373,7 @@ def export_gguf(
     cfg: Any = run.trainer.config.model
     if not merged and adapter_format(cfg) is not None:
         raise ConfigError(
-            "the run trains adapters, and a GGUF file holds a whole model", hint="--merged"
+            "the run trains adapters, and a GGUF file holds a full model", hint="--merged"
         )
     tokenizer = getattr(run.trainer.data, "tokenizer", None)
     vocabulary, note = gguf_vocabulary(tokenizer, cfg.vocab_size)

@@ -243,7 +243,7 @@ def _finite(value: float) -> float | None:
 
 
 def _layout_of(folder: Path, starts: list[dict[str, Any]], trust_code: bool) -> dict[str, Any]:
-    """Return what the config says of arrays and devices, as the newest start had them."""
+    """Return what the config says about arrays and devices, as the newest start had them."""
     written = (folder / "config.json").stat().st_mtime_ns
     hardware = str(starts[-1]["hardware"]) if starts else "cpu-1"
     return dict(_layout(str(folder), hardware, trust_code, written))

@@ -260,7 +260,7 @@ def _update(old: Sequence[Any], new: Sequence[Any]) -> None:
 class Remote:
     """An object or function of the program, of which attributes, calls and iteration work here.
 
-    Two are equal if they are the same object: what a program says of equality never counts.
+    Two are equal if they are the same object: what a program says about equality never counts.
     """
 
     def __init__(self, program: _Program, number: int) -> None:

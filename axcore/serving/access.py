@@ -26,7 +26,7 @@ _VARIABLE = "AXCORE_API_KEYS"
 
 
 # A typo such as an empty variable must not become a key;
-# eight is no strength, only a sign that somebody chose it.
+# eight is not strength, only a sign that somebody chose it.
 _LEAST = 8
 
 
@@ -268,7 +268,7 @@ def request_id(sent: str | None) -> str:
 
 def _host_name(header: str) -> str:
     """Return the name in a `Host` header, without its port."""
-    # An IPv6 address is in brackets, and its own colons are no port.
+    # An IPv6 address is in brackets, and its own colons are not port.
     name = re.sub(r":\d+$", "", header.lower())
     return name.removeprefix("[").removesuffix("]")
 

@@ -45,7 +45,7 @@ class RequestStats:
         """Count a piece of an answer."""
         if delta.sampled:
             now = time.monotonic() - self.began
-            # A piece without a token, such as one that only ends a text, is no first token.
+            # A piece without a token, such as one that only ends a text, is not a first token.
             self.first_token_s = now if self.first_token_s is None else self.first_token_s
             self.last_token_s = now
             self.num_tokens += len(delta.sampled)

@@ -243,7 +243,7 @@ def parse_body(body: bytes) -> Any:
     _check_size(body)
     try:
         found = parse_json(body, allow_nan=False)
-    except ValueError as error:  # bytes that are no UTF-8, too
+    except ValueError as error:  # bytes that are not UTF-8, too
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
     # Few bodies have an escaped surrogate at all, so most are not looked at again.
     if _SURROGATE.search(body):

@@ -245,7 +245,7 @@ class PromptOptions:
 
 
 def read_prompt_options(fields: RequestParser) -> PromptOptions:
-    """Return what a request says of its texts."""
+    """Return what a request says about its texts."""
     return PromptOptions(
         parses_special=fields.boolean("parse_special", default=True),
         adds_special=fields.boolean("add_special_tokens", default=True),

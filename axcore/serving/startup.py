@@ -229,7 +229,7 @@ def _opened(name: str, folder: Path, cfg: Any, *, trust_code: bool) -> Adapter:
     own = run.opened_config.model
     if adapter_format(own) is None:
         raise ConfigError(
-            "the run trained no adapters but a whole model",
+            "the run trained no adapters but a full model",
             where=where,
             hint=f"serve it by itself: axcore serve {folder}",
         )

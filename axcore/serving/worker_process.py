@@ -109,7 +109,7 @@ class GrammarJobs:
 
     # On a thread, as the size of the main thread's stack was set by the shell.
     def run(self, values: Any) -> dict[str, Any]:
-        """Return what the library says of a grammar; nothing where it takes it."""
+        """Return what the library says about a grammar; nothing where it takes it."""
         said: list[str] = []
 
         def compile_it() -> None:

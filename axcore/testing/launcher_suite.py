@@ -1,4 +1,4 @@
-"""`LauncherSuite`: an engine is given the whole run, and the processes of it find each other."""
+"""`LauncherSuite`: an engine is given the full run, and the processes of it find each other."""
 
 import os
 from collections.abc import Iterator, Mapping

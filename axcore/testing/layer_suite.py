@@ -237,7 +237,7 @@ class LayerSuite(Suite):
     # -- Serving and transformations ---------------------------------------------------------
 
     def test_cache_gives_what_the_whole_row_does(self, record: LayerVariant) -> None:
-        """A prompt, then one token after another: the logits are those of the whole row."""
+        """A prompt, then one token after another: the logits are those of the full row."""
         if record.key in self.not_served:
             pytest.skip(f"{record.key} is in `not_served`")
         from axcore.inference.cached_model import CachedModel
@@ -264,7 +264,7 @@ class LayerSuite(Suite):
                 logits_BV,
                 whole_BTV[:, done - 1],
                 f"with {done - num_new} tokens in the cache, token {done - 1} gives other logits "
-                "than in the whole row",
+                "than in the full row",
             )
 
     def test_vmap_gives_what_one_row_after_another_does(self, record: LayerVariant) -> None:

@@ -144,7 +144,7 @@ def compiler_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def kernel_of_test(item: pytest.Item) -> Kernel | None:
-    """Return the kernel that a test compiles; None where it is no test of a `CompileSuite`."""
+    """Return the kernel that a test compiles; None where it is not a test of a `CompileSuite`."""
     callspec = getattr(item, "callspec", None)
     trial = callspec.params.get("compile_trial") if callspec is not None else None
     return trial.kernel if trial is not None else None

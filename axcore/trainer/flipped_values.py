@@ -77,7 +77,7 @@ class FlippedValues:
         self._step, self._sums = step, sums
 
     def _is_flipped(self, name: str, now: float) -> bool:
-        # A comparison with the last whole state: a model
+        # A comparison with the last intact state: a model
         # with such values from the start is nobody's fault.
         before = self._sums[name]
         # Moments begin at 0, which says nothing of how large their gradients are.

@@ -120,7 +120,7 @@ class Recovery:
         self.skipped.check(what, suspects=self.suspects())
 
     def suspects(self, good: int | None = None) -> str:
-        """Return what an error about numbers that are not finite says of the kernels in use.
+        """Return what an error about numbers that are not finite says about the kernels in use.
 
         Args:
             good: The step before which numbers were good; that of the newest save where None.

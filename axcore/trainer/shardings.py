@@ -164,7 +164,7 @@ def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> T
     model = param_shardings(specs, cfg.sharding.param_rules, mesh)
     like = optimizer_shardings(cfg, specs, mesh)
     # Moments by their parameters' shardings; what has
-    # another shape, such as a counter, is whole everywhere.
+    # another shape, such as a counter, is not split.
     opt_state = shardings_like(state.opt_state, state.model, like, mesh)
     fields: Any = (replicated, model, opt_state, replicated)
     return TrainState(*fields)

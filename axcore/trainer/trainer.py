@@ -141,7 +141,7 @@ class Trainer(Configurable):
             seed: Decides initial values and dropout.
             init_from: Weights to begin with; random where None. A run that resumes reads none.
             num_micro_batches: Parts that a batch is split into, one after the other in memory; the
-                result is that of the whole batch.
+                result is that of the full batch.
             mesh: Devices of a slice by mesh axis; None takes the mesh rule that matches the
                 hardware.
             slices: Slices by mesh axis, where there are several; one slice where empty.
@@ -349,7 +349,7 @@ class Trainer(Configurable):
             )
 
     def _check_task(self) -> None:
-        """Check what a task, or a model, says of itself; somebody else may have written it."""
+        """Check what a task, or a model, says about itself; somebody else may have written it."""
         with attributed(self.task, "check_batch"):
             self.task.check_batch(self.batch_spec.for_model())
         with attributed(self.task, "metric_units"):
@@ -370,7 +370,7 @@ class Trainer(Configurable):
         cfg, abstract = self.config, self.compiler.abstract_state().model
         state: TrainState
         if cfg.init_from is None:
-            # Made on the devices, already sharded: a whole state would fit on none of them.
+            # Made on the devices, already sharded: a full state would fit on none of them.
             state = self.compiler.jitted_init()
         else:
             weights = self.initial_weights.read(self.step.own_part(abstract), seed=cfg.seed)

@@ -17,7 +17,7 @@ BEGIN_PEERS = "<!-- table: recovery_peers.py -->\n"
 
 PROMISES = {
     "R1": "A run that is killed at any moment resumes with equal bits",
-    "R2": "Damage of a checkpoint is noticed, and the newest whole step restored",
+    "R2": "Damage of a checkpoint is noticed, and the newest intact step restored",
     "R3": "At every instant there is a verified checkpoint",
     "R4": "A full, slow or vanished disk costs a warning and a retry, then a clear stop",
     "R5": "A dead process is noticed within a second, and all restart",

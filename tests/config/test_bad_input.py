@@ -102,7 +102,7 @@ BAD_DICTS = {
         good(anything={"call": "optax:adamw", "fields": {"lr": 1}}),
         "adamw has no field 'lr'",
     ),
-    "fields that are no mapping": (
+    "fields that are not mapping": (
         good(anything={"call": "optax:adamw", "fields": [1]}),
         r"fields is \[1\]; expected a mapping",
     ),

@@ -77,7 +77,7 @@ class Asked:
 
 
 def found_in(reply, path):
-    """Returns the first answer of a whole response."""
+    """Returns the first answer of a full response."""
     choice = reply["choices"][0]
     text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
     return Found(text, choice["finish_reason"], reply["usage"]["completion_tokens"])

@@ -1,6 +1,6 @@
 """A random schedule: an engine without a model, and random requests to it.
 
-The token after a text is a function of the whole text. The simulation keeps what every page holds,
+The token after a text is a function of the full text. The simulation keeps what every page holds,
 as the device would, and checks at each call that a row reads its own text, by its own adapter and
 by no older weights than it may, and writes on pages that nobody else has.
 """

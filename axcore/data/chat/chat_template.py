@@ -223,7 +223,7 @@ def _with_readable_calls(
         if not arguments:
             raise
     else:
-        # A dict that was written as Python writes it has single quotes, and is no JSON.
+        # A dict that was written as Python writes it has single quotes, and is not JSON.
         if not any(repr(one) in text for one in arguments if repr(one) != _to_json(one)):
             return text
     return render([_with_text_arguments(message) for message in messages])

@@ -161,7 +161,7 @@ class HuggingFaceDataset(FileSource):
             dataset: What `load_dataset` is asked for, where there is no folder.
             subset: Its configuration, where it has several.
             revision: Its commit or tag; without one, what is there when it is first loaded.
-            split: Which split; whole ones only. A folder may be a single one.
+            split: Which split; full ones only. A folder may be a single one.
             field: The column that holds the text.
             on_bad: Whether a row without text is an error, or is skipped and counted in a
                 warning.
@@ -238,7 +238,7 @@ def _loaded_files(cfg: HuggingFaceDataset.Config) -> list[NamedFile]:
         raise ConfigError(
             f"split is {cfg.split!r}, which is a part of one or several",
             where="data.source.split",
-            hint="name a whole split; data.validation_fraction holds a part out",
+            hint="name a full split; data.validation_fraction holds a part out",
         )
     datasets = import_extra(
         "datasets",

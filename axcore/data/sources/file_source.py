@@ -215,7 +215,7 @@ class Files(FileSource):
 
     Attributes:
         kind: What its files are called.
-        has_bad_records: Whether one record can be bad by itself; of tokens a whole file is.
+        has_bad_records: Whether one record can be bad by itself; of tokens a full file is.
     """
 
     @config

@@ -101,7 +101,7 @@ def build_store(
     # To the end: nobody must open a store while it is joined.
     with _locked(root):
         plan = _planned(root, source, tokenizer, validation_fraction)
-        # A store is whole once it has its manifest; without it, parts are missing or not yet
+        # A store is complete once it has its manifest; without it, parts are missing or not yet
         # joined.
         if not (root / MANIFEST).exists():
             _build_parts(root, plan, processes or os.cpu_count() or 1, report)

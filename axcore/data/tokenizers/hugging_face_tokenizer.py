@@ -202,7 +202,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What a `tokenizer.json` says of it, with the tokens that its settings add."""
+        """What a `tokenizer.json` says about it, with the tokens that its settings add."""
         found: dict[str, Any] = parse_json(self._tokenizer.to_str())
         return found
 

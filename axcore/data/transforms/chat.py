@@ -247,7 +247,7 @@ def _tokens(
     if not {*weights} <= {0.0, 1.0}:
         raise DataError(
             f"Messages have the weights {list(chat.weights)}; labelled answers have 0 or 1.",
-            hint="Leave the weights out: a preference is of whole answers.",
+            hint="Leave the weights out: a preference is of full answers.",
         )
     chat = Conversation(chat.messages, tuple(weights), chat.tools)
     values = template_values(record, cfg.chat_template_kwargs)

@@ -179,7 +179,7 @@ class CapacityLimited(Experts):
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
         """Return each token's weighted sum of what its experts make of it."""
-        # Capacity is counted over a whole row, so no device may have a part of one.
+        # Capacity is counted over a full row, so no device may have a part of one.
         return shard_map_over_tokens(self, type(self).mixed, x, *routing, replicate_time=True)
 
     def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:

@@ -214,7 +214,7 @@ def active_at_run_time(call: BlockedCall, pairs: Array) -> Array | None:
     live = conditions[0]
     for condition in conditions[1:]:
         live = live & condition
-    # One branch for the whole batch: rows are computed together, and a pair is left out where no
+    # One branch for the full batch: rows are computed together, and a pair is left out where no
     # row needs it.
     return jnp.any(live, axis=1)
 

@@ -147,13 +147,13 @@ def _matmul(equation: str, a: Array, b: Array) -> Array:
 
 
 CHUNK_BYTES = 2**26
-"""Float32 logits of one chunk, as long as there are not more than `MAX_CHUNKS`.
+"""Float32 logits of one chunk, as long as there are no more than `MAX_CHUNKS`.
 
 Larger ones gain nothing where there is more memory: docs/performance.md has the figures.
 """
 
 MAX_CHUNKS = 16
-"""Each chunk adds once to the whole gradient of `w`, so there are no more than memory needs."""
+"""Each chunk adds once to the full gradient of `w`, so there are no more than memory needs."""
 
 MAX_UNROLLED = 2
 """So few chunks are written out: XLA optimises across them, and counts their FLOPs."""

@@ -50,7 +50,7 @@ class Backward(Protocol):
         mean_VBTD: Array | None,
         scale_BT: Array,
     ) -> CrossEntropyTokens:
-        """Return the gradients, given the whole vocabulary's statistics and those of the losses."""
+        """Return the gradients, given the full vocabulary's statistics and those of the losses."""
         ...
 
 

@@ -185,7 +185,7 @@ def _contiguous(inputs: DecodeInputs, block_size: int) -> tuple[int, _Block]:
 
 
 def _paged(inputs: DecodeInputs, table_BP: Array, block_size: int) -> tuple[int, _Block]:
-    """Return the size of a block, and blocks by number, of as many whole pages as fit in one."""
+    """Return the size of a block, and blocks by number, of as many full pages as fit in one."""
     batch, num_pages = table_BP.shape
     page_size = inputs.k.shape[1]
     count = min(num_pages, max(1, block_size // page_size))

@@ -50,7 +50,7 @@ def narrow_product(x_RK: Array, weight: Array, scale_GN: Array) -> Array:
     values = narrow_values(weight)
     if len(scale_GN) > 1:
         return x_RK @ wide_weight(values, scale_GN).astype(x_RK.dtype)
-    # The scale of a whole column leaves the sum: multiplied after it, no full-precision weight is ever
+    # The scale of a full column leaves the sum: multiplied after it, no full-precision weight is ever
     # written.
     y = x_RK @ values.astype(x_RK.dtype)
     return (y.astype(jnp.float32) * scale_GN).astype(x_RK.dtype)

@@ -26,7 +26,7 @@ def block_size(num_rows: int, num_groups: int) -> int:
 
 @attrs.frozen(eq=False)
 class GroupLayout:
-    """Where rows are once groups are padded to whole blocks.
+    """Where rows are once groups are padded to full blocks.
 
     There are at most `R / C + E` blocks of C rows, and C is chosen near `R / E`, so there are never
     more than about 2 R places whatever the number of groups.

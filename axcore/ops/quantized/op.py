@@ -181,7 +181,7 @@ def matmul_kernels(calls: Mapping[MatmulRole, Call]) -> Kernels:
 
 
 def _matmul_kernel(call: Call) -> MatmulKernel:
-    """Return the kernel chosen for a product, on whole arrays.
+    """Return the kernel chosen for a product, on full arrays.
 
     One that the op splits over devices gives the gradient of a weight in float32, to be summed.
     """

@@ -239,7 +239,7 @@ def test_balance_loss_is_one_for_an_even_load_and_more_for_any_other(x):
 
 
 class Normed(Module):
-    """An expert with a norm, whose scale is no linear layer's."""
+    """An expert with a norm, whose scale is not a linear layer's."""
 
     @config
     class Config(Module.Config):

@@ -245,7 +245,7 @@ _COMMON = (
 
 
 def _gguf(architecture: str, *more: GGUFEntry) -> GGUFMap:
-    """Return how llama.cpp has a Gemma; its norms hold the whole scale."""
+    """Return how llama.cpp has a Gemma; its norms hold the full scale."""
     return GGUFMap(
         architecture=architecture,
         entries=(

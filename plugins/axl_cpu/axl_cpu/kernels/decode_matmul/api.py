@@ -72,7 +72,7 @@ def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Arr
     has_groups = scale is not None and len(scale) > 1
     y = _column_sums(wide, weight, scale if has_groups else None, spec.out_dim)
     if scale is not None and not has_groups:
-        # A scale for whole columns leaves the sum, and so is multiplied once.
+        # A scale for full columns leaves the sum, and so is multiplied once.
         y = y * scale
     return y.astype(x.dtype)
 

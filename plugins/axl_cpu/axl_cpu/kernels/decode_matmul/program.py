@@ -55,7 +55,7 @@ class ColumnSums:
             one.
         is_read_once: Whether x has no more rows than S. Then the weight takes less of the room in
             caches that all else needs between two products.
-        has_groups: Whether there are scales of several groups; those of whole columns are no part
+        has_groups: Whether there are scales of several groups; those of full columns are not part
             of this.
     """
 
@@ -156,7 +156,7 @@ class _Strip:
         """Write the sums of a batch of S rows."""
         e, form = self.e, self.form
         x = e.at(self.x, e.mul(batch, e.mul(self.depth, form.rows)))
-        # All sums stay in registers over the whole of K: the weight is the only thing that is
+        # All sums stay in registers over all of K: the weight is the only thing that is
         # read from memory.
         sums: Sequence[Value] = [e.full(0.0)] * (form.rows * form.columns)
         if form.has_groups:

@@ -1,7 +1,7 @@
-"""What the attention kernels are given: arrays of whole blocks, and static choices.
+"""What the attention kernels are given: arrays of full blocks, and static choices.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width, all
-but B, N and K padded to whole blocks.
+but B, N and K padded to full blocks.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ The arithmetic is that of `block`, in the order of `simple_forward`.
 Source: Shah et al. 2024, arXiv:2407.08608.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,
-H key width, V value width; Q blocks of queries of a whole thread block.
+H key width, V value width; Q blocks of queries of a full thread block.
 """
 
 from collections.abc import Callable

@@ -8,7 +8,7 @@ Many queries of a row, a prompt's, go to our flash attention. The keys of each r
 from the cache first; beside that many queries the copy is small.
 
 Letters: B batch rows, T queries of a row, N query heads, K key heads, H key width, V value width;
-M pages of the cache, C keys of a page, P pages of a row, S keys of a row in whole blocks; Z shares
+M pages of the cache, C keys of a page, P pages of a row, S keys of a row in full blocks; Z shares
 of a row, I queries times heads of a key head, filled up to 64.
 
 Source: Dao et al. 2023, "Flash-Decoding for long-context inference", the PyTorch blog.
@@ -148,7 +148,7 @@ def gpu_decode_attention(
     if _is_prompt(inputs.q_BTNH.shape, inputs.k.shape[2]):
         return of_prompts(*decode_as_attention(inputs, spec))[0]
     arrays, choices = _arrays(inputs, spec), _choices(inputs, spec)
-    # The kernel has the whole pool for its operand, which a prediction would count as read for
+    # The kernel has the full pool for its operand, which a prediction would count as read for
     # every token.
     with moved_bytes_scope(_moved_bytes(arrays, choices)):
         o_BKZRV, lse_BKZI = kernel(arrays, choices)
@@ -223,7 +223,7 @@ def _moved_bytes(arrays: DecodeArrays, choices: DecodeChoices) -> int:
 
 
 def _scales_of_rows(scale_MCK: Array | None, table_BP: Array, lengths_B: Array) -> Array | None:
-    """Return the scales of each row's keys in whole blocks, 0 behind its tokens.
+    """Return the scales of each row's keys in full blocks, 0 behind its tokens.
 
     A head's scales are not together in memory, which copies into shared memory need. A weight of
     0 hides no NaN.

@@ -9,7 +9,7 @@ after: products are multiplied by those of keys, and weights by those of values.
 
 Letters: B batch rows, K key heads, Z shares of a row, I queries times heads of a key head, filled
 up to the 64 rows of a product, J keys of a block, H key width, V value width; M pages of the cache,
-C keys of a page, P pages of a row, S keys of a row in whole blocks.
+C keys of a page, P pages of a row, S keys of a row in full blocks.
 """
 
 import math
@@ -264,7 +264,7 @@ class _Cache:
             page = jnp.minimum(lax.div(key, page_size), last_page)
             # The division changes no number. By it the compiler sees that copies begin at whole
             # tiles, which it refuses to take on trust.
-            begin = lax.div(lax.rem(key, page_size), copied) * copied  # whole tiles, provably
+            begin = lax.div(lax.rem(key, page_size), copied) * copied  # full tiles, provably
             source = (arrays.table_BP[self.batch, page], pl.ds(begin, copied), self.head)
             target = (slot, pl.ds(copy * copied, copied))
             for pool, name in ((arrays.k_MCKH, "k"), (arrays.v_MCKV, "v")):

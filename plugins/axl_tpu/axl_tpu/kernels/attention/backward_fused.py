@@ -1,7 +1,7 @@
 """The kernel for all gradients at once, on the grid (batch row, key head, query head of it, visit).
 
 Scores and probabilities are computed once, where two kernels would compute them twice: a visit has
-five products in place of seven. For that the gradients of whole rows are summed in VMEM, in
+five products in place of seven. For that the gradients of full rows are summed in VMEM, in
 float32, so that it serves rows of a length that fits.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
@@ -44,7 +44,7 @@ def backward_fused(
     """Return gradients in the inputs' dtype, their heads as in `layout`; visits go by keys."""
     q, k, v = operands.q, operands.k, operands.v
     specs = BlockSpecs(operands, layout, cut, by_keys=True, heads_are_outer=True)
-    # Whole blocks, for the last one is added to as a whole; what is past the rows is cut off at
+    # Full blocks, for the last one is added to as a whole; what is past the rows is cut off at
     # the end.
     num_queries, num_keys = (axis.num * axis.size for axis in (cut.queries, cut.keys))
     has_segments = operands.k_segments is not None

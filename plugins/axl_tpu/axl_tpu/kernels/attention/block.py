@@ -24,7 +24,7 @@ LN2 = math.log(2.0)
 # Not -inf: the difference of two would be NaN, and to avoid that would cost a select for each
 # score.
 HIDDEN = -1e30
-"""The logit of a pair that is not visible; finite, so that differences of two are no NaN."""
+"""The logit of a pair that is not visible; finite, so that differences of two are not NaN."""
 
 # Between HIDDEN and every logit: a row whose maximum is still HIDDEN has seen nothing, and what
 # its exponentials of 0 added up to is thrown away.

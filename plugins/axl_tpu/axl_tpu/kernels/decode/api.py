@@ -123,9 +123,9 @@ def tpu_decode_attention(
 ) -> Array:
     """Return `o_BTNV`; sums and exponentials are float32.
 
-    Reads what of the cache the queries of a row see, in whole pages or blocks, and no page besides.
+    Reads what of the cache the queries of a row see, in full pages or blocks, and no page besides.
     A width of 128 or 256 and key heads that are a power of two are read as they are stored; others, and
-    pages that do not fill whole tiles of memory, may be copied to another layout first. Keys and
+    pages that do not fill full tiles of memory, may be copied to another layout first. Keys and
     values of 8 bits are converted a block at a time; all their scales are copied first.
 
     Args:
@@ -212,7 +212,7 @@ def _pages_of_rows(inputs: DecodeInputs) -> Array:
 
 
 def _heads_in_rows(pool_MCKH: Array, cut: CacheBlocking) -> Array:
-    """Return the cache as `[M, C K, H]`, its pages filled up to whole tiles."""
+    """Return the cache as `[M, C K, H]`, its pages filled up to full tiles."""
     num_pages, page, _, width = pool_MCKH.shape
     if cut.padded > page:
         pool_MCKH = jnp.pad(pool_MCKH, ((0, 0), (0, cut.padded - page), (0, 0), (0, 0)))
@@ -224,7 +224,7 @@ def _scales_of_blocks(
 ) -> tuple[Array, ...]:
     """Return the scales of each block of each row's keys and values, `[B, blocks, 1, X]` each.
 
-    A page's scales are no whole tile of memory, so they are put in the order of blocks before. What
+    A page's scales are not a full tile of memory, so they are put in the order of blocks before. What
     is behind a row's tokens is 0: a weight of 0 hides no NaN.
     """
     if inputs.key_scale_MCK is None or inputs.value_scale_MCK is None:

@@ -1,7 +1,7 @@
 """Flash attention on a NeuronCore, forward: tiles of 128 queries against blocks of 512 keys.
 
 The keys of an item, transposed, and its values stay in SBUF while all its queries go by. Each query
-sees one range of keys; what causality and windows hide from a whole tile is not computed.
+sees one range of keys; what causality and windows hide from a full tile is not computed.
 
 Letters: X items, a key head of a row of the batch each; G query heads of an item; T queries, S
 keys, H key width, V value width; R = G * T, the heads one after another.
