@@ -126,7 +126,7 @@ def _medians(times: Mapping[str, list[float]], failures: Figures) -> dict[str, f
 
 
 def ours_over_best_rival(seconds: Mapping[str, float]) -> float | None:
-    """Return our time by the least of the others', None where there are no both."""
+    """Return our time by the least of the others', None where there are not both."""
     others = [one for name, one in seconds.items() if name != OURS]
     if OURS not in seconds or not others:
         return None
@@ -148,7 +148,7 @@ def device_answers() -> bool:
 
 
 def temporaries_mib(program: Any) -> float:
-    """Return what a compiled program takes beside arguments and results."""
+    """Return what a compiled program takes in addition to arguments and results."""
     size: int = program.memory_analysis().temp_size_in_bytes
     return size / 2**20
 

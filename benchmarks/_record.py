@@ -1,6 +1,7 @@
 """Results of benchmarks as JSON: the figures, and what they were measured with.
 
-A file whose rows are renewed one at a time says about each row what it was measured with: `recorded`
+A file whose rows are renewed one at a time says about each row what it was measured with:
+    `recorded`
 reads the rows that are there, `stamped` says about a new one when and from what it was made.
 """
 

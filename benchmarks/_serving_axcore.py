@@ -5,7 +5,7 @@
 Threads are as many as cores, as XLA has them by itself. With `--split=N` the model is split over so
 many devices, as by `axcore serve --target cpu-N --set "mesh={'model': N}"`; with `--half` keys and
 values are kept in float16, as by `--modify 'kv_cache(dtype=float16)'`. Settings are the engine's
-defaults, but for as many rows as requests of the load, and a program of eight rows besides; what a
+defaults, but for as many rows as requests of the load, and one more program of eight rows; what a
 task needs is compiled in the turn that is not counted, and all programs before the load.
 """
 

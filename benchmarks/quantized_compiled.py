@@ -1,4 +1,4 @@
-"""What float8 costs a train step beside its products, by XLA's program for an H100; none is needed.
+"""What float8 costs a train step apart from its products, by XLA's program; no GPU is needed.
 
     pip install "axl-gpu[aot]"
     JAX_PLATFORMS=cpu python benchmarks/quantized_compiled.py

@@ -9,8 +9,9 @@ is right in a quarter. `sft` should answer most of them. Greedy answers are judg
 the full answer, its end included.
 
 `dpo` then prefers camelCase for `spell:`, on names that `sft` never saw. On pairs held out the
-margin and its accuracy should rise; of answers sampled at temperature 1 the share of camelCase should
-rise and that of the other fall to almost none; the other instructions should still be followed.
+margin and its accuracy should rise; of answers sampled at temperature 1 the share of camelCase
+should rise and that of the other fall to almost none; the other instructions should still be
+followed.
 
 This task, its baselines and what should happen were written before any result. Rates and numbers of
 steps were tried on seed 0 and on the names that are held out here: `sft` went from 81 % at a rate

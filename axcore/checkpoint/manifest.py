@@ -1,6 +1,6 @@
 """The manifest: the last file written into a checkpoint, and the first one read.
 
-It holds what the checkpoint is made of: leaves, files with their checksums, the caller's extras.
+It contains what the checkpoint is made of: leaves, files with their checksums, the caller's extras.
 It guards itself: the file must be, byte for byte, what its content renders to, checksum included.
 """
 

@@ -219,7 +219,7 @@ def host_shards(arrays: Mapping[str, jax.Array]) -> HostShards:
             data.copy_to_host_async()
     return {
         name: {place: np.asarray(data) for place, data in by_place.items()}
-        # On CPU this may be a view of the device's buffer. It holds a reference, which keeps jax
+        # On CPU this may be a view of the device's buffer. It contains a reference, which keeps jax
         # from reusing that buffer while the part is written.
         for name, by_place in found.items()
     }
@@ -265,7 +265,7 @@ def part_damage(directory: Path) -> list[str]:
 
 
 def part_fits(manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct], process: int) -> bool:
-    """Whether a part holds what the devices of a process are to hold."""
+    """Whether a part contains what the devices of a process are to hold."""
     specs = {name: leaf_spec(leaf) for name, leaf in wanted.items()}
     return not mismatches(manifest.leaves, specs) and all(
         # A superset is enough: a process on fewer devices may take its shards out of a larger part.

@@ -207,7 +207,7 @@ def environment_findings(variables: dict[str, str], known: list[str]) -> Iterato
             yield Finding("warning", f"{name} is set and nothing reads it; {near}", f"unset {name}")
     for flag in variables.get("XLA_FLAGS", "").split():
         if not flag.startswith("--"):
-            yield Finding("warning", f"XLA_FLAGS holds {flag!r}", "write it as --name=value")
+            yield Finding("warning", f"XLA_FLAGS contains {flag!r}", "write it as --name=value")
 
 
 def processes() -> Iterator[Finding]:

@@ -107,7 +107,7 @@ overrides: Decorator = click.option(
     "overrides",
     metavar="PATH=VALUE",
     multiple=True,
-    help="Set a value of the config; PATH may hold * and **. Repeatable.",
+    help="Set a value of the config; PATH may contain * and **. Repeatable.",
     shell_complete=_complete_override,
 )
 

@@ -186,7 +186,7 @@ def measure_kinds(feature: Feature) -> KindCosts:
 
 
 def why_not_in(feature: Feature, cfg: Any, hardware: Hardware) -> str | None:
-    """Return None where a training config's traced model holds a feature, or why it does not."""
+    """Return None where a training config's traced model contains a feature, or why it does not."""
     reason: str | None = feature.call("evidence", trace_model(cfg, hardware), returns=str | None)
     return reason
 

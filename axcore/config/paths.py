@@ -39,7 +39,7 @@ class Pattern(tuple[Step, ...]):
 
     @property
     def is_glob(self) -> bool:
-        """Whether the pattern holds a wildcard."""
+        """Whether the pattern contains a wildcard."""
         return any(type(step) is _Wildcard for step in self)
 
 
@@ -227,7 +227,7 @@ def find_config(cfg: Any, target: Any) -> tuple[Found, ...]:
 
     Args:
         cfg: The root.
-        target: A config class, a class that holds one as `Config`, or a predicate on a node.
+        target: A config class, a class that contains one as `Config`, or a predicate on a node.
     """
     accepts = node_predicate(target)
     return tuple(

@@ -96,7 +96,8 @@ class ArrayData(DataLoader):
             validation_batches: How many batches an evaluation reads at most; None reads them all.
         """
 
-        # A converter, since a config is frozen: by the time anybody sees the field it holds a path.
+        # A converter, since a config is frozen: by the time anybody sees the field it contains a
+        # path.
         train: ArraysOrPath = attrs.field(default=REQUIRED, converter=_stored)
         validation: ArraysOrPath | None = attrs.field(default=None, converter=_stored)
         validation_fraction: Fraction | None = None

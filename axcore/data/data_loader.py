@@ -72,7 +72,7 @@ class TrainBatches(Iterator[Batch]):
 
         Args:
             batches: What to read.
-            identity: All that a batch depends on besides its step; JSON-able.
+            identity: All that a batch depends on in addition to its step; JSON-able.
             read_so_far: Returns what so many first batches depend on, given an identity. A position
                 of another identity is accepted where that is equal; by default that is all of it.
         """
@@ -82,7 +82,7 @@ class TrainBatches(Iterator[Batch]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that a batch depends on besides its step; equal in all processes of a run."""
+        """All that a batch depends on in addition to its step; equal in all processes of a run."""
         return dict(self._identity)
 
     def __next__(self) -> Batch:
@@ -271,7 +271,7 @@ class PrefetchedBatches(Iterator[Batch]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that a batch depends on besides its step."""
+        """All that a batch depends on in addition to its step."""
         return self._batches.identity
 
     @property

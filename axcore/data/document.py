@@ -26,12 +26,12 @@ class Document:
 
     Attributes:
         name: What the document is called within its source: a relative path, or `path:line`. It
-            decides between training and validation text, so it holds no absolute path.
+            decides between training and validation text, so it contains no absolute path.
         text: The full text.
         tokens: [N] integers, where the source has tokens and no text; what frames a document is
             among them.
         offset: Where it begins in its file: a byte, or the number of its row.
-        fields: What else its record holds that a transform asks for.
+        fields: What else its record contains that a transform asks for.
         loss_weights: [N] what each of its tokens weighs in the loss, booleans or floats of at least
             0; None for 1 each.
         key: Documents of equal keys are duplicates; None where duplicates stay.

@@ -130,7 +130,7 @@ class PreferenceData(DataLoader):
         """Return an iterator without end over one process's part of each global batch.
 
         Raises:
-            DataError: The source cannot be read, or holds nothing to train on.
+            DataError: The source cannot be read, or contains nothing to train on.
             ConfigError: `process_count` does not divide `batch_size`.
         """
         cfg = self.config

@@ -136,7 +136,7 @@ class FileStream(Stream):
             # a resume the rest of it may well hold none.
             if not num_found and not first_file:
                 raise DataError(
-                    f"{self.source.describe()} hold no document, or transforms leave none.",
+                    f"{self.source.describe()} have no document, or transforms leave none.",
                     hint="Point the stream at text, or let its filters pass some.",
                 )
             # The files of the next epoch may be others, so they

@@ -34,7 +34,7 @@ class HardwareFamily(Record):
     """A family of hardware: what its generations are, and how its devices are recognised.
 
     Args:
-        name: First part of its targets' names; holds no `-`.
+        name: First part of its targets' names; contains no `-`.
         hosts: One full host of each generation.
         detect: `(platform, device_kind) -> generation or None`, both as a JAX device names them.
         summary: One line.

@@ -129,7 +129,7 @@ class CachedModel:
 
     @property
     def cache_shardings(self) -> Any:
-        """How caches are sharded on the mesh of the weights: heads as activations are; None without one."""
+        """The sharding of caches on the weights' mesh: heads as activations; None without one."""
         if self._mesh is None:
             return None
         mesh = self._mesh

@@ -292,7 +292,8 @@ class Engine:
         takes the place of the one before it.
 
         Args:
-            state: On any device, or in host memory as numpy's arrays, which leaves memory on devices.
+            state: On any device, or in host memory as numpy's arrays, which leaves memory on
+                devices.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.

@@ -418,7 +418,7 @@ def sampler_values(
 
 
 def _replicated(weights: Any) -> NamedSharding | None:
-    """Return the sharding of arrays that each device of the weights' mesh has; None without a mesh."""
+    """Return the sharding of arrays that every device of the mesh has; None without a mesh."""
     mesh = mesh_of(weights)
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
 

@@ -26,7 +26,7 @@ _MAX_PRIORITY = 1_000_000
 
 
 _RANGES = {
-    "temperature": (0.0, math.inf, "0 takes the likeliest token, 1 samples from the model's distribution"),
+    "temperature": (0.0, math.inf, "0 takes the likeliest token, 1 samples as the model says"),
     "top_p": (math.ulp(0.0), 1.0, "1 samples from all tokens"),
     "min_p": (0.0, 1.0, "0 samples from all tokens"),
     "repetition_penalty": (math.ulp(0.0), math.inf, "1 changes nothing"),

@@ -23,7 +23,7 @@ Names = tuple[str, ...]
 
 
 class WeightConversion:
-    """Converts a state array by array, so that it needs room for one besides what it makes.
+    """Converts a state array by array, so that it needs memory for the result and one more array.
 
     An `LazyArray` is read when it is needed, and no more of it than makes one array.
 
@@ -58,7 +58,7 @@ class WeightConversion:
 
     @property
     def replacement_bytes(self) -> int:
-        """What a device needs beside old and new weights while arrays take each other's places.
+        """Memory that a device needs, apart from old and new weights, while arrays are replaced.
 
         That is the largest array, and the same as it was trained where it is quantized.
         """
@@ -234,7 +234,7 @@ class ServedWeights:
         """Take over a state that was checked; adapters and a draft stay.
 
         Each array takes the place of the one before it, which is freed if nobody else holds it: so
-        there is room for one array besides, and not for all of them twice.
+        there is memory for one array more, and not for all of them twice.
 
         Raises:
             EngineError: An array could not be converted, after others were.

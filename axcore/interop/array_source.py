@@ -227,7 +227,7 @@ class LazyArray:
 
     Args:
         name: In the state.
-        source: Holds its arrays.
+        source: Contains its arrays.
         origins: What each of its arrays begins as, in order.
         stacked: The dimensions that they are stacked in.
         dtype: Of its numbers.

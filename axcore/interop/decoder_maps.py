@@ -221,7 +221,7 @@ def rope_position(values: dict[str, Any]) -> Any:
     if missing or strange:
         raise ConfigError(
             f"rotary positions of type {kind!r} have {', '.join(known) or 'no more fields'}; "
-            f"config.json lacks {missing} and has {strange} besides",
+            f"config.json lacks {missing} and also has {strange}",
             where="rope_scaling",
             hint="compare it with the file that was published; take out of it what changes nothing",
         )

@@ -112,7 +112,7 @@ class LocalLayers(GGUFEntry):
 
 @attrs.frozen(kw_only=True)
 class GGUFMap:
-    """How a GGUF file holds models of a family.
+    """How models of a family are written to a GGUF file.
 
     Args:
         architecture: llama.cpp's name of it.

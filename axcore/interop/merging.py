@@ -174,7 +174,7 @@ def _check_same_shapes(places: Sequence[Mapping[str, TensorPlace]], folders: lis
             for name, one in first.items()
             if name in other and one.shape != other[name].shape
         ]
-    problems += [f"{n} holds {p.dtype}" for n, p in first.items() if p.dtype.kind in "biu"]
+    problems += [f"{n} contains {p.dtype}" for n, p in first.items() if p.dtype.kind in "biu"]
     if problems:
         raise CheckpointError(
             f"{len(problems)} tensors cannot be merged:\n" + listed(problems),

@@ -70,7 +70,7 @@ class PeftFormat(AdapterFormat):
         return f"PEFT adapters of a model of type {family}"
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a folder holds adapters."""
+        """Whether a folder contains adapters."""
         return (folder / CONFIG).is_file()
 
     def base(self, folder: Path) -> str | None:
@@ -84,7 +84,7 @@ class PeftFormat(AdapterFormat):
         dtypes = frozenset(str(place.dtype) for place in places)
         relative_to = partial(_MagnitudeArrays, arrays) if _has_dora(adapted) else None
         trained = (*(_trained(adapted) if has_adapters(adapted) else ()), *replaced.leaves)
-        # DoRA's files hold full lengths of columns; ours
+        # DoRA's files contain full lengths of columns; ours
         # hold the change from the base's, so they need it.
         return AdapterCheckpoint(adapted, arrays, trained, dtypes, relative_to, replaced or None)
 

@@ -1,6 +1,7 @@
 """Reading adapters in the format of PEFT, the inverse of `axcore.interop.peft`.
 
-Adapters of linear layers become layers of the model; what else a folder holds changes its weights.
+Adapters of linear layers become layers of the model; what else a folder contains changes its
+weights.
 
 Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
@@ -65,7 +66,7 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, _AdapterArrays, Replaced]:
     """Return a model's config with the adapters of a folder, their arrays, and what they replace.
 
     Args:
-        folder: Holds the adapters.
+        folder: Contains the adapters.
         cfg: The config of the model that they correct, without any.
 
     Raises:
@@ -263,7 +264,7 @@ def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
         found[PREFIX + inner] = place
     if not found:
         raise CheckpointError(
-            f"{ARRAYS} holds no tensors", where=str(folder / ARRAYS), hint="fetch the file again"
+            f"{ARRAYS} contains no tensors", where=str(folder / ARRAYS), hint="fetch the file again"
         )
     return found
 

@@ -20,7 +20,7 @@ class Tensor(Protocol):
 
     @property
     def file(self) -> Path:
-        """The file that holds it."""
+        """The file that contains it."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -54,7 +54,7 @@ class _BlockScaled:
 
     @property
     def file(self) -> Path:
-        """The file that holds the numbers."""
+        """The file that contains the numbers."""
         return self.numbers.file
 
     @property
@@ -97,7 +97,7 @@ class _Microscaled:
 
     @property
     def file(self) -> Path:
-        """The file that holds the numbers."""
+        """The file that contains the numbers."""
         return self.numbers.file
 
     @property

@@ -53,7 +53,8 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A library may print bytes that are not UTF-8, and the thread that reads them would end.
+            # A library may print bytes that are not UTF-8, and the thread that reads them would
+            # end.
             errors="replace",
             # Ctrl-C goes to a terminal's full foreground group; here
             # the parent passes it on, so that each gets it once.

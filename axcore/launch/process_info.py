@@ -58,8 +58,8 @@ def find_process_info(
 ) -> ProcessInfo | None:
     """Return the place of this process, or None where it is the only one.
 
-    Flags come first, then their variables, then the engine's; a flag beside an engine replaces that
-    part of what the engine says.
+    Flags come first, then their variables, then the engine's; a flag next to an engine replaces
+    that part of what the engine says.
 
     Args:
         given: `coordinator`, `process_count` and `process_index`, None where nobody named them.

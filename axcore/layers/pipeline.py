@@ -134,7 +134,7 @@ def _check_channels(channels: dict[str, Any], num_rows: int) -> None:
         for leaf in jax.tree.leaves(value):
             if jnp.shape(leaf)[:1] != (num_rows,):
                 raise ModuleError(
-                    f"channel {name!r} holds an array of shape {jnp.shape(leaf)}, which does not "
+                    f"channel {name!r} has an array of shape {jnp.shape(leaf)}, which does not "
                     f"begin with the {num_rows} rows of the batch that a pipeline splits",
                     hint="share it by rows, or use ScannedLayers",
                 )

@@ -191,11 +191,11 @@ class Pipelined:
         """Return `cfg` with its layers in a pipeline.
 
         Raises:
-            ConfigError: It holds no scanned layers, or some of a class derived from them.
+            ConfigError: It contains no scanned layers, or some of a class derived from them.
         """
         if not find_config(cfg, ScannedLayers):
             raise ConfigError(
-                f"{type(cfg).__qualname__} holds no ScannedLayers to make a pipeline of",
+                f"{type(cfg).__qualname__} contains no ScannedLayers to make a pipeline of",
                 where="Pipelined",
                 hint="put the layers that are alike into a ScannedLayers",
             )

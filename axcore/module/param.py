@@ -1,4 +1,4 @@
-"""`Param`, what a module declares in `setup`, and `ParamSpec`, what `param_specs()` says about it."""
+"""`Param`, which a module declares in `setup`, and `ParamSpec`, which `param_specs()` returns."""
 
 import itertools
 import math
@@ -233,7 +233,7 @@ class ParamSpec:
 def sample_params(specs: Any, key: Array) -> Any:
     """Return initial values for a tree of specs.
 
-    The key of every value is folded from its path, so what is beside it never changes it. Those of
+    The key of every value is folded from its path, so its siblings never change it. Those of
     unrolled layers are sampled together, as those of scanned ones are: what compiles grows with the
     kinds of parameters, not with the layers.
     """

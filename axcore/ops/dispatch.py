@@ -1,7 +1,7 @@
 """Which kernel serves a call: a pin, else the first that can; never a silent fallback.
 
 A `Call` is what an op is asked for, without the arrays; kernels say whether they accept it. A
-`KernelPolicy` is what decides besides: the hardware, pins, what is allowed. Nothing here looks at
+`KernelPolicy` has what else decides: the hardware, pins, what is allowed. Nothing here looks at
 devices or arrays, so every answer can be had for hardware you do not have.
 
 Of the kernels that can serve, and may without a pin:

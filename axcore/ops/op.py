@@ -239,7 +239,7 @@ class KernelOp(Generic[Outputs]):
         Args:
             inputs: The arrays, or anything with shapes and dtypes in their place.
             spec: The static choices, which become features.
-            **features: What is asked for besides.
+            **features: What else is asked for.
         """
         arrays = {_array_name(field): array for field, array in inputs._asdict().items()}
         choices = {} if spec is None else attrs.asdict(spec, filter=_is_feature)

@@ -271,7 +271,7 @@ _MOST = 8
 
 
 def first_difference(first: Sequence[str], own: Sequence[str]) -> str:
-    """Return what a process lacks and has beside the first, empty where they are the same.
+    """Return what a process lacks and has in addition to the first, empty where they are the same.
 
     Args:
         first: What process 0 is made of, as `PluginHost.fingerprint_lines` says.

@@ -103,7 +103,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """What the run logged so far: `metrics["train"]["loss"]`, beside `["train"]["step"]`."""
+        """What the run logged so far: `metrics["train"]["loss"]`, next to `["train"]["step"]`."""
         return read_metrics(self.directory / "metrics.jsonl")
 
     @cached_property

@@ -60,7 +60,7 @@ class RunFacts:
         state: "running", "done" or "stopped".
         step: Of its newest metrics, and `max_steps` of its config.
         curves: By split and name: a value for each line of the split, None where it is not finite
-            or missing; `step` beside them, and of training `tokens` and `seconds` so far.
+            or missing; `step` with them, and of training `tokens` and `seconds` so far.
         seconds: Of the run so far, by what they were spent on.
         goodput: Which part of them made progress.
         config: Its lines, path and value, defaults folded away.

@@ -36,7 +36,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "setitem": operator.setitem,
     "contains": operator.contains,
 }
-"""What checks can do with a `Remote`, beside calls and attributes. Comparisons are not among them:
+"""What checks can do with a `Remote`, apart from calls and attributes. Comparisons are missing:
 an object that says it equals everything would pass."""
 
 

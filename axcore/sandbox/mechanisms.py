@@ -115,7 +115,7 @@ class Interpreter:
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """Return the Python of this process; of folders that hold others only the outer is named."""
+    """Return the Python of this process; of folders that contain others only the outer is named."""
     program = os.path.realpath(sys.executable)
     home = Path(program).parents[1]
     found = [one for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]

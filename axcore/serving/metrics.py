@@ -94,7 +94,7 @@ class ServerMetrics:
     """Counts and times requests.
 
     Args:
-        served: Whose stats are shown beside them.
+        served: Whose stats are shown with them.
     """
 
     def __init__(self, served: ServedModel) -> None:

@@ -50,7 +50,7 @@ class Placement:
             devices: All devices, those of this process by default; the first ones are used.
 
         Raises:
-            ShardingError: There are no so many devices, engines do not split work over an axis,
+            ShardingError: There are not so many devices, engines do not split work over an axis,
                 or the model does not divide over it.
         """
         # Of this process: a server is one process, and

@@ -77,7 +77,7 @@ class Bodies:
                 one.set_result(None)
 
     def _has_room(self, client: str, size: int) -> bool:
-        """Whether a body can be admitted. A client has half of all, and each always that of one body."""
+        """Whether a body can be admitted. A client has half of all, and always that of one body."""
         most = self.limits.max_bodies_bytes
         of_client, of_all = self._num_bytes[client], self.num_bytes
         # A client's first body is always admitted, or one

@@ -22,7 +22,7 @@ _MAX_STOP_LETTERS = 1000
 """Letters of one of them; each is prepared for each answer while others wait."""
 
 MAX_LOGPROBS = 20
-"""Likeliest tokens that are listed beside each token at most."""
+"""Likeliest tokens that are listed with each token at most."""
 
 MAX_BIASES = 300
 _MIN_TOP_P = 1e-6

@@ -177,7 +177,7 @@ class ServedModel:
 
         Args:
             text: The text.
-            param: The field that holds it.
+            param: The field that contains it.
             options: How it becomes tokens.
             most: Its bytes at most; by default those of a prompt.
 

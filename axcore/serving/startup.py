@@ -41,13 +41,13 @@ def start_engine(
 ) -> ServedModel:
     """Return a model that answers; its engine is to be closed.
 
-    Its other programs are compiled beside requests; a line of the log says when all are.
+    Its other programs are compiled while it serves requests; a line of the log says when all are.
 
     Args:
         opened: What `open_model` returned.
         cfg: How it is served.
         name: What requests call it; by default, what its directory is called.
-        adapters: What requests may choose besides, by name.
+        adapters: What requests may choose in addition, by name.
         draft: A smaller model that proposes tokens, where `cfg.engine.speculation` says so.
         chat_template: A file, or the name of a template that comes with axcore, in the place of the
             tokenizer's own.
@@ -97,7 +97,7 @@ def start_engine(
     _add_adapters(engine, adapters)
     # Said when memory is taken: whoever starts the server knows by then whether the model fits.
     when_placed()
-    # The server answers after the first programs; the others are compiled beside requests.
+    # The server answers after the first programs; the others are compiled while it serves requests.
     engine.warm_up(progress, when_all=partial(_say, time.monotonic()))
     return ServedModel(
         name=name,

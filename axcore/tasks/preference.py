@@ -115,7 +115,7 @@ class PreferenceTask(ReferenceTask):
     """An objective on labelled answers. A subclass has `row_losses`.
 
     Attributes:
-        extra_arrays: Arrays of a batch that it reads besides `BATCH`.
+        extra_arrays: Arrays of a batch that it reads in addition to `BATCH`.
         has_reference: Whether it compares with the model before training.
         loss_unit: The unit of its loss.
     """
@@ -347,7 +347,7 @@ class ORPO(PreferenceTask):
         beta: NonNegativeFloat = 0.1
 
     def metric_units(self) -> Mapping[str, str]:
-        """Return nats a token for the cross-entropy of answers, besides what all have."""
+        """Return nats a token for the cross-entropy of answers, in addition to what all have."""
         return {**super().metric_units(), "loss/cross_entropy": NATS_A_TOKEN}
 
     def row_losses(

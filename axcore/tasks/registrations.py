@@ -1,4 +1,4 @@
-"""The training tasks besides the next token."""
+"""The training tasks in addition to the next token."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from axcore.plugins import Ref, TrainingTask, hook
 
 @hook.training_tasks
 def training_tasks() -> Iterator[TrainingTask]:
-    """What a model is trained for, besides the next token."""
+    """What a model is trained for, in addition to the next token."""
     for name, config, summary in (
         ("dpo", "DPO", "Answers chosen over others, against a frozen copy"),
         ("ipo", "IPO", "Answers chosen over others by a set margin, against a frozen copy"),

@@ -85,7 +85,7 @@ class LayerSuite(Suite):
     # -- What it is --------------------------------------------------------------------------
 
     def test_model_is_saved_and_read_back(self, record: LayerVariant) -> None:
-        """A run directory holds it."""
+        """A run directory contains it."""
         cfg = self.model(record)
         assert from_json(to_json(cfg)) == cfg
 
@@ -180,7 +180,7 @@ class LayerSuite(Suite):
             is_other = not np.allclose(first, other, atol=1e-6)
             assert is_other, "training differs from evaluation, and yet two keys give the same"
         else:
-            assert np.allclose(first, other, atol=1e-5), "keys differ, and come from no named stream"
+            assert np.allclose(first, other, atol=1e-5), "keys differ, from no named stream"
         has_dropout = to_json(self._with_dropout(record)) != to_json(self.model(record))
         assert is_drawn or not has_dropout, f"a dropout of {_DROPOUT} changes nothing in training"
 

@@ -138,7 +138,7 @@ def make_dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 def cpu_mesh() -> Callable[..., "Mesh"]:
     """A function that makes a mesh of host devices: `cpu_mesh(fsdp=2, model=2)`.
 
-    Skips the test where there are no as many; `XLA_FLAGS=--xla_force_host_platform_device_count=8`
+    Skips the test where there are not as many; `XLA_FLAGS=--xla_force_host_platform_device_count=8`
     before jax starts gives 8.
     """
 

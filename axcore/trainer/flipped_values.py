@@ -70,7 +70,7 @@ class FlippedValues:
             raise RollbackRequest(
                 # The square of a value above 1.8e19 overflows float32, which is what the sum of
                 # squares shows. A flipped top bit of an exponent multiplies by 2**64 or more.
-                f"{name} holds {float(value):.3g} at step {step}{more}, and nothing above 1.8e19 "
+                f"{name} contains {float(value):.3g} at step {step}{more}, nothing above 1.8e19 "
                 f"at step {self._step}, as where a bit flips in memory: it was not saved",
                 skips_data=False,
             )

@@ -200,8 +200,8 @@ class TrainStep:
         A step whose loss or gradient norm is not finite, or whose loss is a spike to the learner,
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
-        # `seed` itself samples the initial values, which dropout must not follow. The key depends on
-        # So no key is part of the state, and none can be restored wrongly.
+        # `seed` itself samples the initial values, which dropout must not follow. The key depends
+        # on # So no key is part of the state, and none can be restored wrongly.
         # the step alone, so a run that resumes samples what one without an interruption does.
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs, group_parts = self._gradients(state.model, batch, key)
@@ -241,7 +241,7 @@ class TrainStep:
 
     def first_state(self, model: Any) -> TrainState:
         """Return the state before the first step, given that of the model."""
-        # What a task keeps besides comes from the model's first state, so it is made after it.
+        # What a task adds to the state comes from the model's first state, so it is made after it.
         model = {**model, **self.model.kept_state(model, self.own_specs)}
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -251,7 +251,7 @@ class TrainStep:
         )
 
     def own_part(self, model_state: Any) -> Any:
-        """Return the state of the model alone, without what a task keeps besides."""
+        """Return the state of the model alone, without what a task adds."""
         return {name: model_state[name] for name in self.own_specs}
 
     def evaluated_model(self, state: TrainState) -> Any:

@@ -287,7 +287,7 @@ class Trainer(Configurable):
     ) -> TrainResult:
         """Train until `max_steps`, and return the last state.
 
-        The directory is locked for this config. Where it holds a checkpoint the run resumes from
+        The directory is locked for this config. Where it contains a checkpoint the run resumes from
         there, bit by bit as if it had never stopped. Ctrl-C, SIGTERM or a preemption notice ends
         the run after the present step with a checkpoint, and is then raised, so that what follows
         in a script does not run; a second signal ends the run at once. What is wrong with plugins,
@@ -295,8 +295,8 @@ class Trainer(Configurable):
 
         Args:
             directory: The run directory; made where it is absent.
-            observers: Get every event, besides those that the config names. In a run of several
-                processes each serves its own, and process 0 those of the config.
+            observers: Get every event, in addition to those that the config names. In a run of
+                several processes each serves its own, and process 0 those of the config.
             quiet: Whether no progress is shown; otherwise process 0 shows it on stderr.
             from_step: The checkpoint to resume from, 0 for the start; later ones are
                 quarantined. By default the newest.
@@ -361,7 +361,7 @@ class Trainer(Configurable):
     def first_state(self) -> TrainState:
         """Return the state before the first step: random, or from the weights of `init_from`.
 
-        What the task keeps besides, such as a teacher, is read from its own source.
+        What the task adds to the state, such as a teacher, is read from its own source.
 
         Raises:
             ConfigError: Those weights are another model's.

@@ -63,7 +63,7 @@ def _cells(path: Path) -> tuple[str, str, str]:
 
 
 def peers_table(path: Path = RESULTS / "recovery_peers.json") -> str:
-    """Return how axcore recovers beside others, in Markdown."""
+    """Return how axcore recovers compared with others, in Markdown."""
     result = json.loads(path.read_text(encoding="utf-8"))
     rows = [(text, *_peer_cells(name, result["systems"][name])) for name, text in PEERS.items()]
     made = markdown_table(("", "came back", "next step", "all processes again"), rows)

@@ -1,6 +1,6 @@
 """`axcore loc diff` gives the answers that were counted by hand on three recorded repositories.
 
-Each is a stream of `git fast-export`; the counts are beside what was counted.
+Each is a stream of `git fast-export`; the counts are next to what was counted.
 """
 
 import json

@@ -52,7 +52,7 @@ BAD_LINES = {
     b"{}": "has no field 'text'; it has nothing",
     b'{"text": 3}': "field 'text' holds the int 3, not a string",
     b'{"text": null}': "field 'text' holds null, not a string",
-    b'{"text": "\\ud800"}': "field 'text' holds half of a surrogate pair",
+    b'{"text": "\\ud800"}': "field 'text' contains half of a surrogate pair",
     b"[" * 100_000: "is not JSON that can be read",
 }
 

@@ -1,4 +1,4 @@
-"""Samples follow the distribution that a plain reference computes, whatever is beside them."""
+"""Samples follow the distribution that a plain reference computes, whatever the other rows are."""
 
 import math
 

@@ -89,7 +89,8 @@ def test_pairs_of_tokens_pass_a_chi_square_test(sampling, propose):
     first, second = np.asarray(found.tokens[:, 0]), np.asarray(found.tokens[:, 1])
     whole = jax.nn.softmax(scaled_logits(TABLE, rows_of(sampling, VOCAB)), axis=1)
     expected = np.asarray(whole[START])[:, None] * np.asarray(whole)
-    # The second token counts where the first draft token was right; that is decided before it is sampled.
+    # The second token counts where the first draft token was right; that is decided before it is
+    # sampled.
     right = np.asarray(found.counts) > 1
     for start in range(VOCAB):
         counts = np.bincount(second[right & (first == start)], minlength=VOCAB)

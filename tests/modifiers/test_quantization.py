@@ -1,4 +1,4 @@
-"""A model with low-precision weights serves what the original one does, within bounds, in less memory."""
+"""A model with low-precision weights serves what the original does, in less memory."""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def read(cached, tokens):
 
 
 def widened(weights):
-    """Returns the weights of a full-precision model that are the same numbers as low-precision ones."""
+    """Returns weights in full precision that are the same numbers as those in low precision."""
     if not isinstance(weights, dict):
         return weights
     if VALUES not in weights:

@@ -474,7 +474,7 @@ def test_declarations_that_cannot_work_are_refused() -> None:
         module.parts = (LINEAR.build(), 3)
 
     claims = [
-        (after, r"Odd.weight is set after setup; modules hold no state"),
+        (after, r"Odd.weight is set after setup; modules contain no state"),
         (twice, r"Odd.weight is declared twice"),
         (named_forward, r"cannot name a parameter or child 'forward'"),
         (mixed, r"parts mixes modules with other values"),

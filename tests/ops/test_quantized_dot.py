@@ -1,4 +1,4 @@
-"""Quantized dots: how far they are from float32, which products are quantized, and where they run."""
+"""Quantized dots: their distance from float32, which products are quantized, where they run."""
 
 import re
 
@@ -184,7 +184,8 @@ def test_what_is_not_finite_is_not_passed_off_as_a_number(operands, name, bad, h
     assert not jnp.isfinite(dw[:, 3]).any()
 
 
-# -- Which products are quantized -------------------------------------------------------------------
+# -- Which products are quantized
+# -------------------------------------------------------------------
 
 
 def products(jaxpr):

@@ -117,7 +117,7 @@ def _grammars() -> dict[str, Hostile]:
         "20,000 rules": _lark(lark_rules(20_000)),
         "unknown names": _lark("start: " + "x " * 500_000),
         "brackets": _lark("start: " + "(" * deep + '"a"' + ")" * deep),
-        "tokens that there are no": _lark("start: " + " | ".join(["<[99999999]>"] * 60_000)),
+        "tokens that there are not": _lark("start: " + " | ".join(["<[99999999]>"] * 60_000)),
         "a long line": _lark('start: "' + "a" * 3_000_000 + '"'),
         "a long pattern": _regex("|".join(f"{i:07d}" for i in range(400_000))),
         "a deep pattern": _regex("(" * deep + "a" + ")" * deep),

@@ -278,7 +278,8 @@ class Outcomes:
 def run(tmp_path, monkeypatch):
     """Runs a suite with some values as pytest runs that of a plugin, but in this process.
 
-    It is not a `pytester`, which takes modules out of Python again: libraries in C do not survive it.
+    It is not a `pytester`, which takes modules out of Python again: libraries in C do not survive
+    it.
     """
 
     def run(planted, *options):

@@ -160,7 +160,7 @@ def _received(send: Instruction, within: Computation) -> str:
 
 
 def _asynchronous(program: Program) -> frozenset[str]:
-    """Return the computations that are started, and run beside others."""
+    """Return the computations that are started, and run while others do."""
     return frozenset(
         one.called["calls"]
         for computation in program.computations.values()

@@ -218,7 +218,7 @@ class ServingPrograms:
         )
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Return the bytes on a device that caches keep of a row, and besides of a page."""
+        """Return the bytes on a device that caches keep of a row, and of a page."""
         if self.cache_config.pages is None:
             return self._served.cache_bytes // self.cache_config.num_rows, 0
         size = self.cache_config.pages.page_size
@@ -326,7 +326,7 @@ class _Measured:
         )
 
     def first_token(self, beside: int, decode: Mapping[int, CallCost]) -> FirstToken:
-        """Return what the first token after a prompt takes beside rows that decode."""
+        """Return what the first token after a prompt takes in addition to rows that decode."""
         pieces = self._programs.pieces
         costs = [self._cost(key) for key in self._programs.reading_keys]
         waits_s: float | None = 0.0

@@ -37,7 +37,7 @@ class ChatTokens:
 
 @contextlib.contextmanager
 def naming_conversation(document: Document) -> Iterator[None]:
-    """Name, in what is wrong with a conversation, the line that holds it."""
+    """Name, in what is wrong with a conversation, the line that contains it."""
     try:
         yield
     except DataError as error:

@@ -380,7 +380,7 @@ def as_text(value: object, field: str) -> str:
         except UnicodeDecodeError as error:
             raise ValueError(f"{field} is not UTF-8 at byte {error.start}") from error
     if not isinstance(value, str):
-        raise ValueError(f"{field} holds {value!r:.40}, not text")
+        raise ValueError(f"{field} contains {value!r:.40}, not text")
     value.encode("utf-8")  # half of a surrogate pair is a ValueError, too
     return value
 

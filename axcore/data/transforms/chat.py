@@ -70,7 +70,7 @@ class ChatMessages(Transform):
 
     @property
     def makes_loss_weights(self) -> bool:
-        """Whether a store can hold weights other than 0 and 1."""
+        """Whether a store supports weights other than 0 and 1."""
         return self.config.stores_weights
 
     @property
@@ -203,7 +203,7 @@ class LabelledChats(Transform):
         record = document.fields
         with naming_conversation(document):
             if not isinstance(record[LABEL], bool):
-                raise DataError(f"Field 'label' holds {record[LABEL]!r:.40}, not true or false.")
+                raise DataError(f"Field 'label' contains {record[LABEL]!r:.40}, not true or false.")
             if record.get("completion") is not None:
                 prompt = _messages(record.get("prompt"), "user")
                 messages = [*prompt, *_messages(record["completion"], "assistant")]

@@ -23,7 +23,7 @@ class Dropped:
 
 @attrs.frozen
 class TransformTools:
-    """What a transform may use besides the document.
+    """What a transform may use in addition to the document.
 
     Attributes:
         tokenizer: The data's own.
@@ -59,12 +59,12 @@ class Transform(Configurable, ABC):
 
     @property
     def makes_loss_weights(self) -> bool:
-        """Whether a store can hold weights of tokens other than 0 and 1."""
+        """Whether a store supports weights of tokens other than 0 and 1."""
         return False
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields of a record that it reads, besides the text; a record without one is bad."""
+        """Fields of a record that it reads, apart from the text; a record without one is bad."""
         return ()
 
     @property

@@ -116,8 +116,8 @@ class QuantizedLinear(GroupedRows, Module):
         bias = self.bias if self.config.has_bias else None
         if len(rows) < len(values):
             arrays = (values, scale, bias)
-            # A token of one row goes to a few experts of many: all of them in full precision would be the
-            # largest array of the call.
+            # A token of one row goes to a few experts of many: all of them in full precision would
+            # be the # largest array of the call.
             own = row_groups(sizes, len(rows))
             values, scale, bias = jax.tree.map(lambda array: array[own], arrays)
             sizes = jnp.ones(len(rows), sizes.dtype)

@@ -1,7 +1,7 @@
 """Ring attention: keys and values go round the devices, and each adds what it sees of them.
 
 Outputs of tiles are put together by their log-sum-exps. Backward sends keys round once more, with
-their gradients beside them, and computes each tile again: no device ever holds all keys.
+their gradients next to them, and computes each tile again: no device ever holds all keys.
 
 At stop `i` the device of rank `r` holds the keys of rank `r - i`, or of rank `r - i + n` where that
 is below zero. Which tokens of a row a device works on is its layout:

@@ -147,7 +147,7 @@ def _matmul(equation: str, a: Array, b: Array) -> Array:
 
 
 CHUNK_BYTES = 2**26
-"""Float32 logits of one chunk, as long as there are no more than `MAX_CHUNKS`.
+"""Float32 logits of one chunk, as long as there are not more than `MAX_CHUNKS`.
 
 Larger ones gain nothing where there is more memory: docs/performance.md has the figures.
 """

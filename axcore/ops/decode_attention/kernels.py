@@ -65,7 +65,7 @@ def _default_block(call: Call, hardware: Hardware) -> KeyBlock:
     """Return few keys where a host reads them for few queries.
 
     A host copies a block to lay it out for a product; while the copy is small it stays in a core's
-    own cache. Elsewhere, and with many queries, what a block costs besides counts for more.
+    own cache. Elsewhere, and with many queries, what a block costs in addition to counts for more.
     """
     is_bound_by_copies = hardware.family == "cpu" and call.shape("q")[1] <= FEW_QUERIES
     return KeyBlock(32, 4) if is_bound_by_copies else KeyBlock(256, 0)

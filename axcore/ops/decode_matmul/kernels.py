@@ -46,12 +46,12 @@ def decode_matmul_portable(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -
 
 
 def narrow_product(x_RK: Array, weight: Array, scale_GN: Array) -> Array:
-    """Return `x` times a low-precision weight, which is converted in the product only, in x's dtype."""
+    """Return `x` times a low-precision weight, which is converted in the product, in x's dtype."""
     values = narrow_values(weight)
     if len(scale_GN) > 1:
         return x_RK @ wide_weight(values, scale_GN).astype(x_RK.dtype)
-    # The scale of a full column leaves the sum: multiplied after it, no full-precision weight is ever
-    # written.
+    # The scale of a full column leaves the sum: multiplied after it, no full-precision weight is
+    # ever # written.
     y = x_RK @ values.astype(x_RK.dtype)
     return (y.astype(jnp.float32) * scale_GN).astype(x_RK.dtype)
 

@@ -1,7 +1,7 @@
 """The decode-matmul op: a few rows times a weight, in full or low precision, or packed.
 
-A weight in panels has some columns after the other, each of which is stored together. Whoever reads some
-columns of a matrix at a time, to keep their sums in registers, then reads memory in its order.
+A weight in panels has some columns after the other, each of which is stored together. Whoever reads
+some columns of a matrix at a time, to keep their sums in registers, then reads memory in its order.
 
 Letters: R rows, K input, N output; G groups of K that share a scale in each column; P panels of C
 columns.

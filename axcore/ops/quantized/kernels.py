@@ -1,4 +1,4 @@
-"""Kernels of `quantized_dot`: products of two low-precision operands, whose result is scaled and in full precision.
+"""Kernels of `quantized_dot`: products of two low-precision operands, scaled to full precision.
 
 A kernel is a function `(operands, spec) -> array` that is not differentiated: the op knows the
 gradients.
@@ -31,7 +31,8 @@ def emulated_matmul(operands: Operands, spec: MatmulSpec) -> Array:
 
     It defines what the op means. It saves neither time nor memory.
     """
-    # Some of XLA's compilers drop a cast to a low-precision float and back: then nothing is rounded.
+    # Some of XLA's compilers drop a cast to a low-precision float and back: then nothing is
+    # rounded.
     kept = lax.optimization_barrier(operands)  # type: ignore[no-untyped-call]
     wide = Operands(*(QuantizedArray(one.values.astype(jnp.float32), one.scale) for one in kept))
     return _scaled(_dot(wide, spec, jnp.float32, precision=lax.Precision.HIGHEST), operands, spec)

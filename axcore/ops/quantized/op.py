@@ -1,4 +1,4 @@
-"""The quantized-dot op: products of low-precision operands, of one matrix or of a matrix for each group.
+"""The quantized-dot op: products of low-precision operands, of one matrix or one for each group.
 
 Each product, that of the forward pass and those of the gradients, is a call of its own, for which a
 kernel is chosen.
@@ -46,8 +46,8 @@ def matmul_calls(
 ) -> dict[MatmulRole, Call]:
     """Return the call of every product that `spec` quantizes, from the shapes of its operands.
 
-    Arrays are `lhs` and `rhs`, quantized. Features are the name of the product, that of the dtype of
-    its result, `dtype`, and the grain of the scales, `lhs_per` and `rhs_per`.
+    Arrays are `lhs` and `rhs`, quantized. Features are the name of the product, that of the dtype
+    of its result, `dtype`, and the grain of the scales, `lhs_per` and `rhs_per`.
     """
     x, w = (x_RK, spec.inputs), (w_KN, spec.weights)
     dy = ((*x_RK[:-1], w_KN[1]), spec.gradients)
@@ -141,7 +141,8 @@ def quantized_dot(
 ) -> Array:
     """Return `x w`, `[R, N]` in x's dtype, computed from low-precision copies of both.
 
-    Its gradients are `dy w^T` and `x^T dy` of low-precision copies too: rounding counts as the identity.
+    Its gradients are `dy w^T` and `x^T dy` of low-precision copies too: rounding counts as the
+    identity.
     Each product is a call of its own, for which a kernel is chosen: on hardware that lacks the
     format there is none, and `emulated` serves only where it is pinned.
 

@@ -1,4 +1,4 @@
-"""The gradients of a quantized product: two low-precision products more, each by a kernel of its own.
+"""The gradients of a quantized product: two more low-precision products, each with its kernel.
 
 With a scale per tensor the low-precision operands themselves are kept for backward, at a quarter of
 float32's memory. With a scale per channel they are made again, since each product sums over other
@@ -239,8 +239,8 @@ def quantized_custom_vjp(
         given_w = amaxes.weights if amaxes else None
         quantized_w = _named(layout.weights(w, spec.weights, "forward", given_w), QUANTIZED_WEIGHT)
         y = layout.times(_narrow(kernels, "forward"), quantized_x, quantized_w, x_dtype)
-        # Low-precision operands serve backward only with a scale per tensor: a scale per channel is of
-        # the axis that this product sums over, and backward sums over another.
+        # Low-precision operands serve backward only with a scale per tensor: a scale per channel is
+        # of # the axis that this product sums over, and backward sums over another.
         kept_x = quantized_x if spec.inputs.per == "tensor" and spec.weight_gradient else x
         kept_w = quantized_w if spec.weights.per == "tensor" else w
         return y, (kept_x, kept_w, sizes, amaxes, key)

@@ -183,8 +183,8 @@ class Kernel(Record):
 class QuantizationScheme(Record):
     """A scheme that every product of a model can be switched to: `axcore train tiny --modify NAME`.
 
-    A run whose config holds the scheme is refused on hardware that `requires` refuses, unless the
-    config pins the kernel of `op` itself.
+    A run whose config contains the scheme is refused on hardware that `requires` refuses, unless
+    the config pins the kernel of `op` itself.
 
     Args:
         name: As a user asks for it.

@@ -200,8 +200,8 @@ def described(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[st
 
     Args:
         metrics: By name.
-        units: What the task says about them, `Module.metric_units`. Of a cross-entropy in nats a token
-            its perplexity is shown too; of a total that it is a part of, none.
+        units: What the task says about them, `Module.metric_units`. Of a cross-entropy in nats a
+            token its perplexity is shown too; of a total that it is a part of, none.
     """
     parts = [name for name in metrics if units.get(name) == NATS_A_TOKEN]
     shown = []

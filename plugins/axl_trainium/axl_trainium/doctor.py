@@ -36,7 +36,7 @@ def neuron_finding(runtime: str | None, jax: str) -> Finding:
 
 
 def nki_finding(*, has_nki: bool) -> Finding:
-    """Return what there is to say about NKI, beside the runtime."""
+    """Return what there is to say about NKI, in addition to the runtime."""
     if has_nki:
         return Finding("ok", "NKI, for kernels of our own")
     return Finding(

@@ -509,7 +509,7 @@ def test_modifier_switches_exactly_the_linears(modifier, dot):
 
 
 class Routed(Configurable):
-    """Parts that a modifier leaves alone by default, beside one that it switches."""
+    """Parts that a modifier leaves alone by default, next to one that it switches."""
 
     @config
     class Config(Configurable.Config):

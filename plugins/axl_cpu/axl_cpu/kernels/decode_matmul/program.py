@@ -4,7 +4,7 @@ Letters: R rows, K input, N output; G groups of K that share a scale in each col
 sums are in registers together, for some vectors of columns, while these are read.
 
 Each sum is added up in the order of K whatever the number of rows is: so a row's result is the same
-to the bit beside any others.
+to the bit whatever the others are.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ LINES_AHEAD = 32
 def rows_at_once(num_vectors: int) -> int:
     """Return the largest S, given the vectors that registers hold."""
     # Each row takes at least one register of sums for each vector of columns, and with a quarter
-    # of the registers as rows three vectors of columns fit beside them.
+    # of the registers as rows three vectors of columns fit next to them.
     return num_vectors // 4
 
 
 def columns_at_once(rows: int, num_vectors: int, most: int) -> int:
-    """Return how many vectors of columns registers hold beside their sums with S rows."""
+    """Return how many vectors of columns registers hold next to their sums with S rows."""
     # Of V vectors of columns: V S sums, V weights, and one register for a number of x.
     return max(1, min(most, (num_vectors - 1) // (rows + 1)))
 

@@ -6,7 +6,8 @@ sees a key are neither fetched nor computed. Sums are float32; queries, keys and
 values are rounded to nothing narrower than they come in, probabilities and gradients of logits to
 the inputs' dtype where they are multiplied.
 
-Memory beside inputs and outputs: 12 bytes a query head and query; where one kernel computes all
+Memory in addition to inputs and outputs: 12 bytes a query head and query; where one kernel computes
+    all
 gradients, four more for each element of the queries. Widths are padded with zeros to
 multiples of 64, and lengths to full blocks.
 

@@ -37,7 +37,7 @@ class Arrays(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """What backward needs of each query beside the call's arrays; float32 but for `do`.
+    """What backward needs of each query in addition to the call's arrays; float32 but for `do`.
 
     `lse_BNT` is in base 2, and 0 for rows that saw nothing; `delta_BNT` is `sum(do * o) - dlse`.
     """

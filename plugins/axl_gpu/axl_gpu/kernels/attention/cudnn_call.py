@@ -53,7 +53,7 @@ class FlashSpec:
 
     Args:
         scale: Factor on the products.
-        mask: What is hidden beside the bias; PADDING is all outside of a document.
+        mask: What is hidden in addition to the bias; PADDING is all outside of a document.
         window: How many keys a query sees up to its own place; 0 for all.
         num_documents: At most so many in a row.
     """

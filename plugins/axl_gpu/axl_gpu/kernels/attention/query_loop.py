@@ -64,7 +64,7 @@ def launch_options(
         arrays: Of the call.
         choices: Static.
         products: The instructions that multiply.
-        scratch: What they need beside a `QueryLoop`.
+        scratch: What they need in addition to a `QueryLoop`.
     """
     batch, num_keys, num_key_heads, _ = arrays.k_BSKH.shape
     blocks = choices.blocks

@@ -2,10 +2,11 @@
 
 At one query a row memory is what is waited for, and one row keeps few processors busy. So the keys
 of a row are shared out to as many thread blocks as fill the GPU, and their partial sums are put
-together afterwards. Keys and values are read once, from pages or a contiguous cache as they are stored.
+together afterwards. Keys and values are read once, from pages or a contiguous cache as they are
+stored.
 
 Many queries of a row, a prompt's, go to our flash attention. The keys of each row are put together
-from the cache first; beside that many queries the copy is small.
+from the cache first; compared with that many queries the copy is small.
 
 Letters: B batch rows, T queries of a row, N query heads, K key heads, H key width, V value width;
 M pages of the cache, C keys of a page, P pages of a row, S keys of a row in full blocks; Z shares
@@ -66,7 +67,7 @@ class DecodeBlockSizes:
 
 def _default(call: Call, hardware: Hardware) -> DecodeBlockSizes:
     width = max(call.shape("k")[-1], call.shape("v")[-1])
-    # A stage of heads of 256 in 16 bits takes 64 KiB, beside 96 for queries and results. Of heads
+    # A stage of heads of 256 in 16 bits takes 64 KiB, next to 96 for queries and results. Of heads
     # of 128 two thread blocks of two stages fit a processor, and hide each other's waits.
     is_small = width <= 128 or call.dtype("k") in NARROW_DTYPES
     return DecodeBlockSizes(blocks_per_processor=2, stages=2 if is_small else 1)
@@ -136,8 +137,9 @@ def gpu_decode_attention(
 ) -> Array:
     """Return `o_BTNV`; sums and exponentials are float32.
 
-    Beside the cache it moves, for each share of a row, `I (V + 1)` numbers in float32 twice. Keys
-    and values of 8 bits are converted a block at a time; all their scales are copied first.
+    In addition to the cache it moves, for each share of a row, `I (V + 1)` numbers in float32
+    twice. Keys and values of 8 bits are converted a block at a time; all their scales are copied
+    first.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -194,8 +196,8 @@ def _arrays(inputs: DecodeInputs, spec: DecodeSpec) -> DecodeArrays:
         low_BI = jnp.maximum(position_BI - spec.left, 0)
     # The first query sees furthest back, and the last one to the end of the row.
     first_B, end_B = low_BI[:, 0] // KEYS, -(-lengths_B // KEYS)
-    # Of pages that a row does not have a table may hold anything; a copy from outside of the pool
-    # is a fault that ends the process.
+    # Of pages that a row does not have a table may contain anything; a copy from outside of the
+    # pool # is a fault that ends the process.
     table_BP = jnp.clip(table_BP.astype(jnp.int32), 0, inputs.k.shape[0] - 1)
     return DecodeArrays(
         q_BKIH=jnp.pad(q_BKIH, ((0, 0), (0, 0), (0, filling), (0, 0))),

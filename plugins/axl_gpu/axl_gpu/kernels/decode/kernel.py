@@ -259,7 +259,7 @@ class _Cache:
         last_page = lax.div(jnp.maximum(arrays.lengths_B[self.batch] - 1, 0), page_size)
         for copy in range(self.choices.num_copies):
             key = block * KEYS + copy * copied
-            # A row's table holds any number behind its last page, and copying from there could
+            # A row's table contains any number behind its last page, and copying from there could
             # leave the pool.
             page = jnp.minimum(lax.div(key, page_size), last_page)
             # The division changes no number. By it the compiler sees that copies begin at whole

@@ -53,7 +53,7 @@ def backward_fused(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             # Heads outside of visits: a head's gradients of queries are whole when its visits are
-            # done, so that VMEM holds one head's at a time, beside the sums of the keys that all
+            # done, so that VMEM holds one head's at a time, next to the sums of the keys that all
             # share.
             grid=(k.shape[0], layout.k.num, specs.group, schedule.num_steps),
             in_specs=[specs.inputs()],

@@ -1,8 +1,8 @@
 """The arrays of a flash attention call as its kernels take them, and which blocks a visit reads.
 
-Heads are laid out so that a block is full tiles (`Heads`). What is per token is in rows `[B, 1, T]`: as
-columns it would take a vector of lanes for every token in memory. Numbers that are read one by one
-are in scalar memory.
+Heads are laid out so that a block is full tiles (`Heads`). What is per token is in rows `[B, 1,
+T]`: as columns it would take a vector of lanes for every token in memory. Numbers that are read one
+by one are in scalar memory.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, G query heads of a key head, H key
 width, V value width, Q queries and J keys of a block, P visits.

@@ -1,8 +1,8 @@
 """Cross-entropy on TPU by Pallas kernels that never write a logit to memory.
 
 Four products of all tokens with the full vocabulary: logits and the gradient of `x` forward,
-logits again and the gradient of `w` backward. Beside those gradients memory holds a few numbers a
-token. Without gradients there is one product.
+logits again and the gradient of `w` backward. In addition to those gradients memory holds a few
+numbers a token. Without gradients there is one product.
 
 Letters: R tokens, V vocabulary, D width.
 """

@@ -2,7 +2,8 @@
 
 A step of the grid is a row. It goes through the blocks of the row's cache that its queries see;
 while one is computed the next is copied. All query heads are multiplied by the keys of all key
-heads and pairs of heads that do not belong together are masked: so keys stay as they are stored in memory,
+heads and pairs of heads that do not belong together are masked: so keys stay as they are stored in
+    memory,
 and the matrix unit, which waits for the memory anyway, has few and large products.
 
 Letters: B batch rows, T queries of a row, N query heads, K key heads, H key width, V value width,
@@ -123,9 +124,9 @@ def tpu_decode_attention(
 ) -> Array:
     """Return `o_BTNV`; sums and exponentials are float32.
 
-    Reads what of the cache the queries of a row see, in full pages or blocks, and no page besides.
-    A width of 128 or 256 and key heads that are a power of two are read as they are stored; others, and
-    pages that do not fill full tiles of memory, may be copied to another layout first. Keys and
+    Reads what of the cache the queries of a row see, in full pages or blocks, and no other page.
+    A width of 128 or 256 and key heads that are a power of two are read as they are stored; others,
+    and pages that do not fill full tiles of memory, may be copied to another layout first. Keys and
     values of 8 bits are converted a block at a time; all their scales are copied first.
 
     Args:
@@ -224,8 +225,8 @@ def _scales_of_blocks(
 ) -> tuple[Array, ...]:
     """Return the scales of each block of each row's keys and values, `[B, blocks, 1, X]` each.
 
-    A page's scales are not a full tile of memory, so they are put in the order of blocks before. What
-    is behind a row's tokens is 0: a weight of 0 hides no NaN.
+    A page's scales are not a full tile of memory, so they are put in the order of blocks before.
+    What is behind a row's tokens is 0: a weight of 0 hides no NaN.
     """
     if inputs.key_scale_MCK is None or inputs.value_scale_MCK is None:
         return ()
