@@ -66,7 +66,7 @@ def test_array_records_are_documents(tmp_path, kind):
         ("json", b'{"text": "\\ud800"}', "surrogates not allowed"),
         ("example", b"\xff\xff", "it is cut short"),
         ("example", example_of({"n": 3}), "it has no 'text'"),
-        ("example", example_of({"text": 3}), "text holds [3], not text"),
+        ("example", example_of({"text": 3}), "text contains [3], not text"),
     ],
 )
 def test_a_bad_array_record_is_quarantined_with_its_place(tmp_path, kind, raw, reason):

@@ -199,9 +199,9 @@ BUGS = {
     "writes steps twice": (
         writer("WritesStepsTwice"),
         "opening_at_a_step",
-        "holds steps [8, 9, 10, 11]",
+        "contains steps [8, 9, 10, 11]",
     ),
-    "forgets what is there": (writer("BeginsAnew"), "opening_at_a_step", "holds steps []"),
+    "forgets what is there": (writer("BeginsAnew"), "opening_at_a_step", "contains steps []"),
     "shares a file": (writer("SharesAFile"), "do_not_share", "0.0, 1.0"),
     "takes metrics out": (
         writer("TakesMetricsOut"),
@@ -209,7 +209,7 @@ BUGS = {
         "changes what it is given",
     ),
     "drops train only": (writer("DropsTrainOnly"), "opening_at_a_step", "[8, 9, 10, 11]"),
-    "steps as text": (writer("SortsStepsAsText"), "opening_at_a_step", "holds steps [8, 9, 10"),
+    "steps as text": (writer("SortsStepsAsText"), "opening_at_a_step", "contains steps [8, 9, 10"),
     "names in ASCII": (writer("WritesAscii"), "many_metrics", "2 of 200 metrics are lost"),
     # sources
     "order of the disk": (source("InAnyOrder"), "order_is_neither", "sort them"),

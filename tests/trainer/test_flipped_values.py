@@ -105,7 +105,7 @@ def test_a_run_saves_no_flipped_bit_and_ends_as_one_without(tmp_path):
     ]
     (back,) = [event for event in events if isinstance(event, RolledBack)]
     assert (back.from_step, back.step, back.skips_data) == (8, 4, False)
-    assert "model.head.weight holds" in back.reason
+    assert "model.head.weight contains" in back.reason
     jax.tree.map(np.testing.assert_array_equal, *[result.state.model for result in results])
     assert steps_in(tmp_path / "struck") == ["step_00000004", "step_00000008"]
 
