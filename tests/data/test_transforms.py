@@ -377,7 +377,7 @@ def test_a_bad_image_is_named(value, message):
 def test_a_number_that_is_none_is_a_bad_record():
     cfg = FieldFilter.Config(field="score", min_value=1)
     for value in ("2", None, True, float("nan")):
-        with pytest.raises(DataError, match="no number"):
+        with pytest.raises(DataError, match="not a number"):
             one(cfg, Document("a", "", fields={"score": value}))
 
 
