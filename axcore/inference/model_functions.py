@@ -328,7 +328,7 @@ def _logprobs_of_places(
         if history is not None:
             # As if all were accepted: what follows a token that is not is thrown away.
             history = history.sampled(in_row, here)
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+    return LogProbs(*map(jnp.stack, zip(*found, strict=True)))
 
 
 Result = TypeVar("Result")
