@@ -17,7 +17,7 @@ the default, with keys and values in float16 besides (`axcore_half`), as llama.c
 default, and with a device for each core (`axcore_split`); transformers with its default cache, and
 the smaller model compiled with a static cache. A rival that fails or hangs is left out of what
 follows, its last words are printed, and the results are written after each turn. The table of
-docs/serving.md is written last.
+docs/performance.md is written last.
 
 `--device cuda` measures axcore and transformers on a GPU instead, for
 `results/gpu_CHIP_serving.json`.

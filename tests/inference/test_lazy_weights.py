@@ -101,7 +101,7 @@ def peaks(monkeypatch):
 
 @pytest.mark.skipif(
     jax.__version_info__ < (0, 10, 2),
-    reason="all wide weights are on a device there (docs/serving.md)",
+    reason="all full-precision weights are on a device there (docs/serving-memory.md)",
 )
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("weights", [None, "int8"])
