@@ -35,8 +35,6 @@ _TOKEN_ARRAYS = {
     "loss_weights": "float32",
     "sampler_log_probs": "float32",
 }
-_MAX_ROWS_AT_ONCE = 32
-"""Completions that are sampled at once by default."""
 
 
 @attrs.frozen
@@ -85,10 +83,7 @@ class Rollouts(DataLoader):
         seq_len: PositiveInt = REQUIRED
         sampling: Sampling = Sampling(temperature=1.0)
         engine: EngineConfig = EngineConfig(
-            max_num_seqs=_MAX_ROWS_AT_ONCE,
-            fixed_shapes=True,
-            sampler_kinds=("plain",),
-            max_num_batched_tokens=64,
+            max_num_seqs=64, sampler_kinds=("greedy", "plain", "full")
         )
         seed: int = 0
         shuffle: bool = True

@@ -1,7 +1,8 @@
 """`PolicySampler`: completions of prompts by the policy in training, through an engine.
 
-The noise of a token is a function of (seed, prompt, sample, place) alone, and calls have fixed
-shapes: what a completion is does not depend on what is sampled with it.
+The noise of a token is a function of (seed, prompt, sample, place) alone. What completions are
+sampled together decides the shapes of calls, and so the rounding of logits, but for an engine of
+`fixed_shapes`.
 """
 
 import hashlib
@@ -61,22 +62,21 @@ class PolicySampler:
             stream: What the samples are for: training and evaluation draw other noise.
         """
         engine = self._with_weights(policy)
-        streams = [
-            [
-                engine.submit(
-                    Request(
-                        prompt=one.tokens,
-                        max_tokens=max_tokens,
-                        sampling=sampling,
-                        seed=_seed(self._seed, stream, one.number, sample),
-                        num_logprobs=0,
-                    )
-                )
-                for sample in range(num_samples)
-            ]
+        requests = [
+            Request(
+                prompt=one.tokens,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                seed=_seed(self._seed, stream, one.number, sample),
+                num_logprobs=0,
+            )
             for one in prompts
+            for sample in range(num_samples)
         ]
-        return [[completion.result() for completion in group] for group in streams]
+        # Together, so that which calls compute them follows from the prompts, and not from how
+        # fast they come: a run that resumes samples the same bits.
+        found = [one.result() for one in engine.submit_all(requests)]
+        return [found[begin : begin + num_samples] for begin in range(0, len(found), num_samples)]
 
     def close(self) -> None:
         """End the engine."""

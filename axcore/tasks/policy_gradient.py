@@ -195,8 +195,10 @@ class PolicyGradient(ReferenceTask):
         self.add_measure("entropy", jnp.sum(entropies_BT * mask_BT), num_tokens)
         self.add_measure("clip_fraction", jnp.sum(is_clipped_BT * mask_BT), num_tokens)
         self.add_measure("sampler_gap", jnp.sum(jnp.abs(gap_BT) * mask_BT), num_tokens)
-        is_useless_B = batch["group_std"] == 0
-        self.add_measure("equal_groups", jnp.sum(is_useless_B * weights_B), num_rows)
+        # Of completions that others of the same prompt are compared with: an evaluation has none.
+        compared_B = weights_B * (batch["group_size"] > 1)
+        is_equal_B = batch["group_std"] == 0
+        self.add_measure("equal_groups", jnp.sum(is_equal_B * compared_B), jnp.sum(compared_B))
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of what is measured."""
