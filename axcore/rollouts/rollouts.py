@@ -322,13 +322,16 @@ def _check(cfg: Rollouts.Config) -> None:
         )
 
 
-class _Rolled(Iterator[Batch]):
+class _Rolled:
     """Batches one after the other; the position is their number."""
 
     def __init__(self, data: Rollouts) -> None:
         self.policy: Policy | None = None
         self._data = data
         self._next = 0
+
+    def __iter__(self) -> "_Rolled":
+        return self
 
     def __next__(self) -> Batch:
         cfg = self._data.config

@@ -174,8 +174,7 @@ class PolicyGradient(ReferenceTask):
         else:
             length = counts_B if cfg.mean_over == "sequence" else cfg.max_tokens or mask_BT.shape[1]
             total = jnp.sum(sums_B / jnp.maximum(length, 1))
-            # A completion without a token weighs as one that has some: it was sampled, too.
-            weight = jnp.sum(jnp.any(mask_BT > 0, axis=1))
+            weight = jnp.sum(jnp.any(mask_BT > 0, axis=1).astype(jnp.float32))
         self.add_loss(name, total, weight, scale=scale)
 
     def _measure(
@@ -196,9 +195,9 @@ class PolicyGradient(ReferenceTask):
         self.add_measure("clip_fraction", jnp.sum(is_clipped_BT * mask_BT), num_tokens)
         self.add_measure("sampler_gap", jnp.sum(jnp.abs(gap_BT) * mask_BT), num_tokens)
         # Of completions that others of the same prompt are compared with: an evaluation has none.
-        compared_B = weights_B * (batch["group_size"] > 1)
-        is_equal_B = batch["group_std"] == 0
-        self.add_measure("equal_groups", jnp.sum(is_equal_B * compared_B), jnp.sum(compared_B))
+        compared_B = jnp.where(batch["group_size"] > 1, weights_B, 0)
+        equal_B = jnp.where(batch["group_std"] == 0, compared_B, 0)
+        self.add_measure("equal_groups", jnp.sum(equal_B), jnp.sum(compared_B))
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of what is measured."""
