@@ -233,6 +233,12 @@ class DataLoader(Configurable, ABC):
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterable[Any]:
         """Return the batches to evaluate on, with as many for every process; maybe none."""
 
+    def on_policy(self, policy: Policy) -> None:
+        """Hear which weights are evaluated, where the batches of `validation` follow them.
+
+        That is before each evaluation. Those of `train` hear of theirs by `TrainBatches.on_policy`.
+        """
+
     @abstractmethod
     def summary(self) -> Any:
         """Read the data, and returns what there is; as text, one line for people.

@@ -279,7 +279,7 @@ class ModelInput(NamedTuple):
         sizes: Tokens of the row, or that are sampled one after the other.
         first: Number of the answer's tokens before the first that is sampled.
         samples: 1 where the row samples, else 0.
-        wants_logprobs: 1 where log-probabilities are wanted, else 0.
+        wants_logprobs: Which log-probabilities are wanted; see `WantedLogprobs`.
         adapters: Number of the row's adapter; -1 for none.
         pages: Of the row, `[B, P]`.
         tokens: New ones, `[B, T]`; none where rows continue from what they drew.

@@ -29,6 +29,7 @@ PACKAGES = (
     "models",
     "modifiers",
     "ops",
+    "rollouts",
     "runs",
     "tasks",
     "trainer",

@@ -14,5 +14,10 @@ def training_tasks() -> Iterator[TrainingTask]:
         ("orpo", "ORPO", "Answers to give, and others to make less likely"),
         ("simpo", "SimPO", "Answers chosen over others by their mean log-probability"),
         ("kto", "KTO", "Answers that were labelled one by one, against a frozen copy"),
+        ("grpo", "GRPO", "Rewards of sampled answers, compared within those to a prompt"),
+        ("dr_grpo", "DrGRPO", "GRPO whose loss favours no length and no difficulty"),
+        ("dapo", "DAPO", "GRPO with a wider clip above, and equal weight for each token"),
+        ("gspo", "GSPO", "GRPO with one ratio for each answer"),
+        ("rloo", "RLOO", "Rewards less the mean of the prompt's other answers"),
     ):
         yield TrainingTask(name=name, config=Ref(f"axcore.tasks:{config}.Config"), summary=summary)

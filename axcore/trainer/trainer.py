@@ -18,7 +18,7 @@ from axcore.config import (
     render_config,
 )
 from axcore.config.build import owner_of
-from axcore.data import DataLoader, PrefetchedBatches, TrainBatches
+from axcore.data import DataLoader, Policy, PrefetchedBatches, TrainBatches
 from axcore.distributed import is_process_zero
 from axcore.errors import ShardingError
 from axcore.interop import WeightPlan, WeightSource
@@ -396,11 +396,14 @@ class Trainer(Configurable):
         """Return the metrics of a model's state on the validation data; empty if there is none."""
         evaluation = self.compiler.jitted_evaluation
         put, shard = self.batch_sharding.device_put, self.batch_sharding.shard
+        policy = Policy(self.model, state=self.step.own_part(model_state))
+        self.data.on_policy(policy)
         batches = self.data.validation(process_index=shard.index, process_count=shard.count)
         with jax.set_mesh(self.mesh):
             # All batches are dispatched before any loss is
             # fetched, so that the devices never wait for the host.
             losses = [evaluation(model_state, put(batch)) for batch in batches]
+        policy.state = None  # whoever keeps the handle shall not keep these weights
         meter = LossMeter()
         for one in jax.device_get(losses):
             meter.add(one)

@@ -40,6 +40,7 @@ LAYERS = (
     ("resilience",),
     ("experiments",),
     ("runs", "sandbox"),
+    ("rollouts",),
     ("evaluation",),
     ("serving",),
     ("testing",),

@@ -183,7 +183,7 @@ def test_a_draft_that_could_not_be_used_is_refused():
     )
     with pytest.raises(ConfigError, match="a layer of the model or of its draft keeps a state"):
         answers([], draft_of(sliding.build()))
-    with pytest.raises(ConfigError, match="by a draft model, and there is none"):
+    with pytest.raises(ConfigError, match="asks for a draft model, and there is none"):
         answers([], speculation=DraftModel())
     with pytest.raises(ConfigError, match="there is a draft model, and speculation is NGram"):
         answers([], draft_of(SMALLER), speculation=NGramLookup())
