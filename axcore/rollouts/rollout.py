@@ -3,6 +3,9 @@
 Letters: B rows, T tokens of a row.
 """
 
+import base64
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +13,7 @@ import attrs
 import numpy as np
 
 from axcore.data.packing.packing import Batch
-from axcore.tasks.policy_gradient import REWARD_PREFIX
+from axcore.tasks.policy_gradient import OLD_LOG_PROBS, REWARD_PREFIX
 
 
 @attrs.frozen(kw_only=True)
@@ -27,6 +30,8 @@ class Rollout:
         group: Which prompt of the run it answers, from 0.
         sample: Which of the answers to it, from 0.
         weight_version: Steps that made the weights which sampled it.
+        old_log_probs: The tokens' log-probabilities as the trainer computed them with these
+            weights; empty where it is trained on before they change.
     """
 
     prompt: tuple[int, ...]
@@ -38,10 +43,11 @@ class Rollout:
     group: int
     sample: int
     weight_version: int
+    old_log_probs: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return attrs.asdict(self)
+        return {**attrs.asdict(self), **{name: _packed(getattr(self, name)) for name in _FLOATS}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Rollout":
@@ -51,10 +57,32 @@ class Rollout:
             TypeError: It is not one.
             KeyError: It is not one.
         """
-        known = {**data}
-        for name in ("prompt", "tokens", "log_probs"):
-            known[name] = tuple(known[name])
-        return cls(**known)
+        lists = {name: tuple(data[name]) for name in ("prompt", "tokens")}
+        floats = {name: _unpacked(data[name]) for name in _FLOATS}
+        return cls(**{**data, **lists, **floats})
+
+
+_FLOATS = ("log_probs", "old_log_probs")
+"""Fields that are written as the bytes of float32 numbers, which is shorter than digits."""
+
+
+def _packed(values: Sequence[float]) -> str:
+    return base64.b64encode(np.asarray(values, "<f4").tobytes()).decode()
+
+
+def _unpacked(text: str) -> tuple[float, ...]:
+    return tuple(np.frombuffer(base64.b64decode(text), "<f4").tolist())
+
+
+def groups_of(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """Return rollouts by the prompt that they answer, in their order."""
+    return [list(group) for _, group in itertools.groupby(rollouts, lambda one: one.group)]
+
+
+def has_equal_rewards(group: Sequence[Rollout]) -> bool:
+    """Return whether no completion of a group is worth more than another."""
+    found = {one.reward for one in group if math.isfinite(one.reward)}
+    return len(found) < 2
 
 
 def batch_of(
@@ -79,8 +107,20 @@ def batch_of(
     for row, one in enumerate(rollouts):
         if one is not None:
             _write_row(batch, row, one)
+    if any(one is not None and one.old_log_probs for one in rollouts):
+        batch[OLD_LOG_PROBS] = _of_tokens(rollouts, seq_len)
     batch |= _statistics(rollouts, batch["rewards"], batch["row_weights"])
     return batch
+
+
+def _of_tokens(rollouts: Sequence[Rollout | None], seq_len: int) -> np.ndarray:
+    """Return the old log-probability of each sampled token at its place, else 0."""
+    found = np.zeros((len(rollouts), seq_len), np.float32)
+    for row, one in enumerate(rollouts):
+        if one is not None and one.old_log_probs:
+            begin = len(one.prompt) - 1
+            found[row, begin : begin + len(one.tokens)] = one.old_log_probs
+    return found
 
 
 def _write_row(batch: Batch, row: int, one: Rollout) -> None:

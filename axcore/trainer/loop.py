@@ -89,7 +89,9 @@ class TrainLoop:
         self.run_directory = run
         self.emit = observers
         self.guards = guards
-        self.at = Position(batches=batches, policy=Policy(trainer.model))
+        self.at = Position(
+            batches=batches, policy=Policy(trainer.model, jit=trainer.compiler.jitted_policy)
+        )
         self.log = MetricLog(trainer, run.path, self.at)
         self.saver = Saver(trainer, run, guards, observers, self.at)
         self.recovery = Recovery(trainer, run.path, self.saver, observers)
