@@ -24,7 +24,7 @@ from axcore.ops import (
     decode_matmul,
     grouped_matmul,
     in_panels,
-    narrow_product,
+    low_precision_product,
     num_panels,
 )
 from axcore.parallel import is_sharded
@@ -139,7 +139,7 @@ def quantized_product(
     return (
         decode_matmul(x, values, scale)
         if _uses_decode_matmul(x)
-        else narrow_product(x, values, scale)
+        else low_precision_product(x, values, scale)
     )
 
 

@@ -1,4 +1,4 @@
-"""`Run`: what a run directory holds, opened to look at, to generate from and to evaluate."""
+"""`Run`: what a run directory contains, opened to look at, to generate from and to evaluate."""
 
 from collections.abc import Mapping
 from functools import cached_property

@@ -84,7 +84,7 @@ class Recovery:
         data = position.batches.get_state()
         good = self._known_good(request, from_step - request.steps)
         suspects = self.suspects(good or 0)
-        # Before anything is restored or set aside: a run
+        # Before anything is restored or quarantined: a run
         # that gives up leaves the directory as it found it.
         self._rollbacks.check_budget(request, step=from_step, good=good, suspects=suspects)
         self._restore(at_or_before=good)

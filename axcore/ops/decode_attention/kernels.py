@@ -151,7 +151,9 @@ def _attend(inputs: DecodeInputs, spec: DecodeSpec, block_size: int) -> Array:
     start = OnlineSoftmax.start(q_BKGTH.shape[:-1], inputs.v.shape[-1], inputs.sinks_N)
     first, last = _span(lengths_B, num_queries, spec.left, inputs.capacity)
     most = -(-inputs.capacity // size)
-    running = bounded_fori_loop(first // size, (last + size - 1) // size, step, start, most=most)
+    running = bounded_fori_loop(
+        first // size, (last + size - 1) // size, step, start, max_steps=most
+    )
     return ungroup_heads(running.finish()[0]).astype(inputs.q_BTNH.dtype)
 
 

@@ -181,7 +181,7 @@ _Residuals: TypeAlias = tuple[Operand, Operand, Array | None, Amaxes | None, Arr
 _Cotangents: TypeAlias = tuple[Array, None, Array, None, Amaxes | None, None]
 
 
-def narrow_input(
+def quantize_input(
     x: Array,
     spec: QuantizedDotSpec,
     *,
@@ -200,7 +200,7 @@ def quantized_custom_vjp(
     spec: QuantizedDotSpec,
     kernels: Kernels,
     *,
-    narrow_x: QuantizedArray | None = None,
+    quantized_x: QuantizedArray | None = None,
     group_sizes: Array | None = None,
     amaxes: Amaxes | None = None,
     key: Array | None = None,
@@ -209,12 +209,12 @@ def quantized_custom_vjp(
 
     Arguments are those of `quantized_dot` or, with `group_sizes`, of `quantized_grouped_matmul`,
     checked; `key` is a key's data. `x` is quantized outside of what is differentiated, so that
-    products which are given the same `narrow_x` also keep it once for backward.
+    products which are given the same `quantized_x` also keep it once for backward.
     """
     x_dtype, like_w = x.dtype.name, w
-    if narrow_x is None:
+    if quantized_x is None:
         given_x = amaxes.inputs if amaxes else None
-        narrow_x = narrow_input(x, spec, group_sizes=group_sizes, amax=given_x)
+        quantized_x = quantize_input(x, spec, group_sizes=group_sizes, amax=given_x)
 
     @jax.custom_vjp
     def run(
@@ -272,7 +272,7 @@ def quantized_custom_vjp(
         return dx, None, dw, None, seen, None
 
     run.defvjp(run_forward, run_backward)
-    y: Array = run(x, narrow_x, w, group_sizes, amaxes, key)
+    y: Array = run(x, quantized_x, w, group_sizes, amaxes, key)
     return y
 
 
