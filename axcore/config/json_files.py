@@ -52,7 +52,7 @@ def read_json(path: Path | str, kind: str, *, error: type[AxcoreError]) -> dict[
     Args:
         path: The file.
         kind: What it is, for errors.
-        error: Raised where the file does not exist, or holds something else.
+        error: Raised where the file does not exist, or contains something else.
     """
     file = Path(path).expanduser()
     try:

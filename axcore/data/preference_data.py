@@ -145,7 +145,7 @@ class PreferenceData(DataLoader):
         """Return an iterator without end over one process's part of each global batch.
 
         Raises:
-            DataError: The source cannot be read, or holds nothing to train on.
+            DataError: The source cannot be read, or contains nothing to train on.
             ConfigError: `process_count` does not divide `batch_size`.
         """
         cfg = self.config
@@ -189,7 +189,7 @@ class PreferenceData(DataLoader):
                 )
             found = document.fields[SEQUENCES]
             cut = tuple(_cut(one, self.longest) for one in found)
-            # The first token is no target, so it does not count.
+            # The first token is not a target, so it does not count.
             if not all(one.counts[1:].any() for one in cut):
                 num_left_out += 1
                 continue

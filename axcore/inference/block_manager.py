@@ -1,6 +1,6 @@
 """`BlockManager`: the block table of each row, and the prefix cache. Blocks are called pages here.
 
-A page is held by any number of texts that begin alike. A page that no text holds may still have the
+A page is held by any number of texts that begin alike. A page that no text uses may still have the
 beginning of one: that is the prefix cache. It is found by the digest of all tokens up to its end,
 and is overwritten when no other page is free, the least recently released first.
 """
@@ -194,7 +194,7 @@ class BlockManager:
             sequence.digests[len(sequence.pages) : len(sequence.pages) + unit], unit
         ):
             if (
-                # A whole chunk must be left to compute, as one that
+                # A full chunk must be left to compute, as one that
                 # begins within a group is none of the compiled ones.
                 limits.chunk_alignment > 1
                 and (len(sequence.pages) + unit) * limits.page_size >= target

@@ -90,7 +90,7 @@ def find_tensors(folder: Path) -> dict[str, TensorPlace]:
         raise CheckpointError(
             f"the folder has neither {SINGLE} nor {INDEX}",
             where=str(folder),
-            hint="name a folder that holds a model's files; other formats are not read",
+            hint="name a folder that contains a model's files; other formats are not read",
         )
     return _indexed(folder, _index(folder / INDEX))
 
@@ -338,5 +338,5 @@ def new_file(path: Path | str) -> Iterator[Path]:
 
 
 def _draft_of(target: Path) -> Path:
-    # Beside the target, since a rename works within one file system only.
+    # Next to the target, since a rename works within one file system only.
     return target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.incomplete")

@@ -53,9 +53,10 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A library may print bytes that are no UTF-8, and the thread that reads them would end.
+            # A library may print bytes that are not UTF-8, and the thread that reads them would
+            # end.
             errors="replace",
-            # Ctrl-C goes to a terminal's whole foreground group; here
+            # Ctrl-C goes to a terminal's full foreground group; here
             # the parent passes it on, so that each gets it once.
             start_new_session=True,
             pass_fds=pass_fds,

@@ -35,7 +35,7 @@ class LoRA:
     """Put a `LoRALinear` around linear layers, and freeze all else but the head of a reward model.
 
     Args:
-        targets: Paths or globs of linear layers, or of modules that hold some.
+        targets: Paths or globs of linear layers, or of modules that contain some.
         linear: Only layers of this class, as text.
         exclude: Globs of the paths of layers that get none.
         rank: Width of the corrections.

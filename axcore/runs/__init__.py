@@ -12,12 +12,12 @@ from axcore.runs.rewards import reward_of
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
 from axcore.runs.run_weights import FromRun, RunWeights
-from axcore.runs.text_samples import DrawSamples, TextSamples
+from axcore.runs.text_samples import GenerateSamples, TextSamples
 
 __all__ = [
     "BaseModel",
-    "DrawSamples",
     "FromRun",
+    "GenerateSamples",
     "OpenedModel",
     "RestoredModel",
     "Run",

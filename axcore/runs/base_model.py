@@ -45,7 +45,7 @@ class BaseModel(WeightSource):
         """What a run begins with.
 
         Args:
-            path: A run directory, or a folder that holds a pretrained checkpoint.
+            path: A run directory, or a folder that contains a pretrained checkpoint.
             allow_unknown_fields: Whether fields of a checkpoint's `config.json` that could matter
                 are ignored.
         """
@@ -89,7 +89,7 @@ class BaseModel(WeightSource):
 def _check_is_there(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise CheckpointError(
-            "the folder holds neither a run nor a pretrained checkpoint: it has no config.json",
+            "the folder contains neither a run nor a pretrained checkpoint: it has no config.json",
             where=str(folder),
             hint="name a run directory such as runs/tiny, or a folder with config.json and weights",
         )

@@ -39,7 +39,7 @@ def modifiers() -> Iterator[Modifier]:
         summary="A run begins with the weights of another run",
     )
     yield Modifier(
-        name="draw_samples",
-        config=Ref("axcore.runs:DrawSamples"),
+        name="generate_samples",
+        config=Ref("axcore.runs:GenerateSamples"),
         summary="Text generated at each evaluation, and kept with the run",
     )

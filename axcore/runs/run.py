@@ -1,4 +1,4 @@
-"""`Run`: what a run directory holds, opened to look at, to generate from and to evaluate."""
+"""`Run`: what a run directory contains, opened to look at, to generate from and to evaluate."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -104,7 +104,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """What the run logged so far: `metrics["train"]["loss"]`, beside `["train"]["step"]`."""
+        """What the run logged so far: `metrics["train"]["loss"]`, next to `["train"]["step"]`."""
         return read_metrics(self.directory / "metrics.jsonl")
 
     @cached_property

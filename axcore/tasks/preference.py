@@ -47,7 +47,7 @@ class ReferenceTask(Task):
     def reference(self, method: str, *args: Any) -> Any:
         """Return what a method of the model returns with the first parameters; no gradient.
 
-        It draws the random numbers that the model's own first call draws: dropout and stochastic
+        It uses the random numbers that the model's own first call samples: dropout and stochastic
         rounding are the same in both, so that a model that was not trained yet equals its
         reference.
         """
@@ -61,7 +61,7 @@ class ReferenceTask(Task):
         whole = jax.lax.stop_gradient(_over(state, copy))
         model: Module = self.model
         # The module's own key rather than a stream: the
-        # reference is to draw what the model's first call draws.
+        # reference is to sample what the model's first call samples.
         key = context.key() if context.has_key else None
         result, _ = functional(model, whole, *args, method=method, rng=key, training=self.training)
         return jax.lax.stop_gradient(result)
@@ -115,7 +115,7 @@ class PreferenceTask(ReferenceTask):
     """An objective on labelled answers. A subclass has `row_losses`.
 
     Attributes:
-        extra_arrays: Arrays of a batch that it reads besides `BATCH`.
+        extra_arrays: Arrays of a batch that it reads in addition to `BATCH`.
         has_reference: Whether it compares with the model before training.
         loss_unit: The unit of its loss.
     """
@@ -363,7 +363,7 @@ class ORPO(PreferenceTask):
         beta: NonNegativeFloat = 0.1
 
     def metric_units(self) -> Mapping[str, str]:
-        """Return nats a token for the cross-entropy of answers, besides what all have."""
+        """Return nats a token for the cross-entropy of answers, in addition to what all have."""
         return {**super().metric_units(), "loss/cross_entropy": NATS_A_TOKEN}
 
     def row_losses(

@@ -56,7 +56,7 @@ class Position:
         self.pending.clear()
 
     def extra(self, identity: Any) -> dict[str, Any]:
-        """Return what is saved besides the state; the window with the steps that are pending."""
+        """Return what is saved with the state; the window with the steps that are pending."""
         # A copy: the save must not change what the next log line is made of.
         window = LossWindow.from_json(self.window.as_json())
         # One fetch for all: each transfer by itself costs a round trip to the device.

@@ -124,7 +124,7 @@ def test_a_bad_pair_is_named_or_left_out_and_counted(tmp_path, record, message):
 
 def test_a_label_is_true_or_false(tmp_path):
     record = {"prompt": "a", "completion": "b", "label": 1}
-    with pytest.raises(DataError, match="Field 'label' holds 1, not true or false"):
+    with pytest.raises(DataError, match="Field 'label' contains 1, not true or false"):
         data(tmp_path, record, reads=LabelledChats.Config()).summary()
 
 

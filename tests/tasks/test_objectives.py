@@ -54,7 +54,7 @@ def states():
 
 
 def log_probs(params, batch):
-    """Returns the log-probabilities of answers, from the whole logits."""
+    """Returns the log-probabilities of answers, from the full logits."""
     flat = {name: batch[name].reshape(-1, LENGTH) for name in ("tokens", "targets")}
     logits, _ = functional(MODEL.build(), params, flat["tokens"], method="logits")
     every = jax.nn.log_softmax(logits, axis=-1)

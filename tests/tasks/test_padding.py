@@ -36,6 +36,8 @@ from axcore.modifiers.quantization import with_dot
 from axcore.module import functional
 from axcore.ops import KernelPolicy, use_policy
 from axcore.plugins import Hardware, TrainingTask, plugin_host
+from axcore.rollouts.rollout import Rollout, batch_of
+from axcore.tasks import KLPenalty, PolicyGradient
 
 DENSE = transformer(vocab_size=264, dim=8, num_layers=1, num_heads=2, hidden_dim=8)
 ROUTER = Router.Config(balance_loss=0.5, z_loss=0.1, bias_rate=0.01)
@@ -47,11 +49,15 @@ POLICY = KernelPolicy(
 WITH_GRADIENT = pytest.mark.parametrize(
     "gradient", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
-TASKS = {
+CORE_TASKS = {
     one.name: one.config.resolve()
     for one in plugin_host().records(TrainingTask)
     if one.plugin == "core"
 }
+POLICY_TASKS = {
+    name: one for name, one in CORE_TASKS.items() if issubclass(one, PolicyGradient.Config)
+}
+TASKS = {name: one for name, one in CORE_TASKS.items() if name not in POLICY_TASKS}
 HEADS = {"reward_model": ScalarHead.Config()}
 """Of the tasks whose models give no logits."""
 
@@ -184,6 +190,43 @@ def test_of_labelled_answers(task, gradient, tmp_path):
     cfg = evolve(TASKS[task](), model=model)
     batch_of = labelled(tmp_path, has_labels=task == "kto", has_targets=task not in HEADS)
     assert_padding_counts_for_nothing(cfg, batch_of, 48, gradient=gradient)
+
+
+def rollouts(seq_len, rows):
+    """Returns a batch of two completions of one prompt."""
+    draw = np.random.default_rng(0)
+    known = {}
+    for sample, size in enumerate((3, 5)):
+        tokens = draw.integers(9, 264, size)
+        known[sample] = Rollout(
+            prompt=(70, 71, 72),
+            tokens=tuple(tokens.tolist()),
+            log_probs=tuple(-5 - draw.random(size)),
+            is_ended=True,
+            rewards={"exact": sample / 2},
+            reward=sample / 2,
+            group=0,
+            sample=sample,
+            weight_version=0,
+        )
+    chosen = [None if row == PADDING_ROW else known[row] for row in rows]
+    return batch_of(chosen, seq_len, 0, ("exact",))
+
+
+@WITH_GRADIENT
+@pytest.mark.quick_one_in(5)
+@pytest.mark.every_case
+@pytest.mark.parametrize("task", POLICY_TASKS)
+def test_of_rollouts(task, gradient):
+    # With a fixed divisor, as otherwise a mean over rows of a fixed length depends on that length.
+    cfg = evolve(
+        POLICY_TASKS[task](),
+        model=MODEL,
+        kl=KLPenalty(coefficient=0.1),
+        entropy_bonus=0.1,
+        max_tokens=8,
+    )
+    assert_padding_counts_for_nothing(cfg, rollouts, 9, gradient=gradient)
 
 
 @pytest.mark.slow

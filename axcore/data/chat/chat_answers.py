@@ -1,7 +1,7 @@
 """What of a conversation's text the model has to write: its answers, each as it is when it is new.
 
 An answer is learnt behind the very text that a server shows the model to ask for it. Templates that
-only ever append make one text of a whole conversation. Many do not: they drop the thinking of
+only ever append make one text of a full conversation. Many do not: they drop the thinking of
 earlier answers, or put the system message in front of the last question. Then what a conversation
 was, when an earlier answer was written, is another text, and the conversation becomes several: one
 for each answer that the next text does not continue.

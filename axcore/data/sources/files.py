@@ -146,9 +146,9 @@ def _glob(root: Path, pattern: str) -> list[Path]:
 def _contents(root: Path) -> str:
     kinds = Counter(path.suffix or path.name for path in root.rglob("*") if path.is_file())
     if not kinds:
-        return "it holds no files"
+        return "it contains no files"
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
-    return f"the files it holds: {shown}"
+    return f"the files it contains: {shown}"
 
 
 def check_is_regular(file: NamedFile) -> None:

@@ -71,7 +71,7 @@ class ChatMessages(Transform):
 
     @property
     def makes_loss_weights(self) -> bool:
-        """Whether a store can hold weights other than 0 and 1."""
+        """Whether a store supports weights other than 0 and 1."""
         return self.config.stores_weights
 
     @property
@@ -206,7 +206,7 @@ class LabelledChats(Transform):
         record = document.fields
         with naming_conversation(document):
             if not isinstance(record[LABEL], bool):
-                raise DataError(f"Field 'label' holds {record[LABEL]!r:.40}, not true or false.")
+                raise DataError(f"Field 'label' contains {record[LABEL]!r:.40}, not true or false.")
             if record.get("completion") is not None:
                 prompt = _messages(record.get("prompt"), "user")
                 messages = [*prompt, *_messages(record["completion"], "assistant")]
@@ -261,7 +261,7 @@ def answer_tokens(
     if not {*weights} <= {0.0, 1.0}:
         raise DataError(
             f"Messages have the weights {list(chat.weights)}; labelled answers have 0 or 1.",
-            hint="Leave the weights out: a preference is of whole answers.",
+            hint="Leave the weights out: a preference is of full answers.",
         )
     chat = Conversation(chat.messages, tuple(weights), chat.tools)
     values = template_values(record, cfg.chat_template_kwargs)

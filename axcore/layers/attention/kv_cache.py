@@ -37,7 +37,7 @@ class ContiguousCache(Module):
     """Keys and values of `capacity` tokens for each row, one row after the other.
 
     The token at position `p` of a row has place `p`; tokens beyond the capacity are dropped, and so
-    is padding. A call with slots reads its rows as pages of the whole array, so none is copied.
+    is padding. A call with slots reads its rows as pages of the full array, so none is copied.
     Slot protocol: the parent fills `num_kv_heads`, `head_dim` and `value_dim`.
     """
 

@@ -130,8 +130,8 @@ def block_gradients(
     """
     probabilities = probabilities.astype(jnp.float32)
     kept = probabilities if dropout is None else probabilities * dropout
-    # Probabilities are larger than keys or values, so they are multiplied as they lie. The other
-    # order has XLA transpose them on a CPU, before both products.
+    # Probabilities are larger than keys or values, so they are multiplied as they are stored. The
+    # other # order has XLA transpose them on a CPU, before both products.
     dv_BKVS = _matmul("bkgtv,bkgts->bkvs", do_BKGTV, kept.astype(v_BKSV.dtype))
     dp = _matmul("bkgtv,bksv->bkgts", do_BKGTV, v_BKSV)
     if dropout is not None:

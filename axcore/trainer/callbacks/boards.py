@@ -169,7 +169,7 @@ class MLflowWriter:
         entities = import_extra("mlflow.entities", used_by=_USED_BY, error=TrainingError)
         self._metric, self._param = entities.Metric, entities.Param
         self._client = library.MlflowClient(tracking_uri=address)
-        self._run_id = self._take_up(directory) or self._create(directory)
+        self._run_id = self._resume(directory) or self._create(directory)
 
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
         """Add a point to each curve."""
@@ -184,7 +184,7 @@ class MLflowWriter:
         """Mark the run as ended."""
         self._client.set_terminated(self._run_id)
 
-    def _take_up(self, directory: Path) -> str | None:
+    def _resume(self, directory: Path) -> str | None:
         """Return the id of the run that an earlier start made; None where there is none."""
         experiment, identity = self._experiment(), _identity(directory)
         condition = f"tags.`{ID_TAG}` = '{identity}'"

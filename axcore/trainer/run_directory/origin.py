@@ -1,4 +1,4 @@
-"""What opening a run needs besides its config and checkpoints, so that it can be moved.
+"""What opening a run needs in addition to its config and checkpoints, so that it can be moved.
 
 origin.json     where the run was started, which files and which code belong to it, with digests
 files/          copies of the files that the config names, a tokenizer's for example
@@ -152,7 +152,7 @@ def opened_config(cfg: Any, run: Path, origin: Mapping[str, Any]) -> Any:
 def _paths(cfg: Any, fields: str) -> Iterator[tuple[str, str]]:
     """Yield path and value of the config's fields that its classes list under `fields`.
 
-    Of a field that holds several values each has a path.
+    Of a field that contains several values each has a path.
     """
     for path, node in walk(cfg):
         cls = type(node)
