@@ -1,4 +1,4 @@
-"""`reward_of`: what a run's reward model says of conversations."""
+"""`reward_of`: the rewards that a run's model gives conversations."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -49,7 +49,7 @@ def reward_of(
     found = np.zeros(len(tokens), np.float32)
     # In order of their lengths, so that rows have little padding.
     order = sorted(range(len(tokens)), key=lambda place: len(tokens[place]))
-    longest = run.config.data.seq_len
+    longest = _longest(run)
     with use_policy(run.trainer.compiler.kernel_policy):
         for begin in range(0, len(order), batch_size):
             places = order[begin : begin + batch_size]
@@ -75,14 +75,14 @@ def _tokens(run: Run, conversation: Conversation, where: str) -> NDArray[np.int6
             hint='write [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": '
             '"4"}]',
         )
-    data = run.trainer.data
+    data: Any = run.trainer.data  # one with a tokenizer, as `PreferenceData` has
     reads = getattr(data.config.source, "reads", None)
     cfg = reads if isinstance(reads, ChatPairs.Config) else ChatPairs.Config()
     try:
         found = answer_tokens(messages, len(messages) - 1, record, data.tokenizer, cfg).tokens
     except DataError as error:
         raise DataError(error.what, where=error.where or where, hint=error.hint) from error
-    longest = run.config.data.seq_len
+    longest = _longest(run)
     if len(found) > longest:
         raise DataError(
             f"the conversation has {len(found)} tokens, and the run was trained on {longest} at "
@@ -91,6 +91,11 @@ def _tokens(run: Run, conversation: Conversation, where: str) -> NDArray[np.int6
             hint=f"shorten it, or train with --set data.seq_len={len(found)}",
         )
     return found
+
+
+def _longest(run: Run) -> int:
+    data: Any = run.config.data
+    return int(data.seq_len)
 
 
 def _row_length(num_tokens: int, longest: int) -> int:

@@ -22,7 +22,7 @@ BATCH = ("tokens", "token_mask", "row_weights")
 
 
 class RewardModel(Task):
-    """`-log sigmoid(r_chosen - r_rejected)`, r what the model's head says of the last token.
+    """`-log sigmoid(r_chosen - r_rejected)`, r what the model's head gives the last token.
 
     Source: Bradley and Terry 1952, "Rank analysis of incomplete block designs"; Ouyang et al. 2022,
     arXiv:2203.02155, eq. 1; Eisenstein et al. 2023, arXiv:2312.09244, section 5, for centering.

@@ -250,7 +250,7 @@ def answer_tokens(
         cfg: How they are read.
 
     Raises:
-        DataError: They are no conversation, or the template cannot write it as one text.
+        DataError: They are not a conversation, or the template cannot write it as one text.
     """
     extras = {name: record[name] for name in EXTRAS if name in record}
     chat = read_conversation({"messages": messages, **extras}, roles=cfg.roles)
