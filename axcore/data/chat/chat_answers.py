@@ -196,8 +196,8 @@ class _View:
         after = self.trace(place + 1)
         begin, end = span or (0, len(after.text))
         for what, text, other in _parts(message):
-            # A long text that is found word for word is there; short ones may
-            # be by chance, so the template is asked with another in its place.
+            # A long text that is found word for word cannot be there by chance. A short one can,
+            # so the template renders the conversation with another text in its place.
             if len(text) >= _LONG and text in after.text[begin:end]:
                 continue
             messages = [*self.chat.messages[:place], other]
