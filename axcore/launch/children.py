@@ -148,7 +148,7 @@ def first_failure(children: Iterable[Child]) -> Child | None:
 _ABORTED_OR_LOST = (1, -signal.SIGABRT, 9)
 # Sorted by how much an exit code says: an abort or exit code 1 may also be the effect of losing a
 # peer.
-"""How a process may end because it lost another one: the surest sign of that last."""
+"""Exit codes of a process that lost another one; the surest sign of that comes last."""
 
 
 def _rank(code: int | None) -> int:

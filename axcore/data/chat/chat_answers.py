@@ -343,7 +343,8 @@ def _answered(view: _View, place: int) -> tuple[str, list[Span]]:
         written, asks = written.lstrip(), asks.lstrip()
     num_common = _num_common(asks, written)
     header = written[:num_common]
-    # Cut back to before an open mark: half of a mark in common is none.
+    # If the common part ends inside of a mark such as `<think`, cut it before the mark: half of a
+    # mark is not a mark.
     if num_common < len(asks) and header.rfind("<") > header.rfind(">"):
         num_common = header.rfind("<")  # two marks that begin alike
     more = asks[num_common:]
