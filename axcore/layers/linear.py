@@ -128,7 +128,7 @@ def matmul_transposed(
     if _uses_decode_matmul(x):
         return decode_matmul(x, rows, transposed=True)
     # No `x @ rows.T`: the contraction reads rows as they are stored, where a transpose may be
-    # written # down first.
+    # written down first.
     return dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
 
 

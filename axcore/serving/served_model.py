@@ -311,7 +311,7 @@ class ServedModel:
             raise self._refused(error) from error
         # The engine's compilation runs in this process and cannot be
         # stopped; it is safe only because the worker's has just ended well.
-        # The engine compiles it again, which takes as long: that has its turn with grammars.
+        # The engine compiles it again, which takes as long, so it waits in the grammars' queue.
         return await self.work.grammars.pool.run(work, when_late=_cancel)
 
     def _submit(self, requests: Sequence[Request]) -> list[CompletionStream]:

@@ -117,7 +117,7 @@ class QuantizedLinear(GroupedRows, Module):
         if len(rows) < len(values):
             arrays = (values, scale, bias)
             # A token of one row goes to a few experts of many: all of them in full precision would
-            # be the # largest array of the call.
+            # be the largest array of the call.
             own = row_groups(sizes, len(rows))
             values, scale, bias = jax.tree.map(lambda array: array[own], arrays)
             sizes = jnp.ones(len(rows), sizes.dtype)

@@ -51,7 +51,7 @@ def low_precision_product(x_RK: Array, weight: Array, scale_GN: Array) -> Array:
     if len(scale_GN) > 1:
         return x_RK @ full_precision_weight(values, scale_GN).astype(x_RK.dtype)
     # The scale of a full column leaves the sum: multiplied after it, no full-precision weight is
-    # ever # written.
+    # ever written.
     y = x_RK @ values.astype(x_RK.dtype)
     return (y.astype(jnp.float32) * scale_GN).astype(x_RK.dtype)
 

@@ -240,7 +240,7 @@ def quantized_custom_vjp(
         quantized_w = _named(layout.weights(w, spec.weights, "forward", given_w), QUANTIZED_WEIGHT)
         y = layout.times(_narrow(kernels, "forward"), quantized_x, quantized_w, x_dtype)
         # Low-precision operands serve backward only with a scale per tensor: a scale per channel is
-        # of # the axis that this product sums over, and backward sums over another.
+        # of the axis that this product sums over, and backward sums over another.
         kept_x = quantized_x if spec.inputs.per == "tensor" and spec.weight_gradient else x
         kept_w = quantized_w if spec.weights.per == "tensor" else w
         return y, (kept_x, kept_w, sizes, amaxes, key)

@@ -163,7 +163,7 @@ class MLflowWriter:
         address = os.environ.get("MLFLOW_TRACKING_URI")
         if not address:
             address = (directory / MLFLOW_FOLDER).resolve().as_uri()
-            # Without it, the library wants a database in the place of files.
+            # By default MLflow refuses a folder of files and asks for a database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         library = import_extra("mlflow.tracking", used_by=_USED_BY, error=TrainingError)
         entities = import_extra("mlflow.entities", used_by=_USED_BY, error=TrainingError)

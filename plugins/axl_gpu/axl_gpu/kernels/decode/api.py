@@ -197,7 +197,7 @@ def _arrays(inputs: DecodeInputs, spec: DecodeSpec) -> DecodeArrays:
     # The first query sees furthest back, and the last one to the end of the row.
     first_B, end_B = low_BI[:, 0] // KEYS, -(-lengths_B // KEYS)
     # Of pages that a row does not have a table may contain anything; a copy from outside of the
-    # pool # is a fault that ends the process.
+    # pool is a fault that ends the process.
     table_BP = jnp.clip(table_BP.astype(jnp.int32), 0, inputs.k.shape[0] - 1)
     return DecodeArrays(
         q_BKIH=jnp.pad(q_BKIH, ((0, 0), (0, 0), (0, filling), (0, 0))),
