@@ -47,7 +47,7 @@ def convert(
 ) -> None:
     """Convert hf:FOLDER, a pretrained checkpoint, to a run directory, or a run to hf:FOLDER.
 
-    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER holds
+    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER has
     these, in the format of PEFT; a folder of such adapters makes a run of the model they correct.
     """
     from axcore.runs import export_gguf, export_run, import_run, load_run

@@ -79,7 +79,7 @@ def _process_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--from-step",
     metavar="N",
     type=click.IntRange(min=0),
-    help="Resume from the checkpoint of step N, 0 for the start; later ones are set aside.",
+    help="Resume from the checkpoint of step N, 0 for the start; later ones are quarantined.",
 )
 @click.option(
     "--launch-id",

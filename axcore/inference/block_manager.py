@@ -270,7 +270,7 @@ class BlockManager:
             place = int(self.rows.num_cached[slot]) // self.limits.page_size
             page, own = sequence.pages[place], self.pool.take()
             self.copies.append((page, own))
-            # Our hold goes to the copy. The page keeps its digest, for those who share it.
+            # This text uses the copy from now on. The page keeps its digest for the other texts.
             self.pool.release([page])
             sequence.pages[place] = self.rows.page_table[slot, place] = own
 

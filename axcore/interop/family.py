@@ -150,7 +150,8 @@ class Family:
         # Fields that an entry takes are crossed off; what is left was read by nobody.
         fields, cfg = Fields(flat), self.template()
         if self.layers is not None:
-            # Folded, so that an entry can set a field of all layers of a kind at once.
+            # Layers of one kind are folded into one config, so that an entry can set a field of
+            # all of them at once; `unfold` below makes them layers again.
             cfg, _ = self.layers.fold(cfg)
         for entry in self.config:
             cfg = entry.read(cfg, fields)

@@ -221,7 +221,7 @@ def validation_line(metrics: Mapping[str, float], units: Mapping[str, str]) -> s
 
 
 def _mean(loss: Loss) -> float:
-    # As in `Loss.contribution`: 0 / 0 is not a warning.
+    # As in `Loss.contribution`: 0 / 0 gives no warning.
     weight = np.asarray(loss.weight)
     mean = np.where(weight != 0, loss.sum / np.where(weight != 0, weight, 1), 0)
     return float(np.sum(mean))
