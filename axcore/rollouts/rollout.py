@@ -47,7 +47,10 @@ class Rollout:
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return {**attrs.asdict(self), **{name: _packed(getattr(self, name)) for name in _FLOATS}}
+        packed = {name: _packed(getattr(self, name), kind) for name, kind in _PACKED.items()}
+        # JSON has no nan: a reward that failed is null.
+        rewards = {name: _finite(value) for name, value in self.rewards.items()}
+        return {**attrs.asdict(self), **packed, "rewards": rewards, "reward": _finite(self.reward)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Rollout":
@@ -57,21 +60,30 @@ class Rollout:
             TypeError: It is not one.
             KeyError: It is not one.
         """
-        lists = {name: tuple(data[name]) for name in ("prompt", "tokens")}
-        floats = {name: _unpacked(data[name]) for name in _FLOATS}
-        return cls(**{**data, **lists, **floats})
+        arrays = {name: _unpacked(data[name], kind) for name, kind in _PACKED.items()}
+        rewards = {name: _number(value) for name, value in data["rewards"].items()}
+        rest = {"rewards": rewards, "reward": _number(data["reward"])}
+        return cls(**{**data, **arrays, **rest})
 
 
-_FLOATS = ("log_probs", "old_log_probs")
-"""Fields that are written as the bytes of float32 numbers, which is shorter than digits."""
+_PACKED = {"prompt": "<i4", "tokens": "<i4", "log_probs": "<f4", "old_log_probs": "<f4"}
+"""Fields that are written as bytes, which is shorter than digits."""
 
 
-def _packed(values: Sequence[float]) -> str:
-    return base64.b64encode(np.asarray(values, "<f4").tobytes()).decode()
+def _packed(values: Sequence[float], kind: str) -> str:
+    return base64.b64encode(np.asarray(values, kind).tobytes()).decode()
 
 
-def _unpacked(text: str) -> tuple[float, ...]:
-    return tuple(np.frombuffer(base64.b64decode(text), "<f4").tolist())
+def _unpacked(text: str, kind: str) -> tuple[Any, ...]:
+    return tuple(np.frombuffer(base64.b64decode(text), kind).tolist())
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def groups_of(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:

@@ -1,11 +1,13 @@
 """Rollouts: what a batch is, and that a run which resumes samples the same bits."""
 
+import json
 import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attrs import evolve as evolved
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
@@ -130,6 +132,13 @@ def test_the_sampler_and_the_trainer_agree_to_rounding(tmp_path):
     )
     gap = np.abs(log_probs - batch["sampler_log_probs"])[batch["loss_weights"] > 0]
     assert gap.max() < 1e-5
+
+
+@pytest.mark.parametrize("reward", [0.25, float("nan")])
+def test_a_rollout_survives_being_written(reward):
+    wanted = evolved(rollout(3, 1, reward), old_log_probs=(-1.5, -2.25, 0.0))
+    found = Rollout.from_json(json.loads(json.dumps(wanted.to_json(), allow_nan=False)))
+    assert repr(found) == repr(wanted)  # nan differs from itself
 
 
 @pytest.mark.parametrize(
