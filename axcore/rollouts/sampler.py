@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from axcore.data import Tokenizer
-from axcore.inference import Completion, Engine, EngineConfig, Request, Sampling
+from axcore.inference import Completion, CompletionStream, Engine, EngineConfig, Request, Sampling
 from axcore.module import Module
 
 
@@ -41,6 +41,7 @@ class PolicySampler:
     def __init__(self, tokenizer: Tokenizer, engine: EngineConfig, seed: int) -> None:
         self._tokenizer, self._config, self._seed = tokenizer, engine, seed
         self._engine: Engine | None = None
+        self._running: Sequence[CompletionStream] = ()
 
     def begin(
         self,
@@ -67,6 +68,9 @@ class PolicySampler:
         Returns:
             A function that waits for the completions, and returns them by prompt.
         """
+        # What is still being sampled would go on with the new weights, from wherever it is.
+        for one in self._running:
+            one.result()
         engine = self._with_weights(module, state)
         requests = [
             Request(
@@ -81,7 +85,7 @@ class PolicySampler:
         ]
         # Together, so that which calls compute them follows from the prompts, and not from how
         # fast they come: a run that resumes samples the same bits.
-        streams = engine.submit_all(requests)
+        streams = self._running = engine.submit_all(requests)
 
         def finished() -> list[list[Completion]]:
             found = [one.result() for one in streams]
