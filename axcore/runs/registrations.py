@@ -19,6 +19,11 @@ def experiments() -> Iterator[Experiment]:
         summary="A run or a pretrained checkpoint, trained further on answers chosen over others",
     )
     yield Experiment(
+        name="reward-model",
+        fn=Ref("axcore.runs.base_model:reward_model"),
+        summary="A run or a pretrained checkpoint, trained to score answers by pairs of them",
+    )
+    yield Experiment(
         name="kto",
         fn=Ref("axcore.runs.base_model:kto"),
         summary="A run or a pretrained checkpoint, trained further on answers labelled one by one",

@@ -21,6 +21,7 @@ from axcore.tasks.preference import (
     ReferenceTask,
     SimPO,
 )
+from axcore.tasks.reward_model import RewardModel, rewards
 from axcore.tasks.supervised import Classification, Regression, SupervisedTask
 from axcore.tasks.task import FrozenModel, Task
 
@@ -44,7 +45,9 @@ __all__ = [
     "PreferenceTask",
     "ReferenceTask",
     "Regression",
+    "RewardModel",
     "SimPO",
     "SupervisedTask",
     "Task",
+    "rewards",
 ]
