@@ -68,7 +68,7 @@ class PolicySampler:
         Returns:
             A function that waits for the completions, and returns them by prompt.
         """
-        # What is still being sampled would go on with the new weights, from wherever it is.
+        # What is still being sampled would continue with the new weights.
         for one in self._running:
             one.result()
         engine = self._with_weights(module, state)

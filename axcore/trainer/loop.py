@@ -383,6 +383,7 @@ def announce(trainer: "Trainer", run: LockedRun, emit: Observers, *, step: int) 
             config_changes=run.changes,
             initial_weights=_initial_weights(trainer, run.path, step),
             units=immutabledict(units),
+            watched=tuple(trainer.task.watched_metrics),
         )
     )
 
