@@ -50,7 +50,7 @@ def kl_divergence(
     of: Float[Array, "*places vocab"], other: Float[Array, "*places vocab"]
 ) -> Float[Array, "*places"]:
     """Return the Kullback-Leibler divergence `sum P (log P - log Q)` of log-probabilities."""
-    # 0 times minus infinity is nan: what P excludes adds nothing, whatever Q says of it.
+    # 0 times minus infinity is nan: what P excludes adds nothing, whatever Q has for it.
     is_there = of > -jnp.inf
     difference = jnp.where(is_there, of, 0) - jnp.where(is_there, other, 0)
     return jnp.sum(jnp.exp(of) * difference, axis=-1)
@@ -94,8 +94,8 @@ class DistillationTask(Task):
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Add the mean over tokens of both losses, `divergence` and `cross_entropy`."""
         model: Any = self.model  # one with `hidden` and `logits_of`, as `CausalLM` has
-        arrays = (model.hidden(batch["tokens"], packed_rows(batch)), batch["targets"])
-        arrays += self.taught(batch)
+        hidden = model.hidden(batch["tokens"], packed_rows(batch))
+        arrays: tuple[Array, ...] = (hidden, batch["targets"], *self.taught(batch))
 
         # Logits are there for some places at a time, and computed again in the backward pass: of
         # both models and all places they would take more memory than all else.
@@ -159,7 +159,7 @@ class Distill(DistillationTask):
         teacher: FrozenModel.Config = REQUIRED
         temperature: PositiveFloat = 1.0
 
-    def setup(self, cfg: Config) -> None:
+    def setup(self, cfg: Any) -> None:
         """Build both models."""
         super().setup(cfg)
         self.teacher = cfg.teacher.build()
@@ -174,10 +174,10 @@ class Distill(DistillationTask):
         """Return the divergence of each token from the teacher."""
         cfg = self.config
         of_teacher = self.teacher("logits_of", *taught)
-        log_probs = (
+        student, teacher = (
             jax.nn.log_softmax(one / cfg.temperature, axis=-1) for one in (logits, of_teacher)
         )
-        return divergence(*log_probs, beta=cfg.beta)
+        return divergence(student, teacher, cfg.beta)
 
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
         """Return what a token costs the student, and the teacher's forward pass."""
