@@ -4,7 +4,7 @@
 
 States are parameters with AdamW's moments: of the model `tiny`, of 32M and of 110M parameters in
 unrolled layers. Saves and restores in turn, in DIRECTORY or a temporary one, and prints medians.
-"Save returns" is what a training loop waits; the write continues beside it. "Disk" is a plain write
+"Save returns" is what a training loop waits; the write continues meanwhile. "Disk" is a plain write
 of as many bytes into one file, flushed to the disk: the least that a committed save can take.
 Snapshots go into /dev/shm, where there is one. The processor time of all threads (`_cpu_s`) is
 printed, too: it depends less on what else the machine does.

@@ -31,7 +31,7 @@ from axcore.checkpoint.manifest import (
 from axcore.config.json_files import parse_json
 from axcore.distributed import all_gather_object, process_index, reachable_host
 
-# For a whole part to cross the network, and far below the barrier limit of
+# For one part to cross the network, and far below the barrier limit of
 # the gather that contains it, so that a stuck peer is reported by name.
 _LIMIT_S = 120.0
 _PIECE_BYTES = 1 << 20

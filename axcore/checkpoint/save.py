@@ -75,7 +75,7 @@ class RetryPolicy:
 
 
 class StepSave:
-    """The save of one state: begun while the state is there, finished on another thread."""
+    """The save of one state: started while the state is there, finished on another thread."""
 
     def __init__(
         self,

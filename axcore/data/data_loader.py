@@ -35,20 +35,31 @@ _ORDER = 3
 _LONGEST_STOP_S = 10.0
 
 
+def _jit(fn: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    found: Callable[..., Any] = jax.jit(fn)
+    return found
+
+
 @attrs.define(eq=False)
 class Policy:
-    """A handle on the model in training, for batches that are drawn from it.
+    """A handle on the model in training, for batches that are sampled from it.
 
     Attributes:
         module: The model, for `functional(policy.module, policy.state, ...)`.
         step: How many steps made its present weights: their version.
         state: Its present state, on the devices; None while another one is restored. The next step
             takes the memory of these arrays: keep the handle, and none of them.
+        jit: Jits a function of arrays; a trainer's traces it for its mesh, rules and kernels.
     """
 
     module: "Module"
     step: int = 0
     state: Any = attrs.field(default=None, repr=False)
+    jit: Callable[[Callable[..., Any]], Callable[..., Any]] = attrs.field(
+        factory=lambda: _jit, repr=False
+    )
 
 
 class TrainBatches(Iterator[Batch]):
@@ -72,7 +83,7 @@ class TrainBatches(Iterator[Batch]):
 
         Args:
             batches: What to read.
-            identity: All that a batch depends on besides its step; JSON-able.
+            identity: All that a batch depends on in addition to its step; JSON-able.
             read_so_far: Returns what so many first batches depend on, given an identity. A position
                 of another identity is accepted where that is equal; by default that is all of it.
         """
@@ -82,7 +93,7 @@ class TrainBatches(Iterator[Batch]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that a batch depends on besides its step; equal in all processes of a run."""
+        """All that a batch depends on in addition to its step; equal in all processes of a run."""
         return dict(self._identity)
 
     def __next__(self) -> Batch:
@@ -233,6 +244,12 @@ class DataLoader(Configurable, ABC):
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterable[Any]:
         """Return the batches to evaluate on, with as many for every process; maybe none."""
 
+    def on_policy(self, policy: Policy) -> None:
+        """Hear which weights are evaluated, where the batches of `validation` follow them.
+
+        That is before each evaluation. Those of `train` hear of theirs by `TrainBatches.on_policy`.
+        """
+
     @abstractmethod
     def summary(self) -> Any:
         """Read the data, and returns what there is; as text, one line for people.
@@ -262,7 +279,7 @@ class PrefetchedBatches(Iterator[Batch]):
         """
         self.waited_s = 0.0
         self._batches = batches
-        # Batches that are drawn from the weights of a step cannot be made before that step.
+        # Batches that are sampled from the weights of a step cannot be made before that step.
         self._ahead = 0 if batches.follows_policy else ahead
         # Taken once here: after the thread has begun, the
         # iterator's own position is ahead of what was taken.
@@ -271,7 +288,7 @@ class PrefetchedBatches(Iterator[Batch]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that a batch depends on besides its step."""
+        """All that a batch depends on in addition to its step."""
         return self._batches.identity
 
     @property
@@ -294,7 +311,8 @@ class PrefetchedBatches(Iterator[Batch]):
         try:
             if self._reader is None:
                 batch = next(self._batches)
-                self._state = self._batches.get_state()
+                if not self.follows_policy:
+                    self._state = self._batches.get_state()
             else:
                 batch, self._state = self._reader.take()
         finally:
@@ -303,7 +321,8 @@ class PrefetchedBatches(Iterator[Batch]):
 
     def get_state(self) -> State:
         """Return the position after the batches that were taken."""
-        return self._state
+        # Asked for when it is saved: that of sampled batches is costly, and no thread is ahead.
+        return self._batches.get_state() if self.follows_policy else self._state
 
     def set_state(self, state: State) -> None:
         """Go to a saved position; see `TrainBatches.set_state`."""
