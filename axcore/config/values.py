@@ -79,6 +79,7 @@ PositiveFloat = Annotated[float, Range("a finite number above 0", lambda x: 0 < 
 NonNegativeFloat = Annotated[
     float, Range("a finite number of 0 or more", lambda x: 0 <= x < math.inf)
 ]
+UnitInterval = Annotated[float, Range("0 to 1", lambda value: 0 <= value <= 1)]
 Fraction = Annotated[float, Range("0 or more and less than 1", lambda value: 0 <= value < 1)]
 
 
@@ -125,7 +126,7 @@ class OutOfRange(Mismatch):
 def _short(value: Any) -> str:
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an int of too many digits, or a list that holds itself
+    except (ValueError, RecursionError):  # an int of too many digits, or a cycle
         return f"a {type(value).__qualname__} that cannot be printed"
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -356,7 +357,7 @@ def _tuple(args: tuple[Any, ...]) -> Checker:
 
 
 def _same_tuple(value: Any, items: list[Any]) -> tuple[Any, ...]:
-    """Return the items as a tuple, which is `value` itself where it holds just these."""
+    """Return the items as a tuple, which is `value` itself where it contains just these."""
     is_same = type(value) is tuple and all(map(operator.is_, value, items))
     return value if is_same else tuple(items)
 

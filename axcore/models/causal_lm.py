@@ -229,6 +229,24 @@ class CausalLM(Module):
         return self.head(x, self.decoder.embedding.weight)
 
     @entry
+    def hidden(
+        self, tokens: Int[Array, "batch time"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Return the hidden vector of each token, of which `logits_of` makes its logits."""
+        hidden: Float[Array, "batch time dim"] = self.decoder(tokens, info)
+        return hidden
+
+    @entry
+    def logits_of(
+        self, hidden: Float[Array, "batch places dim"]
+    ) -> Float[Array, "batch places vocab"]:
+        """Return float32 logits: of some places at a time, where all would take much memory."""
+        logits: Float[Array, "batch places vocab"] = self.head(
+            hidden, self.decoder.embedding.weight
+        )
+        return logits
+
+    @entry
     def log_probs(
         self,
         tokens: Int[Array, "batch time"],
@@ -238,6 +256,29 @@ class CausalLM(Module):
         """Return the float32 log-probability of each target after the tokens up to its place."""
         x = self.decoder(tokens, info)
         return self.head.log_probs(x, self.decoder.embedding.weight, targets)
+
+    @entry
+    def log_probs_and_entropies(
+        self,
+        tokens: Int[Array, "batch time"],
+        targets: Int[Array, "batch time"],
+        info: TokenInfo,
+        temperature: float = 1.0,
+    ) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
+        """Return the float32 log-probability of each target, and the entropy at its place.
+
+        Args:
+            tokens: Of the rows.
+            targets: The token after each.
+            info: Of the tokens.
+            temperature: What logits are divided by.
+        """
+        x = self.decoder(tokens, info)
+        table = self.decoder.embedding.weight
+        found: tuple[Array, Array] = self.head.log_probs_and_entropies(
+            x, table, targets, temperature=temperature
+        )
+        return found
 
     def _check_is_not_trained(self) -> None:
         """Check that nothing counts tokens of which nobody said whether they are padding.
