@@ -71,8 +71,8 @@ def stored_form(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Return the description of what is stored of a leaf: itself, or the numbers of random keys."""
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
-    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
+    data = jax.eval_shape(jax.random.key_data, leaf)
+    return data.update(sharding=leaf.sharding)
 
 
 def stored_arrays(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -128,9 +128,9 @@ def has_chunks(grid: ChunkGrid, leaf: jax.ShapeDtypeStruct, process: int) -> boo
     """Whether a database has each chunk that the devices of a process are to hold."""
     return all(
         owner != ABSENT
-        for device, index in leaf.sharding.devices_indices_map(leaf.shape).items()
-        if device.process_index == process
-        for owner, _ in grid.chunks_in(leaf.shape, range_of(index, leaf.shape))
+        for one, held_by in _holders(leaf.shape, leaf.sharding)[1].items()
+        if process in held_by
+        for owner, _ in grid.chunks_in(leaf.shape, one)
     )
 
 

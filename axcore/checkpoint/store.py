@@ -135,8 +135,7 @@ def _key_impl(leaf: jax.ShapeDtypeStruct) -> str:
     """Return the name of the generator that keys of a description are for."""
     # jax tells it of keys alone, a traced one included; a description has only a dtype.
     found: list[str] = []
-    plain = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    jax.eval_shape(lambda keys: found.append(str(jax.random.key_impl(keys))), plain)
+    jax.eval_shape(lambda keys: found.append(str(jax.random.key_impl(keys))), leaf)
     return found[0]
 
 
@@ -181,7 +180,8 @@ def _empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     num_bytes = math.prod(shape) * dtype.itemsize
     content = np.empty(num_bytes + _ALIGNED_BYTES, np.uint8)
     begin = -content.ctypes.data % _ALIGNED_BYTES
-    return content[begin : begin + num_bytes].view(dtype).reshape(shape)
+    array: np.ndarray = content[begin : begin + num_bytes].view(dtype).reshape(shape)
+    return array
 
 
 def _open(database: Path, name: str, leaf: jax.ShapeDtypeStruct, context: Any) -> Any:
