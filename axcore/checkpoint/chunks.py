@@ -72,7 +72,7 @@ def stored_form(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     data = jax.eval_shape(jax.random.key_data, leaf)
-    return data.update(sharding=leaf.sharding)
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)  # type: ignore[no-untyped-call]
 
 
 def stored_arrays(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -139,7 +139,8 @@ def _holders(
 ) -> tuple[tuple[int, ...], dict[Range, list[int]]]:
     """Return the shape of chunks, and which processes hold each, in row-major order."""
     held_by: dict[Range, set[int]] = {}
-    for device, index in sharding.devices_indices_map(shape).items():
+    placed: Mapping[Any, Any] = sharding.devices_indices_map(shape)
+    for device, index in placed.items():
         held_by.setdefault(range_of(index, shape), set()).add(device.process_index)
     # Sorted: ranges in lexical order are chunks in row-major order, since all have one size.
     return sharding.shard_shape(shape), {one: sorted(held_by[one]) for one in sorted(held_by)}
