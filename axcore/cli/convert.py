@@ -24,14 +24,12 @@ _USAGE = (
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16", "q8_0"]),
-    help="What weights become; by default they stay as they are. q8_0 is for gguf:FILE alone.",
+    help="Dtype to convert weights to; by default they keep theirs. q8_0 is for gguf:FILE only.",
 )
-@click.option("--max-shard-size", help="Of a file of weights.  [default: 5GB]")
+@click.option("--max-shard-size", help="Size of the largest file of weights.  [default: 5GB]")
 @click.option("--step", type=int, help="Checkpoint to export; by default the newest.")
-@click.option(
-    "--base", help="Folder of the model that adapters correct; by default, the one they name."
-)
-@click.option("--merged", is_flag=True, help="Add adapters to the weights that they correct.")
+@click.option("--base", help="Folder of the adapters' base model; by default, the one they name.")
+@click.option("--merged", is_flag=True, help="Merge adapters into the weights of their base model.")
 @options.trust_code
 @options.allow_unknown_fields
 def convert(
@@ -47,8 +45,8 @@ def convert(
 ) -> None:
     """Convert hf:FOLDER, a pretrained checkpoint, to a run directory, or a run to hf:FOLDER.
 
-    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER holds
-    these, in the format of PEFT; a folder of such adapters makes a run of the model they correct.
+    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER has
+    these, in the format of PEFT; a folder of such adapters makes a run of their base model.
     """
     from axcore.runs import export_gguf, export_run, import_run, load_run
 
@@ -66,7 +64,7 @@ def convert(
             read, target, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
         )
         name = shlex.quote(target)
-        click.echo(f"{run.directory} holds the model of {read}; axcore generate {name}")
+        click.echo(f"{run.directory} contains the model of {read}; axcore generate {name}")
         return
     size = _num_bytes(max_shard_size or "5GB")
     run = load_run(source, step=step, trust_code=trust_code)
@@ -76,7 +74,7 @@ def convert(
     else:
         written = target.removeprefix(HUGGING_FACE)
         what = export_run(run, written, dtype=dtype, max_shard_bytes=size, merged=merged)
-    click.echo(f"{written} holds step {run.step} of {source} as {what}")
+    click.echo(f"{written} contains step {run.step} of {source} as {what}")
 
 
 def _check_names(source: str, target: str) -> None:
@@ -117,7 +115,13 @@ def _num_bytes(text: str) -> int:
 @click.option("--to", "target", required=True, metavar="FOLDER", help="Where to write.")
 @click.option("--weights", metavar="W,W,...", help="Of the models.  [default: all the same]")
 @click.option("--base", metavar="MODEL", help="The model that ties takes differences from.")
-@click.option("--density", type=float, default=0.2, show_default=True, help="Share ties keeps.")
+@click.option(
+    "--density",
+    type=float,
+    default=0.2,
+    show_default=True,
+    help="Share of the differences that ties keeps.",
+)
 @options.trust_code
 def merge(
     method: Any,
@@ -130,7 +134,8 @@ def merge(
 ) -> None:
     """Merge MODELS into one, written as a pretrained checkpoint.
 
-    They are folders of published models, runs, or steps of a run: runs/NAME@STEP. METHOD is linear,
+    They are folders of pretrained checkpoints, runs, or steps of a run: runs/NAME@STEP. METHOD is
+        linear,
     a weighted mean; slerp, between two on a sphere; or ties, by what differs from a base.
     """
     from axcore.runs import merge_models_and_runs
@@ -144,7 +149,7 @@ def merge(
         weights=_numbers(weights),
         density=density,
     )
-    click.echo(f"{target} holds {count} tensors of {len(models)} models, merged by {method}")
+    click.echo(f"{target} contains {count} tensors of {len(models)} models, merged by {method}")
 
 
 def _numbers(text: str | None) -> list[float] | None:

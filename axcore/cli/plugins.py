@@ -118,7 +118,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "modifier": ("modifier", "A change of configs for axcore."),
     "observer": ("journal", "Something that watches runs of axcore."),
     "op": ("op", "An operation for layers of axcore, with a kernel."),
-    "quantization": ("scheme", "A narrow format for products of axcore."),
+    "quantization": ("scheme", "A low-precision format for products of axcore."),
     "storage": ("storage", "A place for checkpoints of axcore."),
     "task": ("objective", "An objective for axcore to train by."),
     "tokenizer": ("tokenizer", "A tokenizer for axcore."),
@@ -135,7 +135,7 @@ def plugin() -> None:
 @plugin.command()
 @click.argument("name")
 @click.option(
-    "--kind", type=click.Choice(sorted(KINDS)), required=True, help="What the plugin is to bring."
+    "--kind", type=click.Choice(sorted(KINDS)), required=True, help="What the plugin adds."
 )
 @click.option(
     "--dir",
@@ -158,7 +158,7 @@ def new(name: str, kind: str, directory: Path | None) -> None:
 @click.option("--here", is_flag=True, help="Test on this machine's accelerator, not on its host.")
 @click.option("--show", is_flag=True, help="Show the test file instead of running it.")
 def check(name: str, here: bool, show: bool) -> None:
-    """Run the suites of `axcore.testing` on all that the plugin NAME brings.
+    """Run the suites of `axcore.testing` on everything that the plugin NAME adds.
 
     Exits with 1 where a test fails. Kernels for hardware you do not have are skipped, and say so.
     """

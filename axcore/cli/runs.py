@@ -34,7 +34,7 @@ def runs(arguments: tuple[str, ...], as_json: bool) -> None:
         folder = Path(arguments[0] if arguments else "runs")
         if arguments and not folder.is_dir():
             raise CheckpointError(
-                "there is no such folder", where=str(folder), hint="name the folder that holds runs"
+                "there is no such folder", where=str(folder), hint="name the folder of your runs"
             )
         _list(folder, as_json=as_json)
 
@@ -134,7 +134,7 @@ _PROFILE_HEADER = ("MODULE", "MS A STEP", "BACKWARD", "SHARE")
 def profile(
     arguments: tuple[str, ...], top: int, html: Path | None, trust_code: bool, as_json: bool
 ) -> None:
-    """Show what the time of a step of RUN went to, as `axcore train --profile` recorded it.
+    """Show the step-time breakdown of RUN that `axcore train --profile` recorded.
 
     RUN is a run directory, whose newest recording is shown, or one of the folders in RUN/profiles.
     """

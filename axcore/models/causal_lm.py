@@ -239,6 +239,29 @@ class CausalLM(Module):
         x = self.decoder(tokens, info)
         return self.head.log_probs(x, self.decoder.embedding.weight, targets)
 
+    @entry
+    def log_probs_and_entropies(
+        self,
+        tokens: Int[Array, "batch time"],
+        targets: Int[Array, "batch time"],
+        info: TokenInfo,
+        temperature: float = 1.0,
+    ) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
+        """Return the float32 log-probability of each target, and the entropy at its place.
+
+        Args:
+            tokens: Of the rows.
+            targets: The token after each.
+            info: Of the tokens.
+            temperature: What logits are divided by.
+        """
+        x = self.decoder(tokens, info)
+        table = self.decoder.embedding.weight
+        found: tuple[Array, Array] = self.head.log_probs_and_entropies(
+            x, table, targets, temperature=temperature
+        )
+        return found
+
     def _check_is_not_trained(self) -> None:
         """Check that nothing counts tokens of which nobody said whether they are padding.
 

@@ -175,7 +175,7 @@ def kernels() -> Iterator[Kernel]:
         name="tpu_cross_entropy",
         summary="Pallas; no logit is ever in memory",
         priority=200,
-        pinned_only="v4 is too small for it, and the portable kernel must serve there unasked",
+        pinned_only="v4 is too small for it, and the portable kernel must work there by default",
         requires=requires(family="tpu", generation=WIDE_VMEM, features=PALLAS),
         unsupported_reason=Ref("axl_tpu.kernels.cross_entropy.api:unsupported_reason"),
         forward=Ref("axl_tpu.kernels.cross_entropy.api:tpu_cross_entropy"),
@@ -185,7 +185,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="rope",
         name="tpu_rope",
-        summary="Pallas; heads of whole registers, read and written where they lie",
+        summary="Pallas; heads of full registers, read and written where they are stored",
         priority=200,
         requires=requires(family="tpu", features=PALLAS),
         unsupported_reason=Ref("axl_tpu.kernels.rope.api:unsupported_reason"),
