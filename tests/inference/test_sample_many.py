@@ -79,7 +79,7 @@ def test_a_caller_that_stops_cancels_what_is_in_flight(engine):
     assert stats.num_sampled_tokens - before < 60
 
 
-def test_a_request_that_can_never_be_answered_is_raised_and_the_engine_goes_on(engine):
+def test_a_request_that_can_never_be_answered_is_raised_and_the_engine_continues(engine):
     asked = [*requests([2]), Request(prompt=(), max_tokens=1)]
     with pytest.raises(RequestError, match="no token"):
         list(sample_many(engine, asked, max_in_flight=1))
@@ -97,4 +97,4 @@ def test_seeds_follow_from_their_parts_and_differ():
     assert all(0 <= seed < 2**64 for seed in seeds)
     assert (
         sample_seed(0, 1, 2) == 7324074409984376592
-    )  # the same for ever: files of answers go on with it
+    )  # the same for ever: files of answers are continued by it
