@@ -221,8 +221,8 @@ def _check_head(values: Mapping[str, Any], where: str) -> None:
                 f"config.json has the architecture {name}, which is not a language model: its "
                 "head is not over tokens",
                 where=where,
-                hint="name the folder of the language model that it was made of; of other heads, that "
-                "of a reward model is read: ...ForSequenceClassification with one label",
+                hint="name the folder of the language model that it was made of; of other heads, "
+                "that of a reward model is read: ...ForSequenceClassification with one label",
             )
 
 
