@@ -23,7 +23,7 @@ from types import FrameType
 from axcore.plugins import plugin_host
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = tuple(f"{folder}/" for folder in (ROOT / "axcore", *ROOT.glob("plugins/axl_*/axl_*")))
+FOLDERS = ("axcore", "plugins")
 
 Entered = dict[str, Counter[str]]
 """How often each function ran, by file."""
@@ -90,10 +90,11 @@ def recorded() -> Iterator[Entered]:
         code, thread = frame.f_code, threading.get_ident()
         if code.co_name == "_find_and_load" and "importlib" in code.co_filename:
             importing[thread] += (event == "call") - (event == "return")
-        elif event == "call" and not importing[thread] and code.co_flags & CO_OPTIMIZED:
-            if code.co_filename.startswith(FOLDERS):
-                file = code.co_filename.removeprefix(f"{ROOT}/")
-                entered[file][code.co_qualname] += 1
+        # Code of modules and of classes is not optimized: it runs when they are imported.
+        elif event == "call" and code.co_flags & CO_OPTIMIZED and not importing[thread]:
+            file = Path(code.co_filename)
+            if file.is_relative_to(ROOT) and file.relative_to(ROOT).parts[0] in FOLDERS:
+                entered[str(file.relative_to(ROOT))][code.co_qualname] += 1
 
     threading.setprofile(see)
     sys.setprofile(see)

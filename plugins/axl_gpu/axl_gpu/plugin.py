@@ -231,8 +231,7 @@ def features() -> Iterator[Feature]:
         name="cudnn_attention",
         evidence=Ref("axl_gpu.features:has_cudnn_attention"),
         implementation=tuple(
-            f"axl_gpu.kernels.attention.{part}"
-            for part in ("cudnn", "cudnn_call", "cudnn_flash", "cudnn_packed")
+            f"axl_gpu.kernels.attention.{part}" for part in ("cudnn", "cudnn_call", "cudnn_packed")
         ),
         target="gpu-h100-8",
         summary="A new kernel: cuDNN attention where a GPU has it",
