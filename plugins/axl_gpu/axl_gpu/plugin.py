@@ -43,8 +43,8 @@ def aot_targets() -> Iterator[AotTarget]:
     yield AotTarget(
         name="cuda",
         requires=requires(family="gpu"),
-        devices=Ref("axl_gpu.aot:devices"),
-        environment=Ref("axl_gpu.topology:environment"),
+        devices=Ref("axl_gpu.compiler:devices"),
+        environment=Ref("axl_gpu.compiler:environment"),
         modules=("absl", "jax_cuda13_plugin", "nvidia.cu13", "nvidia.cudnn"),
         install="axl-gpu[aot]",
         summary="XLA's compiler for CUDA, with NVIDIA's assembler and cuDNN",
