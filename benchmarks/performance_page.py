@@ -2,8 +2,8 @@
 
 python benchmarks/performance_page.py
 
-A goal is a bound on a figure of `results/`; the page says beside each what was found, and whether
-that is within it.
+A goal is a bound on a figure of `results/`; the page shows the result of each, and whether
+it meets the goal.
 """
 
 import json
@@ -35,7 +35,7 @@ class Goal:
         unit: Of both, as it is written behind a number.
         results: The file that has the figure.
         path: To it, by keys.
-        is_least: Whether the bound is the least that the figure may be instead.
+        is_min: Whether the bound is the least that the figure may be instead.
     """
 
     what: str
@@ -43,20 +43,20 @@ class Goal:
     unit: str
     results: str
     path: tuple[str, ...]
-    is_least: bool = False
+    is_min: bool = False
 
     def row(self) -> tuple[str, ...]:
         """Return what is measured, the bound, what was found, whether it holds, and the file."""
         found = _at(_figures(self.results), self.path)
         shown = "not measured" if found is None else _number(found) + self.unit
-        goal = f"{'>=' if self.is_least else '<='} {self.bound:g}{self.unit}"
+        goal = f"{'>=' if self.is_min else '<='} {self.bound:g}{self.unit}"
         return self.what, goal, shown, self._is_met(found), f"`{self.results}.json`"
 
     def _is_met(self, found: float | None) -> str:
         if found is None:
             return ""
         over = round(found, 3) - self.bound
-        return "yes" if (over >= 0 if self.is_least else over <= 0) else "no"
+        return "yes" if (over >= 0 if self.is_min else over <= 0) else "no"
 
 
 _STARTS = ("axcore_train_tiny_to_first_step", "compiled_before", "in_all_s")
@@ -68,7 +68,9 @@ GOALS = (
         "aot_experiments",
         (ON_256, "predicted_step_s"),
     ),
-    Goal("the same, to compile", 60, " s of a core", "aot_experiments", (ON_256, "processor_s")),
+    Goal(
+        "the same, time to compile", 60, " s of a core", "aot_experiments", (ON_256, "processor_s")
+    ),
     Goal(
         "Llama 2 70B, 512 chips of v5p",
         9.9,
@@ -84,44 +86,50 @@ GOALS = (
         (EXPERTS, "temporaries_gib"),
     ),
     Goal(
-        "the same, by two rows at once",
+        "the same, with two rows at once",
         17.4,
         " GiB",
         "aot_experiments",
         (EXPERTS_BY_TWO, "temporaries_gib"),
     ),
     Goal(
-        "`tiny`'s step by that in plain JAX, fastest",
+        "step of `tiny` / step in plain JAX, fastest",
         1.0,
         "",
         "overhead",
         ("one_by_one", "fastest_step_s", "ratio"),
     ),
-    Goal("the same, in the median", 1.0, "", "overhead", ("one_by_one", "step_time_s", "ratio")),
-    Goal("its FLOPs by those", 1.0, "", "overhead", ("one_by_one", "flops", "ratio")),
+    Goal("the same, median", 1.0, "", "overhead", ("one_by_one", "step_time_s", "ratio")),
+    Goal("the same, FLOPs", 1.0, "", "overhead", ("one_by_one", "flops", "ratio")),
     Goal(
-        "its step on 8 devices by that in plain JAX",
+        "the same on 8 devices, median",
         1.0,
         "",
         "overhead_8_devices",
         ("one_by_one", "step_time_s", "ratio"),
     ),
-    Goal("its step by `torch.compile`'s", 1.0, "", "tiny_peers", ("torch_compile", "axcore_by_it")),
     Goal(
-        "a mixture, 64 experts by 8, both passes",
+        "step of `tiny` / step of `torch.compile`",
+        1.0,
+        "",
+        "tiny_peers",
+        ("torch_compile", "axcore_by_it"),
+    ),
+    Goal(
+        "a mixture of 64 experts / one of 8, both passes",
         1.3,
         "",
         "moe",
         ("forward_and_backward", "growth", "processor_time"),
     ),
     Goal(
-        "a first state of 16 unrolled layers, to compile, by the step",
+        "time to compile the first state of 16 unrolled layers / the step",
         1.0,
         "",
         "compile_init",
         ("tiny, 16 layers, unrolled", "ratio"),
     ),
-    Goal("`axcore train tiny` to its first step, compiled before", 3.0, " s", "startup", _STARTS),
+    Goal("`axcore train tiny` to its first step, with a warm cache", 3.0, " s", "startup", _STARTS),
     Goal(
         "`axcore config show tiny`", 0.6, " s", "startup", ("axcore_config_show_tiny", "in_all_s")
     ),
@@ -151,26 +159,26 @@ def gpu_goals(chip: str) -> tuple[Goal, ...]:
             "",
             step,
             (_BEST, "mfu", "axcore"),
-            is_least=True,
+            is_min=True,
         ),
         Goal(
-            "the same in float8, by it",
+            "the same in float8, speed-up",
             1.4,
             " times",
             step,
             (_BEST, "fp8_speedup"),
-            is_least=True,
+            is_min=True,
         ),
         Goal(
-            "the same, PyTorch by axcore",
+            "the same, speed-up over PyTorch",
             1.1,
             " times",
             step,
             (_BEST, "speedup_over_torch"),
-            is_least=True,
+            is_min=True,
         ),
         Goal(
-            f"causal attention of 4k on an {card} by cuDNN's, both passes",
+            f"causal attention of 4k on an {card} / cuDNN's, both passes",
             1.0,
             "",
             f"gpu_{chip}_attention_causal",
@@ -219,14 +227,14 @@ PARTS = {
 
 
 def goals_table() -> str:
-    """Return every goal with what was found."""
-    header = ("what", "goal", "found", "met", "results")
+    """Return every goal with its result."""
+    header = ("what", "goal", "result", "met", "file")
     measured = [goal for goal in GPU_GOALS if (RESULTS / f"{goal.results}.json").exists()]
     return markdown_table(header, [goal.row() for goal in (*GOALS, *measured)])
 
 
 def steps_table() -> str:
-    """Return the predicted train steps beside published ones."""
+    """Return the predicted train steps next to published ones."""
     figures = _figures("aot_experiments")
     rows = [
         (
@@ -268,7 +276,7 @@ def peers_table() -> str:
         for key, name in {"axcore": "axcore", **PEERS}.items()
         for one in (figures[key],)
     ]
-    header = ("library", "a step", "axcore by it", "by processor time", "first step", "memory")
+    header = ("library", "a step", "ratio", "ratio of processor time", "first step", "memory")
     return markdown_table(header, rows)
 
 
@@ -278,7 +286,7 @@ def parts_table() -> str:
     who = ("axcore", "torch_eager", "torch_compile")
     rows = [
         (name, *(f"{parts[key][one]:.1f} ms" for one in who))
-        for key, name in {**PARTS, "step": "**whole step**"}.items()
+        for key, name in {**PARTS, "step": "**full step**"}.items()
     ]
     return markdown_table(("part", "axcore", "PyTorch, eager", "`torch.compile`"), rows)
 

@@ -1,4 +1,4 @@
-"""The table of docs/serving.md, from `results/serving.json`: figures, ratios and goals.
+"""The table of docs/performance.md, from `results/serving.json`: figures, ratios and goals.
 
     python benchmarks/serving_page.py
 
@@ -14,10 +14,10 @@ from axcore.report.table import markdown_table, page_with_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "serving.json"
-PAGE = ROOT / "docs" / "serving.md"
+PAGE = ROOT / "docs" / "performance.md"
 BEGIN = "<!-- table: serving.py -->\n"
 END = "<!-- end of table -->"
-HEADER = ("what", "axcore", "rival", "its figure", "axcore by it", "goal")
+HEADER = ("what", "axcore", "compared with", "its figure", "ratio", "goal")
 OURS = {"axcore": "", "axcore_half": ", 16-bit caches", "axcore_split": ", split"}
 """Ways in which axcore is measured, and how the table marks them."""
 MEASURES = {

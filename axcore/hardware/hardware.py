@@ -43,7 +43,7 @@ KERNEL_FRACTIONS = (
 """Ops of which `Hardware.achievable_fraction` may say what all their kernels reach, or one does."""
 
 OTHER_FRACTIONS = ("memory", "interconnect", "network", *KERNEL_FRACTIONS)
-"""What `Hardware.achievable_fraction` may name besides dtypes of `Hardware.peak_flops`."""
+"""What `Hardware.achievable_fraction` may name in addition to dtypes of `Hardware.peak_flops`."""
 
 
 def _whole_slices(hardware: "Hardware", attribute: Any, value: Any) -> None:
@@ -167,7 +167,7 @@ class Hardware:
 
     @property
     def is_known(self) -> bool:
-        """Whether a plugin describes this generation; False for what `detect` had to guess."""
+        """Whether a plugin describes this generation; False where `detect` inferred it."""
         return self.generation != UNKNOWN
 
     def resized(
@@ -289,7 +289,7 @@ def requires(
 
 
 def predicate_reason(record: Record, predicate: Predicate, hardware: Hardware) -> str | None:
-    """Return what a record's `requires` says of some hardware.
+    """Return what a record's `requires` says about some hardware.
 
     Raises:
         PluginError: It returned neither None nor a reason. What it raises itself gains a note.

@@ -7,7 +7,8 @@ into the `CompletionStream` that `submit` returned.
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import attrs
@@ -101,7 +102,7 @@ class Engine:
         state: Its state.
         tokenizer: The tokenizer that it was trained with.
         cfg: How much is served at once.
-        mesh: Where weights and caches lie; by default where the state does.
+        mesh: Where weights and caches are stored; by default where the state is.
         draft: The draft model, where `cfg.speculation` is a `DraftModel`.
         on_failure: See `OnFailure`; by default all requests end with the error.
         grammars: Compiles the grammars of requests; by default one of its own does.
@@ -199,24 +200,40 @@ class Engine:
             Draining: The engine takes no more.
             EngineError: The engine is closed, or a step failed.
         """
-        # Without the lock: it reads what never changes, and
-        # hashing or compiling a grammar may take seconds.
+        return self._queue([self._checked(request)])[0]
+
+    def submit_all(self, requests: Sequence[Request]) -> tuple[CompletionStream, ...]:
+        """Queue all requests or none, and return their completions at once, in the same order.
+
+        No step runs between two of them. So where the engine has nothing else to do, the batches
+        of all steps follow from the requests, and from what the prefix cache holds, alone.
+
+        Raises:
+            RequestError: One can never be answered, or there are more than the queue may hold.
+            QueueFull: Too many requests wait.
+            Draining: The engine takes no more.
+            EngineError: The engine is closed, or a step failed.
+        """
+        if len(requests) > self.config.max_queue:
+            raise RequestError(
+                f"{len(requests)} requests are submitted at once; the queue holds "
+                f"{self.config.max_queue}",
+                where="requests",
+                hint=f"set max_queue to {len(requests)}, or submit fewer at once",
+            )
+        states = []
+        for index, request in enumerate(requests):
+            with naming_request(index):
+                states.append(self._checked(request))
+        return self._queue(states)
+
+    def check_request(self, request: Request) -> None:
+        """Check that a request can be answered, its grammar and its adapter apart.
+
+        Raises:
+            RequestError: Saying what in it is wrong.
+        """
         self._core.request_limits.check(request)
-        text = IncrementalDetokenizer(self.tokenizer, request.prompt, request.stop)
-        state = self._new_request_state(CompletionStream(request, text, _nothing))
-        with self._changed:
-            # Open before full before draining: the first
-            # that is true says best what the client can do.
-            self._thread.check_open()
-            if self._num_waiting() >= self.config.max_queue:
-                raise QueueFull(f"{self.config.max_queue} requests wait already")
-            if self._is_draining:
-                raise Draining("the engine finishes what it has and takes no new requests")
-            # Under the lock, together with the queueing: between the
-            # two an adapter's number could be given to another one.
-            state.adapter = self._adapters.find(request.adapter)
-            self._add(state)
-        return state.completion
 
     def take_over(self, other: RequestState) -> None:
         """Queue a request that another engine took and did not begin; return at once.
@@ -275,7 +292,8 @@ class Engine:
         takes the place of the one before it.
 
         Args:
-            state: On any device, or in host memory as numpy's arrays, which leaves devices room.
+            state: On any device, or in host memory as numpy's arrays, which leaves memory on
+                devices.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.
@@ -312,7 +330,7 @@ class Engine:
         Raises:
             ConfigError: There is no room for one more; a removed one keeps its own until the last
                 request with it is answered. One that has the name keeps it then.
-            ModuleError: It corrects layers that have no room, or has a larger rank.
+            ModuleError: It adapts layers without adapter slots, or has a larger rank.
             EngineError: The engine is closed, or a step failed.
         """
         self.set_adapter(name, self.converted(adapter))
@@ -370,6 +388,31 @@ class Engine:
         if self._warm_up is not None:
             self._warm_up.stop()
 
+    def _checked(self, request: Request) -> RequestState:
+        """Return the state of a request that can be answered, which no step has begun."""
+        # Without the lock: it reads what never changes, and
+        # hashing or compiling a grammar may take seconds.
+        self.check_request(request)
+        text = IncrementalDetokenizer(self.tokenizer, request.prompt, request.stop)
+        return self._new_request_state(CompletionStream(request, text, _nothing))
+
+    def _queue(self, states: Sequence[RequestState]) -> tuple[CompletionStream, ...]:
+        with self._changed:
+            # Open before full before draining: the first
+            # that is true says best what the client can do.
+            self._thread.check_open()
+            if self._num_waiting() + len(states) > self.config.max_queue:
+                raise QueueFull(f"{self._num_waiting()} requests wait already")
+            if self._is_draining:
+                raise Draining("the engine finishes what it has and takes no new requests")
+            # Under the lock, together with the queueing: between the
+            # two an adapter's number could be given to another one.
+            for state in states:
+                state.adapter = self._adapters.find(state.request.adapter)
+            for state in states:
+                self._add(state)
+        return tuple(state.completion for state in states)
+
     def _use(self, stage: Stage) -> None:
         self._thread.do(lambda: self._runner.use(stage))
 
@@ -421,6 +464,16 @@ class Engine:
         # Closed on purpose, there is nothing to move elsewhere.
         end = fail_all if self.error is None else self._on_failure
         end(error, tuple(states.values()))
+
+
+@contextmanager
+def naming_request(index: int) -> Iterator[None]:
+    """Have a RequestError say which of several requests it is about."""
+    try:
+        yield
+    except RequestError as error:
+        where = f"requests[{index}].{error.where}"
+        raise RequestError(error.what, where=where, hint=error.hint) from error
 
 
 def _nothing() -> None:

@@ -17,7 +17,7 @@ from axcore.inference.completion import CompletionStream, TokenLogprobs
 from axcore.inference.grammar import GrammarCompiler, GrammarMatcher
 from axcore.inference.model_functions import SamplerOutput
 from axcore.inference.request import Request, SamplerKind, kind_index
-from axcore.inference.sampler import LogProbs, greedy_rows
+from axcore.inference.sampler import LogProbs, WantedLogprobs, greedy_rows
 from axcore.inference.schedule import ScheduledBatch, SequenceState, SequenceTable
 from axcore.inference.speculation import Drafter, DraftModel, NGramLookup
 
@@ -107,7 +107,7 @@ class InputBatch:
 
     Attributes:
         sampling: The sampling settings of each slot.
-        wants_logprobs: Whether log-probabilities are returned, by slot.
+        wants_logprobs: Which log-probabilities are returned, by slot; see `WantedLogprobs`.
         ignores_end: Whether end tokens are sampled as any other token, by slot.
     """
 
@@ -128,7 +128,7 @@ class InputBatch:
         self._requests[slot] = state
         self.sampling.set_row(slot, request.sampling, seed=request.seed)
         self._kind[slot] = kind_index(request.sampling, self._kinds)
-        self.wants_logprobs[slot] = request.num_logprobs is not None
+        self.wants_logprobs[slot] = _wanted_logprobs(request)
         self._adapter[slot] = state.adapter.number
         self.ignores_end[slot] = request.ignores_end
 
@@ -169,6 +169,17 @@ class InputBatch:
             # yet, so its place stays 0 and is not used.
             end = min(start + ahead + size, int(target[slot]))
             tokens[row, : end - start - ahead] = text[slot, start + ahead : end]
+
+
+def _wanted_logprobs(request: Request) -> WantedLogprobs:
+    if request.num_logprobs is None:
+        return WantedLogprobs(0)
+    wanted = WantedLogprobs.SAMPLED
+    if request.num_logprobs:
+        wanted |= WantedLogprobs.TOP
+    if request.logprobs_mode == "processed_logprobs":
+        wanted |= WantedLogprobs.PROCESSED
+    return wanted
 
 
 class InFlightBatch(NamedTuple):

@@ -4,11 +4,12 @@ Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S
 mask.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from axcore.inference.cached_model import NUM_COLUMNS, ModelInput, model_input
 from axcore.inference.request import MAX_LOGPROBS, SamplerKind
@@ -16,9 +17,13 @@ from axcore.inference.sampler import (
     LogProbs,
     SamplerState,
     SamplingRows,
+    TokenHistory,
+    WantedLogprobs,
     log_probabilities,
+    processed_logits,
     row_keys,
     sample,
+    scaled_logits,
 )
 from axcore.inference.speculation import AnyCachedModel, DraftedModel, verify_draft_tokens
 
@@ -69,7 +74,7 @@ class ModelFunctions:
         rows = self._rows(call)
         tokens, following = jnp.split(rows.tokens, 2, axis=1)
         logits, caches = self._step_everywhere(weights, caches, rows._replace(tokens=tokens))
-        scores = _scores_of(logits[0], following[0], rows.wants_logprobs[0] > 0)
+        scores = _scores_of(logits[0], following[0], rows.wants_logprobs[0])
         # The logits after the last token are returned too, so
         # that the same call can sample the first of the answer.
         return scores, logits[:, jnp.maximum(rows.sizes[0] - 1, 0)], caches
@@ -143,6 +148,7 @@ class ModelFunctions:
                 kind=kind,
             )
         length, held = rows.tokens.shape[1], sampler_state.held(rows.slots)
+        seen = sampler_state.history.take(held) if kind == "full" else None
         logits, caches = self._step_everywhere(weights, caches, rows)
         tokens, counts = verify_draft_tokens(
             logits,
@@ -151,7 +157,7 @@ class ModelFunctions:
             first=rows.first,
             num_draft_tokens=rows.sizes - 1,
             allowed=allowed,
-            history=sampler_state.history.take(held) if kind == "full" else None,
+            history=seen,
             kind=kind,
         )
         slots = _sampling_slots(rows, sampler_state)
@@ -163,11 +169,16 @@ class ModelFunctions:
             history = history.sampled(taken, tokens[:, place])
         last = jnp.take_along_axis(tokens, counts[:, None] - 1, axis=1)[:, 0]
         sampler_state = sampler_state.drew(slots, last, history)
-        wanted = jnp.any(rows.wants_logprobs > 0)
-        # Place by place, so that `[B, V]` is in float32 once and not for all places.
-        logprobs = [_logprobs_of(logits[:, i], tokens[:, i], wanted) for i in range(length)]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *logprobs)
-        return SamplerOutput(tokens.T, stacked), counts, caches, sampler_state
+        logprobs = _logprobs_of_places(
+            logits,
+            tokens,
+            rows.wants_logprobs,
+            sampling.take(held),
+            allowed=allowed,
+            history=seen,
+            kind=kind,
+        )
+        return SamplerOutput(tokens.T, logprobs), counts, caches, sampler_state
 
     def _rows(self, call: Int[Array, "B columns"]) -> ModelInput:
         return model_input(call, self._pages_per_row)
@@ -230,7 +241,9 @@ def _sample_tokens(
     # Only the full kind has penalties; for others XLA drops the history's reads altogether.
     history = sampler_state.history.take(held) if kind == "full" else None
     tokens = sample(logits, own, keys, allowed=allowed, history=history, kind=kind)
-    logprobs = _logprobs_of(logits, tokens, jnp.any(rows.wants_logprobs > 0))
+    logprobs = _logprobs_of(
+        logits, tokens, rows.wants_logprobs, own, allowed=allowed, history=history, kind=kind
+    )
     slots = _sampling_slots(rows, sampler_state)
     counted = (
         sampler_state.history.sampled(slots, tokens) if kind == "full" else sampler_state.history
@@ -244,44 +257,110 @@ def _sampling_slots(rows: ModelInput, sampler_state: SamplerState) -> Int[Array,
 
 
 def _logprobs_of(
-    logits: Float[Array, "B V"], tokens: Int[Array, " B"], is_wanted: Bool[Array, ""]
+    logits: Float[Array, "B V"],
+    tokens: Int[Array, " B"],
+    wants: Int[Array, " B"],
+    sampling: SamplingRows,
+    *,
+    allowed: UInt32[Array, "#B W"],
+    history: TokenHistory | None,
+    kind: SamplerKind,
 ) -> LogProbs:
-    """Return log-probabilities of sampled tokens; zeros where no row wants any."""
+    """Return log-probabilities of sampled tokens; zeros where no row wants any.
+
+    Args:
+        logits: As the model gave them.
+        tokens: The sampled ones.
+        wants: What each row wants; see `WantedLogprobs`.
+        sampling: How each row samples, as for the other arguments of `sample`.
+    """
     number = min(MAX_LOGPROBS, logits.shape[1])
 
-    # A top-k over the whole vocabulary, for which most requests have no use.
+    def processed() -> Array:
+        # Computed again and not taken from the sampler: `cond` needs its operands in
+        # memory, and the sampler's logits, fused with the noise, never are otherwise.
+        changed = processed_logits(logits, sampling, allowed=allowed, history=history, kind=kind)
+        is_processed = (wants & WantedLogprobs.PROCESSED) > 0
+        return jnp.where(is_processed[:, None], scaled_logits(changed, sampling, kind=kind), logits)
+
+    # Each is skipped where no row wants it: filters, a top-k over the vocabulary, all of it.
     def wanted() -> LogProbs:
-        return log_probabilities(logits, tokens, number)
+        asked = _if_any(wants & WantedLogprobs.PROCESSED, processed, lambda: logits)
+        return _if_any(
+            wants & WantedLogprobs.TOP,
+            lambda: log_probabilities(asked, tokens, number),
+            lambda: _with_num_top(log_probabilities(asked, tokens, 0), number),
+        )
 
     def unwanted() -> LogProbs:
         shape = jax.eval_shape(wanted)
         return LogProbs(*(jnp.zeros(leaf.shape, leaf.dtype) for leaf in shape))
 
-    logprobs: LogProbs = jax.lax.cond(is_wanted, wanted, unwanted)
-    return logprobs
+    return _if_any(wants, wanted, unwanted)
+
+
+def _logprobs_of_places(
+    logits: Float[Array, "B T V"],
+    tokens: Int[Array, "B T"],
+    wants: Int[Array, " B"],
+    sampling: SamplingRows,
+    *,
+    allowed: UInt32[Array, "#B W"],
+    history: TokenHistory | None,
+    kind: SamplerKind,
+) -> LogProbs:
+    """Return what `_logprobs_of` does for tokens sampled one after the other, `[T, B]`."""
+    in_row, found = jnp.arange(len(tokens)), []
+    # Place by place, so that `[B, V]` is in float32 once and not for all places.
+    for place in range(tokens.shape[1]):
+        here = tokens[:, place]
+        found.append(
+            _logprobs_of(
+                logits[:, place],
+                here,
+                wants,
+                sampling,
+                allowed=allowed,
+                history=history,
+                kind=kind,
+            )
+        )
+        if history is not None:
+            # As if all were accepted: what follows a token that is not is thrown away.
+            history = history.sampled(in_row, here)
+    return LogProbs(*map(jnp.stack, zip(*found, strict=True)))
+
+
+Result = TypeVar("Result")
+
+
+def _if_any(wants: Array, wanted: Callable[[], Result], unwanted: Callable[[], Result]) -> Result:
+    found: Result = jax.lax.cond(jnp.any(wants > 0), wanted, unwanted)
+    return found
+
+
+def _with_num_top(logprobs: LogProbs, number: int) -> LogProbs:
+    """Return log-probabilities with zeros for those of likeliest tokens that are not there."""
+    # Of one shape for both branches, which `cond` demands.
+    fill = ((0, 0), (0, number - logprobs.top_tokens.shape[1]))
+    return logprobs._replace(
+        top_tokens=jnp.pad(logprobs.top_tokens, fill),
+        top_logprobs=jnp.pad(logprobs.top_logprobs, fill),
+    )
 
 
 def _scores_of(
-    logits: Float[Array, "T V"], following: Int[Array, " T"], is_wanted: Bool[Array, ""]
+    logits: Float[Array, "T V"], following: Int[Array, " T"], wants: Int[Array, ""]
 ) -> LogProbs:
     """Return log-probabilities of tokens of a text; of the likeliest but one where none more is
     wanted, with zeros behind it.
     """
     number = min(MAX_LOGPROBS, logits.shape[1])
-
-    def one() -> LogProbs:
-        found = log_probabilities(logits, following, 1)
-        fill = ((0, 0), (0, number - 1))
-        # Of one shape for both branches, which `cond` demands.
-        return found._replace(
-            top_tokens=jnp.pad(found.top_tokens, fill),
-            top_logprobs=jnp.pad(found.top_logprobs, fill),
-        )
-
-    scores: LogProbs = jax.lax.cond(
-        is_wanted, lambda: log_probabilities(logits, following, number), one
+    return _if_any(
+        wants & WantedLogprobs.TOP,
+        lambda: log_probabilities(logits, following, number),
+        lambda: _with_num_top(log_probabilities(logits, following, 1), number),
     )
-    return scores
 
 
 def copy_page(caches: Any, pages: Int[Array, " 2"]) -> tuple[Any]:

@@ -21,7 +21,7 @@ from axcore.inference.block_manager import next_digest
 from axcore.inference.cached_model import mesh_of
 from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine, EngineStats, summed, without_capacity
+from axcore.inference.engine import Engine, EngineStats, naming_request, summed, without_capacity
 from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.input_batch import RequestState, fail_all
 from axcore.inference.request import Draining, QueueFull, Request
@@ -161,6 +161,33 @@ class Replicas:
             # at once do not both see the same slot as free.
             return self._at_best(request, lambda engine: engine.submit(request))
 
+    def submit_all(self, requests: Sequence[Request]) -> tuple[CompletionStream, ...]:
+        """Take all requests or none; returns at once, with completions in the same order.
+
+        Each goes to the replica that `submit` would give it. Those of one prompt go to one
+        replica as long as it has free slots.
+
+        Raises:
+            RequestError: One can never be answered.
+            QueueFull: Too many requests wait at every replica.
+            Draining: The replicas take no more.
+            EngineError: They are closed, or a step of each failed.
+        """
+        for index, request in enumerate(requests):
+            # Before any is queued: a replica that began some
+            # would have worked for nothing.
+            with naming_request(index):
+                self._engines[0].check_request(request)
+        taken: list[CompletionStream] = []
+        try:
+            for request in requests:
+                taken.append(self.submit(request))
+        except AxcoreError:
+            for completion in taken:
+                completion.cancel()
+            raise
+        return tuple(taken)
+
     def stats(self) -> EngineStats:
         """Return what all replicas do now, together; one that failed has no room any more."""
         return attrs.evolve(
@@ -208,7 +235,7 @@ class Replicas:
 
         Raises:
             ConfigError: A replica has no room for one more.
-            ModuleError: It corrects layers that have no room, or has a larger rank.
+            ModuleError: It adapts layers without adapter slots, or has a larger rank.
             EngineError: The replicas are closed, or a step of each failed.
         """
         # Once, and outside of the locks, for it moves the factors to the host and back.
@@ -380,7 +407,8 @@ class SentPrompts:
 
     def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
         """Return digests of a prompt, read with an adapter, up to the end of each full page."""
-        # Not the salt of the scheduler, which knows of the weights' epoch: `forget` does that here.
+        # The scheduler's salt has the number of the weights too. It is not needed here, since
+        # `forget` drops all digests when weights are replaced.
         size, found = self._page_size, [(adapter or "").encode()]
         text = np.asarray(prompt, np.int64)
         for start in range(0, len(text) - size + 1, size):
@@ -464,7 +492,7 @@ def open_engine(
         state: See `Engine`.
         tokenizer: See `Engine`.
         cfg: Of each engine.
-        mesh: By default the one that the state lies on.
+        mesh: By default the one of the state.
         draft: See `Engine`.
 
     Raises:

@@ -5,7 +5,7 @@ Plain values, without jax.
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 
@@ -26,7 +26,7 @@ _MAX_PRIORITY = 1_000_000
 
 
 _RANGES = {
-    "temperature": (0.0, math.inf, "0 takes the likeliest token, 1 draws as the model says"),
+    "temperature": (0.0, math.inf, "0 takes the likeliest token, 1 samples as the model says"),
     "top_p": (math.ulp(0.0), 1.0, "1 samples from all tokens"),
     "min_p": (0.0, 1.0, "0 samples from all tokens"),
     "repetition_penalty": (math.ulp(0.0), math.inf, "1 changes nothing"),
@@ -132,6 +132,10 @@ def _range_text(lowest: float, highest: float) -> str:
     return f"{start} and at most {highest:g}" if start == "above 0" else f"{start} to {highest:g}"
 
 
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+"""Log-probabilities by the model alone, or by the distribution that a token is sampled from."""
+
+
 SamplerKind = Literal["greedy", "plain", "full"]
 """What a program can do: `greedy` takes the likeliest token, `plain` has a temperature too, and
 `full` every setting. Each does all that those before it do."""
@@ -162,7 +166,7 @@ def kind_index(sampling: Sampling, kinds: tuple[SamplerKind, ...]) -> int:
         if _KIND_ORDER.index(kind) >= _KIND_ORDER.index(needed):
             return place
     raise RequestError(
-        f"this engine draws {' or '.join(kinds)}, and the request needs {needed!r}",
+        f"this engine samples {' or '.join(kinds)}, and the request needs {needed!r}",
         where="sampling",
         hint="sample the likeliest token or by a temperature alone, or change sampler_kinds",
     )
@@ -182,7 +186,12 @@ class Request:
         stop: The text ends before the first of these.
         num_logprobs: Number of likeliest tokens whose log-probabilities are returned with that of
             each sampled token; None returns none.
-        prompt_logprobs: Whether log-probabilities of the prompt's tokens are returned.
+        logprobs_mode: "raw_logprobs" are by the model alone. "processed_logprobs" are by the
+            distribution that each token was sampled from: after penalties, biases, tokens that are
+            not allowed, temperature, top-k, top-p and min-p; minus infinity for what these rule
+            out. A temperature of 0, which takes the likeliest token, counts as 1 without filters.
+        prompt_logprobs: Whether log-probabilities of the prompt's tokens are returned, always by
+            the model alone.
         priority: Lower ones are served sooner.
         adapter: Name of the adapter that the model is used with.
         grammar: What the text has to match.
@@ -195,6 +204,7 @@ class Request:
     seed: int = 0
     stop: tuple[str, ...] = ()
     num_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     prompt_logprobs: bool = False
     priority: int = 0
     adapter: str | None = None
@@ -249,6 +259,7 @@ class RequestLimits:
             raise RequestError(
                 f"num_logprobs is {number}; expected 0 to {MAX_LOGPROBS}", where="num_logprobs"
             )
+        _check_logprobs_mode(request)
         try:
             request.sampling.check(self.num_text_tokens)
         except ConfigError as error:
@@ -256,7 +267,7 @@ class RequestLimits:
         kind_index(request.sampling, self.kinds)
         if request.grammar is not None and not self.samples_one_by_one:
             raise RequestError(
-                "an engine of fixed_shapes draws several tokens in a call, and a grammar needs "
+                "an engine of fixed_shapes decodes several tokens in a call, and a grammar needs "
                 "each before the next",
                 where="grammar",
                 hint="set fixed_shapes to False",
@@ -284,7 +295,7 @@ class RequestLimits:
                 where="max_tokens",
                 hint="shorten the prompt, or ask for fewer tokens",
             )
-        # For the whole answer: a request that fits only as long
+        # For the full answer: a request that fits only as long
         # as it is short would be preempted by itself for ever.
         needed = -(-(size + request.max_tokens) // self.page_size)
         if needed > self.num_pages:
@@ -293,3 +304,18 @@ class RequestLimits:
                 where="max_tokens",
                 hint="ask for fewer tokens, or give the engine more pages by num_pages",
             )
+
+
+def _check_logprobs_mode(request: Request) -> None:
+    mode = request.logprobs_mode
+    if mode not in (known := get_args(LogprobsMode)):
+        raise RequestError(
+            f"logprobs_mode is {mode!r}; expected {' or '.join(map(repr, known))}",
+            where="logprobs_mode",
+        )
+    if mode != "raw_logprobs" and request.num_logprobs is None:
+        raise RequestError(
+            f"logprobs_mode is {mode!r}, and num_logprobs is None, which returns none",
+            where="logprobs_mode",
+            hint="set num_logprobs to 0 for those of the sampled tokens alone",
+        )

@@ -9,6 +9,7 @@ Letters of shapes: B rows, V vocabulary, W words of 32 tokens, n likeliest token
 tokens.
 """
 
+import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,8 +22,19 @@ from axcore.data import Tokenizer
 from axcore.inference.request import MAX_BIASES, SamplerKind, Sampling
 
 
+class WantedLogprobs(enum.IntFlag):
+    """The log-probabilities that a row wants; 0 wants none."""
+
+    SAMPLED = 1
+    """That of the sampled token."""
+    TOP = 2
+    """Those of the likeliest tokens, too."""
+    PROCESSED = 4
+    """By the distribution that is sampled from, not by the model alone."""
+
+
 class LogProbs(NamedTuple):
-    """Log-probabilities by the model alone: before penalties, biases, masks and temperature.
+    """Log-probabilities of tokens; by the model alone, or as `WantedLogprobs.PROCESSED`.
 
     Args:
         sampled: Of the sampled token.
@@ -78,6 +90,10 @@ class SamplingRows(NamedTuple):
             if name != "top_k":
                 getattr(self, name)[row] = getattr(sampling, name)
         self.top_k[row] = min(sampling.top_k or _ALL_TOKENS, _ALL_TOKENS)
+        # No filter drops the likeliest token. Without them the log-probabilities
+        # of the row are the same by every kind of program, whoever else is in it.
+        if sampling.temperature == 0:
+            self.top_k[row], self.top_p[row], self.min_p[row] = _ALL_TOKENS, 1, 0
         # Cleared first: the slot's former request may have had more biases.
         self.bias_tokens[row] = _NO_TOKEN
         self.biases[row] = 0
@@ -268,14 +284,13 @@ def scaled_logits(
 def log_probabilities(
     logits: Float[Array, "B V"], tokens: Int[Array, " B"], num_top: int
 ) -> LogProbs:
-    """Return the log-probabilities of tokens and of the likeliest, by the model alone.
+    """Return the log-probabilities of tokens and of the likeliest.
 
     Args:
-        logits: As the model gave them.
+        logits: As the model gave them, or those of `scaled_logits`.
         tokens: The sampled ones.
-        num_top: How many of the likeliest to return.
+        num_top: How many of the likeliest to return; 0 costs no search for them.
     """
-    # Of the untouched logits: clients compare models by them.
     whole = jax.nn.log_softmax(logits.astype(jnp.float32), axis=1)
     sampled = jnp.take_along_axis(whole, tokens[:, None], axis=1)[:, 0]
     top_logprobs, top_tokens = jax.lax.top_k(whole, num_top)
@@ -414,7 +429,7 @@ def allowed_tokens(vocab_size: int, tokenizer: Tokenizer) -> UInt32[np.ndarray, 
 
 
 class SamplerState(NamedTuple):
-    """What slots keep on the device besides caches. Methods return a changed copy.
+    """What slots keep on the device in addition to caches. Methods return a changed copy.
 
     Args:
         last: The token sampled last, `[S]`.

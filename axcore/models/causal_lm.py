@@ -5,7 +5,7 @@ config that every family starts from. Families edit its result with `replace_con
 it gets no argument for a feature.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -88,22 +88,55 @@ class Head(Module):
         Logits are there for `LOGITS_AT_ONCE` places of each row at a time, and are computed again
         in the backward pass.
         """
+        (found,) = self._in_pieces(
+            lambda logits, targets: (_log_prob(logits, targets),), x, table, targets
+        )
+        return found
+
+    @entry
+    def log_probs_and_entropies(
+        self,
+        x: Hidden,
+        table: Table,
+        targets: Int[Array, "batch time"],
+        temperature: float = 1.0,
+    ) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
+        """Return the float32 log-probability of each target, and the entropy at its place.
+
+        Both are in nats, of the softmax of logits that are divided by the temperature. Memory is as
+        for `log_probs`.
+        """
+
+        def of_some(logits: Array, targets: Array) -> tuple[Array, Array]:
+            scaled = logits if temperature == 1 else logits / temperature
+            log_probs = jax.nn.log_softmax(scaled, axis=-1)
+            # 0 times minus infinity is nan, and a masked token has that log-probability.
+            terms = jnp.where(log_probs > -jnp.inf, jnp.exp(log_probs) * log_probs, 0)
+            return _log_prob(scaled, targets), -jnp.sum(terms, axis=-1)
+
+        log_probs, entropies = self._in_pieces(of_some, x, table, targets)
+        return log_probs, entropies
+
+    def _in_pieces(
+        self,
+        of_some: Callable[[Array, Array], tuple[Array, ...]],
+        x: Hidden,
+        table: Table,
+        targets: Int[Array, "batch time"],
+    ) -> tuple[Array, ...]:
+        """Return arrays `[batch, time]` of logits and targets, from pieces of the rows."""
         projection = self.projection(table)
 
         @jax.checkpoint
-        def of_some(x: Hidden, targets: Int[Array, "batch time"]) -> Float[Array, "batch time"]:
-            logits = self._logits(x, projection)
-            # Not a gather: of logits that are sharded by vocabulary, it would need all of them.
-            is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
-            chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
-            return chosen - jax.nn.logsumexp(logits, axis=-1)
+        def of_piece(x: Hidden, targets: Int[Array, "batch time"]) -> tuple[Array, ...]:
+            return of_some(self._logits(x, projection), targets)
 
         size = LOGITS_AT_ONCE
         found = [
-            of_some(x[:, begin : begin + size], targets[:, begin : begin + size])
+            of_piece(x[:, begin : begin + size], targets[:, begin : begin + size])
             for begin in range(0, x.shape[1], size)
         ]
-        return jnp.concatenate(found, axis=1)
+        return tuple(jnp.concatenate(pieces, axis=1) for pieces in zip(*found, strict=True))
 
     def _logits(self, x: Hidden, projection: Table) -> Float[Array, "batch time vocab"]:
         logits = over_rows(lambda rows: matmul_transposed(rows, projection), x).astype(jnp.float32)
@@ -138,6 +171,15 @@ class Head(Module):
         z_loss = jax.lax.stop_gradient(sums.z_loss)
         self.add_regularizer("z", z_loss / cfg.z_loss, sums.weight, scale=cfg.z_loss)
         return sums.loss - z_loss, sums.weight
+
+
+def _log_prob(
+    logits: Float[Array, "batch time vocab"], targets: Int[Array, "batch time"]
+) -> Float[Array, "batch time"]:
+    # Not a gather: of logits that are sharded by vocabulary, it would need all of them.
+    is_target = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
+    chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
 class TiedHead(Head):
@@ -381,6 +423,29 @@ class CausalLM(Module):
         """Return the float32 log-probability of each target after the tokens up to its place."""
         x = self.decoder(tokens, info)
         return self.head.log_probs(x, self.decoder.embedding.weight, targets)
+
+    @entry
+    def log_probs_and_entropies(
+        self,
+        tokens: Int[Array, "batch time"],
+        targets: Int[Array, "batch time"],
+        info: TokenInfo,
+        temperature: float = 1.0,
+    ) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
+        """Return the float32 log-probability of each target, and the entropy at its place.
+
+        Args:
+            tokens: Of the rows.
+            targets: The token after each.
+            info: Of the tokens.
+            temperature: What logits are divided by.
+        """
+        x = self.decoder(tokens, info)
+        table = self.decoder.embedding.weight
+        found: tuple[Array, Array] = self.head.log_probs_and_entropies(
+            x, table, targets, temperature=temperature
+        )
+        return found
 
     def _check_is_not_trained(self) -> None:
         """Check that nothing counts tokens of which nobody said whether they are padding.

@@ -1,4 +1,4 @@
-"""What a pure call returns besides its result, and how that of micro-batches becomes the batch's.
+"""What a pure call returns in addition to its result, and how micro-batches' become a batch's.
 
 Outputs are losses, summaries, updates of buffers, and captures.
 """

@@ -163,7 +163,7 @@ class StackedModule:
             return pure(state, key, channels, (carry, *inner_args), inner_kwargs, index)
 
         remat = self.module.config.remat
-        # Fully unrolled is no loop to XLA, so the barrier against merging is needed there.
+        # Fully unrolled is not a loop to XLA, so the barrier against merging is needed there.
         wrapped = body if remat is None else remat.wrap(body, in_scan=in_loop)
         return lambda state, index, carry, channels: wrapped(state, index, carry, channels, arrays)
 
@@ -274,7 +274,8 @@ class StackRunner:
                 the module's `Remat` backward takes it out again, and keeps none.
         """
         pure = as_pure_function(self._context, type(self._module).forward)
-        # By its number in the stack, so that a pipeline draws what a scan of the same layers does.
+        # By its number in the stack, so that a pipeline samples what a scan of the same layers
+        # does.
         key = folded(self._root, index)
         # One more fold for a part, or each micro-batch would get the same dropout mask.
         key = key if part is None else folded(key, part)

@@ -167,7 +167,7 @@ async def _http_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     said = {
-        404: f"There is nothing at {path!r:.80}; see docs/serving.md for the paths.",
+        404: f"There is nothing at {path!r:.80}; see docs/serving-reference.md for the paths.",
         405: f"{path!r:.80} does not take {request.method}.",
     }
     message = said.get(error.status_code, error.detail)

@@ -1,5 +1,16 @@
 """Tasks: objectives around a model, which add losses from a batch."""
 
+from axcore.tasks.policy_gradient import (
+    DAPO,
+    GRPO,
+    GSPO,
+    RLOO,
+    Advantage,
+    Clip,
+    DrGRPO,
+    KLPenalty,
+    PolicyGradient,
+)
 from axcore.tasks.preference import (
     DPO,
     IPO,
@@ -10,21 +21,33 @@ from axcore.tasks.preference import (
     ReferenceTask,
     SimPO,
 )
+from axcore.tasks.reward_model import RewardModel, rewards
 from axcore.tasks.supervised import Classification, Regression, SupervisedTask
 from axcore.tasks.task import FrozenModel, Task
 
 __all__ = [
+    "DAPO",
     "DPO",
+    "GRPO",
+    "GSPO",
     "IPO",
     "KTO",
     "ORPO",
+    "RLOO",
+    "Advantage",
     "Answers",
     "Classification",
+    "Clip",
+    "DrGRPO",
     "FrozenModel",
+    "KLPenalty",
+    "PolicyGradient",
     "PreferenceTask",
     "ReferenceTask",
     "Regression",
+    "RewardModel",
     "SimPO",
     "SupervisedTask",
     "Task",
+    "rewards",
 ]

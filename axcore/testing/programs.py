@@ -1,10 +1,10 @@
 """What a program consists of: a traced one of equations and constants, a lowered one of operations.
 
 `program_digest` says what a lowered program is, whatever its source looks like. jax hands a module
-of StableHLO to the compiler. It says besides the program where each line of it was written and what
-Python's functions are called. Kernels are modules of their own within custom calls, written as
-bytes, and say the same. None of that changes what comes out, so here it is taken away; what is left
-is hashed, with the compiler's options and the devices.
+of StableHLO to the compiler. In addition to the program, it says where each line of it was written
+and what Python's functions are called. Kernels are modules of their own within custom calls,
+written as bytes, and say the same. None of that changes what comes out, so here it is taken away;
+what is left is hashed, with the compiler's options and the devices.
 
 Two kinds of names are left, since reports and tests read them in what was compiled: scopes
 (`jax.named_scope`, and so the paths of layers), and what kernels are called (`pallas_call(name=)`).

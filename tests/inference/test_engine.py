@@ -10,6 +10,7 @@ import time
 import weakref
 
 import attrs
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from axcore.inference import (
     Engine,
     EngineConfig,
     EngineError,
+    NGramLookup,
     QueueFull,
     Request,
     RequestError,
@@ -31,6 +33,14 @@ from axcore.inference import (
 from axcore.inference.config import batch_buckets
 from axcore.inference.grammar import regex
 from axcore.inference.programs import Programs
+from axcore.inference.sampler import (
+    TokenHistory,
+    allowed_tokens,
+    processed_logits,
+    sampling_rows,
+    scaled_logits,
+)
+from axcore.inference.scheduler import Scheduler
 from axcore.inference.weights import ServedWeights
 
 TOKENIZER = ByteTokenizer.Config().build()
@@ -153,6 +163,96 @@ def test_as_many_of_the_likeliest_tokens_of_a_prompt_are_returned_as_of_its_answ
         np.testing.assert_allclose(logprobs, np.sort(table[ord(before)])[:-6:-1], atol=1e-5)
 
 
+SETTINGS = {
+    "plain": Sampling(temperature=2.5),
+    "full": Sampling(
+        temperature=4.0,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        frequency_penalty=0.5,
+        logit_bias=((ord("q"), 15.0),),
+    ),
+    "greedy": Sampling(temperature=0, top_k=2, top_p=0.5),
+}
+
+
+def log_softmax(logits):
+    return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+
+
+def raw(sampling, text, num_prompt):
+    """Returns the log-probabilities of the token after a text by the model alone."""
+    return log_softmax(np.asarray(chain(ALPHABET)["table"])[text[-1]])
+
+
+def processed(sampling, text, num_prompt):
+    """Returns them as a token is sampled, by the law: log-softmax of what the sampler takes."""
+    prompt, answer = np.split(np.asarray(text), [num_prompt])
+    history = TokenHistory(
+        jnp.asarray(np.bincount(prompt, minlength=TOKENIZER.vocab_size)[None] > 0),
+        jnp.asarray(np.bincount(answer, minlength=TOKENIZER.vocab_size)[None]),
+    )
+    logits = chain(ALPHABET)["table"][text[-1]][None]
+    return log_softmax(np.asarray(sampled_from(logits, sampling_rows([sampling]), history)[0]))
+
+
+@jax.jit
+def sampled_from(logits, rows, history):
+    allowed = allowed_tokens(TOKENIZER.vocab_size, TOKENIZER)
+    changed = processed_logits(logits, rows, allowed=allowed, history=history)
+    return scaled_logits(changed, rows)
+
+
+def assert_logprobs_are(answer, expected_of):
+    """Asserts what the log-probabilities of an answer are, of sampled and of likeliest tokens."""
+    text, found = list(answer.request.prompt), answer.result(60)
+    for token in (*found.tokens, *([found.end] if found.end else [])):
+        expected = expected_of(answer.request.sampling, text, len(answer.request.prompt))
+        assert token.logprob == pytest.approx(expected[token.id], abs=2e-5)
+        assert token.logprob > -np.inf
+        assert len(token.top_logprobs) == answer.request.num_logprobs
+        for number, logprob in token.top_logprobs:
+            assert logprob == pytest.approx(expected[number], abs=2e-5)
+        text.append(token.id)
+    assert len(text) - len(answer.request.prompt) == 9
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({}, id="one by one", marks=pytest.mark.slow),
+        pytest.param({"num_decode_steps": 4}, id="several in a call", marks=pytest.mark.slow),
+        pytest.param({"num_decode_steps": 4, "fixed_shapes": True}, id="fixed shapes"),
+        pytest.param(
+            {"speculation": NGramLookup(num_tokens=2, shortest=1)},
+            id="with draft tokens",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_processed_log_probabilities_are_of_the_distribution_that_is_sampled(values):
+    """By the law, in rows with and without them, whose settings need different programs."""
+    common = {"seed": 4, "ignores_end": True, "num_logprobs": 2}
+    kinds = {"raw_logprobs": raw, "processed_logprobs": processed}
+    asked = [
+        request("abcdefabcd", 9, sampling=sampling, logprobs_mode=mode, **common)
+        for sampling in SETTINGS.values()
+        for mode in kinds
+    ]
+    asked.append(attrs.evolve(asked[1], num_logprobs=0))
+    asked.append(attrs.evolve(asked[0], num_logprobs=None))
+    with opened(max_num_seqs=3, **values) as engine:
+        *answers, silent = engine.submit_all(asked)
+        for answer in answers:
+            assert_logprobs_are(answer, kinds[answer.request.logprobs_mode])
+        found = [token.id for token in silent.result(60).tokens]
+        assert {token.logprob for token in silent.result(60).tokens} == {None}
+        assert found == [token.id for token in answers[0].result(60).tokens]
+        assert bool(engine.stats().num_accepted_draft_tokens) == ("speculation" in values)
+
+
 @pytest.mark.slow
 def test_a_grammar_decides_what_is_drawn(endless):
     pytest.importorskip("llguidance")
@@ -240,6 +340,8 @@ def test_an_engine_that_nobody_holds_is_freed():
         ({"priority": 2**60}, "priority is 1152921504606846976"),
         ({"text": "a" * 30, "max_tokens": 3}, "30 tokens, and max_tokens is 3: together more"),
         ({"num_logprobs": 21}, "num_logprobs is 21; expected 0 to 20"),
+        ({"logprobs_mode": "processed"}, "'processed'; expected 'raw_logprobs' or 'processed_log"),
+        ({"logprobs_mode": "processed_logprobs"}, "and num_logprobs is None, which returns none"),
         ({"sampling": Sampling(temperature=-1)}, "temperature is -1"),
     ],
 )
@@ -258,6 +360,57 @@ def test_a_full_queue_refuses_and_draining_finishes_what_there_is():
         assert {answer.result(0).finish_reason for answer in answers} == {"length"}
         with pytest.raises(Draining, match="takes no new requests"):
             engine.submit(request())
+
+
+def batches(requests, monkeypatch, delays):
+    """Returns every batch that a new engine runs for requests that come together."""
+    found, schedule = [], Scheduler.schedule
+
+    def watched(scheduler):
+        plan = schedule(scheduler)
+        found.extend(
+            (batch.slots.tolist(), batch.starts.tolist(), batch.sizes.tolist(), batch.length)
+            for batch in (plan.prefill, plan.decode)
+            if batch is not None
+        )
+        return plan
+
+    monkeypatch.setattr(Scheduler, "schedule", watched)
+    with opened(num_decode_steps=3) as engine:
+        state_of = engine._new_request_state
+
+        def late_state_of(completion):
+            time.sleep(next(delays))
+            return state_of(completion)
+
+        engine.submit(request("cde", 9)).result(60)  # programs are compiled
+        found.clear()
+        monkeypatch.setattr(engine, "_new_request_state", late_state_of)
+        for answer in engine.submit_all(requests):
+            answer.result(60)
+    monkeypatch.undo()
+    return found
+
+
+def test_batches_of_requests_that_come_together_do_not_depend_on_time(monkeypatch):
+    asked = [request(text, 7) for text in ("c", "d" * 20, "e" * 9, "c", "c" * 14, "e" * 9)]
+    first = batches(asked, monkeypatch, itertools.repeat(0))
+    assert len(first) > 6
+    assert batches(asked, monkeypatch, itertools.cycle([0, 0.03, 0.01])) == first
+
+
+def test_requests_that_come_together_are_taken_all_or_none(endless):
+    before = endless.stats().num_prompt_tokens
+    with pytest.raises(RequestError, match="max_tokens is 0") as error:
+        endless.submit_all([request("a", 3), request("a", 0)])
+    assert error.value.where == "requests[1].max_tokens"
+    with pytest.raises(RequestError, match=r"1025 requests .* the queue holds 1024"):
+        endless.submit_all([request("a", 3)] * 1025)
+    assert endless.submit_all([]) == ()
+    assert endless.stats().num_prompt_tokens == before
+    answers = endless.submit_all([request("a" * size, 3, seed=size) for size in (1, 2, 3)])
+    assert [len(answer.request.prompt) for answer in answers] == [1, 2, 3]
+    assert [answer.result(60).text for answer in answers] == ["bab"] * 3
 
 
 class SlowlyCounted(tuple):

@@ -116,6 +116,23 @@ def test_requests_are_refused_where_every_queue_is_full():
         assert [answer.result(60).text[:1] for answer in answers] == [*"bcda"]
 
 
+def test_replicas_take_requests_that_come_together_all_or_none():
+    mesh = make_mesh({"data": 2}, jax.devices()[1:3])
+    with open_engine(MODEL, chain("abcd"), TOKENIZER, evolve(CFG, max_queue=2), mesh=mesh) as found:
+        with held(found):
+            with pytest.raises(RequestError, match="together more than 32") as caught:
+                found.submit_all([request("a"), request("a", 32)])
+            assert caught.value.where == "requests[1].max_tokens"
+            assert found.stats().num_waiting == 0
+            with pytest.raises(QueueFull):
+                found.submit_all([request(text) for text in "abcda"])
+        found.drain()
+        assert (found.stats().num_running, found.stats().pages_used) == (0, 0)
+    with open_engine(MODEL, chain("abcd"), TOKENIZER, CFG, mesh=mesh) as found:
+        answers = found.submit_all([request(text) for text in "abcd"])
+        assert [answer.result(60).text[:1] for answer in answers] == [*"bcda"]
+
+
 def test_what_can_never_be_answered_is_refused_by_replicas_as_by_an_engine(replicas):
     with pytest.raises(RequestError, match="together more than 32, the longest text") as caught:
         replicas.submit(request("a", 32))

@@ -29,12 +29,15 @@ from axcore.layers import (
     Int8Dynamic,
     MoE,
     Router,
+    ScalarHead,
 )
 from axcore.models import transformer
 from axcore.modifiers.quantization import with_dot
 from axcore.module import functional
 from axcore.ops import KernelPolicy, use_policy
 from axcore.plugins import Hardware, TrainingTask, plugin_host
+from axcore.rollouts.rollout import Rollout, batch_of
+from axcore.tasks import KLPenalty, PolicyGradient
 
 DENSE = transformer(vocab_size=264, dim=8, num_layers=1, num_heads=2, hidden_dim=8)
 ROUTER = Router.Config(balance_loss=0.5, z_loss=0.1, bias_rate=0.01)
@@ -46,11 +49,17 @@ POLICY = KernelPolicy(
 WITH_GRADIENT = pytest.mark.parametrize(
     "gradient", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
-TASKS = {
+CORE_TASKS = {
     one.name: one.config.resolve()
     for one in plugin_host().records(TrainingTask)
     if one.plugin == "core"
 }
+POLICY_TASKS = {
+    name: one for name, one in CORE_TASKS.items() if issubclass(one, PolicyGradient.Config)
+}
+TASKS = {name: one for name, one in CORE_TASKS.items() if name not in POLICY_TASKS}
+HEADS = {"reward_model": ScalarHead.Config()}
+"""Of the tasks whose models give no logits."""
 
 
 def experts(dispatch):
@@ -80,7 +89,7 @@ def texts(seq_len, rows, *, masks_documents=True, num_prompt=0):
     return batch
 
 
-def labelled(folder, has_labels):
+def labelled(folder, *, has_labels=False, has_targets=True):
     """Returns what makes batches of two labelled conversations."""
     answers = (
         {"completion": "4", "label": True} if has_labels else {"chosen": "4", "rejected": "5!"}
@@ -94,13 +103,15 @@ def labelled(folder, has_labels):
         seq_len=48,
         batch_size=2,
         validation_fraction=0.0,
+        has_targets=has_targets,
     )
     return lambda seq_len, rows: evolve(cfg, seq_len=seq_len).build()._rows[0].batch(rows)
 
 
 def with_pad_id(batch, pad_id):
     mask = batch["segment_ids"] > 0 if "segment_ids" in batch else batch["token_mask"]
-    return batch | {name: np.where(mask, batch[name], pad_id) for name in ("tokens", "targets")}
+    names = [name for name in ("tokens", "targets") if name in batch]
+    return batch | {name: np.where(mask, batch[name], pad_id) for name in names}
 
 
 def assert_padding_counts_for_nothing(cfg, batch_of, length, *, gradient, training=True):
@@ -175,9 +186,47 @@ def test_of_an_evaluation():
 @pytest.mark.every_case
 @pytest.mark.parametrize("task", TASKS)
 def test_of_labelled_answers(task, gradient, tmp_path):
-    cfg = evolve(TASKS[task](), model=MODEL)
-    batch_of = labelled(tmp_path, has_labels=task == "kto")
+    model = evolve(MODEL, head=HEADS.get(task, MODEL.head))
+    cfg = evolve(TASKS[task](), model=model)
+    batch_of = labelled(tmp_path, has_labels=task == "kto", has_targets=task not in HEADS)
     assert_padding_counts_for_nothing(cfg, batch_of, 48, gradient=gradient)
+
+
+def rollouts(seq_len, rows):
+    """Returns a batch of two completions of one prompt."""
+    draw = np.random.default_rng(0)
+    known = {}
+    for sample, size in enumerate((3, 5)):
+        tokens = draw.integers(9, 264, size)
+        known[sample] = Rollout(
+            prompt=(70, 71, 72),
+            tokens=tuple(tokens.tolist()),
+            log_probs=tuple(-5 - draw.random(size)),
+            is_ended=True,
+            rewards={"exact": sample / 2},
+            reward=sample / 2,
+            group=0,
+            sample=sample,
+            weight_version=0,
+        )
+    chosen = [None if row == PADDING_ROW else known[row] for row in rows]
+    return batch_of(chosen, seq_len, 0, ("exact",))
+
+
+@WITH_GRADIENT
+@pytest.mark.quick_one_in(5)
+@pytest.mark.every_case
+@pytest.mark.parametrize("task", POLICY_TASKS)
+def test_of_rollouts(task, gradient):
+    # With a fixed divisor, as otherwise a mean over rows of a fixed length depends on that length.
+    cfg = evolve(
+        POLICY_TASKS[task](),
+        model=MODEL,
+        kl=KLPenalty(coefficient=0.1),
+        entropy_bonus=0.1,
+        max_tokens=8,
+    )
+    assert_padding_counts_for_nothing(cfg, rollouts, 9, gradient=gradient)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def _check_memory(what: str, tensor: Any, *allowed: Memory) -> None:
 
 
 def _check_block_sizes(instruction: str, **tiles: Any) -> None:
-    """Refuse operands that are no two-dimensional tiles on chip."""
+    """Refuse operands that are not two-dimensional tiles on chip."""
     for name, tile in tiles.items():
         _check_memory(f"{instruction}: {name}", tile, *_ON_CHIP)
         if len(tile.shape) != 2:
@@ -329,7 +329,7 @@ def range_select(
     range_start: int = 0,
     on_false_value: float = LOWEST,
 ) -> None:
-    """Keep columns whose number lies within the bounds of their row; the others become the lowest.
+    """Keep columns whose number is within the bounds of their row; the others become the lowest.
 
     Only from NeuronCore-v3 on.
     """

@@ -1,0 +1,123 @@
+"""`Rollout`: a completion with what was known when it was sampled; and batches of them.
+
+Letters: B rows, T tokens of a row.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from axcore.data.packing.packing import Batch
+from axcore.tasks.policy_gradient import REWARD_PREFIX
+
+
+@attrs.frozen(kw_only=True)
+class Rollout:
+    """A sampled completion.
+
+    Args:
+        prompt: The prompt's tokens.
+        tokens: The sampled tokens, the end token among them where the policy drew one.
+        log_probs: Theirs, by the sampler.
+        is_ended: Whether the policy ended it.
+        rewards: What it is worth by each reward; nan where a reward failed.
+        reward: Their weighted sum; nan where one of them is.
+        group: Which prompt of the run it answers, from 0.
+        sample: Which of the answers to it, from 0.
+        weight_version: Steps that made the weights which sampled it.
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    is_ended: bool
+    rewards: Mapping[str, float]
+    reward: float
+    group: int
+    sample: int
+    weight_version: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return attrs.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Rollout":
+        """Return the rollout that was written.
+
+        Raises:
+            TypeError: It is not one.
+            KeyError: It is not one.
+        """
+        known = {**data}
+        for name in ("prompt", "tokens", "log_probs"):
+            known[name] = tuple(known[name])
+        return cls(**known)
+
+
+def batch_of(
+    rollouts: Sequence[Rollout | None], seq_len: int, pad_id: int, reward_names: Sequence[str]
+) -> Batch:
+    """Return rollouts as arrays, in their order; None is a row of padding.
+
+    Those of one group follow each other. A rollout whose reward failed weighs nothing, and its
+    group is compared without it.
+    """
+    num_rows = len(rollouts)
+    batch: Batch = {
+        "tokens": np.full((num_rows, seq_len), pad_id, np.int32),
+        "targets": np.full((num_rows, seq_len), pad_id, np.int32),
+        "token_mask": np.zeros((num_rows, seq_len), bool),
+        "loss_weights": np.zeros((num_rows, seq_len), np.float32),
+        "sampler_log_probs": np.zeros((num_rows, seq_len), np.float32),
+        "rewards": np.zeros(num_rows, np.float32),
+        "row_weights": np.zeros(num_rows, np.float32),
+        **{REWARD_PREFIX + name: np.zeros(num_rows, np.float32) for name in reward_names},
+    }
+    for row, one in enumerate(rollouts):
+        if one is not None:
+            _write_row(batch, row, one)
+    batch |= _statistics(rollouts, batch["rewards"], batch["row_weights"])
+    return batch
+
+
+def _write_row(batch: Batch, row: int, one: Rollout) -> None:
+    text = np.asarray((*one.prompt, *one.tokens), np.int32)
+    length, begin = len(text) - 1, len(one.prompt) - 1
+    batch["tokens"][row, :length], batch["targets"][row, :length] = text[:-1], text[1:]
+    batch["token_mask"][row, :length] = True
+    batch["loss_weights"][row, begin:length] = 1
+    batch["sampler_log_probs"][row, begin:length] = one.log_probs
+    if np.isfinite(one.reward):
+        batch["rewards"][row], batch["row_weights"][row] = one.reward, 1
+        for name, value in one.rewards.items():
+            batch[REWARD_PREFIX + name][row] = value
+
+
+def _statistics(
+    rollouts: Sequence[Rollout | None], rewards: np.ndarray, weights: np.ndarray
+) -> Batch:
+    """Return mean, deviation and size of each row's group, and the batch's deviation.
+
+    Deviations divide by the number less one, as TRL's do.
+    """
+    groups = np.asarray([-1 if one is None else one.group for one in rollouts])
+    found = {name: np.zeros(len(rollouts), np.float32) for name in ("mean", "std", "size")}
+    for group in set(groups.tolist()) - {-1}:
+        rows = (groups == group) & (weights > 0)
+        values = rewards[rows].astype(np.float64)
+        if len(values):
+            found["mean"][rows], found["std"][rows] = values.mean(), _deviation(values)
+            found["size"][rows] = len(values)
+    counted = rewards[weights > 0].astype(np.float64)
+    batch_std = np.full(len(rollouts), _deviation(counted), np.float32)
+    return {**{f"group_{name}": array for name, array in found.items()}, "batch_std": batch_std}
+
+
+def _deviation(values: np.ndarray) -> float:
+    # Of equal rewards exactly 0: a rounding error, divided by itself, would be an advantage of 1.
+    if len(values) < 2 or np.all(values == values[0]):
+        return 0.0
+    return float(values.std(ddof=1))

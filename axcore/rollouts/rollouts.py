@@ -1,0 +1,362 @@
+"""`Rollouts`: a data loader whose batches the policy in training samples."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Self
+
+import attrs
+
+from axcore.config import (
+    REQUIRED,
+    Fraction,
+    PositiveInt,
+    config,
+    evolve,
+)
+from axcore.data import ByteTokenizer, DataLoader, Policy, Source, Tokenizer, TrainBatches
+from axcore.data.document import Document, is_validation
+from axcore.data.packing.batches import Order, train_order
+from axcore.data.packing.packing import Batch
+from axcore.errors import ConfigError, DataError
+from axcore.inference import Completion, EngineConfig, Sampling
+from axcore.module import ArraySpec, BatchSpec
+from axcore.rollouts.prompts import MESSAGES, ReversedStrings
+from axcore.rollouts.rewards import WeightedReward
+from axcore.rollouts.rollout import Rollout, batch_of
+from axcore.rollouts.sampler import PolicySampler, PromptRequest
+from axcore.tasks.policy_gradient import REWARD_PREFIX, ROLLOUT_ARRAYS
+
+_TOKEN_ARRAYS = {
+    "tokens": "int32",
+    "targets": "int32",
+    "token_mask": "bool",
+    "loss_weights": "float32",
+    "sampler_log_probs": "float32",
+}
+
+
+@attrs.frozen
+class _Prompt:
+    document: Document
+    text: str
+    tokens: tuple[int, ...]
+
+
+class Rollouts(DataLoader):
+    """Completions of prompts, sampled by the policy and rewarded, group after group.
+
+    The batch of a step has `batch_size / group_size` prompts in a fixed order, each with
+    `group_size` completions. It depends on the step, the seed and the weights of that step alone.
+
+    Validation batches are completions of prompts that are never trained on.
+    """
+
+    @config
+    class Config(DataLoader.Config):
+        """What to ask, and what answers are worth.
+
+        Attributes:
+            prompts: Any source of text; the text of a document is a prompt, or its field `messages`
+                is a conversation.
+            rewards: What a completion is worth, by name; their weighted sum is what counts.
+            tokenizer: How text becomes tokens.
+            group_size: Completions of each prompt.
+            max_new_tokens: Tokens of a completion at most.
+            seq_len: Tokens of prompt and completion at most; longer prompts are left out, and
+                counted.
+            sampling: How tokens are sampled.
+            engine: How much is sampled at once; its `max_length` is filled.
+            seed: Decides the order of prompts and the samples.
+            shuffle: Whether prompts are asked in another order each epoch.
+            validation_fraction: Share of the prompts that is never trained on, in [0, 1).
+            validation_prompts: How many of them an evaluation asks at most; None asks all.
+            validation_temperature: How they are sampled; 0 takes the likeliest token.
+        """
+
+        prompts: Source.Config = ReversedStrings.Config()
+        rewards: Mapping[str, WeightedReward] = REQUIRED
+        tokenizer: Tokenizer.Config = ByteTokenizer.Config()
+        group_size: PositiveInt = 8
+        max_new_tokens: PositiveInt = REQUIRED
+        seq_len: PositiveInt = REQUIRED
+        sampling: Sampling = Sampling(temperature=1.0)
+        engine: EngineConfig = EngineConfig(
+            max_num_seqs=64, sampler_kinds=("greedy", "plain", "full")
+        )
+        seed: int = 0
+        shuffle: bool = True
+        validation_fraction: Fraction = 0.05
+        validation_prompts: PositiveInt | None = 64
+        validation_temperature: float = 0.0
+
+        def for_shapes(self) -> Self:
+            """Return a config that reads no file of the user's."""
+            return evolve(self, prompts=ReversedStrings.Config(), tokenizer=ByteTokenizer.Config())
+
+    config: Config
+    tokenizer: Tokenizer
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        _check(cfg)
+        self.source = cfg.prompts.build()
+        self.tokenizer = cfg.tokenizer.build()
+        self._rewards = {
+            name: (one.reward.build(), one.weight) for name, one in cfg.rewards.items()
+        }
+        rows = cfg.batch_size
+        self._sampler = PolicySampler(
+            self.tokenizer,
+            evolve(cfg.engine, max_length=cfg.seq_len + 1, max_queue=max(rows, 1024)),
+            cfg.seed,
+        )
+        self._evaluated: Policy | None = None
+
+    def batch_spec(self) -> BatchSpec:
+        """Return the arrays of a batch."""
+        cfg = self.config
+        rows, size = cfg.batch_size, self.tokenizer.vocab_size
+        values = {"tokens": size, "targets": size}
+        tokens = {
+            name: ArraySpec(
+                shape=(rows, cfg.seq_len),
+                axes=("batch", "time"),
+                dtype=dtype,
+                num_values=values.get(name),
+            )
+            for name, dtype in _TOKEN_ARRAYS.items()
+        }
+        names = [name for name in ROLLOUT_ARRAYS if name not in tokens]
+        of_rows = {
+            name: ArraySpec(shape=(rows,), axes=("batch",), dtype="float32")
+            for name in (*names, *(REWARD_PREFIX + one for one in cfg.rewards))
+        }
+        return BatchSpec(
+            arrays={**tokens, **of_rows},
+            unit="token",
+            num_units=rows * cfg.seq_len,
+            sized_by={"batch": "batch_size", "time": "seq_len"},
+        )
+
+    def train(self, *, process_index: int = 0, process_count: int = 1) -> "RolloutBatches":
+        """Return an iterator without end.
+
+        Raises:
+            DataError: The prompts cannot be read, or none is short enough.
+            ConfigError: There are several processes.
+        """
+        if process_count > 1:
+            raise ConfigError(
+                f"rollouts are sampled in one process; this run has {process_count}",
+                where="data",
+                hint="train with one process; it may have any number of devices",
+            )
+        return RolloutBatches(self, self._identity)
+
+    def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
+        """Yield completions of the prompts that are held out, by the weights of `on_policy`."""
+        cfg, prompts = self.config, self._prompts[1][: self.config.validation_prompts]
+        sampling = evolve(cfg.sampling, temperature=cfg.validation_temperature)
+        size = cfg.batch_size
+        for begin in range(0, len(prompts), size):
+            asked = {begin + i: one for i, one in enumerate(prompts[begin : begin + size])}
+            found = self._sample(
+                self._evaluated, asked, num_samples=1, sampling=sampling, stream="validation"
+            )
+            yield self.batch([*found, *[None] * (size - len(found))])
+
+    def on_policy(self, policy: Policy) -> None:
+        """Hear which weights the completions of `validation` are sampled with."""
+        self._evaluated = policy
+
+    def summary(self) -> str:
+        """Read the prompts, and say how many there are."""
+        train, validation = self._prompts
+        return (
+            f"{self.source.describe()}: {len(train):,} prompts; validation: {len(validation):,}; "
+            f"{self.config.group_size} completions each"
+        )
+
+    def rollouts(self, policy: Policy | None, numbers: Sequence[int]) -> list[Rollout]:
+        """Return the groups of some prompts of the endless order, by the weights of a policy."""
+        prompts = self._prompts[0]
+        asked = {number: prompts[self._order[number]] for number in numbers}
+        cfg = self.config
+        return self._sample(
+            policy, asked, num_samples=cfg.group_size, sampling=cfg.sampling, stream="train"
+        )
+
+    def batch(self, rollouts: Sequence[Rollout | None]) -> Batch:
+        """Return rollouts as the arrays of a batch; None is a row of padding."""
+        cfg = self.config
+        return batch_of(rollouts, cfg.seq_len, self.tokenizer.pad_id, tuple(cfg.rewards))
+
+    def _sample(
+        self,
+        policy: Policy | None,
+        asked: Mapping[int, _Prompt],
+        *,
+        num_samples: int,
+        sampling: Sampling,
+        stream: str,
+    ) -> list[Rollout]:
+        if policy is None or policy.state is None:
+            raise DataError(
+                "rollouts are asked for before there are weights to sample them with",
+                where="data",
+                hint="call on_policy(Policy(module, step, state)) first; a Trainer does",
+            )
+        found = self._sampler.sample(
+            policy,
+            [PromptRequest(one.tokens, number) for number, one in asked.items()],
+            num_samples=num_samples,
+            max_tokens=self.config.max_new_tokens,
+            sampling=sampling,
+            stream=stream,
+        )
+        return [
+            self._rollout(prompt, completion, number, sample, policy.step)
+            for (number, prompt), group in zip(asked.items(), found, strict=True)
+            for sample, completion in enumerate(group)
+        ]
+
+    def _rollout(
+        self, prompt: _Prompt, completion: Completion, group: int, sample: int, version: int
+    ) -> Rollout:
+        end = () if completion.end is None else (completion.end,)
+        sampled = (*completion.tokens, *end)
+        rewards = {
+            name: float(reward.score(prompt.text, completion.text, prompt.document.fields))
+            for name, (reward, _) in self._rewards.items()
+        }
+        return Rollout(
+            prompt=prompt.tokens,
+            tokens=tuple(token.id for token in sampled),
+            log_probs=tuple(float(token.logprob or 0.0) for token in sampled),
+            is_ended=completion.end is not None,
+            rewards=rewards,
+            reward=sum(rewards[name] * weight for name, (_, weight) in self._rewards.items()),
+            group=group,
+            sample=sample,
+            weight_version=version,
+        )
+
+    @cached_property
+    def _prompts(self) -> tuple[list[_Prompt], list[_Prompt]]:
+        """The prompts to train on, and those that are held out."""
+        cfg = self.config
+        splits: tuple[list[_Prompt], list[_Prompt]] = [], []
+        longest, num_left_out = cfg.seq_len + 1 - cfg.max_new_tokens, 0
+        for document in self.source.documents():
+            text, tokens = self._encoded(document)
+            if len(tokens) > longest:
+                num_left_out += 1
+                continue
+            is_held = is_validation(document.name, cfg.validation_fraction)
+            splits[is_held].append(_Prompt(document, text, tokens))
+        if num_left_out:
+            print(
+                f"data: {num_left_out:,} prompts of {self.source.describe()} have more than "
+                f"{longest} tokens, with data.max_new_tokens={cfg.max_new_tokens} more than "
+                f"data.seq_len={cfg.seq_len} holds, and are left out",
+                file=sys.stderr,
+            )
+        if not splits[0]:
+            raise DataError(
+                f"{self.source.describe()} has no prompt to train on: {num_left_out} are too long, "
+                f"and {len(splits[1])} held out",
+                where="data.prompts",
+                hint="raise data.seq_len, or lower data.validation_fraction",
+            )
+        return splits
+
+    def _encoded(self, document: Document) -> tuple[str, tuple[int, ...]]:
+        """Return the text of a prompt, and its tokens."""
+        messages = document.fields.get(MESSAGES)
+        if messages is None:
+            tokens = self.tokenizer.encode_prompt(document.text, parses_special=True)
+            return document.text, tuple(tokens.tolist())
+        text = self.tokenizer.known_chat_template.render(messages, add_generation_prompt=True)
+        return text, tuple(self.tokenizer.encode_rendered(text).tolist())
+
+    @cached_property
+    def _order(self) -> Order:
+        cfg = self.config
+        return train_order(len(self._prompts[0]), seed=cfg.seed, shuffle=cfg.shuffle)
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """Everything that a batch depends on, besides its step and the weights."""
+        cfg, digest = self.config, blake2b(digest_size=16)
+        for one in self._prompts[0]:
+            fields = sorted(one.document.fields.items())
+            digest.update(repr((one.tokens, fields)).encode("utf-8", "surrogateescape"))
+        names = ("batch_size", "group_size", "max_new_tokens", "seq_len", "seed", "shuffle")
+        return {
+            "prompts": digest.hexdigest(),
+            "sampling": repr(cfg.sampling),
+            **{name: getattr(cfg, name) for name in names},
+        }
+
+
+def _check(cfg: Rollouts.Config) -> None:
+    if cfg.batch_size % cfg.group_size:
+        raise ConfigError(
+            f"batch_size is {cfg.batch_size}, which groups of {cfg.group_size} do not divide",
+            where="data.batch_size",
+            hint=f"--set data.batch_size={-(-cfg.batch_size // cfg.group_size) * cfg.group_size}",
+        )
+    if not cfg.rewards:
+        raise ConfigError(
+            "there is no reward",
+            where="data.rewards",
+            hint='rewards={"exact": WeightedReward(reward=ExactMatch.Config())}',
+        )
+    if cfg.max_new_tokens > cfg.seq_len:
+        raise ConfigError(
+            f"max_new_tokens is {cfg.max_new_tokens}, and a row has {cfg.seq_len} tokens",
+            where="data.max_new_tokens",
+            hint=f"--set data.seq_len={2 * cfg.max_new_tokens}",
+        )
+
+
+class _Rolled:
+    """Batches one after the other; the position is their number."""
+
+    def __init__(self, data: Rollouts) -> None:
+        self.policy: Policy | None = None
+        self._data = data
+        self._next = 0
+
+    def __iter__(self) -> "_Rolled":
+        return self
+
+    def __next__(self) -> Batch:
+        cfg = self._data.config
+        num_prompts = cfg.batch_size // cfg.group_size
+        begin = self._next * num_prompts
+        found = self._data.rollouts(self.policy, range(begin, begin + num_prompts))
+        self._next += 1
+        return self._data.batch(found)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"next_index": self._next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._next = int(state["next_index"])
+
+
+class RolloutBatches(TrainBatches):
+    """Batches that the policy of each step samples."""
+
+    follows_policy = True
+
+    def __init__(self, data: Rollouts, identity: dict[str, Any]) -> None:
+        self._rolled = _Rolled(data)
+        super().__init__(self._rolled, identity)
+
+    def on_policy(self, policy: Policy) -> None:
+        """Hear which weights sample from now on."""
+        self._rolled.policy = policy

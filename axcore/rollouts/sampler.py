@@ -1,0 +1,98 @@
+"""`PolicySampler`: completions of prompts by the policy in training, through an engine.
+
+The noise of a token is a function of (seed, prompt, sample, place) alone. What completions are
+sampled together decides the shapes of calls, and so the rounding of logits, but for an engine of
+`fixed_shapes`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from axcore.data import Policy, Tokenizer
+from axcore.inference import Completion, Engine, EngineConfig, Request, Sampling
+
+
+@attrs.frozen
+class PromptRequest:
+    """A prompt to complete.
+
+    Args:
+        tokens: Its tokens.
+        number: Which prompt of the run it is.
+    """
+
+    tokens: tuple[int, ...]
+    number: int
+
+
+class PolicySampler:
+    """Samples completions; makes the engine when it is first asked.
+
+    Args:
+        tokenizer: The run's.
+        engine: How much is sampled at once.
+        seed: Decides the samples.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, engine: EngineConfig, seed: int) -> None:
+        self._tokenizer, self._config, self._seed = tokenizer, engine, seed
+        self._engine: Engine | None = None
+
+    def sample(
+        self,
+        policy: Policy,
+        prompts: Sequence[PromptRequest],
+        *,
+        num_samples: int,
+        max_tokens: int,
+        sampling: Sampling,
+        stream: str,
+    ) -> list[list[Completion]]:
+        """Return completions of each prompt by the policy's present weights.
+
+        Args:
+            policy: The policy.
+            prompts: What to complete.
+            num_samples: Completions of each prompt.
+            max_tokens: Tokens sampled at most.
+            sampling: How tokens are sampled.
+            stream: What the samples are for: training and evaluation draw other noise.
+        """
+        engine = self._with_weights(policy)
+        requests = [
+            Request(
+                prompt=one.tokens,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                seed=_seed(self._seed, stream, one.number, sample),
+                num_logprobs=0,
+            )
+            for one in prompts
+            for sample in range(num_samples)
+        ]
+        # Together, so that which calls compute them follows from the prompts, and not from how
+        # fast they come: a run that resumes samples the same bits.
+        found = [one.result() for one in engine.submit_all(requests)]
+        return [found[begin : begin + num_samples] for begin in range(0, len(found), num_samples)]
+
+    def close(self) -> None:
+        """End the engine."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _with_weights(self, policy: Policy) -> Engine:
+        if self._engine is None:
+            module: Any = policy.module
+            self._engine = Engine(module, policy.state, self._tokenizer, self._config)
+        else:
+            self._engine.replace_weights(policy.state)
+        return self._engine
+
+
+def _seed(*parts: Any) -> int:
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

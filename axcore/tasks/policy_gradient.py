@@ -1,0 +1,365 @@
+"""Policy gradients on sampled completions: GRPO and its kin, as one task made of small choices.
+
+A batch has the completions that a policy sampled and what each was worth; see
+`axcore.rollouts.Rollouts`. `PolicyGradient` says how rewards become advantages, how far the policy
+may go in an update, what a step away from the reference costs, and what the loss is a mean of.
+GRPO, Dr. GRPO, DAPO, GSPO and RLOO are five settings of it.
+
+Letters: B rows, T tokens of a row.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from axcore.config import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    config,
+)
+from axcore.errors import ConfigError
+from axcore.layers import whole_rows
+from axcore.module import BatchSpec
+from axcore.tasks.preference import ReferenceTask
+from axcore.tasks.task import Task
+
+ROLLOUT_ARRAYS = (
+    "tokens",
+    "targets",
+    "token_mask",
+    "loss_weights",
+    "sampler_log_probs",
+    "rewards",
+    "group_mean",
+    "group_std",
+    "group_size",
+    "batch_std",
+    "row_weights",
+)
+"""The arrays of every batch of rollouts."""
+
+OLD_LOG_PROBS = "old_log_probs"
+"""The array of batches that are trained on after the policy has changed."""
+
+REWARD_PREFIX = "reward."
+"""What the arrays of single rewards begin with."""
+
+_SMALLEST_STD = 1e-4
+"""Is added to a standard deviation before rewards are divided by it, as TRL does."""
+
+
+@config
+class Advantage:
+    """How the rewards of a group become advantages.
+
+    Args:
+        baseline: What is subtracted: the mean of the group, or of the group's other completions.
+        scale: What is divided by: the standard deviation of the group, of the full batch, or
+            nothing.
+    """
+
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    scale: Literal["group", "batch", "none"] = "group"
+
+
+@config
+class Clip:
+    """How far the policy may go from the one that sampled.
+
+    Args:
+        low: The ratio of probabilities is clipped below at 1 - low.
+        high: And above at 1 + high.
+        level: What has a ratio: each token, or each completion (the geometric mean of its tokens').
+    """
+
+    low: PositiveFloat = 0.2
+    high: PositiveFloat = 0.2
+    level: Literal["token", "sequence"] = "token"
+
+
+@config
+class KLPenalty:
+    """What it costs to go away from the model before training.
+
+    Args:
+        coefficient: Weight of the divergence; 0 keeps no copy of the model.
+        form: Its estimate from a token's log-ratio r = log p_policy - log p_reference: `k1` is r,
+            `k2` r^2 / 2, and `k3` exp(-r) - 1 + r.
+
+    Source: Schulman 2020, "Approximating KL divergence".
+    """
+
+    coefficient: NonNegativeFloat = 0.0
+    form: Literal["k1", "k2", "k3"] = "k3"
+
+
+class PolicyGradient(ReferenceTask):
+    """`-min(r A, clip(r) A)` of each sampled token, r the ratio to the policy that sampled it."""
+
+    @config
+    class Config(Task.Config):
+        """Describes a `PolicyGradient`.
+
+        Args:
+            advantage: How rewards become advantages.
+            clip: How far the policy may go.
+            kl: What it costs to go away from the model before training.
+            mean_over: What the loss is a mean of: `sequence` is a mean over completions of means
+                over their tokens; `token` a mean over all tokens; `constant` a mean over
+                completions of sums over tokens, divided by `max_tokens`.
+            max_tokens: What `constant` divides by; None takes the length of a row.
+            entropy_bonus: What a nat of entropy at a sampled token takes off the loss.
+            temperature: What the sampler divided logits by.
+            max_sampler_ratio: Tokens are weighted by the ratio of the trainer's probability to the
+                sampler's, up to this; None leaves them. The ratio is 1 but for rounding where both
+                compute alike, and matters where the sampler has other weights or fewer bits.
+
+        Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+            training", for `max_sampler_ratio`.
+        """
+
+        advantage: Advantage = Advantage()
+        clip: Clip = Clip()
+        kl: KLPenalty = KLPenalty()
+        mean_over: Literal["sequence", "token", "constant"] = "sequence"
+        max_tokens: PositiveInt | None = None
+        entropy_bonus: NonNegativeFloat = 0.0
+        temperature: PositiveFloat = 1.0
+        max_sampler_ratio: PositiveFloat | None = 2.0
+
+    config: Config
+
+    def forward(self, batch: Mapping[str, Array]) -> None:
+        """Add the loss by the name `policy`, the penalty as `kl`, and what is measured of both."""
+        cfg = self.config
+        inputs = batch["tokens"], batch["targets"]
+        info = whole_rows(batch["tokens"], batch["token_mask"])
+        # 0 for what the policy did not write, and for rows without a reward.
+        mask_BT = batch["loss_weights"] * batch["row_weights"][:, None]
+        model: Any = self.model  # one with `log_probs_and_entropies`, as `CausalLM` has
+        found = model.log_probs_and_entropies(*inputs, info, temperature=cfg.temperature)
+        log_probs_BT, entropies_BT = (_masked(one, mask_BT) for one in found)
+        current_BT = jax.lax.stop_gradient(log_probs_BT)
+        # Where the policy has not changed since, its own log-probabilities are the old ones: the
+        # ratio is 1 exactly, whatever the sampler's rounding.
+        old_BT = _masked(batch.get(OLD_LOG_PROBS, current_BT), mask_BT)
+        sampler_BT = _masked(batch["sampler_log_probs"], mask_BT)
+        advantages_B = advantages(cfg.advantage, batch)
+        log_ratio_BT = _ratio_level(log_probs_BT - old_BT, mask_BT, cfg.clip.level)
+        losses_BT, is_clipped_BT = clipped_losses(log_ratio_BT, advantages_B[:, None], cfg.clip)
+        gap_BT = jax.lax.stop_gradient(old_BT - sampler_BT)
+        if cfg.max_sampler_ratio is not None:
+            losses_BT *= jnp.minimum(jnp.exp(gap_BT), cfg.max_sampler_ratio)
+        self._add_mean("policy", losses_BT, mask_BT)
+        if cfg.entropy_bonus:
+            self._add_mean("entropy_bonus", -entropies_BT, mask_BT, scale=cfg.entropy_bonus)
+        if cfg.kl.coefficient:
+            reference_BT, _ = self.reference(
+                "log_probs_and_entropies", *inputs, info, cfg.temperature
+            )
+            kl_BT = kl_estimates(log_probs_BT - _masked(reference_BT, mask_BT), cfg.kl.form)
+            self._add_mean("kl", kl_BT, mask_BT, scale=cfg.kl.coefficient)
+        self._measure(batch, mask_BT, entropies_BT, is_clipped_BT, gap_BT)
+
+    def _add_mean(self, name: str, values_BT: Array, mask_BT: Array, *, scale: float = 1.0) -> None:
+        """Add a mean of tokens' losses, as `mean_over` says."""
+        cfg = self.config
+        sums_B, counts_B = jnp.sum(values_BT * mask_BT, axis=1), jnp.sum(mask_BT, axis=1)
+        if cfg.mean_over == "token":
+            total, weight = jnp.sum(sums_B), jnp.sum(counts_B)
+        else:
+            length = counts_B if cfg.mean_over == "sequence" else cfg.max_tokens or mask_BT.shape[1]
+            total = jnp.sum(sums_B / jnp.maximum(length, 1))
+            weight = jnp.sum(jnp.any(mask_BT > 0, axis=1).astype(jnp.float32))
+        self.add_loss(name, total, weight, scale=scale)
+
+    def _measure(
+        self,
+        batch: Mapping[str, Array],
+        mask_BT: Array,
+        entropies_BT: Array,
+        is_clipped_BT: Array,
+        gap_BT: Array,
+    ) -> None:
+        weights_B, num_tokens = batch["row_weights"], jnp.sum(mask_BT)
+        num_rows = jnp.sum(weights_B)
+        for name in ("rewards", *(one for one in batch if one.startswith(REWARD_PREFIX))):
+            label = "reward" if name == "rewards" else name
+            self.add_measure(label, jnp.sum(batch[name] * weights_B), num_rows)
+        self.add_measure("completion_tokens", num_tokens, num_rows)
+        self.add_measure("entropy", jnp.sum(entropies_BT * mask_BT), num_tokens)
+        self.add_measure("clip_fraction", jnp.sum(is_clipped_BT * mask_BT), num_tokens)
+        self.add_measure("sampler_gap", jnp.sum(jnp.abs(gap_BT) * mask_BT), num_tokens)
+        # Of completions that others of the same prompt are compared with: an evaluation has none.
+        compared_B = jnp.where(batch["group_size"] > 1, weights_B, 0)
+        equal_B = jnp.where(batch["group_std"] == 0, compared_B, 0)
+        self.add_measure("equal_groups", jnp.sum(equal_B), jnp.sum(compared_B))
+
+    def metric_units(self) -> Mapping[str, str]:
+        """Return the units of what is measured."""
+        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl"), "nats a token")
+        shares = {"clip_fraction": "of tokens", "equal_groups": "of completions"}
+        return {"loss": "a completion", "completion_tokens": "tokens", **nats, **shares}
+
+    def kept_specs(self, specs: dict[str, Any]) -> dict[str, Any]:
+        """Return the specs of the copy, where a step away from it costs something."""
+        if self.config.kl.coefficient:
+            return super().kept_specs(specs)
+        return Task.kept_specs(self, specs)
+
+    def kept_state(self, state: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
+        """Return the copy, where a step away from it costs something."""
+        if self.config.kl.coefficient:
+            return super().kept_state(state, specs)
+        return Task.kept_state(self, state, specs)
+
+    def check_batch(self, batch: BatchSpec) -> None:
+        """Check that batches are of rollouts, in tokens of the model.
+
+        Raises:
+            ConfigError: They are not, or they have arrays that would be passed over.
+        """
+        name, arrays = type(self).__qualname__, batch.arrays
+        missing = [one for one in ROLLOUT_ARRAYS if one not in arrays]
+        known = (*ROLLOUT_ARRAYS, OLD_LOG_PROBS)
+        unread = [one for one in arrays if one not in known and not one.startswith(REWARD_PREFIX)]
+        if missing or unread:
+            what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unread)} too"
+            raise ConfigError(
+                f"{name} is trained on rollouts, and a batch {what}",
+                where="data",
+                hint="train it on axcore.rollouts.Rollouts, as `axcore train grpo` does",
+            )
+        cfg: Any = self.model.config
+        size, num_tokens = cfg.vocab_size, arrays["tokens"].num_values
+        if num_tokens is not None and size < num_tokens:
+            raise ConfigError(
+                f"vocab_size is {size}, but the tokenizer has {num_tokens} tokens",
+                where="model.vocab_size",
+                hint=f"--set model.vocab_size={num_tokens}",
+            )
+
+
+def advantages(cfg: Advantage, batch: Mapping[str, Array]) -> Float[Array, " batch"]:
+    """Return the advantage of each completion.
+
+    Args:
+        cfg: How they are made.
+        batch: `rewards`, `group_mean`, `group_std`, `group_size` and `batch_std`, `[batch]` each.
+    """
+    found_B = batch["rewards"] - batch["group_mean"]
+    if cfg.baseline == "leave_one_out":
+        # r - (S - r) / (G - 1), with S the sum of the group's rewards.
+        size_B = batch["group_size"]
+        found_B = found_B * size_B / jnp.maximum(size_B - 1, 1)
+    if cfg.scale != "none":
+        found_B = found_B / (batch[f"{cfg.scale}_std"] + _SMALLEST_STD)
+    return jax.lax.stop_gradient(found_B)
+
+
+def clipped_losses(
+    log_ratio: Float[Array, "batch time"], advantage: Float[Array, "batch 1"], clip: Clip
+) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
+    """Return the loss of each token, and whether the clip decided it.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    """
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
+    free, bounded = ratio * advantage, clipped * advantage
+    return -jnp.minimum(free, bounded), (bounded < free).astype(jnp.float32)
+
+
+def kl_estimates(
+    log_ratio: Float[Array, "batch time"], form: Literal["k1", "k2", "k3"]
+) -> Float[Array, "batch time"]:
+    """Return the divergence from the reference at each token, by its log-ratio."""
+    if form == "k1":
+        return log_ratio
+    if form == "k2":
+        return log_ratio**2 / 2
+    return jnp.expm1(-log_ratio) + log_ratio
+
+
+def _ratio_level(log_ratio_BT: Array, mask_BT: Array, level: str) -> Array:
+    if level == "token":
+        return log_ratio_BT
+    # Source: Zheng et al. 2025, arXiv:2507.18071, eq. 7: the mean over a completion's tokens.
+    counts_B1 = jnp.maximum(jnp.sum(mask_BT, axis=1, keepdims=True), 1)
+    mean_B1 = jnp.sum(log_ratio_BT * mask_BT, axis=1, keepdims=True) / counts_B1
+    return jnp.broadcast_to(mean_B1, log_ratio_BT.shape)
+
+
+def _masked(values_BT: Array, mask_BT: Array) -> Array:
+    # A place that does not count may have a log-probability of minus
+    # infinity, and the difference of two of them is nan.
+    return jnp.where(mask_BT > 0, values_BT, 0)
+
+
+class GRPO(PolicyGradient):
+    """Group relative policy optimization: rewards compared within the completions of a prompt.
+
+    Source: Shao et al. 2024, arXiv:2402.03300, eq. 3.
+    """
+
+
+class DrGRPO(PolicyGradient):
+    """GRPO without its biases towards long wrong answers and towards easy or hard prompts.
+
+    Source: Liu et al. 2025, arXiv:2503.20783, section 3.2.
+    """
+
+    @config
+    class Config(PolicyGradient.Config):
+        """Describes `DrGRPO`."""
+
+        advantage: Advantage = Advantage(scale="none")
+        mean_over: Literal["sequence", "token", "constant"] = "constant"
+
+
+class DAPO(PolicyGradient):
+    """Decoupled clip: the ratio may grow further than it may fall, and each token counts alike.
+
+    Dynamic sampling is `data.drops_equal_groups`, and the penalty of long answers is the reward
+    `overlong`.
+
+    Source: Yu et al. 2025, arXiv:2503.14476, eq. 8.
+    """
+
+    @config
+    class Config(PolicyGradient.Config):
+        """Describes `DAPO`."""
+
+        clip: Clip = Clip(high=0.28)
+        mean_over: Literal["sequence", "token", "constant"] = "token"
+
+
+class GSPO(PolicyGradient):
+    """Group sequence policy optimization: one ratio for each completion.
+
+    Source: Zheng et al. 2025, arXiv:2507.18071, eq. 5 and section 5.1 for the clip.
+    """
+
+    @config
+    class Config(PolicyGradient.Config):
+        """Describes `GSPO`."""
+
+        clip: Clip = Clip(low=3e-4, high=4e-4, level="sequence")
+
+
+class RLOO(PolicyGradient):
+    """REINFORCE with the mean of the prompt's other completions as baseline.
+
+    Source: Ahmadian et al. 2024, arXiv:2402.14740, section 3.2.
+    """
+
+    @config
+    class Config(PolicyGradient.Config):
+        """Describes `RLOO`."""
+
+        advantage: Advantage = Advantage(baseline="leave_one_out", scale="none")
+        mean_over: Literal["sequence", "token", "constant"] = "token"
