@@ -132,6 +132,7 @@ class PolicyGradient(ReferenceTask):
         max_sampler_ratio: PositiveFloat | None = 2.0
 
     config: Config
+    watched_metrics = ("reward", "loss/kl", "entropy", "clip_fraction", "completion_tokens")
 
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Add the loss by the name `policy`, the penalty as `kl`, and what is measured of both."""
@@ -201,7 +202,7 @@ class PolicyGradient(ReferenceTask):
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of what is measured."""
-        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl"), "nats a token")
+        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl"), "nats")
         shares = {"clip_fraction": "of tokens", "equal_groups": "of completions"}
         return {"loss": "a completion", "completion_tokens": "tokens", **nats, **shares}
 
