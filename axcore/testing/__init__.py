@@ -54,9 +54,9 @@ _HOMES = {
     "WriterSuite": "writer_suite",
     "attention_case": "contracts",
     "grouped_matmul_case": "contracts",
-    "make_dist": "dist",
+    "make_dist": "command_line",
     "small_experiment": "tiny",
-    "trainer_on": "trainers",
+    "trainer_on": "tiny",
 }
 
 __all__ = [
