@@ -26,7 +26,7 @@ from axcore.interop import (
 from axcore.interop.checkpoint_arrays import checkpoint_arrays
 from axcore.layers import RMSNorm
 from axcore.models import llama2, mixtral, qwen2
-from axcore.models.head import TiedHead
+from axcore.models.causal_lm import TiedHead
 from axcore.runs import import_run
 
 CFG = qwen2("toy")
