@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from _grpo_load import SIZES, arguments, prompts, rewards
+from axcore.testing.tiny import trainer_on
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import config, evolve, update_config
@@ -17,8 +18,7 @@ from axcore.inference import Engine, EngineConfig
 from axcore.learner import AdamW, ConstantSchedule, Learner
 from axcore.models import transformer
 from axcore.rollouts import PromptFiles, Reward, Rollouts, WeightedReward
-from axcore.rollouts.experiments import grpo
-from axcore.testing.trainers import trainer_on
+from axcore.rollouts.experiments import grpo_reverse
 
 asked = arguments()
 spent: dict[str, float] = defaultdict(float)
@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as folder:
         ),
         validation_fraction=0.0,
     )
-    base = grpo()
+    base = grpo_reverse()
     cfg = evolve(
         base,
         model=update_config(transformer(**SIZES), {"decoder.stack.unroll": SIZES["num_layers"]}),

@@ -11,12 +11,12 @@ import sys
 
 import jax
 import numpy as np
+from axcore.testing.tiny import trainer_on
 
 from axcore.config import update_config
 from axcore.inference.model_runner import ModelRunner
 from axcore.rollouts import MatchingCharacters
-from axcore.rollouts.experiments import grpo
-from axcore.testing.trainers import trainer_on
+from axcore.rollouts.experiments import grpo_reverse
 from axcore.trainer import Trainer
 
 SETTINGS = {
@@ -56,7 +56,7 @@ def main(directory, phase="", number="0"):
         dies(ModelRunner, "step", int(number))
     elif phase == "reward":
         dies(MatchingCharacters, "score", int(number))
-    trainer: Trainer = trainer_on(update_config(grpo(), SETTINGS), 1)
+    trainer: Trainer = trainer_on(update_config(grpo_reverse(), SETTINGS), 1)
     if phase == "update":
         compiled = trainer.compiler.compiled_step
         trainer.compiler.__dict__["compiled_step"] = lambda *args: compiled(*args)
