@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from _grpo_load import SIZES, arguments, prompts, rewards
-from axcore.testing.tiny import trainer_on
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import config, evolve, update_config
@@ -19,6 +18,7 @@ from axcore.learner import AdamW, ConstantSchedule, Learner
 from axcore.models import transformer
 from axcore.rollouts import PromptFiles, Reward, Rollouts, WeightedReward
 from axcore.rollouts.experiments import grpo_reverse
+from axcore.testing.tiny import trainer_on
 
 asked = arguments()
 spent: dict[str, float] = defaultdict(float)

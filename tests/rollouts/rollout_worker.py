@@ -11,12 +11,12 @@ import sys
 
 import jax
 import numpy as np
-from axcore.testing.tiny import trainer_on
 
 from axcore.config import update_config
 from axcore.inference.model_runner import ModelRunner
 from axcore.rollouts import MatchingCharacters
 from axcore.rollouts.experiments import grpo_reverse
+from axcore.testing.tiny import trainer_on
 from axcore.trainer import Trainer
 
 SETTINGS = {
