@@ -172,7 +172,7 @@ def copy_to_host(
         name: HostLeaf(
             arrays[name].shape,
             grids[name],
-            # On CPU this may be a view of the device's buffer. It holds a reference, which keeps
+            # On CPU this may be a view of the device's buffer. It has a reference, which keeps
             # jax from reusing that buffer while the chunk is written.
             {one: np.asarray(data) for one, data in chunks.items()},
         )

@@ -133,7 +133,7 @@ def _restored(array: jax.Array | None, leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 def _key_impl(leaf: jax.ShapeDtypeStruct) -> str:
     """Return the name of the generator that keys of a description are for."""
-    # jax tells it of keys alone, a traced one included; a description has only a dtype.
+    # jax says it of keys alone, a traced one included; a description has only a dtype.
     found: list[str] = []
     jax.eval_shape(lambda keys: found.append(str(jax.random.key_impl(keys))), leaf)
     return found[0]
