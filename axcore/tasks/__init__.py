@@ -5,12 +5,10 @@ from axcore.tasks.policy_gradient import (
     GRPO,
     GSPO,
     RLOO,
-    Advantage,
-    Clip,
     DrGRPO,
-    KLPenalty,
     PolicyGradient,
 )
+from axcore.tasks.policy_losses import Advantage, Clip, KLPenalty, SamplerCorrection
 from axcore.tasks.preference import (
     DPO,
     IPO,
@@ -44,6 +42,7 @@ __all__ = [
     "PreferenceTask",
     "ReferenceTask",
     "Regression",
+    "SamplerCorrection",
     "SimPO",
     "SupervisedTask",
     "Task",
