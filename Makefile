@@ -68,7 +68,7 @@ parity-gguf: $(PARITY)-gguf/.done  ## Compare models with llama.cpp, which it co
 	@echo "== pytest: the tests marked parity of files for llama.cpp"
 	@$(PARITY)-gguf/bin/python -m pytest $(SPREAD) -m parity tests/parity_gguf
 
-compile: $(COMPILERS)/.done  ## Compile what changed of kernels and train steps for accelerators that are not here.
+compile: $(COMPILERS)/.done  ## Compile what changed of kernels and train steps for accelerators that you do not have.
 	@echo "== pytest: the tests marked compile without a receipt that holds, each target in a process of its own"
 	@$(COMPILERS)/bin/python -m axcore.testing.compile_tests plugins
 
@@ -76,7 +76,7 @@ compile-all: $(COMPILERS)/.done  ## Compile all of them, and take no receipt.
 	@echo "== pytest: the tests marked compile, each target in a process of its own"
 	@$(COMPILERS)/bin/python -m axcore.testing.compile_tests --all plugins
 
-aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that are not here, and report what it needs.
+aot: $(COMPILERS)/.done  ## Compile Llama 2 for accelerators that you do not have, and report what it needs.
 	@echo "== axcore aot llama2-7b, two at a time: $(AOT_TARGETS)"
 	@printf '%s\n' $(AOT_TARGETS) | xargs -P 2 -I TARGET $(COMPILERS)/bin/python -m axcore aot llama2-7b --target TARGET
 

@@ -189,7 +189,7 @@ def write_programs_whole() -> None:
             in_place(cache, key, program)
         elif not path.exists():
             # By pid: several processes may compile the same
-            # program at once, and each renames a whole one.
+            # program at once, and each renames a full one.
             draft = cache.path / f"{key}.{os.getpid()}"
             draft.write_bytes(program)
             draft.replace(path)

@@ -1,4 +1,4 @@
-"""HTML in pieces: what reports and notebooks are made of, escaped, with nothing beside it.
+"""HTML in pieces: what reports and notebooks are made of, escaped, in one file.
 
 Pieces take their colors from the text around them, so they fit light and dark pages alike.
 """
@@ -57,7 +57,7 @@ def joined(content: Iterable[object]) -> Html:
 
 
 def card(title: str, note: object, *body: object) -> Html:
-    """Return a box for a notebook: a title, a note beside it, and what is below."""
+    """Return a box for a notebook: a title, a note next to it, and what is below."""
     heading = element("h4", title, " ", element("span", note, class_="soft"))
     return element("div", element("style", Html(_STYLE)), heading, *body, class_="axcore")
 

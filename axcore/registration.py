@@ -280,7 +280,7 @@ class Record:
         """Return what the function in a field returns, which must be of the type that is declared.
 
         Args:
-            field: Name of a field that holds a `Ref`.
+            field: Name of a field that contains a `Ref`.
             *args: For the function.
             returns: Type, or union of types, of what it may return.
             expected: How the error names them.

@@ -148,7 +148,7 @@ def device_answers() -> bool:
 
 
 def temporaries_mib(program: Any) -> float:
-    """Return what a compiled program takes beside arguments and results."""
+    """Return what a compiled program takes in addition to arguments and results."""
     size: int = program.memory_analysis().temp_size_in_bytes
     return size / 2**20
 
@@ -189,7 +189,7 @@ def results_name(subject: str, gpu: str) -> str:
 
     Args:
         subject: What was measured.
-        gpu: The whole name of the card, as its driver has it.
+        gpu: The full name of the card, as its driver has it.
     """
     chip = detect("gpu", gpu) or re.sub(r"[^a-z0-9]+", "-", gpu.lower())
     return f"gpu_{chip}_{subject}"

@@ -48,7 +48,7 @@ class Rows:
     Args:
         length: Tokens of a row.
         key_heads: Of 16 query heads.
-        documents: Tokens of each document of a row, padding after the last; whole rows where none.
+        documents: Tokens of each document of a row, padding after the last; full rows where none.
     """
 
     length: int
@@ -78,7 +78,7 @@ class Rows:
 
 
 def causal(is_quick: bool) -> Iterator[Contest]:
-    """Whole rows, forward alone and with gradients."""
+    """Full rows, forward alone and with gradients."""
     for length in LENGTHS[: 1 if is_quick else None]:
         yield from _contests(f"{length}", Rows(length=length))
 

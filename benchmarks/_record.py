@@ -1,7 +1,8 @@
 """Results of benchmarks as JSON: the figures, and what they were measured with.
 
-A file whose rows are renewed one at a time says of each row what it was measured with: `recorded`
-reads the rows that are there, `stamped` says of a new one when and from what it was made.
+A file whose rows are renewed one at a time says about each row what it was measured with:
+    `recorded`
+reads the rows that are there, `stamped` says about a new one when and from what it was made.
 """
 
 import json
@@ -111,7 +112,7 @@ def _versions(packages: tuple[str, ...]) -> dict[str, dict[str, str]]:
 
 
 def _without_place(argument: str) -> str:
-    """Return an argument, without where another environment's Python lies on this machine."""
+    """Return an argument, without where another environment's Python is on this machine."""
     return re.sub(r"^/.*/bin/python$", "VENV/bin/python", argument)
 
 

@@ -5,7 +5,7 @@
 Threads are as many as cores, as XLA has them by itself. With `--split=N` the model is split over so
 many devices, as by `axcore serve --target cpu-N --set "mesh={'model': N}"`; with `--half` keys and
 values are kept in float16, as by `--modify 'kv_cache(dtype=float16)'`. Settings are the engine's
-defaults, but for as many rows as requests of the load, and a program of eight rows besides; what a
+defaults, but for as many rows as requests of the load, and one more program of eight rows; what a
 task needs is compiled in the turn that is not counted, and all programs before the load.
 """
 
@@ -49,7 +49,7 @@ SETTINGS = EngineConfig(
 )
 SLOTS = 64
 HOST_PASSES = 6
-"""How often all slots draw while the engine's own time is taken."""
+"""How often all slots decode while the engine's own time is taken."""
 
 
 class AnyTokens(Tokenizer):
@@ -159,7 +159,7 @@ def one_by_one(engine: Engine, asked: list[Asked]) -> dict[str, Any]:
 
 
 def host(count: int) -> dict[str, Any]:
-    """Take the engine's own time of a step while all of 64 slots draw, a token a step.
+    """Take the engine's own time of a step while all of 64 slots decode, a token a step.
 
     The model is as small as a model can be: the host does not know what it computes. jax may run a
     short program on the thread that starts it, whose time then counts as the host's, so the

@@ -133,7 +133,7 @@ def answer_tasks(
     """
     versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print is not an answer
     _say(out, versions=versions, setting=dict(setting))
     for line in sys.stdin:
         asked = json.loads(line)

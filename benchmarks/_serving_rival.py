@@ -18,7 +18,7 @@ class Rival:
     Args:
         python: Of its environment.
         command: Its script in this folder, and arguments.
-        paths: Folders that its Python finds packages in, besides its own.
+        paths: Folders that its Python finds packages in, in addition to its own.
     """
 
     def __init__(self, python: Path | str, *command: str, paths: str = "") -> None:

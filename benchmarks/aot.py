@@ -1,8 +1,8 @@
-"""Llama 2's train steps, compiled for TPUs that are not here: axcore's against one by hand.
+"""Llama 2's train steps, compiled for TPUs that are not available: axcore's against one by hand.
 
 All are compiled by libtpu for the same slice, at a batch of 1024 rows of 4096 tokens, everything
 sharded over all chips. axcore's is shown as the experiment's rule has it, and with every layer
-recomputed whole in the backward pass, as those beside it are. The step by hand
+recomputed in full in the backward pass, as the others are. The step by hand
 is below in plain JAX and optax, as one would write it: layers under a scan, splash attention,
 bfloat16 copies of float32 weights, all logits at once. It is compiled with the compiler's defaults,
 and with the options that axl-tpu asks for. MaxText's step is shown as well, where

@@ -35,7 +35,7 @@ def fits_table(figures: dict[str, Any]) -> str:
 
 
 def published_table(figures: dict[str, Any]) -> str:
-    """Return predicted steps beside published ones, and how far they are from them."""
+    """Return predicted steps compared with published ones, and how far they are from them."""
     rows = [
         (
             *name.split(" on "),

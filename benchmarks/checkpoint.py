@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py [DIRECTORY]
 
 Saves and restores in turn, in DIRECTORY or a temporary one, and prints medians. "Save returns" is
-what a training loop waits; the write continues beside it. "Disk" is a plain write of as many bytes
+what a training loop waits; the write continues meanwhile. "Disk" is a plain write of as many bytes
 into one file, flushed to the disk: the least that a committed save can take.
 """
 

@@ -5,9 +5,9 @@
 Batches are 8 x 1024 tokens of documents of log-normal lengths, 500 tokens on average, by one
 process: from a store; by grain's own concatenate-and-split over the same documents; and by
 `datasets` of Hugging Face, whose rows were packed before as transformers' `run_clm.py` does.
-Builds read JSON lines, beside `tokenizers` that encodes the same texts in memory with all cores.
-Each figure is the median of rounds that take turns, each in a process of its own; processor time
-holds on a machine that does other work, too.
+Builds read JSON lines, compared with `tokenizers` that encodes the same texts in memory with all
+cores. Each figure is the median of rounds that take turns, each in a process of its own; processor
+time holds on a machine that does other work, too.
 
 Stores of 10^8 and 10^9 documents are hard links to one shard of 10^6, so that they fit on the disk:
 what opens and reads them does not know.
@@ -157,7 +157,7 @@ def packing(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def versions(datasets_python: str | None) -> dict[str, str]:
-    """Return those of what axcore is beside."""
+    """Return those of what axcore is compared with."""
     found = {name: version(name) for name in ("grain", "tokenizers")}
     if datasets_python:
         program = "import datasets; print(datasets.__version__)"

@@ -1,4 +1,4 @@
-"""Shuffled rows out of stores of any size: tokens a processor second, and memory that is no file's.
+"""Shuffled rows out of stores of any size: tokens a processor second, and memory without files.
 
     python benchmarks/data_order.py
 

@@ -1,4 +1,4 @@
-"""How long a training command takes to its first step where the store holds 10^10 tokens.
+"""How long a training command takes to its first step where the store contains 10^10 tokens.
 
     python benchmarks/data_start.py
 
@@ -6,7 +6,7 @@
 average. Its files of tokens are sparse: 20 GB to every reader, next to nothing on the disk. Where
 documents begin is written in full, once, and linked for each shard. The model is made small, so
 that what is timed is the start. Rounds alternate between no compiled programs at hand and those of
-a start before; the first step is done when its loss is printed. A store of 10^6 tokens beside it
+a start before; the first step is done when its loss is printed. A store of 10^6 tokens next to it
 shows what its size costs. The kernel's file cache is warm, but for what is said to be cold.
 """
 

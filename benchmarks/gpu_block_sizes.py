@@ -4,7 +4,7 @@
     python benchmarks/gpu_block_sizes.py attention/gpu_flash_attention --dry-run    # counts alone
 
 writes `results/block_sizes/OP.KERNEL.json` after each call of a model: the table that belongs
-beside the kernel. One call that fails costs no other.
+next to the kernel. One call that fails costs no other.
 """
 
 import sys

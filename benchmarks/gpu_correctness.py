@@ -99,7 +99,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         decode("prompt", page_size=64, queries=300, lengths=(700, 300)),
     ),
 }
-"""Beside the contract's own cases, most of which are narrower than what the kernels take."""
+"""Added to the contract's own cases, most of which are narrower than what the kernels take."""
 
 
 class TestKernel(KernelSuite):

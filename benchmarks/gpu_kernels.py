@@ -56,7 +56,7 @@ def measure(subject: str, is_quick: bool, skip: int) -> None:
 
 
 def compile_for(subject: str, target: str) -> None:
-    """Record what the rivals of a subject take beside their results, compiled for a target."""
+    """Record the temporaries of a subject's rivals, compiled for a target."""
     from axl_gpu.aot import devices
 
     from axcore.plugins import Hardware

@@ -27,7 +27,7 @@ KERNELS = {
 
 
 def temporaries_gib(kernel: str) -> float:
-    """Return what a program that returns the gradients takes beside them."""
+    """Return what a program that returns the gradients takes in addition to them."""
     one = jax.sharding.SingleDeviceSharding(devices(Hardware.parse(TARGET))[0])
 
     def loss(x: Array, w: Array, targets: Array, weights: Array) -> Array:

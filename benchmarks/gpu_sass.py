@@ -4,10 +4,10 @@
     pip download --no-deps triton && unzip -j triton-*.whl '*/bin/nvdisasm' && chmod +x nvdisasm
     PATH=$PATH:. python benchmarks/gpu_sass.py
 
-compiles the smallest contest of each subject of `gpu_kernels.py` for one H100 that is not here, at
-the block sizes that axl-gpu gives it, and attention in two more forms that tuning tries, and writes
-`results/gpu_sass.json`. The disassembler is part of CUDA; of Python's packages `triton` carries it.
-`--nvdisasm PATH` names another one.
+compiles the smallest contest of each subject of `gpu_kernels.py` for one H100 that is not
+available, at the block sizes that axl-gpu gives it, and attention in two more forms that tuning
+tries, and writes `results/gpu_sass.json`. The disassembler is part of CUDA; of Python's packages
+`triton` carries it. `--nvdisasm PATH` names another one.
 
 Of each kernel: registers of a thread at the start (warp groups that multiply ask for more), spills,
 shared memory, instructions by kind, and a round of its main loop (`_sass.py`). `product_cycles` of
@@ -57,7 +57,7 @@ def measure(nvdisasm: Path) -> dict[str, Any]:
 
 
 def _use_tools(folder: Path, nvdisasm: Path) -> None:
-    """Let Mosaic GPU find the disassembler beside the assembler, where it looks for both."""
+    """Let Mosaic GPU find the disassembler next to the assembler, where it looks for both."""
     from jax.experimental.mosaic.gpu import core  # noqa: F401 - which says where CUDA is
 
     cuda = Path(os.environ["MOSAIC_GPU_CUDA_ROOT"])

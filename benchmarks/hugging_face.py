@@ -7,7 +7,7 @@ A model of 1 GB in bfloat16 with a tiny vocabulary is written and read by axcore
 numpy, and by safetensors for PyTorch where the Python of an environment with both is named, or
 `make parity` made one. Files are in the page cache, nobody waits for the disk, and memory was
 touched before. Rivals take turns; figures are medians over rounds. axcore's include what it does
-besides: it transposes, stacks layers, and looks for what is not finite. PyTorch maps a file and
+too: it transposes, stacks layers, and looks for what is not finite. PyTorch maps a file and
 reads no number of it; so copies of its tensors are timed as well. Wall time depends on what else
 runs; so the time of processors, of all threads and of the kernel, is compared too.
 
@@ -52,7 +52,7 @@ PARITY_PYTHON = HERE.parent / ".venv-parity" / "bin" / "python"
 
 
 def make_state() -> Any:
-    """Return a state of the model, of numbers that are quick to draw."""
+    """Return a state of the model, of numbers that are quick to sample."""
     draw = np.random.default_rng(0)
 
     def drawn(spec: ParamSpec) -> Any:

@@ -1,6 +1,6 @@
 """What the meter of features costs in time: adding features to the catalogue, and tracing a family.
 
-The first figure is the whole catalogue's, at its published sizes, without building a model.
+The first figure is the full catalogue's, at its published sizes, without building a model.
 """
 
 import time

@@ -14,7 +14,7 @@ is the median over pairs of steps that ran one after the other, and of the FLOPs
 which counts the body of a scan once: read it where neither has one. Products and collectives are
 counted with the rounds of loops, from the compiled programs. It writes `results/overhead.json`, or
 `results/overhead_8_devices.json`. On several host devices both are fully sharded, with parameters
-split alike; the hand-written step says of its hidden vectors, and of nothing else, that they are
+split alike; the hand-written step says about its hidden vectors, and of nothing else, that they are
 split by rows.
 """
 

@@ -1,4 +1,4 @@
-"""Quantized products against wide ones, and what the experiment `tiny` learns with them.
+"""Quantized products compared with full-precision ones, and what `tiny` learns with them.
 
     python benchmarks/quantized.py [STEPS]
 

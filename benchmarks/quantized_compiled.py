@@ -1,10 +1,10 @@
-"""What float8 costs a train step beside its products, by XLA's program for an H100; none is needed.
+"""What float8 costs a train step apart from its products, by XLA's program; no GPU is needed.
 
     pip install "axl-gpu[aot]"
     JAX_PLATFORMS=cpu python benchmarks/quantized_compiled.py
 
 compiles the step of two layers of the size of Llama 3 8B's for one GPU, 8192 tokens: once as it is,
-each input made narrow once for all products that read it, and once with a copy for each product.
+each input quantized once for all products that read it, and once with a copy for each product.
 It writes `results/quantized_compiled.json`. Nothing is run.
 """
 
@@ -41,7 +41,7 @@ TURNED = re.compile(r"= f8e\w+\[\S*8192\S* (?:transpose|copy)\(")
 
 @contextlib.contextmanager
 def each_by_itself() -> Iterator[None]:
-    """Inside, every product makes its own narrow copy of its input."""
+    """Inside, every product makes its own low-precision copy of its input."""
     shared = Module.made_once
     Module.made_once = lambda self, name, array, make: make()  # type: ignore[method-assign]
     try:

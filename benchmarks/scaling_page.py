@@ -30,7 +30,7 @@ HEADER = (
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Return a row for each step, with its speed beside that on one slice."""
+    """Return a row for each step, with its speed compared with that on one slice."""
     rows = [
         (
             name,
@@ -59,7 +59,7 @@ def _shares(mfu: float | None, of_one: float | None) -> tuple[str, str]:
 
 
 def draw(figures: dict[str, Any]) -> None:
-    """Draw speed a chip beside that on one slice, predicted and published."""
+    """Draw speed a chip compared with that on one slice, predicted and published."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,11 +1,11 @@
-"""How fast models are served on a CPU, beside llama.cpp and transformers.
+"""How fast models are served on a CPU, compared with llama.cpp and transformers.
 
     python benchmarks/serving.py --gguf-python VENV/bin/python --torch-python VENV/bin/python \
         [--rounds 7] [--without-load]
 
 Models of 32 and 125 million random float32 parameters, the same numbers in all. Time per token is
 that of each token after the first, after a prompt of 128 tokens, for one row and for eight; time to
-first token has a prompt of 512. Likeliest tokens are drawn, which are compared. Then 32 requests
+first token has a prompt of 512. Likeliest tokens are sampled, which are compared. Then 32 requests
 with Poisson arrivals and lengths as in ShareGPT come to the small model, and the engine's own time
 on the host is taken at 64 slots.
 
@@ -13,7 +13,7 @@ Every rival is a process of its own with as many threads as there are cores, set
 have it; how is in the results. All take turns, the first turn is not counted, and a figure is the
 median over turns; a ratio is the median over turns of axcore's time by the rival's. Two are
 measured in several ways, of which the faster counts: axcore with all cores as one device, which is
-the default, with keys and values in float16 besides (`axcore_half`), as llama.cpp keeps them by
+the default, also with keys and values in float16 (`axcore_half`), as llama.cpp keeps them by
 default, and with a device for each core (`axcore_split`); transformers with its default cache, and
 the smaller model compiled with a static cache. A rival that fails or hangs is left out of what
 follows, its last words are printed, and the results are written after each turn. The table of

@@ -1,4 +1,4 @@
-"""What serves models on machines that are not here, compiled: tokens by cycles and bytes.
+"""What serves models on machines that are not available, compiled: tokens by cycles and bytes.
 
     pip install "axl-tpu[aot]"
     python benchmarks/serving_compiled.py                # a quarter of an hour

@@ -6,11 +6,12 @@ The instructions name a spelling, and a name of the standard library is to be sp
 `camel:`, half as `constant:`. Names that are asked about after training are in no example, so no
 answer can be remembered; no constant answer is right twice, and one spelling for every instruction
 is right in a quarter. `sft` should answer most of them. Greedy answers are judged by equality with
-the whole answer, its end included.
+the full answer, its end included.
 
 `dpo` then prefers camelCase for `spell:`, on names that `sft` never saw. On pairs held out the
-margin and its accuracy should rise; of answers drawn at temperature 1 the share of camelCase should
-rise and that of the other fall to almost none; the other instructions should still be followed.
+margin and its accuracy should rise; of answers sampled at temperature 1 the share of camelCase
+should rise and that of the other fall to almost none; the other instructions should still be
+followed.
 
 This task, its baselines and what should happen were written before any result. Rates and numbers of
 steps were tried on seed 0 and on the names that are held out here: `sft` went from 81 % at a rate
@@ -129,7 +130,7 @@ class Judge:
         self._engine.close()
 
     def of_run(self, directory: Path) -> dict[str, float]:
-        """Return what a run's answers are: shares of right ones, and of spellings drawn."""
+        """Return what a run's answers are: shares of right ones, and of spellings sampled."""
         self._engine.replace_weights(load_run(directory).state)
         greedy = self._answers([one.text for one in self._asked], Sampling(temperature=0.0))
         right = {

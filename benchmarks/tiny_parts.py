@@ -7,8 +7,8 @@ layer, attention, rotary positions, the gate of the feed-forward, a norm, the lo
 projection, the embedding, and the optimizer with clipping. They run by axcore's ops, in PyTorch,
 and by `torch.compile`, in processes that take turns, each on one core with one thread: so the
 figures, the least processor time of all rounds, times how often a step has the part, hold on a
-machine that does other work too. The whole step is beside them, by axcore also with memory given
-back as glibc does by default. What threads gain, `tiny_peers.py` shows.
+machine that does other work too. The full step is in the table too, by axcore also with memory
+given back as glibc does by default. What threads gain, `tiny_peers.py` shows.
 """
 
 import argparse

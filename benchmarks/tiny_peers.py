@@ -43,7 +43,7 @@ class Rival:
             python: Of its environment.
             command: Its script, and arguments.
             folder: What compilers keep goes here, so that nothing is found from before.
-            variables: Of its environment, besides those of this process.
+            variables: Of its environment, in addition to those of this process.
         """
         caches = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
         places = {"TORCHINDUCTOR_CACHE_DIR": folder, "XDG_CACHE_HOME": folder}

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[bool, dict[str, str]]] = {
     "split by width, collective matmuls": (True, OF_BOTH),
     "split by width, collective matmuls of gathers": (True, OF_GATHERS),
 }
-"""By name, whether hidden vectors are split, and what libtpu is asked besides."""
+"""By name, whether hidden vectors are split, and what else libtpu is asked."""
 
 
 def measure(name: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def compiled_figures(resolved: ResolvedConfig, options: Mapping[str, Any]) -> di
 
     Args:
         resolved: The trainer's config, for the hardware that the process compiles for.
-        options: Of the compiler, besides those that plugins ask for, or in their place.
+        options: Of the compiler, in addition to those that plugins ask for, or in their place.
     """
     hardware = resolved.hardware
     config = evolve(resolved.config, data=resolved.config.data.for_shapes())

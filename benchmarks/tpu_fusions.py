@@ -4,9 +4,9 @@
     python benchmarks/tpu_fusions.py                      # every target
     python benchmarks/tpu_fusions.py --target tpu-v6e-4
 
-compiles products in bfloat16 and in int8 by libtpu for chips that are not here, with the options
-that axl-tpu asks for and limits of 16 to 64 MiB of `xla_tpu_scoped_vmem_limit_kib`, and left to
-itself. Shares of the format's peak are by libtpu's own estimate of cycles. It writes
+compiles products in bfloat16 and in int8 by libtpu for chips that are not available, with the
+options that axl-tpu asks for and limits of 16 to 64 MiB of `xla_tpu_scoped_vmem_limit_kib`, and
+left to itself. Shares of the format's peak are by libtpu's own estimate of cycles. It writes
 `results/tpu_fusions.json`. Nothing here has run on a chip.
 """
 

@@ -1,7 +1,7 @@
 """Attention on TPUs by two kernels, in the cycles that libtpu schedules for them: splash and ours.
 
-Both are compiled by libtpu for chips that are not here, at heads of 128 in bfloat16, with four
-query heads to a key head, on arrays that do not lie on the chip as a whole; ours by the block sizes
+Both are compiled by libtpu for chips that are not available, at heads of 128 in bfloat16, with four
+query heads to a key head, on arrays that are not on the chip as a whole; ours by the block sizes
 that axl-tpu gives it, splash by those of `SPLASH_FORMS` that take the fewest cycles: with a
 backward kernel for queries and one for keys, or with a fused one, whose gradients of queries XLA
 sums over blocks of keys. Cycles are the bundles of each branch of a kernel times how often its grid
@@ -42,7 +42,7 @@ SPLASH_FORMS = tuple(itertools.product((512, 1024), (False, True)))
 MEAN_DOCUMENT = 1024
 SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
 SCOPED_VMEM_MIB = {"v5e": 120, "v5p": 56, "v6e": 120}
-"""Nearly all that a chip has, so that arrays as a whole do not lie there: a step's are larger."""
+"""Nearly all that a chip has, so that arrays as a whole are not there: a step's are larger."""
 
 
 @attrs.frozen
@@ -81,7 +81,7 @@ def call_of(case: Case) -> Any:
 
 
 def documents(case: Case) -> np.ndarray:
-    """Return segments `[rows, tokens]` of documents whose lengths are drawn from a fixed seed."""
+    """Return segments `[rows, tokens]` of documents whose lengths are sampled from a fixed seed."""
     starts = np.random.default_rng(0).random((case.rows, case.tokens)) < 1 / MEAN_DOCUMENT
     return (1 + np.cumsum(starts, axis=1)).astype(np.int32)
 
@@ -171,7 +171,7 @@ Steps = tuple[tuple[int, int], int, tuple[float, ...]]
 
 
 def our_steps(case: Case, hardware: Hardware) -> dict[str, Steps]:
-    """Return the steps of our kernels; of branches, masked and whole visits are in the middle."""
+    """Return the steps of our kernels; of branches, masked and full visits are in the middle."""
     from axl_tpu.kernels.attention.block_sizes import BACKWARD_BLOCK_SIZES, BLOCK_SIZES
 
     from axcore.ops.attention.op import ATTENTION_OP

@@ -3,9 +3,9 @@
     pip install "axl-tpu[aot]"
     python benchmarks/tpu_loss_chunks.py
 
-compiles it by libtpu for one chip that is not here, at the sizes of Llama 2 7B's step on 256 chips,
-and writes `results/tpu_loss_chunks.json`: time by libtpu's own estimate of cycles, beside that of
-its three products at the peak, and temporaries. Nothing here has run on a chip.
+compiles it by libtpu for one chip that is not available, at the sizes of Llama 2 7B's step on 256
+chips, and writes `results/tpu_loss_chunks.json`: time by libtpu's own estimate of cycles, compared
+with that of its three products at the peak, and temporaries. Nothing here has run on a chip.
 """
 
 import argparse

@@ -1,10 +1,11 @@
 """Grouped products and cross-entropy on TPUs, in the cycles that libtpu schedules: ours and others.
 
-`tpu_grouped_matmul` beside `megablox`, and `tpu_cross_entropy` beside the portable one, forward and
-backward, compiled by libtpu for chips that are not here. Cycles of a kernel are the bundles of each
-of its branches times how often its grid takes it (`_bundles.py`), over the cores of a chip; those
-of XLA's own instructions are its estimates, with loops counted. Groups are of random size, from a
-fixed seed. Where a schedule shows fewer cycles than a kernel's products take at the chip's peak,
+`tpu_grouped_matmul` compared with `megablox`, and `tpu_cross_entropy` compared with the portable
+one, forward and backward, compiled by libtpu for chips that are not available. Cycles of a kernel
+are the bundles of each of its branches times how often its grid takes it (`_bundles.py`), over the
+cores of a chip; those of XLA's own instructions are its estimates, with loops counted. Groups are
+of random size, from a fixed seed. Where a schedule shows fewer cycles than a kernel's products take
+at the chip's peak,
 the matrix units wait in ways that it does not show: `roofline` names such kernels, whose cycles are
 those of the peak. Programs with one have no `total`, and only those without are compared.
 `share_of_peak` is what kernels for grouped products reach of the chip's peak in bfloat16.
@@ -153,7 +154,7 @@ def megablox_steps() -> dict[str, tuple[str, Steps]]:
 
 def our_steps(hardware: Hardware) -> dict[str, tuple[str, Steps]]:
     """Return our kernels; branches are a first part, a last part, any other if there are several,
-    and the end; of matrices a first visit, one of a whole block, one of a part, and a last one.
+    and the end; of matrices a first visit, one of a full block, one of a part, and a last one.
     """
     from axl_tpu.kernels.grouped_matmul.block_sizes import BLOCK_SIZES
 

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.record and options.unchecked:
-        parser.error("--record keeps the figures of the whole step: leave out --unchecked")
+        parser.error("--record keeps the figures of the full step: leave out --unchecked")
     if options.devices:
         if options.unchecked:
             leave_out_the_check()

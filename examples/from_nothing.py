@@ -40,7 +40,7 @@ def replace(cfg: Any, target: type, new: Any) -> Any:
 
 
 # 4. Modules read like imperative Python but must be pure functions for jax. A context, set while a
-#    call runs, squares the two: it holds the state of the module at work, and gathers what modules
+#    call runs, squares the two: it has the state of the module at work, and gathers what modules
 #    add. It is kept in a context variable, because two threads may run two models.
 class Context(NamedTuple):
     module: Any
@@ -95,7 +95,8 @@ class Module:
 
 
 def functional(module: Module, state: Any, *args: Any, key: Any) -> tuple[Any, list[Any]]:
-    # 9. Losses come out beside the result: no signature in between changes when a layer adds one.
+    # 9. Losses come out in addition to the result: no signature in between changes when a layer
+    # adds one.
     losses: list[Any] = []
     return Context(module, state, key, losses).run(args), losses
 

@@ -83,7 +83,7 @@ def reduced(graph: Graph) -> Graph:
 
 
 def loads_jax(package: str) -> bool:
-    """Whether `import axcore.ROOM` loads jax, by the imports that run with it."""
+    """Whether `import axcore.PACKAGE` loads jax, by the imports that run with it."""
     seen: set[Path] = set()
     left = [f"axcore.{package}"]
     while left:

@@ -162,7 +162,7 @@ def _failed(done: "subprocess.CompletedProcess[str]", hardware: Hardware) -> err
     return errors.AotError(
         f"the compiler for {hardware.name} ended with code {done.returncode}:\n{last}",
         where=f"target {hardware.name}",
-        hint="if the config is right, report it with the whole output",
+        hint="if the config is right, report it with the full output",
     )
 
 

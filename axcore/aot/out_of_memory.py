@@ -180,7 +180,7 @@ def _settings(memory: Memory, trainer: Any) -> list[str]:
         (kept, '--modify "remat(policy=full)": the backward pass computes most of it again'),
         (kept // 2, f"--set num_micro_batches={parts}: the same batch in more parts"),
         (memory.optimizer_bytes // 2, "--modify low_precision_optimizer: its state in 16 bits"),
-        (state // 2, f"twice the {holders}, of which each holds half of what fsdp splits"),
+        (state // 2, f"twice the {holders}, of which each has half of what fsdp splits"),
     ]
     helps = [one for one in found if one[0] > memory.peak_bytes * _LEAST_SHARE]
     ranked = sorted(helps, key=lambda one: -one[0])

@@ -78,7 +78,8 @@ def axes(cfg: Any, hardware: Hardware) -> tuple[Axis, ...]:
 def _remats(cfg: Any, hardware: Hardware) -> Axis:
     """Return the presets, of which the config's own is the config as it is.
 
-    Settings of its own, which are no preset, have presets of more and of less memory beside them.
+    Settings of its own, which are not a preset, have presets of more and of less memory around
+    them.
     """
     changes = [f"remat(policy={policy})" for policy in REMATS]
     settings = [one if _changes(cfg, one, hardware) else "" for one in changes]

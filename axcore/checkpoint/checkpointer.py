@@ -36,14 +36,14 @@ class Checkpointer(Configurable):
         `directory` is absolute or relative to the working directory, or `SCHEME://PLACE` where a
         plugin brings such a storage; a run whose config leaves it out keeps steps in its own
         directory. `keep` is the number of newest steps kept (None: all); damaged ones do not count,
-        and the newest that is known to be good stays besides. `saves_in_background` lets
+        and the newest that is known to be good. `saves_in_background` lets
         training continue while a step is written; not on Python 3.12.0 to 3.12.2, which could not
         finish the save of a process that ends without `close`.
         `tries` is how often a step is written while the disk fails, with a warning each time: first
         after `retry_after_s`, then after twice as long, at most a minute. More than one try keeps
         the state in host memory until the step is committed.
         `on_damage` says what `restore` does where the newest step is damaged and no step was asked
-        for by number: go back to the newest whole one with a warning, or stop.
+        for by number: go back to the newest intact one with a warning, or stop.
         """
 
         directory: str = REQUIRED
@@ -91,7 +91,7 @@ class Checkpointer(Configurable):
 
     @property
     def directory(self) -> Path:
-        """The directory that holds the step directories."""
+        """The directory that contains the step directories."""
         return self._steps.root
 
     def steps(self) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ class Checkpointer(Configurable):
             step: The step to restore; None: the newest that is whole. Damaged steps that are passed
                 over are named in a warning, or end the search (`on_damage="stop"`).
             at_or_before: Where `step` is None, the newest step that may be restored.
-            partial: Whether the checkpoint may hold leaves that `template` lacks.
+            partial: Whether the checkpoint may contain leaves that `template` lacks.
 
         Raises:
             DamagedCheckpointError: The step asked for, or every step, is damaged.

@@ -45,7 +45,7 @@ def name_leaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> d
             raise CheckpointError(
                 f"two leaves of the state are called {name!r}",
                 where=name,
-                hint="rename a key so that no key holds the path of another leaf",
+                hint="rename a key so that no key contains the path of another leaf",
             )
         named[name] = leaf
     return named
@@ -83,7 +83,7 @@ def mismatches(
     Args:
         saved: The leaves of the checkpoint.
         wanted: The leaves of the template.
-        partial: Whether the checkpoint may hold leaves that the template lacks.
+        partial: Whether the checkpoint may contain leaves that the template lacks.
     """
     missing = [name for name in wanted if name not in saved]
     unexpected = [] if partial else [name for name in saved if name not in wanted]

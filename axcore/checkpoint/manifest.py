@@ -1,6 +1,6 @@
 """The manifest: the last file written into a checkpoint, and the first one read.
 
-It holds what the checkpoint is made of: leaves, files with their checksums, the caller's extras.
+It contains what the checkpoint is made of: leaves, files with their checksums, the caller's extras.
 It guards itself: the file must be, byte for byte, what its content renders to, checksum included.
 """
 
@@ -115,7 +115,7 @@ def _json_problem(value: Any, path: str) -> str | None:
         return None
     if type(value) is float:
         # False for nan and for both infinities, without importing math
-        # for it. `json` would write the word NaN, which is no JSON.
+        # for it. `json` would write the word NaN, which is not JSON.
         finite = value - value == 0
         return None if finite else f"{path} is {value}; JSON has no such number"
     if type(value) is list:

@@ -209,7 +209,7 @@ class MemorySnapshots:
             ) from error
 
     def restore(self, template: Any, *, newer_than: int) -> Restored | None:
-        """Restore the newest step of which every process's part is whole somewhere.
+        """Restore the newest step of which every process's part is intact somewhere.
 
         Args:
             template: As `Checkpointer.restore` takes it.
@@ -289,7 +289,7 @@ class MemorySnapshots:
                 continue
             directory = StepDirectories(self.directory / f"process_{process}").path(step)
             # From a fresh `StepDirectories`: `_kept` has the folders this
-            # process may write, and a part may lie in one that it only reads.
+            # process may write, and a part may be in one that it only reads.
             try:
                 if problems := part_damage(directory):
                     raise OSError("; ".join(problems))

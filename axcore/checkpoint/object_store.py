@@ -57,7 +57,7 @@ _FOLDER = "lock"
 
 _NAME = re.compile(r"(step_(\d{8,})-[0-9a-f]{32})(\.json|\.good|\.quarantined)?")
 _INDEX, _GOOD, _QUARANTINED = ".json", ".good", ".quarantined"
-# Not a `&`-separated query: a staging directory may hold any character but this marker.
+# Not a `&`-separated query: a staging directory may contain any character but this marker.
 _STAGING = "?staging="
 
 
@@ -460,7 +460,7 @@ class ObjectSteps:
 
     def _remove(self, prefix: str) -> None:
         # In this order, by the rule of `publish` backwards: without the
-        # index it is no step, whatever a killed process leaves of the rest.
+        # index it is not a step, whatever a killed process leaves of the rest.
         for kind in (_INDEX, _GOOD, _QUARANTINED, ""):
             self._store.delete(prefix + kind)
 

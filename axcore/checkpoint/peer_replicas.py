@@ -32,7 +32,7 @@ from axcore.checkpoint.manifest import (
 from axcore.config.json_files import parse_json
 from axcore.distributed import all_gather_object, reachable_host
 
-# For a whole part to cross the network, and far below the barrier limit of
+# For one part to cross the network, and far below the barrier limit of
 # the gather that contains it, so that a stuck peer is reported by name.
 _LIMIT_S = 120.0
 _PIECE_BYTES = 1 << 20
@@ -197,7 +197,7 @@ def _answer(stream: Any, text: str) -> None:
 # -- The part of one process -----------------------------------------------------------------------
 #
 # The shards of a process's devices are in one file, one after the other, so that a part is written
-# and read at the speed of memory. The manifest comes last; without it there is no part.
+# and read at the speed of memory. The manifest comes last; without it there is not part.
 
 
 HostShards = dict[str, dict[str, np.ndarray]]
@@ -219,7 +219,7 @@ def host_shards(arrays: Mapping[str, jax.Array]) -> HostShards:
             data.copy_to_host_async()
     return {
         name: {place: np.asarray(data) for place, data in by_place.items()}
-        # On CPU this may be a view of the device's buffer. It holds a reference, which keeps jax
+        # On CPU this may be a view of the device's buffer. It contains a reference, which keeps jax
         # from reusing that buffer while the part is written.
         for name, by_place in found.items()
     }
@@ -246,7 +246,7 @@ def write_part(
                 # Aligned, so that a shard is a view of the file's bytes, without a copy.
                 file.write(bytes(-file.tell() % _ALIGNED_BYTES))
                 offsets[name][place] = file.tell()
-                # bfloat16 and the float8 types are no buffer types
+                # bfloat16 and the float8 types are not types of buffers
                 # of Python; as bytes every dtype can be written.
                 file.write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
     files = record_files(directory, list_files(directory))
@@ -265,7 +265,7 @@ def part_damage(directory: Path) -> list[str]:
 
 
 def part_fits(manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct], process: int) -> bool:
-    """Whether a part holds what the devices of a process are to hold."""
+    """Whether a part contains what the devices of a process are to hold."""
     specs = {name: leaf_spec(leaf) for name, leaf in wanted.items()}
     return not mismatches(manifest.leaves, specs) and all(
         # A superset is enough: a process on fewer devices may take its shards out of a larger part.

@@ -78,7 +78,7 @@ class CheckpointReader:
         return tuple(broadcast_object("listing known good checkpoints", listed))
 
     def restore_newest(self, template: Any, *, at_or_before: int | None, partial: bool) -> Restored:
-        """Restore the newest whole step; see `Checkpointer.restore`."""
+        """Restore the newest intact step; see `Checkpointer.restore`."""
         newest_first = [
             step
             for step in reversed(self.committed())
@@ -144,7 +144,7 @@ class CheckpointReader:
             )
         size = sum(record.num_bytes for record in manifest.files.values())
         with working(f"restoring step {step}", size):
-            # The whole step is verified before any of it is used: TensorStore restores a flipped
+            # The full step is verified before any of it is used: TensorStore restores a flipped
             # bit without a word.
             self.verify(step)
             try:
@@ -201,7 +201,7 @@ class CheckpointReader:
 
     def _nothing_whole(self, damaged: list[DamagedCheckpointError]) -> DamagedCheckpointError:
         return DamagedCheckpointError(
-            "no checkpoint is whole\n" + "\n".join(error.what for error in damaged),
+            "no checkpoint is intact\n" + "\n".join(error.what for error in damaged),
             where=str(self._steps.root),
             hint="put back the damaged files from a copy, or start again in another directory",
         )

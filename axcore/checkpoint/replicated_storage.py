@@ -38,7 +38,7 @@ class ReplicaLocation(StepLocation, Protocol):
     """Where copies of steps are kept: a directory, or an object store."""
 
     def upload(self, step: int, source: Path) -> None:
-        """Make a staging directory that holds what a directory does."""
+        """Make a staging directory that contains what a directory does."""
 
     def publish(self, step: int) -> None:
         """Turn a complete staging directory into a step, at once and durably; others stay."""

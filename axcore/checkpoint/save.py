@@ -220,7 +220,7 @@ def _raise(error: Exception) -> None:
 class Snapshot:
     """A state in host memory, to write again after training has moved on.
 
-    It holds this process's shards. `np.asarray` keeps its result with the shard, so these are
+    It contains this process's shards. `np.asarray` keeps its result with the shard, so these are
     mostly the very host copies that a save makes anyway.
     """
 
@@ -249,7 +249,7 @@ class _Leaf:
 
     def rebuild(self) -> jax.Array:
         sharding = self.sharding
-        # Back on the devices the state would be there twice, beside the one that trains.
+        # Back on the devices the state would be there twice, next to the one that trains.
         if any(device.platform != "cpu" for device, _ in self.shards):
             sharding = sharding.with_memory_kind("pinned_host")
         kind = sharding.memory_kind

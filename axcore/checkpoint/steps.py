@@ -40,7 +40,7 @@ class StepDirectories:
     def lock(self) -> FileLock:
         """Make the root, locks it, and clear what killed processes left."""
         self.root.mkdir(parents=True, exist_ok=True)
-        # The lock lies beside the steps, not in one: it must
+        # The lock is next to the steps, not in one: it must
         # stay the same file for the life of the directory.
         lock = FileLock(self.root / "writer.lock", doing="saving checkpoints here")
         # Under the lock only: a staging directory without it may be that of a live writer.

@@ -244,7 +244,7 @@ class _Retention:
             self._to_mark.add(step)
             self._try("no step could be marked as good", self._mark)
         else:
-            self._warn(f"step {step} is not marked as good: this run did not find it whole")
+            self._warn(f"step {step} is not marked as good: this run did not find it intact")
 
     def apply(self, step: int, *, num_bytes: int) -> None:
         """Do what is due after a step of so many bytes was saved; the next one needs them again.

@@ -47,7 +47,7 @@ def convert(
 ) -> None:
     """Convert hf:FOLDER, a pretrained checkpoint, to a run directory, or a run to hf:FOLDER.
 
-    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER holds
+    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER has
     these, in the format of PEFT; a folder of such adapters makes a run of the model they correct.
     """
     from axcore.runs import export_gguf, export_run, import_run, load_run
@@ -66,7 +66,7 @@ def convert(
             read, target, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
         )
         name = shlex.quote(target)
-        click.echo(f"{run.directory} holds the model of {read}; axcore generate {name}")
+        click.echo(f"{run.directory} contains the model of {read}; axcore generate {name}")
         return
     size = _num_bytes(max_shard_size or "5GB")
     run = load_run(source, step=step, trust_code=trust_code)
@@ -76,7 +76,7 @@ def convert(
     else:
         written = target.removeprefix(HUGGING_FACE)
         what = export_run(run, written, dtype=dtype, max_shard_bytes=size, merged=merged)
-    click.echo(f"{written} holds step {run.step} of {source} as {what}")
+    click.echo(f"{written} contains step {run.step} of {source} as {what}")
 
 
 def _check_names(source: str, target: str) -> None:
@@ -130,7 +130,8 @@ def merge(
 ) -> None:
     """Merge MODELS into one, written as a pretrained checkpoint.
 
-    They are folders of published models, runs, or steps of a run: runs/NAME@STEP. METHOD is linear,
+    They are folders of pretrained checkpoints, runs, or steps of a run: runs/NAME@STEP. METHOD is
+        linear,
     a weighted mean; slerp, between two on a sphere; or ties, by what differs from a base.
     """
     from axcore.runs import merge_models_and_runs
@@ -144,7 +145,7 @@ def merge(
         weights=_numbers(weights),
         density=density,
     )
-    click.echo(f"{target} holds {count} tensors of {len(models)} models, merged by {method}")
+    click.echo(f"{target} contains {count} tensors of {len(models)} models, merged by {method}")
 
 
 def _numbers(text: str | None) -> list[float] | None:

@@ -161,7 +161,7 @@ def versions() -> Iterator[Finding]:
 
 
 def jax_finding(jax_version: str, jaxlib_version: str) -> Finding:
-    """Return what there is to say of these versions of jax and jaxlib."""
+    """Return what there is to say about these versions of jax and jaxlib."""
     hint = "pip install 'jax>=0.10,<0.13'"
     numbers = tuple(int(part) for part in re.findall(r"\d+", jax_version)[:2])
     if numbers < _OLDEST_JAX:
@@ -207,7 +207,7 @@ def environment_findings(variables: dict[str, str], known: list[str]) -> Iterato
             yield Finding("warning", f"{name} is set and nothing reads it; {near}", f"unset {name}")
     for flag in variables.get("XLA_FLAGS", "").split():
         if not flag.startswith("--"):
-            yield Finding("warning", f"XLA_FLAGS holds {flag!r}", "write it as --name=value")
+            yield Finding("warning", f"XLA_FLAGS contains {flag!r}", "write it as --name=value")
 
 
 def processes() -> Iterator[Finding]:
@@ -220,7 +220,7 @@ def processes() -> Iterator[Finding]:
 
 
 def process_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what `variables` say of a process's index."""
+    """Yield what `variables` say about a process's index."""
     try:
         place = find_process_info(process_flags(variables), variables)
     except AxcoreError as error:

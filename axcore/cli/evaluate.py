@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--output", type=options.OutputPath(is_folder=True), help="Folder where results are kept."
 )
 @click.option("--restart", is_flag=True, help="Ask everything again, whatever is kept.")
-@click.option("--rows", default=16, show_default=True, help="Answers that are drawn at once.")
+@click.option("--rows", default=16, show_default=True, help="Answers that are sampled at once.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for an answer at most.")
 @click.option("--step", type=int, help="Checkpoint of a run to use; by default the newest.")
 @click.option(

@@ -64,7 +64,7 @@ def _with_plan(
     faults = read_config(Path(plan))
     if not isinstance(faults, FaultPlan.Config):
         raise ConfigError(
-            f"the file holds a {type(faults).__qualname__}; expected a FaultPlan.Config",
+            f"the file contains a {type(faults).__qualname__}; expected a FaultPlan.Config",
             where=plan,
             hint="begin it with `type: axcore.resilience.faults:FaultPlan.Config`",
         )

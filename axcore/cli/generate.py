@@ -1,4 +1,4 @@
-"""`axcore generate`: draw text from a trained run."""
+"""`axcore generate`: generate text from a trained run."""
 
 import json
 from pathlib import Path
@@ -34,21 +34,21 @@ def _biases(
     show_default=True,
     help="Read special tokens that the prompt writes out, as <|im_start|>, as these tokens.",
 )
-@click.option("--max-tokens", default=200, show_default=True, help="Tokens drawn at most.")
+@click.option("--max-tokens", default=200, show_default=True, help="Tokens to sample at most.")
 @click.option("--samples", default=1, show_default=True, help="Number of continuations.")
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest token.")
-@click.option("--top-k", type=int, help="Draw from this many likeliest tokens only.")
+@click.option("--top-k", type=int, help="Sample from this many likeliest tokens only.")
 @click.option(
     "--top-p",
     default=1.0,
     show_default=True,
-    help="Draw from the fewest likeliest tokens whose probabilities add up to this.",
+    help="Sample from the fewest likeliest tokens whose probabilities add up to this.",
 )
 @click.option(
     "--min-p",
     default=0.0,
     show_default=True,
-    help="Draw from tokens at least this many times as likely as the likeliest.",
+    help="Sample from tokens at least this many times as likely as the likeliest.",
 )
 @click.option(
     "--repetition-penalty",
@@ -60,13 +60,13 @@ def _biases(
     "--presence-penalty",
     default=0.0,
     show_default=True,
-    help="Subtracted from the logits of tokens drawn before.",
+    help="Subtracted from the logits of tokens sampled before.",
 )
 @click.option(
     "--frequency-penalty",
     default=0.0,
     show_default=True,
-    help="Subtracted as often as a token was drawn before.",
+    help="Subtracted as often as a token was sampled before.",
 )
 @click.option(
     "--logit-bias",
@@ -75,7 +75,7 @@ def _biases(
     callback=_biases,
     help="Added to the logit of the token of this number. Repeatable.",
 )
-@click.option("--seed", default=0, show_default=True, help="Decides the draws.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the samples.")
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
 @options.trust_code
 @options.allow_unknown_fields

@@ -107,7 +107,7 @@ overrides: Decorator = click.option(
     "overrides",
     metavar="PATH=VALUE",
     multiple=True,
-    help="Set a value of the config; PATH may hold * and **. Repeatable.",
+    help="Set a value of the config; PATH may contain * and **. Repeatable.",
     shell_complete=_complete_override,
 )
 
@@ -143,7 +143,7 @@ modify: Decorator = click.option(
 def escape_control_characters(text: str) -> str:
     """Return text with control characters written out, but for line ends and tabs.
 
-    A model may draw any byte, an escape sequence that rewrites the screen included.
+    A model may sample any byte, an escape sequence that rewrites the screen included.
     """
     return "".join(
         char if char in "\n\t" or char.isprintable() else ascii(char)[1:-1] for char in text

@@ -118,7 +118,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "modifier": ("modifier", "A change of configs for axcore."),
     "observer": ("journal", "Something that watches runs of axcore."),
     "op": ("op", "An operation for layers of axcore, with a kernel."),
-    "quantization": ("scheme", "A narrow format for products of axcore."),
+    "quantization": ("scheme", "A low-precision format for products of axcore."),
     "storage": ("storage", "A place for checkpoints of axcore."),
     "task": ("objective", "An objective for axcore to train by."),
     "tokenizer": ("tokenizer", "A tokenizer for axcore."),

@@ -34,7 +34,7 @@ def runs(arguments: tuple[str, ...], as_json: bool) -> None:
         folder = Path(arguments[0] if arguments else "runs")
         if arguments and not folder.is_dir():
             raise CheckpointError(
-                "there is no such folder", where=str(folder), hint="name the folder that holds runs"
+                "there is no such folder", where=str(folder), hint="name the folder of your runs"
             )
         _list(folder, as_json=as_json)
 

@@ -74,7 +74,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     "hosts",
     metavar="NAME",
     multiple=True,
-    help="A name besides --host that requests may call this server. Repeatable.",
+    help="Another name than --host that requests may use for this server. Repeatable.",
 )
 @click.option("--proxy", metavar="ADDRESS", help="A proxy that is believed who its clients are.")
 @options.modify

@@ -69,7 +69,7 @@ def _whole_lines(arrays: list[ShardedArray], mesh: AnyMesh) -> Iterator[str]:
     whole = [array for array in arrays if array.is_whole]
     if mesh.size > 1 and whole:
         total = sum(array.bytes_per_device for array in whole)
-        yield f"whole on every device, {total:,} bytes:"
+        yield f"on every device in full, {total:,} bytes:"
         yield from (f"  {array.name}" for array in whole)
 
 

@@ -79,7 +79,7 @@ def _process_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--from-step",
     metavar="N",
     type=click.IntRange(min=0),
-    help="Resume from the checkpoint of step N, 0 for the start; later ones are set aside.",
+    help="Resume from the checkpoint of step N, 0 for the start; later ones are quarantined.",
 )
 @click.option(
     "--launch-id",
@@ -257,7 +257,7 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
         click.echo(validation_line(result.validation, result.units))
     reason = no_text_reason(trainer)
     if reason is None and not is_alone:
-        reason = "a run of several processes draws none"
+        reason = "a run of several processes samples none"
     if reason is None:
         _sample(trainer, result, run)
     else:

@@ -146,7 +146,7 @@ def _block(run: dict[str, Any]) -> Any:
 
 
 def _sample(run: dict[str, Any]) -> str:
-    """Return the beginning of the newest text that was drawn; empty where none was."""
+    """Return the beginning of the newest text that was sampled; empty where none was."""
     if not run["samples"]:
         return ""
     newest = run["samples"][-1]

@@ -58,7 +58,7 @@ class Change:
 
 
 def measure_change(repository: Path, base: str, head: str) -> Change:
-    """Return what lies between two commits.
+    """Return what is between two commits.
 
     Raises:
         ComplexityError: The folder is not a git repository, or a commit is not there.

@@ -42,7 +42,7 @@ def multiplies(dtype: str) -> Evidence:
     def evidence(trace: Trace) -> str | None:
         if any(map(is_such, trace.operations)):
             return None
-        return f"the traced loss holds no product of {dtype}"
+        return f"the traced loss contains no product of {dtype}"
 
     return evidence
 
@@ -73,7 +73,7 @@ def _why_idle(
 
 
 def _is_within(scope: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    """Whether a scope holds a path's steps in their order.
+    """Whether a scope contains a path's steps in their order.
 
     Scopes hold more: a layer that a residual connection calls is below the connection.
     """

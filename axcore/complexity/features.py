@@ -67,7 +67,7 @@ def with_dora(cfg: Any) -> Any:
 
 
 def with_qlora(cfg: Any) -> Any:
-    """Adapters of rank 4 beside weights in NF4, and all frozen but them."""
+    """Adapters of rank 4 on weights in NF4, and all frozen but them."""
     cpu = Hardware.parse("cpu-1")
     return QuantizedBase().apply(LoRA(rank=4).apply(cfg, cpu), cpu)
 

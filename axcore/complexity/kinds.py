@@ -100,7 +100,8 @@ def glue_lines(
     Args:
         apply: The function whose lines are counted already.
         implementation: The feature's own modules, or names in them as `module:Name`. What runs in
-            the one that `apply` is in counts, too; what that one says of other features does not.
+            the one that `apply` is in counts, too; what that one says about other features does
+            not.
         runs: What adds the feature to a model of each kind, and traces it. One that raises counts
             as far as it came.
     """

@@ -25,7 +25,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_lines(source: str) -> frozenset[int]:
-    """Return the numbers, from 1, of the lines that hold code.
+    """Return the numbers, from 1, of the lines that contain code.
 
     Blank lines, comments and docstrings are none; every line of a statement that spans several is.
 

@@ -58,7 +58,7 @@ def features() -> Iterator[Feature]:
         yield _feature(name, summary, _ADAPTERS, variant_of="lora")
     yield _feature(
         "qlora",
-        "Adapters beside weights that are kept in four bits",
+        "Adapters on weights that are stored in four bits",
         (
             *_ADAPTERS,
             "axcore.layers.quantization.frozen_linear",

@@ -81,7 +81,7 @@ class Buildable(Generic[Built_co]):
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, built: Any) -> Any:
-            return cls  # an alias would be no class: fields, tags and `isinstance` need one
+            return cls  # an alias would not be a class: fields, tags and `isinstance` need one
 
     def build(self, **filled: Any) -> Built_co:
         """Make what this config describes.
@@ -91,7 +91,7 @@ class Buildable(Generic[Built_co]):
                 value may not be filled.
 
         Raises:
-            ConfigError: Listing every field of the whole tree that nobody filled, with its path.
+            ConfigError: Listing every field of the full tree that nobody filled, with its path.
         """
         frame = _Frame(self, _building.get())
         frame.cfg = _fill(self, filled, frame)

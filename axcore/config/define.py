@@ -341,7 +341,7 @@ _ARGUMENT = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: (.*)$")
 
 @cache
 def field_docs(cls: type) -> Mapping[str, str]:
-    """Return what the `Args:` of a class and of those it inherits from say of each field."""
+    """Return what the `Args:` of a class and of those it inherits from say about each field."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= _arguments(inspect.cleandoc(base.__dict__.get("__doc__") or ""))

@@ -97,7 +97,7 @@ def matching_paths(cfg: Any, pattern: Pattern) -> tuple[Path, ...]:
 def origin_of(cfg: Any, path: str) -> Origin | None:
     """Return where the value at a path was set, or None where it is a default.
 
-    A value inside of a tuple or mapping was set where the whole of it was.
+    A value inside of a tuple or mapping was set where all of it was.
 
     Raises:
         ConfigError: The path matches nothing.
@@ -158,7 +158,7 @@ def _no_such_step(path: Pattern, i: int, node: Any, below: Mapping[Step, Any]) -
             else suggest_names(name, [format_path((key,)) for key in below])
         )
     else:
-        hint = f"{at} holds nothing below it; stop the path there"
+        hint = f"{at} contains nothing below it; stop the path there"
     return ConfigError(
         f"{format_path(path)!r} matches nothing: {at} ({kind}) has no {name!r}",
         where=at,
@@ -310,6 +310,6 @@ def _nothing_to_replace(cfg: Any, target: Any, at: str) -> ConfigError:
             )
     kinds = sorted({class_tag(type(found.node)).split(":")[1] for found in nodes})
     return ConfigError(
-        f"no {name} in {type(cfg).__qualname__}; it holds {', '.join(kinds)}",
+        f"no {name} in {type(cfg).__qualname__}; it contains {', '.join(kinds)}",
         hint=suggest_names(name, kinds) + " (missing_ok=True where none is fine)",
     )

@@ -17,8 +17,8 @@ def apply_overrides(cfg: Any, overrides: Iterable[str], *, set_in: str = "--set"
     """Return `cfg` with `path=value` texts applied in order.
 
     Raises:
-        ConfigError: Listing every text that is no `path=value`, names no path, or whose value does
-            not fit the field.
+        ConfigError: Listing every text that is not a `path=value`, names no path, or whose value
+            does not fit the field.
     """
     problems: list[str] = []
     for text in overrides:
@@ -70,9 +70,7 @@ def parse_value(text: str, annotation: Any, *, where: str = "", present: Any = R
             continue
     hint = f"--set {where}={_example(annotation, present)}"
     if any(_is_config_option(option) for option in _options(annotation)):
-        hint = (
-            f"set the fields inside of it, --set {where}.FIELD=VALUE; replace_config swaps it whole"
-        )
+        hint = f"set the fields inside of it, --set {where}.FIELD=VALUE; or replace_config"
     raise ConfigError(problem, where=where, hint=hint)
 
 
@@ -135,7 +133,7 @@ def _is_config_option(option: Any) -> bool:
 
 
 def _example(annotation: Any, present: Any) -> str:
-    """Return a value that fits: the first of a `Literal`, or what the field holds now."""
+    """Return a value that fits: the first of a `Literal`, or what the field contains now."""
     first = _options(annotation)[0]
     if get_origin(first) is Literal:
         return str(get_args(first)[0])

@@ -39,7 +39,7 @@ class Pattern(tuple[Step, ...]):
 
     @property
     def is_glob(self) -> bool:
-        """Whether the pattern holds a wildcard."""
+        """Whether the pattern contains a wildcard."""
         return any(type(step) is _Wildcard for step in self)
 
 
@@ -117,7 +117,7 @@ def format_path(path: Sequence[Step]) -> str:
 
 
 def matches(pattern: Sequence[Step], path: Sequence[Step]) -> bool:
-    """Whether a glob matches a whole path."""
+    """Whether a glob matches a full path."""
     if not pattern:
         return not path
     head, rest = pattern[0], pattern[1:]
@@ -127,7 +127,7 @@ def matches(pattern: Sequence[Step], path: Sequence[Step]) -> bool:
 
 
 def matches_below(pattern: Sequence[Step], path: Sequence[Step]) -> bool:
-    """Whether a glob matches a whole path, neither of them empty; quick to say no."""
+    """Whether a glob matches a full path, neither of them empty; quick to say no."""
     return _step_matches(pattern[-1], path[-1], any_depth=True) and matches(pattern, path)
 
 
@@ -198,7 +198,7 @@ def with_children(
     Args:
         value: A config, tuple or mapping.
         replaced: The new children by their steps; others stay untouched.
-        path: The path of `value` in the whole tree, for errors.
+        path: The path of `value` in the full tree, for errors.
         origin: Where the new children come from; from where `value` does if None.
 
     Raises:
@@ -227,7 +227,7 @@ def find_config(cfg: Any, target: Any) -> tuple[Found, ...]:
 
     Args:
         cfg: The root.
-        target: A config class, a class that holds one as `Config`, or a predicate on a node.
+        target: A config class, a class that contains one as `Config`, or a predicate on a node.
     """
     accepts = node_predicate(target)
     return tuple(

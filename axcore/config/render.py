@@ -29,7 +29,7 @@ def render_config(cfg: Any, *, fold_defaults: bool = True, origins: bool = False
 
     Args:
         cfg: The config.
-        fold_defaults: Leaves out fields that hold their default.
+        fold_defaults: Leaves out fields that have their default.
         origins: Adds to each line where its value was set, where that is known.
     """
     lines = list(_lines(cfg, (), fold_defaults, ""))
@@ -89,7 +89,7 @@ def _shown_fields(cfg: Any, fold: bool) -> Iterator[str]:
 
 
 def is_at_default(cfg: Any, name: str) -> bool:
-    """Return whether a field holds its default."""
+    """Return whether a field has its default."""
     defaults, value = field_defaults(type(cfg)), getattr(cfg, name)
     if name not in defaults:
         return False
@@ -180,7 +180,7 @@ def check_golden(cfg: Any, file: str | pathlib.Path, *, update: bool = False) ->
         update: Writes the file instead of comparing with it.
 
     Raises:
-        ConfigError: The file is missing or differs; the message holds the difference.
+        ConfigError: The file is missing or differs; the message contains the difference.
     """
     file, text = pathlib.Path(file), render_config(cfg)
     if update:
@@ -214,9 +214,9 @@ class Field:
         type: What it may hold.
         value: What it holds; a config by its class.
         is_required: Whether somebody has to fill it in; parents fill in most.
-        is_default: Whether it holds its default.
+        is_default: Whether it has its default.
         set_in: Where it was set, if that is known.
-        doc: What its class says of it.
+        doc: What its class says about it.
     """
 
     path: str

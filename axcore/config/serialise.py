@@ -34,7 +34,7 @@ def load_json(text: str, set_in: str) -> Any:
     """Return the plain data in a JSON text.
 
     Raises:
-        ConfigError: It is not JSON, is empty, or holds a key twice.
+        ConfigError: It is not JSON, is empty, or contains a key twice.
     """
     check_length(text, set_in)
     if not text.strip():
@@ -81,7 +81,7 @@ def to_dict(cfg: Any) -> dict[str, Any]:
     """Return a config as plain dicts, lists and scalars.
 
     Raises:
-        ConfigError: It holds a lambda or local function, which has no name to save, or nests too
+        ConfigError: It contains a lambda or local function, which has no name to save, or nests too
             deep.
     """
     data: dict[str, Any] = _encode(cfg, ())
@@ -245,7 +245,9 @@ def _check_shape(data: Any, set_in: str) -> None:
         del entered[depth:]
         if id(value) in entered:
             raise ConfigError(
-                "the data holds itself (a cycle)", set_in=set_in, hint="write the repeated part out"
+                "the data contains itself (a cycle)",
+                set_in=set_in,
+                hint="write the repeated part out",
             )
         if depth >= MAX_DEPTH:
             raise too_deep(set_in)

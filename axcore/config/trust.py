@@ -2,7 +2,7 @@
 
 A class is looked up among the registered ones; where its module was not imported yet, and only
 inside of a trusted package, the module is imported. Functions are looked up in packages whose
-functions have no effects beside their result, since building the config calls them.
+functions have no effects but their result, since building the config calls them.
 """
 
 import contextlib

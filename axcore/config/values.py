@@ -125,7 +125,7 @@ class OutOfRange(Mismatch):
 def _short(value: Any) -> str:
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an int of too many digits, or a list that holds itself
+    except (ValueError, RecursionError):  # an int of too many digits, or a cycle
         return f"a {type(value).__qualname__} that cannot be printed"
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -356,7 +356,7 @@ def _tuple(args: tuple[Any, ...]) -> Checker:
 
 
 def _same_tuple(value: Any, items: list[Any]) -> tuple[Any, ...]:
-    """Return the items as a tuple, which is `value` itself where it holds just these."""
+    """Return the items as a tuple, which is `value` itself where it contains just these."""
     is_same = type(value) is tuple and all(map(operator.is_, value, items))
     return value if is_same else tuple(items)
 

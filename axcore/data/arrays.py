@@ -36,7 +36,7 @@ _NARROW = {"float64": "float32", "int64": "int32", "uint64": "int32"}
 if TYPE_CHECKING:
     ArraysOrPath = str | Mapping[str, ArrayLike]
 else:
-    ArraysOrPath = str  # what a config holds, once `_stored` has made a path of arrays
+    ArraysOrPath = str  # what a config contains, once `_stored` has made a path of arrays
 
 
 def _stored(arrays: Any) -> Any:
@@ -96,7 +96,8 @@ class ArrayData(DataLoader):
             validation_batches: How many batches an evaluation reads at most; None reads them all.
         """
 
-        # A converter, since a config is frozen: by the time anybody sees the field it holds a path.
+        # A converter, since a config is frozen: by the time anybody sees the field it contains a
+        # path.
         train: ArraysOrPath = attrs.field(default=REQUIRED, converter=_stored)
         validation: ArraysOrPath | None = attrs.field(default=None, converter=_stored)
         validation_fraction: Fraction | None = None
@@ -283,7 +284,7 @@ class ArraySet:
                 f"{name} has values from {smallest} to {largest}, and a batch has them as {dtype}",
                 "number them from 0",
             )
-        # An array with negative values is no set of numbers of an embedding.
+        # An array with negative values is not a set of numbers of an embedding.
         return largest + 1 if smallest >= 0 else None
 
     def _error(self, what: str, hint: str) -> DataError:

@@ -81,7 +81,7 @@ class Data(DataLoader):
     asked for, and only then: a `Data` that is built for its tokenizer reads no text.
 
     Differs: grain's own packing makes rows from a stream, one shard of documents at a time, so that
-    the number of shards decides what is in a row. Here one packing holds for the whole corpus and
+    the number of shards decides what is in a row. Here one packing holds for the full corpus and
     any row can be computed from its number, so there are no shards to choose, rows of all documents
     are shuffled together, and the saved position is a number.
     """
@@ -164,7 +164,7 @@ class Data(DataLoader):
             process_count: How many processes share each batch, in contiguous blocks of rows.
 
         Raises:
-            DataError: The source cannot be read, or holds nothing to train on.
+            DataError: The source cannot be read, or contains nothing to train on.
             ConfigError: `process_count` does not divide `batch_size`.
         """
         cfg = self.config
@@ -202,7 +202,7 @@ class Data(DataLoader):
         """Read the source, and says how much text there is.
 
         Raises:
-            DataError: The source cannot be read, or holds nothing to train on.
+            DataError: The source cannot be read, or contains nothing to train on.
         """
         train = [corpus.train for corpus in self._corpora.values()]
         validation = [corpus.validation for corpus in self._corpora.values()]
@@ -285,7 +285,7 @@ class Data(DataLoader):
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
-        """Everything that a training batch depends on, besides its step."""
+        """Everything that a training batch depends on, in addition to its step."""
         names = ("seq_len", "batch_size", "seed", "shuffle")
         settings = {name: getattr(self.config, name) for name in names}
         # Left out where it is the default, as in positions

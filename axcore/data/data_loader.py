@@ -37,7 +37,7 @@ _LONGEST_STOP_S = 10.0
 
 @attrs.define(eq=False)
 class Policy:
-    """A handle on the model in training, for batches that are drawn from it.
+    """A handle on the model in training, for batches that are sampled from it.
 
     Attributes:
         module: The model, for `functional(policy.module, policy.state, ...)`.
@@ -72,7 +72,7 @@ class TrainBatches(Iterator[Batch]):
 
         Args:
             batches: What to read.
-            identity: All that a batch depends on besides its step; JSON-able.
+            identity: All that a batch depends on in addition to its step; JSON-able.
             read_so_far: Returns what so many first batches depend on, given an identity. A position
                 of another identity is accepted where that is equal; by default that is all of it.
         """
@@ -82,7 +82,7 @@ class TrainBatches(Iterator[Batch]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that a batch depends on besides its step; equal in all processes of a run."""
+        """All that a batch depends on in addition to its step; equal in all processes of a run."""
         return dict(self._identity)
 
     def __next__(self) -> Batch:
@@ -268,7 +268,7 @@ class PrefetchedBatches(Iterator[Batch]):
         """
         self.waited_s = 0.0
         self._batches = batches
-        # Batches that are drawn from the weights of a step cannot be made before that step.
+        # Batches that are sampled from the weights of a step cannot be made before that step.
         self._ahead = 0 if batches.follows_policy else ahead
         # Taken once here: after the thread has begun, the
         # iterator's own position is ahead of what was taken.
@@ -277,7 +277,7 @@ class PrefetchedBatches(Iterator[Batch]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that a batch depends on besides its step."""
+        """All that a batch depends on in addition to its step."""
         return self._batches.identity
 
     @property

@@ -26,12 +26,12 @@ class Document:
 
     Attributes:
         name: What the document is called within its source: a relative path, or `path:line`. It
-            decides between training and validation text, so it holds no absolute path.
-        text: The whole text.
+            decides between training and validation text, so it contains no absolute path.
+        text: The full text.
         tokens: [N] integers, where the source has tokens and no text; what frames a document is
             among them.
         offset: Where it begins in its file: a byte, or the number of its row.
-        fields: What else its record holds that a transform asks for.
+        fields: What else its record contains that a transform asks for.
         loss_weights: [N] what each of its tokens weighs in the loss, booleans or floats of at least
             0; None for 1 each.
         key: Documents of equal keys are duplicates; None where duplicates stay.
@@ -94,6 +94,6 @@ def is_validation(name: str, fraction: float) -> bool:
         name: Name of the document within its source.
         fraction: Share of the documents to hold out, in [0, 1).
     """
-    # surrogateescape: a file's name may be no UTF-8, and must still hash the same everywhere.
+    # surrogateescape: a file's name may be not UTF-8, and must still hash the same everywhere.
     digest = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).digest()
     return int.from_bytes(digest, "big") < fraction * 2.0 ** (8 * _HASH_BYTES)

@@ -132,11 +132,11 @@ class FileStream(Stream):
                         yield document, _place(epoch, number, num_records, digest, document, part)
                 first_record = first_part = 0
             self.source.say_dropped(dropped)
-            # Only if the whole epoch was read here: after
+            # Only if the full epoch was read here: after
             # a resume the rest of it may well hold none.
             if not num_found and not first_file:
                 raise DataError(
-                    f"{self.source.describe()} hold no document, or transforms leave none.",
+                    f"{self.source.describe()} have no document, or transforms leave none.",
                     hint="Point the stream at text, or let its filters pass some.",
                 )
             # The files of the next epoch may be others, so they
@@ -330,7 +330,7 @@ class _ReadRows:
 class StreamData(DataLoader):
     """Batches of packed documents of a stream, in its own order.
 
-    A run resumes exactly where it was, by any number of processes: each process reads the whole
+    A run resumes exactly where it was, by any number of processes: each process reads the full
     stream, and takes its rows of every batch. Nothing is known of what comes: there are no epochs,
     rows are not shuffled, and documents are cut wherever a row ends.
     """

@@ -37,7 +37,7 @@ class EvaluateTasks(Guard):
             tasks: As `axcore evaluate --tasks` takes them.
             every_steps: Steps between evaluations.
             limit: Only so many samples of each task.
-            rows: Answers that are drawn at once.
+            rows: Answers that are sampled at once.
         """
 
         tasks: tuple[str, ...] = REQUIRED

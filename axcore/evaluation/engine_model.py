@@ -18,13 +18,13 @@ class EngineModel:
     """A model that an engine runs.
 
     Args:
-        engine: What draws tokens.
+        engine: What samples tokens.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.tokenizer = engine, engine.tokenizer
         self.longest = engine.max_length - 1
-        """Tokens of a text that is scored: the engine draws one more."""
+        """Tokens of a text that is scored: the engine samples one more."""
 
     def ask(self, question: Question) -> "PendingScore | PendingText":
         """Take a question; return at once.
@@ -196,7 +196,7 @@ def engine_model(opened: OpenedModel, *, max_num_seqs: int = 16) -> Iterator[Eng
 
     Args:
         opened: What `open_model` returned.
-        max_num_seqs: Answers that are drawn at once.
+        max_num_seqs: Answers that are sampled at once.
     """
     cfg = EngineConfig(max_num_seqs=max_num_seqs, max_length=opened.length, max_queue=1_000_000)
     with use_policy(opened.trainer.compiler.kernel_policy):

@@ -49,7 +49,7 @@ class AxcoreLM:
         return [int(one) for one in encode(string)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
-        """Return the log-probability of whole texts, in the windows that lm-eval makes."""
+        """Return the log-probability of full texts, in the windows that lm-eval makes."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         pending = []

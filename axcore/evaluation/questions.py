@@ -20,7 +20,7 @@ class Likelihood:
 
 @attrs.frozen(kw_only=True)
 class TextLikelihood:
-    """How likely a model finds a whole text, however long it is.
+    """How likely a model finds a full text, however long it is.
 
     Args:
         text: It is read in windows of the model's length.
@@ -38,7 +38,7 @@ class Continuation:
         max_tokens: Tokens written at most.
         stop: The text ends before the first of these.
         temperature: 0 takes the likeliest token.
-        seed: Decides the draws.
+        seed: Seed of the samples.
     """
 
     prompt: str

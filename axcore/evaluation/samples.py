@@ -142,7 +142,7 @@ def _json(path: Path, data: bytes) -> Iterator[Sample | BadSample]:
         raise DataError(f"it is not valid JSON: {error}", where=str(path)) from None
     if not isinstance(values, list):
         raise DataError(
-            f"it holds a {type(values).__name__}; expected a list of objects", where=str(path)
+            f"it contains a {type(values).__name__}; expected a list of objects", where=str(path)
         )
     for number, value in enumerate(values):
         yield _sample(f"{path.name}[{number}]", value)

@@ -237,7 +237,7 @@ class Perplexity(ScoredTask):
     config: Config
 
     def questions(self, sample: Sample, before: str) -> tuple[TextLikelihood, ...]:
-        """Ask how likely the whole text is."""
+        """Ask how likely the full text is."""
         text = self.text(sample)
         if not text:
             raise DataError("its text is empty", where=sample.where)
@@ -389,7 +389,7 @@ class CodeExecution(ScoredTask):
 
 
 def pass_at(k: int, num: int, num_passed: int) -> float:
-    """Return how likely one of `k` programs, drawn from `num`, is among those that passed.
+    """Return how likely one of `k` programs, sampled from `num`, is among those that passed.
 
     Source: Chen et al., 2021, arXiv:2107.03374, equation 1.
     """

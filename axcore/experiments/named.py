@@ -22,7 +22,8 @@ _READERS = {".json": load_json, ".yaml": load_yaml, ".yml": load_yaml}
 def experiment(name: str) -> "Trainer.Config":
     """Return the config of a named experiment, or the one in a JSON or YAML file.
 
-    A file may hold a `base`, the name of an experiment or of a file next to it, and what differs.
+    A file may contain a `base`, the name of an experiment or of a file next to it, and what
+    differs.
 
     Raises:
         ConfigError: There is no such experiment or file, or it is wrong. What an experiment's own

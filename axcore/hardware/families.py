@@ -34,8 +34,8 @@ class HardwareFamily(Record):
     """A family of hardware: what its generations are, and how its devices are recognised.
 
     Args:
-        name: First part of its targets' names; holds no `-`.
-        hosts: One whole host of each generation.
+        name: First part of its targets' names; contains no `-`.
+        hosts: One full host of each generation.
         detect: `(platform, device_kind) -> generation or None`, both as a JAX device names them.
         summary: One line.
         present: `(environment) -> bool`: whether JAX will find such devices here, as far as can be
@@ -68,7 +68,7 @@ class HardwareFamily(Record):
         return tuple(host.generation for host in self.hosts)
 
     def host(self, generation: str) -> Hardware | None:
-        """Return one whole host of that generation, or None."""
+        """Return one full host of that generation, or None."""
         return next((host for host in self.hosts if host.generation == generation), None)
 
 

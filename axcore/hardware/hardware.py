@@ -38,7 +38,7 @@ KERNEL_FRACTIONS = (
 """Ops of which `Hardware.achievable_fraction` may say what all their kernels reach, or one does."""
 
 OTHER_FRACTIONS = ("memory", "interconnect", "network", *KERNEL_FRACTIONS)
-"""What `Hardware.achievable_fraction` may name besides dtypes of `Hardware.peak_flops`."""
+"""What `Hardware.achievable_fraction` may name in addition to dtypes of `Hardware.peak_flops`."""
 
 
 def _whole_slices(hardware: "Hardware", attribute: Any, value: Any) -> None:
@@ -162,7 +162,7 @@ class Hardware:
 
     @property
     def is_known(self) -> bool:
-        """Whether a plugin describes this generation; False for what `detect` had to guess."""
+        """Whether a plugin describes this generation; False where `detect` inferred it."""
         return self.generation != UNKNOWN
 
     def resized(

@@ -1,6 +1,6 @@
 """`use_large_pages`: memory of this process in pages of 2 MiB, to look fewer addresses up.
 
-A processor looks up where each page of memory lies. A model that serves reads all weights for each
+A processor looks up where each page of memory is. A model that serves reads all weights for each
 token, and with pages of 4 KiB does so for a quarter of a million pages of a gibibyte.
 """
 
@@ -18,9 +18,9 @@ _WANTED, _NOW = 14, 25
 def use_large_pages(pieces: Iterable[tuple[int, int]]) -> int:
     """Ask Linux to keep pieces of memory in large pages, and return how many bytes it does.
 
-    Those that lie in part in a large page count in whole. What they hold stays as it is. Memory of
+    Those that are partly in a large page count in whole. What they hold stays as it is. Memory of
     files stays in small pages, and so does all on another system, before Linux 6.1, where large
-    pages are switched off, and where no whole one is free.
+    pages are switched off, and where no full one is free.
 
     Args:
         pieces: Address and size in bytes of each.
@@ -46,7 +46,7 @@ def use_large_pages(pieces: Iterable[tuple[int, int]]) -> int:
 
 
 def _without_file() -> list[tuple[int, int]]:
-    """Return from where to where memory lies that can be written and is of no file."""
+    """Return the ranges of memory that can be written and belong to no file."""
     found: list[tuple[int, int]] = []
     for line in _MAPS.read_text(encoding="utf-8").splitlines():
         span, rights, _, _, _, *name = line.split(maxsplit=5)

@@ -49,7 +49,7 @@ class MeshRule(Record):
 
     @property
     def specificity(self) -> int:
-        """How much of a name the pattern pins down: its letters that are no wildcard."""
+        """How much of a name the pattern pins down: its letters that are not wildcard."""
         return sum(sign not in "*?" for sign in self.match)
 
 

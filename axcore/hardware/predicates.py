@@ -61,7 +61,7 @@ def requires(
 
 
 def predicate_reason(record: Record, predicate: Predicate, hardware: Hardware) -> str | None:
-    """Return what a record's `requires` says of some hardware.
+    """Return what a record's `requires` says about some hardware.
 
     Raises:
         PluginError: It returned neither None nor a reason. What it raises itself gains a note.

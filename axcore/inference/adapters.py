@@ -1,4 +1,4 @@
-"""Adapters that an engine serves beside each other: which number each has, and its factors."""
+"""Adapters that an engine serves together: which number each has, and its factors."""
 
 import hashlib
 from collections.abc import Collection, Container, Mapping
@@ -56,7 +56,7 @@ def read_adapter(folder: str | Path, cfg: Any) -> Adapter:
     """Return the adapter in a folder, of PEFT's format or another that a plugin brings.
 
     Args:
-        folder: Holds the adapter.
+        folder: Contains the adapter.
         cfg: Of the model that it corrects.
 
     Raises:
@@ -77,7 +77,7 @@ def adapter_from(cfg: Any, source: ArraySource) -> Adapter:
 
     Args:
         cfg: The model's config with the adapter.
-        source: Holds its arrays, by the names that they have in the model's state.
+        source: Contains its arrays, by the names that they have in the model's state.
     """
     specs = _named(cfg.build().param_specs())
     origins: dict[str, dict[tuple[int, ...], Origin]] = {name: {} for name in specs}
@@ -102,7 +102,7 @@ def factors_of(adapter: Adapter, cache_config: KVCacheConfig) -> dict[tuple[str,
     corrections = [found.node for found in find_config(adapter.cfg, _is_correction)]
     if any(getattr(one, "use_dora", False) for one in corrections):
         raise ConfigError(
-            "the adapter has magnitudes beside its factors (use_dora), and serving beside others "
+            "the adapter has magnitudes and factors (use_dora), and a batch with several adapters "
             "adds factors alone",
             hint="serve the model with it merged: axcore convert RUN hf:FOLDER --merged",
         )
@@ -142,7 +142,7 @@ class EngineAdapter:
 
     @classmethod
     def of(cls, adapter: Adapter, cache_config: KVCacheConfig) -> "EngineAdapter":
-        """Return an adapter for engines of some room.
+        """Return an adapter for engines of certain sizes.
 
         Raises:
             ConfigError: Its layers differ in scale, or have more than factors.

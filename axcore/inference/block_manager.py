@@ -1,6 +1,6 @@
 """`BlockManager`: the block table of each row, and the prefix cache. Blocks are called pages here.
 
-A page is held by any number of texts that begin alike. A page that no text holds may still have the
+A page is held by any number of texts that begin alike. A page that no text uses may still have the
 beginning of one: that is the prefix cache. It is found by the digest of all tokens up to its end,
 and is overwritten when no other page is free, the least recently released first.
 """
@@ -194,7 +194,7 @@ class BlockManager:
             sequence.digests[len(sequence.pages) : len(sequence.pages) + unit], unit
         ):
             if (
-                # A whole chunk must be left to compute, as one that
+                # A full chunk must be left to compute, as one that
                 # begins within a group is none of the compiled ones.
                 limits.chunk_alignment > 1
                 and (len(sequence.pages) + unit) * limits.page_size >= target
@@ -270,7 +270,7 @@ class BlockManager:
             place = int(self.rows.num_cached[slot]) // self.limits.page_size
             page, own = sequence.pages[place], self.pool.take()
             self.copies.append((page, own))
-            # Our hold goes to the copy. The page keeps its digest, for those who share it.
+            # This text uses the copy from now on. The page keeps its digest for the other texts.
             self.pool.release([page])
             sequence.pages[place] = self.rows.page_table[slot, place] = own
 

@@ -42,9 +42,9 @@ class CachedModel:
         model: The model, as it is trained; its root takes its sizes from its own config.
         state: Its state; None makes no weights.
         cache_config: How much there is room for; every call has all rows.
-        mesh: Where weights and caches lie; by default where the state does.
-        quantization: Keeps weights narrow; None keeps them as layers read them.
-        adapters: Makes room for adapters; None makes none.
+        mesh: Where weights and caches are stored; by default where the state is.
+        quantization: Stores weights in low precision; None stores them as layers read them.
+        adapters: Adds slots for adapters; None adds none.
         compute: See `for_serving`.
 
     Attributes:
@@ -129,7 +129,7 @@ class CachedModel:
 
     @property
     def cache_shardings(self) -> Any:
-        """How caches lie on the mesh of the weights: heads as activations are; None without one."""
+        """The sharding of caches on the weights' mesh: heads as activations; None without one."""
         if self._mesh is None:
             return None
         mesh = self._mesh
@@ -163,7 +163,7 @@ class CachedModel:
             num_cached: Number of tokens before them.
             num_new: Number of new tokens of each row; a row that has none is left as it is.
             slots: Row of the caches that each row has; None where all rows are there in order.
-            page_table: Pages of each row, where the room has pages.
+            page_table: Pages of each row, where the caches have pages.
             adapters: Number of each row's adapter, -1 for none.
         """
         # A row without new tokens has place 0, whose logits nobody reads.
@@ -217,7 +217,7 @@ class CachedModel:
 
 
 def mesh_of(weights: Any) -> Mesh | None:
-    """Return the mesh that arrays lie on; None where they lie on the device that jax takes itself.
+    """Return the mesh of arrays; None where they are on the device that jax takes itself.
 
     Arrays on one other device have a mesh of it alone, so that all else follows them there.
     """

@@ -42,7 +42,7 @@ class CompletionDelta:
     """What one step added to a completion.
 
     Args:
-        text: Whole characters, and no part of a stop string.
+        text: Full characters, and no part of a stop string.
         tokens: The tokens sampled; their text may come with a later delta.
         finish_reason: "stop", "length", "cancelled" or "error" of the last delta, None before.
         end: The end token, where the model drew one; it has no text.

@@ -158,7 +158,7 @@ def _fixed_shapes(cfg: EngineConfig) -> BatchBuckets:
     length = min(longest, cfg.max_num_batched_tokens // page_size * page_size)
     if length < 1 or cfg.batch_size_buckets not in (None, (cfg.max_num_seqs,)):
         raise ConfigError(
-            f"fixed_shapes draws for {cfg.max_num_seqs} rows and reads whole pages of {page_size} "
+            f"fixed_shapes samples for {cfg.max_num_seqs} rows and reads full pages of {page_size} "
             f"tokens; max_num_batched_tokens is {cfg.max_num_batched_tokens}, and "
             f"batch_size_buckets {cfg.batch_size_buckets}",
             hint=f"leave batch_size_buckets out; set max_num_batched_tokens to {page_size} or more",

@@ -29,7 +29,7 @@ class TextUpdate(NamedTuple):
     """What some tokens add to an answer.
 
     Args:
-        text: Whole characters, no part of a stop string.
+        text: Full characters, no part of a stop string.
         num_tokens: How many of the tokens belong to the answer; those after a stop string do not.
         is_stopped: Whether a stop string ended the answer.
     """
@@ -74,14 +74,14 @@ class IncrementalDetokenizer:
         return TextUpdate(text + self._stops.flush(), 0, self._stops.is_stopped)
 
 
-# Enough for any word's beginning; decoding the whole prompt at
+# Enough for any word's beginning; decoding the full prompt at
 # each token would make an answer's cost grow with its square.
 CONTEXT = 8
 """Tokens before the answer that its first ones are decoded after."""
 
 
 MAX_PENDING = 16
-"""Tokens without a whole character that are waited for; no character has as many bytes."""
+"""Tokens without a full character that are waited for; no character has as many bytes."""
 
 
 _MAX_CUT = 3
@@ -89,7 +89,7 @@ _MAX_CUT = 3
 
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""What tokenizers decode bytes to that are no character, or not one yet."""
+"""What tokenizers decode bytes to that are not character, or not one yet."""
 
 
 class TextStream:
@@ -110,7 +110,7 @@ class TextStream:
         self._pending: list[int] = []
         # A prompt may end inside of a character: the answer completes it, or does not repeat it.
         self._prompt = self._decoded([])
-        # Bytes at the end of the prompt that are no character yet are part of the answer.
+        # Bytes at the end of the prompt that are not a character yet are part of the answer.
         self._num_given = len(self._prompt.rstrip(UNKNOWN))
 
     def push(self, tokens: Iterable[int]) -> str:
@@ -136,7 +136,7 @@ class TextStream:
     def _first_pending(self, whole: str) -> str:
         """Give up waiting for the first pending tokens: what follows cannot change them."""
         # The latest cut at which both parts decode to what the
-        # whole does; the last bytes may belong to a character.
+        # full does; the last bytes may belong to a character.
         for count in range(len(self._pending) - _MAX_CUT, 0, -1):
             start, rest = self._pending[:count], self._pending[count:]
             known = self._decoded(start)

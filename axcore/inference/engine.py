@@ -102,7 +102,7 @@ class Engine:
         state: Its state.
         tokenizer: The tokenizer that it was trained with.
         cfg: How much is served at once.
-        mesh: Where weights and caches lie; by default where the state does.
+        mesh: Where weights and caches are stored; by default where the state is.
         draft: The draft model, where `cfg.speculation` is a `DraftModel`.
         on_failure: See `OnFailure`; by default all requests end with the error.
         grammars: Compiles the grammars of requests; by default one of its own does.
@@ -292,7 +292,8 @@ class Engine:
         takes the place of the one before it.
 
         Args:
-            state: On any device, or in host memory as numpy's arrays, which leaves devices room.
+            state: On any device, or in host memory as numpy's arrays, which leaves memory on
+                devices.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.
@@ -329,7 +330,7 @@ class Engine:
         Raises:
             ConfigError: There is no room for one more; a removed one keeps its own until the last
                 request with it is answered. One that has the name keeps it then.
-            ModuleError: It corrects layers that have no room, or has a larger rank.
+            ModuleError: It adapts layers without adapter slots, or has a larger rank.
             EngineError: The engine is closed, or a step failed.
         """
         self.set_adapter(name, self.converted(adapter))

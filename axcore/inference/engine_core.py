@@ -171,7 +171,7 @@ def _check_speculation(
     cfg.speculation.check()
     reason = None
     if cfg.fixed_shapes:
-        reason = "calls of fixed shapes draw a fixed number of tokens"
+        reason = "calls of fixed shapes decode a fixed number of tokens"
     elif not keeps_pages_only:
         where = "the model" if draft is None else "the model or of its draft"
         reason = f"a layer of {where} keeps a state, or a row of its own, which has no way back"

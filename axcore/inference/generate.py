@@ -101,7 +101,7 @@ class Generator:
             max_tokens: Tokens sampled at most.
             num_samples: Number of continuations, each with its own random keys.
             sampling: How tokens are sampled.
-            seed: Decides the samples. A sample is the same however many are sampled beside it.
+            seed: Decides the samples. A sample is the same however many are sampled with it.
             parses_special: Whether special tokens that the prompt writes out, as `<|im_start|>`,
                 are these tokens; otherwise they are characters.
 

@@ -246,7 +246,7 @@ _HINTS = {
 
 
 def wrong_grammar(grammar: Grammar, said: str) -> RequestError:
-    """Return the error of a grammar that the library does not take, with what it says of it."""
+    """Return the error of a grammar that the library does not take, with what it says about it."""
     return RequestError(
         f"the grammar is no {_NAMES[grammar.kind]} that can be followed: {plain_words(said)}",
         where="grammar",
@@ -255,7 +255,7 @@ def wrong_grammar(grammar: Grammar, said: str) -> RequestError:
 
 
 def plain_words(said: str) -> str:
-    """Return what the library says of an error, without its own state and with short lines."""
+    """Return what the library says about an error, without its own state and with short lines."""
     # A check of its own that fails is a panic, which says nothing that a user could act on.
     if said.startswith("panic"):
         return "it is too large"
@@ -266,7 +266,7 @@ def plain_words(said: str) -> str:
 
 
 _SAID_LINES = 8
-"""Lines of what the library says of an error; it can show the whole grammar."""
+"""Lines of what the library says about an error; it can show the full grammar."""
 
 
 def mask_words(vocab_size: int) -> int:

@@ -29,8 +29,10 @@ place of old ones; programs need some, too."""
 
 
 def kv_cache_config(cfg: EngineConfig) -> KVCacheConfig:
-    """Return the room of an engine, with pages for `max_num_seqs` of the longest texts where the
-    config names no number.
+    """Return the cache config of an engine.
+
+    Where the config has no number of pages, there are pages for `max_num_seqs` of the longest
+    texts.
 
     Raises:
         ConfigError: The model's length is not known, or the pages are too few.
@@ -73,7 +75,7 @@ def build_cached_model(
     mesh: Mesh | None = None,
     draft: Draft | None = None,
 ) -> tuple[AnyCachedModel, Any, KVCacheConfig]:
-    """Return a model with caches, its weights, and its room: fewer pages where memory holds fewer.
+    """Return a model with caches, its weights, and its cache config: as many pages as fit memory.
 
     A number of pages in the config is taken as it is. A draft gets as many.
 
@@ -85,7 +87,7 @@ def build_cached_model(
     # Weights first, since what they leave decides the number of pages.
     weights = served.weights_of(state, draft and draft.state)
     held = fit_kv_cache(cfg, cache_config, served, _free_bytes(mesh))
-    # Made again only where it got fewer pages; it holds no arrays yet.
+    # Made again only where it got fewer pages; it contains no arrays yet.
     if held != cache_config:
         served = cached_model_of(model, cfg, held, mesh=mesh, draft=draft)
     return served, weights, held
@@ -119,13 +121,13 @@ def cached_model_of(
 def fit_kv_cache(
     cfg: EngineConfig, cache_config: KVCacheConfig, served: AnyCachedModel, free_bytes: int | None
 ) -> KVCacheConfig:
-    """Return a room with no more pages than memory holds.
+    """Return a cache config with no more pages than memory holds.
 
     Args:
         cfg: Of the engine.
         cache_config: With as many pages as are wanted.
-        served: The model with caches of this room.
-        free_bytes: What a device has beside weights; None where it does not say.
+        served: The model with caches of this config.
+        free_bytes: What a device has in addition to weights; None where it does not say.
 
     Raises:
         ConfigError: Memory does not hold one longest text, or not the pages of the config.
@@ -145,7 +147,7 @@ def fit_kv_cache(
     pages = fit_pages(cache_config, served.cache_bytes, int(_MEMORY_SHARE * spare))
     if cfg.fixed_shapes and pages != cache_config.pages:
         raise ConfigError(
-            f"memory holds {pages.num_pages} pages; fixed_shapes needs "
+            f"there is memory for {pages.num_pages} pages; fixed_shapes needs "
             f"{cache_config.pages.num_pages}",
             where="max_num_seqs",
             hint="serve fewer rows, or shorter texts",
@@ -154,11 +156,11 @@ def fit_kv_cache(
 
 
 def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) -> PagedKVCacheConfig:
-    """Return the pages of a room, or as many as memory holds.
+    """Return the pages of a cache config, or as many as memory holds.
 
     Args:
         cache_config: With as many pages as are wanted.
-        cache_bytes: What caches of this room take on a device.
+        cache_bytes: What caches of this config take on a device.
         free_bytes: What they may take.
 
     Raises:
@@ -166,11 +168,11 @@ def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) ->
     """
     assert cache_config.pages is not None
     wanted, size = cache_config.pages.num_pages, cache_config.pages.page_size
-    # In proportion: caches that are no pages are small against them.
+    # In proportion: caches that are not pages are small against them.
     number = min(wanted, int(wanted * free_bytes / max(1, cache_bytes)))
     if number * size < cache_config.max_length:
         raise ConfigError(
-            f"memory holds {number} pages of {size} tokens, and a text may have "
+            f"there is memory for {number} pages of {size} tokens, and a text may have "
             f"{cache_config.max_length} tokens",
             where="max_length",
             hint="set a smaller max_length, or keep weights or caches in fewer bits",

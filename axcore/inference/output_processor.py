@@ -112,7 +112,7 @@ class OutputProcessor:
         reason: str | None,
         logprobs: TokenLogprobs | None,
     ) -> None:
-        # An end token is no part of the text, and the grammar has no word for it.
+        # An end token is not part of the text, and the grammar has no word for it.
         has_end = reason == "stop"
         if state.matcher is not None and not has_end:
             try:

@@ -1,6 +1,6 @@
 """`Programs`: the compiled programs of an engine, and the arrays on the device that they change.
 
-A program is compiled for a number of rows and of tokens (a bucket). All that a call says of its
+A program is compiled for a number of rows and of tokens (a bucket). All that a call says about its
 rows comes as one array of whole numbers, so that a call costs one transfer.
 
 Letters of shapes: B rows of a call, P pages of a row, T tokens, V vocabulary, S slots, W words of a
@@ -66,7 +66,7 @@ class Program:
         Args:
             sizes: Of the key.
             held: What an engine holds, as shapes.
-            places: How results lie, and by name what is changed.
+            places: How results are sharded, and by name what is changed.
         """
         options = self.options(*sizes)
 
@@ -418,7 +418,7 @@ def sampler_values(
 
 
 def _replicated(weights: Any) -> NamedSharding | None:
-    """Return how arrays lie that each device of the weights' mesh has; None without a mesh."""
+    """Return the sharding of arrays that every device of the mesh has; None without a mesh."""
     mesh = mesh_of(weights)
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
 

@@ -235,7 +235,7 @@ class Replicas:
 
         Raises:
             ConfigError: A replica has no room for one more.
-            ModuleError: It corrects layers that have no room, or has a larger rank.
+            ModuleError: It adapts layers without adapter slots, or has a larger rank.
             EngineError: The replicas are closed, or a step of each failed.
         """
         # Once, and outside of the locks, for it moves the factors to the host and back.
@@ -407,7 +407,8 @@ class SentPrompts:
 
     def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
         """Return digests of a prompt, read with an adapter, up to the end of each full page."""
-        # Not the salt of the scheduler, which knows of the weights' epoch: `forget` does that here.
+        # The scheduler's salt has the number of the weights too. It is not needed here, since
+        # `forget` drops all digests when weights are replaced.
         size, found = self._page_size, [(adapter or "").encode()]
         text = np.asarray(prompt, np.int64)
         for start in range(0, len(text) - size + 1, size):
@@ -491,7 +492,7 @@ def open_engine(
         state: See `Engine`.
         tokenizer: See `Engine`.
         cfg: Of each engine.
-        mesh: By default the one that the state lies on.
+        mesh: By default the one of the state.
         draft: See `Engine`.
 
     Raises:

@@ -26,7 +26,7 @@ _MAX_PRIORITY = 1_000_000
 
 
 _RANGES = {
-    "temperature": (0.0, math.inf, "0 takes the likeliest token, 1 draws as the model says"),
+    "temperature": (0.0, math.inf, "0 takes the likeliest token, 1 samples as the model says"),
     "top_p": (math.ulp(0.0), 1.0, "1 samples from all tokens"),
     "min_p": (0.0, 1.0, "0 samples from all tokens"),
     "repetition_penalty": (math.ulp(0.0), math.inf, "1 changes nothing"),
@@ -166,7 +166,7 @@ def kind_index(sampling: Sampling, kinds: tuple[SamplerKind, ...]) -> int:
         if _KIND_ORDER.index(kind) >= _KIND_ORDER.index(needed):
             return place
     raise RequestError(
-        f"this engine draws {' or '.join(kinds)}, and the request needs {needed!r}",
+        f"this engine samples {' or '.join(kinds)}, and the request needs {needed!r}",
         where="sampling",
         hint="sample the likeliest token or by a temperature alone, or change sampler_kinds",
     )
@@ -267,7 +267,7 @@ class RequestLimits:
         kind_index(request.sampling, self.kinds)
         if request.grammar is not None and not self.samples_one_by_one:
             raise RequestError(
-                "an engine of fixed_shapes draws several tokens in a call, and a grammar needs "
+                "an engine of fixed_shapes decodes several tokens in a call, and a grammar needs "
                 "each before the next",
                 where="grammar",
                 hint="set fixed_shapes to False",
@@ -295,7 +295,7 @@ class RequestLimits:
                 where="max_tokens",
                 hint="shorten the prompt, or ask for fewer tokens",
             )
-        # For the whole answer: a request that fits only as long
+        # For the full answer: a request that fits only as long
         # as it is short would be preempted by itself for ever.
         needed = -(-(size + request.max_tokens) // self.page_size)
         if needed > self.num_pages:

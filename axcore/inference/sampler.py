@@ -429,7 +429,7 @@ def allowed_tokens(vocab_size: int, tokenizer: Tokenizer) -> UInt32[np.ndarray, 
 
 
 class SamplerState(NamedTuple):
-    """What slots keep on the device besides caches. Methods return a changed copy.
+    """What slots keep on the device in addition to caches. Methods return a changed copy.
 
     Args:
         last: The token sampled last, `[S]`.

@@ -180,7 +180,7 @@ class Scheduler:
         """Return whether there is a slot, and pages to read all of a sequence's text."""
         if not self._free_slots:
             return False
-        # Pages for the whole text at once: with fewer it would
+        # Pages for the full text at once: with fewer it would
         # be preempted half-way, and what it read thrown away.
         return self.pages.num_pages_needed(sequence, self.pool.holders) <= self.pool.num_free
 

@@ -82,7 +82,7 @@ class NGramDrafter:
             for length in lengths:
                 if length <= len(text):
                     # The position after the run, noted before the token is appended; a later
-                    # run of the same tokens replaces it, as recent text is the better guess.
+                    # run of the same tokens replaces it, as recent text is the better proposal.
                     self._follows[tuple(text[-length:])] = len(text)
             text.append(int(token))
 
@@ -309,7 +309,7 @@ class DraftedModel:
 
     @property
     def cache_shardings(self) -> Any:
-        """How caches lie on the mesh of the weights; None without one."""
+        """How caches are sharded on the mesh of the weights; None without one."""
         if self._model.cache_shardings is None:
             return None
         return {**self._model.cache_shardings, DRAFT: self._draft.cache_shardings}
@@ -337,7 +337,7 @@ class DraftedModel:
             own[0], drafts[0], tokens, num_cached, num_new, at=at, adapters=adapters, **where
         )
         # The draft must have read all that the model has,
-        # or its next guess would be from a text with holes.
+        # or its next proposal would come from a text with holes.
         _, read = self._draft.step(
             own[1], drafts[1], self._known(tokens), num_cached, num_new, **where
         )
@@ -397,7 +397,7 @@ class DraftedModel:
     def _known(self, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
         """Return tokens with one of the draft's in the place of each that only the model has."""
         # A fine-tuned model may have tokens that the draft lacks; any known one in their
-        # place makes a bad guess and no wrong answer, as out-of-range embeddings would.
+        # place makes a bad draft token and no wrong answer, as out-of-range embeddings would.
         return jnp.minimum(tokens, self._draft.vocab_size - 1)
 
 
@@ -411,7 +411,7 @@ def _parted(tree: Any) -> tuple[Any, Any]:
 
 def _of_width(logits: Float[Array, "B V"], width: int) -> Float[Array, "B width"]:
     """Return the logits of as many tokens as another model has; of those added, never sampled."""
-    # Minus infinity: a token that the draft does not have can never be guessed.
+    # Minus infinity: a token that the draft does not have can never be proposed.
     missing = max(0, width - logits.shape[1])
     padded = jnp.pad(logits[:, :width], ((0, 0), (0, missing)), constant_values=-jnp.inf)
     return padded.astype(jnp.float32)

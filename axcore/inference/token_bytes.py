@@ -14,7 +14,7 @@ class TokenBytes:
 
     A tokenizer.json is not given to the library as it is: it takes every added token for a special
     one, also those that are text, as `<tool_call>` of Qwen or runs of spaces, and then nothing can
-    match a text that holds one.
+    match a text that contains one.
 
     Args:
         tokens: The bytes of each; empty for special ones.

@@ -171,7 +171,7 @@ class WarmUp:
             failure: Exception | None = error
         else:
             failure = None
-        # The error of a stop is no failure.
+        # The error of a stop is not a failure.
         if not self._is_stopped:
             when_done(failure)
 

@@ -23,7 +23,7 @@ Names = tuple[str, ...]
 
 
 class WeightConversion:
-    """Converts a state array by array, so that it needs room for one besides what it makes.
+    """Converts a state array by array, so that it needs memory for the result and one more array.
 
     An `LazyArray` is read when it is needed, and no more of it than makes one array.
 
@@ -34,7 +34,7 @@ class WeightConversion:
         trained: Specs of the state, as the model is trained.
         kept: Specs of the same arrays in the model that serves, but for changes of its layers.
         served: Specs of the weights of the model that serves, of the types that its layers read.
-        mesh: Where they lie; None for the device that jax takes itself.
+        mesh: Where they are; None for the device that jax takes itself.
 
     Raises:
         ShardingError: They do not divide over the mesh.
@@ -58,7 +58,7 @@ class WeightConversion:
 
     @property
     def replacement_bytes(self) -> int:
-        """What a device needs beside old and new weights while arrays take each other's places.
+        """Memory that a device needs, apart from old and new weights, while arrays are replaced.
 
         That is the largest array, and the same as it was trained where it is quantized.
         """
@@ -94,7 +94,7 @@ class WeightConversion:
         self._restacked(state)
 
     def arrays(self, state: Any) -> Iterator[tuple[Names, Array]]:
-        """Yield the weights that a state decides, each with its path, where they are to lie.
+        """Yield the weights that a state decides, each with its path, where they are to be stored.
 
         Raises:
             ModuleError: An array is missing, or has another shape.
@@ -137,7 +137,7 @@ class WeightConversion:
         return map(read_leaf, found)
 
     def _made(self, leaf: Any, spec: ParamSpec, name: str, layer: Any) -> dict[str, Array]:
-        """Return what a layer keeps of an array, where it is to lie."""
+        """Return what a layer keeps of an array, where it is to be stored."""
         if name in layer:
             # Cast on the side where it comes from, so that half as many bytes are moved.
             return {name: self._placed(_cast(leaf, layer[name].dtype), layer[name])}
@@ -146,7 +146,7 @@ class WeightConversion:
         return {name: self._placed(array, layer[name]) for name, array in kept.items()}
 
     def _at_once(self, spec: ParamSpec, name: str, layer: Any) -> list[ParamSpec]:
-        """Return what lies on devices while an array takes the place of an old one."""
+        """Return what is on devices while an array takes the place of an old one."""
         if name in layer:
             return [layer[name]]
         kept = jax.eval_shape(lambda weight: kept_weight(layer, weight), spec.abstract)
@@ -234,7 +234,7 @@ class ServedWeights:
         """Take over a state that was checked; adapters and a draft stay.
 
         Each array takes the place of the one before it, which is freed if nobody else holds it: so
-        there is room for one array besides, and not for all of them twice.
+        there is memory for one array more, and not for all of them twice.
 
         Raises:
             EngineError: An array could not be converted, after others were.

@@ -55,7 +55,7 @@ class AdapterFormat(ABC):
 
     @abstractmethod
     def is_in(self, folder: Path) -> bool:
-        """Whether a folder holds adapters in this format."""
+        """Whether a folder contains adapters in this format."""
 
     @abstractmethod
     def base(self, folder: Path) -> str | None:
@@ -66,7 +66,7 @@ class AdapterFormat(ABC):
         """Return the adapters in a folder; read no numbers.
 
         Args:
-            folder: Holds them.
+            folder: Contains them.
             cfg: The base config, without adapters.
 
         Raises:
@@ -127,7 +127,7 @@ class _ChangedBase(Protocol):
 
 
 def find_adapter_format(folder: Path | str) -> AdapterFormat | None:
-    """Return the format of the adapters that a folder holds; None where it holds none."""
+    """Return the format of the adapters in a folder; None where it contains none."""
     for record in plugin_host().records(AdapterFormatRecord):
         made: AdapterFormat = record.call("format", returns=object)
         if made.is_in(Path(folder).expanduser()):
@@ -168,14 +168,14 @@ def read_adapters(folder: Path | str, cfg: Any) -> AdapterCheckpoint:
     """Return the adapters of a folder, for a model whose own are left out.
 
     Raises:
-        CheckpointError: The folder holds none, or those of another model.
+        CheckpointError: The folder contains none, or those of another model.
         ConfigError: No layer here does what they do.
     """
     found = find_adapter_format(folder)
     if found is None:
         known = ", ".join(record.name for record in plugin_host().records(AdapterFormatRecord))
         raise CheckpointError(
-            f"the folder holds no adapters in a format that is known: {known}",
+            f"the folder contains no adapters in a format that is known: {known}",
             where=str(folder),
             hint="name the folder that adapters were saved into",
         )
@@ -212,8 +212,8 @@ def join_adapters(source: ArraySource, folder: str | None, models: tuple[Any, An
     """Return the arrays of a source and of the adapters in a folder.
 
     Args:
-        source: Holds the arrays of a model without adapters.
-        folder: Holds adapters; nothing is added where it is None.
+        source: Contains the arrays of a model without adapters.
+        folder: Contains adapters; nothing is added where it is None.
         models: The config of the source's model, and of the one that begins, which must have the
             adapters that the folder describes.
 

@@ -22,7 +22,7 @@ Index = tuple[int, ...]
 
 
 class ArrayChange(ABC):
-    """What is done to an array before it is used; as text, what a table says of it."""
+    """What is done to an array before it is used; as text, what a table says about it."""
 
     @abstractmethod
     def __call__(self, array: Any) -> Any:
@@ -227,7 +227,7 @@ class LazyArray:
 
     Args:
         name: In the state.
-        source: Holds its arrays.
+        source: Contains its arrays.
         origins: What each of its arrays begins as, in order.
         stacked: The dimensions that they are stacked in.
         dtype: Of its numbers.
@@ -259,7 +259,7 @@ class LazyArray:
         Raises:
             CheckpointError: One is damaged, or holds NaN or infinity.
         """
-        # A slice of a part of stacked dimensions is none of whole arrays.
+        # A slice of a part of stacked dimensions is not one of full arrays.
         assert len(self.stacked) == 1
         origins: LeafOrigins = {(i,): one for i, one in enumerate(self.origins[arrays])}
         shape = (len(origins), *self.origins[0].shape)

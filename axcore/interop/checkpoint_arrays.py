@@ -52,7 +52,7 @@ class CheckpointArrays(ArraySource):
     """The arrays of a pretrained checkpoint.
 
     Args:
-        folder: Holds the tensors.
+        folder: Contains the tensors.
         bound: The weight map of the model.
         tensors: By name.
     """
@@ -97,10 +97,10 @@ class CheckpointArrays(ArraySource):
         # The likeliest of many missing names, with a hint of its own.
         if missing and self._heads.issuperset(missing):
             raise CheckpointError(
-                f"the folder holds a base model without a head: {', '.join(missing)} is missing, "
+                f"the folder has a base model without a head: {', '.join(missing)} is missing, "
                 "and config.json does not tie it to the embeddings (tie_word_embeddings)",
                 where=str(self.folder),
-                hint="name the folder of the whole model; or train a head from random values: "
+                hint="name the folder of the full model; or train a head from random values: "
                 f"--modify \"pretrained(path={self.folder}, fresh=('head.**',))\"",
             )
         problems += [f"{name} is missing" for name in missing]
@@ -134,10 +134,10 @@ class CheckpointArrays(ArraySource):
             yield name, reader.leaf(origins, wanted[name])
         if reader.not_finite:
             raise CheckpointError(
-                f"{len(reader.not_finite)} tensors hold numbers that are nan or infinite, or "
+                f"{len(reader.not_finite)} tensors contain numbers that are nan or infinite, or "
                 "become so in the dtype that is wanted:\n" + listed(sorted(reader.not_finite)),
                 where=str(self.folder),
-                hint="fetch the files again, or ask for a dtype that holds larger numbers",
+                hint="fetch the files again, or ask for a dtype with a larger range",
             )
 
 
@@ -147,7 +147,7 @@ def checkpoint_arrays(
     """Return the arrays of a pretrained checkpoint; read the headers of its files alone.
 
     Args:
-        folder: Holds the model.
+        folder: Contains the model.
         family: Its family.
         cfg: Its config.
         values: What its `config.json` says.
@@ -212,7 +212,7 @@ def selected(
     *,
     known: Container[str] = (),
 ) -> dict[str, Tensor]:
-    """Return the tensors that hold numbers of the model, by full name.
+    """Return the tensors that contain numbers of the model, by full name.
 
     Args:
         found: All tensors of the folder.
@@ -244,7 +244,7 @@ def _check_same(again: Tensor, original: Tensor, name: str, repeats: str) -> Non
 
 
 class _Reader:
-    """Reads leaves of a state; keeps the names of tensors that hold NaN or infinity."""
+    """Reads leaves of a state; keeps the names of tensors that contain NaN or infinity."""
 
     def __init__(self, source: CheckpointArrays) -> None:
         self.source = source
@@ -381,8 +381,8 @@ def stored(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     # Looked at while it is converted: a number may only become infinite in the narrower dtype.
     if not copy(array, copied):
         raise CheckpointError(
-            f"{name} holds numbers that are nan or infinite, or become so in {dtype}",
-            hint="write it in a dtype that holds larger numbers: --dtype bfloat16",
+            f"{name} contains numbers that are nan or infinite, or become so in {dtype}",
+            hint="write it in a dtype with a larger range: --dtype bfloat16",
         )
     return copied
 

@@ -184,7 +184,7 @@ def _scalings() -> dict[str, RopeScaling]:
 
 
 def _of_type(parameters: dict[str, Any], layer_type: str) -> dict[str, Any]:
-    """Return what `rope_parameters` says of a type of layers, where there are several."""
+    """Return what `rope_parameters` says about a type of layers, where there are several."""
     if not (parameters and layer_type):
         return parameters
     if layer_type not in parameters:
@@ -197,7 +197,7 @@ def _of_type(parameters: dict[str, Any], layer_type: str) -> dict[str, Any]:
 
 
 def rope_position(values: dict[str, Any]) -> Any:
-    """Return the config of positions; `values` are all that `config.json` says of them."""
+    """Return the config of positions; `values` are all that `config.json` says about them."""
     # `type` is what `rope_type` was called before; files have one of them, or both.
     old_name = values.pop("type", PLAIN)
     kind, theta = values.pop("rope_type", old_name), values.pop("rope_theta")
@@ -221,7 +221,7 @@ def rope_position(values: dict[str, Any]) -> Any:
     if missing or strange:
         raise ConfigError(
             f"rotary positions of type {kind!r} have {', '.join(known) or 'no more fields'}; "
-            f"config.json lacks {missing} and has {strange} besides",
+            f"config.json lacks {missing} and also has {strange}",
             where="rope_scaling",
             hint="compare it with the file that was published; take out of it what changes nothing",
         )

@@ -80,9 +80,10 @@ class Family:
         config: The config map, in the order in which entries are read.
         weights: From a config to the weight map of its model.
         layers: Which layers are of which kind, where there are several.
-        irrelevant: Fields of `config.json` that change no number, besides those of all families.
+        irrelevant: Fields of `config.json` that change no number, in addition to those of all
+            families.
         unread: Fields that some files have, and no modelling code of the family reads, so that they
-            are passed over with a warning, besides those of all families.
+            are passed over with a warning, in addition to those of all families.
         skipped: Regular expressions of tensors that are passed over, unless the model has them.
         mtp_counts: Fields with the number of layers behind the last for multi-token prediction,
             which the models here do not have.
@@ -91,7 +92,7 @@ class Family:
         copies: Tensors that some files have once more, by name, and the ones they repeat.
         prefix: What names of the map begin with, where some files leave that out in all names.
         length: The field with the tokens of a row, at most.
-        nested: The field that holds all of these fields, in models of more than text.
+        nested: The field that contains all of these fields, in models of more than text.
         written_as: The `model_type` of the family that its models are written as, if it is another.
         defaults: Values of fields that such models leave out.
         renamed: Regular expressions of parts of names in files, and what is in their place here.
@@ -149,7 +150,8 @@ class Family:
         # Fields that an entry takes are crossed off; what is left was read by nobody.
         fields, cfg = Fields(flat), self.template()
         if self.layers is not None:
-            # Folded, so that an entry can set a field of all layers of a kind at once.
+            # Layers of one kind are folded into one config, so that an entry can set a field of
+            # all of them at once; `unfold` below makes them layers again.
             cfg, _ = self.layers.fold(cfg)
         for entry in self.config:
             cfg = entry.read(cfg, fields)
@@ -363,7 +365,7 @@ def _is_kept(name: str) -> bool:
 def exported_files(
     published: CheckpointInfo | None, tokens: Mapping[str, Any], files: Mapping[str, bytes] | None
 ) -> dict[str, bytes]:
-    """Return the files of an export besides `config.json` and weights, by name.
+    """Return the files of an export in addition to `config.json` and weights, by name.
 
     What the pretrained checkpoint had and the export lacks is named by a warning.
 

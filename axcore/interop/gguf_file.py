@@ -227,7 +227,7 @@ def _gguf_pieces(
 
 
 def encoded(tensor: _GGUFTensor, rows: np.ndarray) -> np.ndarray:
-    """Return rows of a tensor as a file holds them.
+    """Return rows of a tensor as they are in a file.
 
     Raises:
         CheckpointError: A number is not finite in the type.

@@ -1,4 +1,4 @@
-"""`GGUFMap`: what llama.cpp calls the models of a family, and what it can say of them.
+"""`GGUFMap`: what llama.cpp calls the models of a family, and what it can say about them.
 
 It starts from what Hugging Face's files have: fields of `config.json` become metadata, tensors keep
 their layout but for what `changes` name, and have the names that the library `gguf` knows for them.
@@ -112,7 +112,7 @@ class LocalLayers(GGUFEntry):
 
 @attrs.frozen(kw_only=True)
 class GGUFMap:
-    """How a GGUF file holds models of a family.
+    """How models of a family are written to a GGUF file.
 
     Args:
         architecture: llama.cpp's name of it.

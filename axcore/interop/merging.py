@@ -83,7 +83,7 @@ def _trimmed(change: np.ndarray, density: float) -> np.ndarray:
     if keep >= change.size:
         return change
     size = np.abs(change)
-    # `partition`, which is linear: sorting a whole tensor takes longer than reading it.
+    # `partition`, which is linear: sorting a full tensor takes longer than reading it.
     smallest = np.partition(size.reshape(-1), change.size - keep)[change.size - keep]
     return np.where(size >= smallest, change, np.float32(0.0))
 
@@ -174,7 +174,7 @@ def _check_same_shapes(places: Sequence[Mapping[str, TensorPlace]], folders: lis
             for name, one in first.items()
             if name in other and one.shape != other[name].shape
         ]
-    problems += [f"{n} holds {p.dtype}" for n, p in first.items() if p.dtype.kind in "biu"]
+    problems += [f"{n} contains {p.dtype}" for n, p in first.items() if p.dtype.kind in "biu"]
     if problems:
         raise CheckpointError(
             f"{len(problems)} tensors cannot be merged:\n" + listed(problems),

@@ -3,7 +3,7 @@
 adapter_model.safetensors   `lora_A` (rank, inputs) and `lora_B` (outputs, rank) by module
 adapter_config.json         rank, alpha, and which modules
 
-Magnitudes are whole lengths of columns there, and here how far they are from the base's. So reading
+Magnitudes are full lengths of columns there, and here how far they are from the base's. So reading
 and writing them takes the weights that the adapters correct.
 
 Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
@@ -64,13 +64,13 @@ class PeftFormat(AdapterFormat):
             raise ConfigError(
                 f"the run trained {', '.join(trained)}, which are not its adapters alone",
                 where="learner.trainable",
-                hint="export the whole model: --merged",
+                hint="export the full model: --merged",
             )
         family = to_peft(folder, cfg, state, dtype=dtype, base=base, files=files)
         return f"PEFT adapters of a model of type {family}"
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a folder holds adapters."""
+        """Whether a folder contains adapters."""
         return (folder / CONFIG).is_file()
 
     def base(self, folder: Path) -> str | None:
@@ -84,7 +84,7 @@ class PeftFormat(AdapterFormat):
         dtypes = frozenset(str(place.dtype) for place in places)
         relative_to = partial(_MagnitudeArrays, arrays) if _has_dora(adapted) else None
         trained = (*(_trained(adapted) if has_adapters(adapted) else ()), *replaced.leaves)
-        # DoRA's files hold whole lengths of columns; ours
+        # DoRA's files contain full lengths of columns; ours
         # hold the change from the base's, so they need it.
         return AdapterCheckpoint(adapted, arrays, trained, dtypes, relative_to, replaced or None)
 
@@ -133,7 +133,7 @@ def to_peft(
     """
     if not has_adapters(cfg):
         raise ConfigError("the model has no adapters", hint="apply LoRA to it first")
-    # Lengths are of the weights as they compute, so quantized ones are widened first.
+    # Lengths are of the weights as they compute, so quantized ones are converted first.
     if _has_dora(cfg):  # the only ones that weights have a part in
         state = full_precision_state(cfg, state)
     cfg = with_full_precision_weights(cfg)
@@ -229,7 +229,7 @@ def _targets(modules: Mapping[str, Slice], bound: BoundMap) -> list[str]:
 
 
 def _magnitude_vector(change: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the whole lengths of a weight's columns, `[N]`, from their change."""
+    """Return the full lengths of a weight's columns, `[N]`, from their change."""
     lengths = np.asarray(column_lengths(jnp.asarray(weight)))
     whole: np.ndarray = lengths + np.asarray(change, np.float32)
     return whole

@@ -1,6 +1,7 @@
 """Reading adapters in the format of PEFT, the inverse of `axcore.interop.peft`.
 
-Adapters of linear layers become layers of the model; what else a folder holds changes its weights.
+Adapters of linear layers become layers of the model; what else a folder contains changes its
+weights.
 
 Source: Mangrulkar et al. 2022, github.com/huggingface/peft.
 """
@@ -65,7 +66,7 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, _AdapterArrays, Replaced]:
     """Return a model's config with the adapters of a folder, their arrays, and what they replace.
 
     Args:
-        folder: Holds the adapters.
+        folder: Contains the adapters.
         cfg: The config of the model that they correct, without any.
 
     Raises:
@@ -83,7 +84,7 @@ def read_peft(folder: Path, cfg: Any) -> tuple[Any, _AdapterArrays, Replaced]:
     tensors = {name: place for name, place in found.items() if name in every.shapes}
     _check_complete(tensors, settings, folder)
     others = {n.removeprefix(PREFIX): one for n, one in found.items() if n not in every.shapes}
-    # What is no adapter's may be a layer that the folder replaces as a whole.
+    # What is not an adapter's may be a layer that the folder replaces as a whole.
     beside = replaced(folder, others, settings, (cfg, family))
     added = {name.removesuffix(WEIGHT) for name in beside.added}
     _check_targets(
@@ -220,7 +221,7 @@ def _factor_rules(rule: Rule) -> Iterator[Rule]:
     """Yield the rules of the adapters of a linear layer, none for other rules.
 
     Where a family fuses layers, `(inputs, outputs)` side by side as the outputs of one, there is
-    one product B A for all of them: each layer has the whole A, and its own rows of B.
+    one product B A for all of them: each layer has the full A, and its own rows of B.
     """
     rows, own = _of_rows(rule.transform), [name.removesuffix(WEIGHT) for name in rule.axcore]
     hf = PREFIX + rule.hf[0].removesuffix(WEIGHT)
@@ -263,7 +264,7 @@ def _tensors(folder: Path, family: Family) -> dict[str, TensorPlace]:
         found[PREFIX + inner] = place
     if not found:
         raise CheckpointError(
-            f"{ARRAYS} holds no tensors", where=str(folder / ARRAYS), hint="fetch the file again"
+            f"{ARRAYS} contains no tensors", where=str(folder / ARRAYS), hint="fetch the file again"
         )
     return found
 

@@ -61,7 +61,7 @@ class Pretrained:
 
 
 class PretrainedCheckpoint:
-    """A folder that holds a pretrained checkpoint: `config.json`, safetensors, tokenizer files.
+    """A folder that contains a pretrained checkpoint: `config.json`, safetensors, tokenizer files.
 
     Attributes:
         folder: The folder.
@@ -77,7 +77,7 @@ class PretrainedCheckpoint:
             allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
 
         Raises:
-            CheckpointError: It holds no model, or its `config.json` is damaged.
+            CheckpointError: It contains no model, or its `config.json` is damaged.
             ConfigError: Nothing installed knows such models.
         """
         self.folder = Path(folder).expanduser()
@@ -87,7 +87,7 @@ class PretrainedCheckpoint:
             raise CheckpointError(
                 f"the folder has no {CONFIG}",
                 where=str(self.folder),
-                hint="name a folder that holds a pretrained checkpoint",
+                hint="name a folder that contains a pretrained checkpoint",
             )
         self.values = read_json(path, CONFIG, error=CheckpointError)
         if "model_type" not in self.values:
@@ -228,7 +228,7 @@ def from_hugging_face(
     """Read a pretrained checkpoint onto the first device.
 
     Args:
-        folder: Holds `config.json` and safetensors.
+        folder: Contains `config.json` and safetensors.
         dtype: What parameters become, and what they compute in; as they are stored by default.
         on_host: Whether arrays stay in their files, for an engine to take one by one.
         allow_unknown_fields: Whether fields of `config.json` that could matter are ignored, with a
@@ -384,7 +384,7 @@ class HuggingFace(WeightSource):
         """Describes a pretrained checkpoint.
 
         Args:
-            path: The folder that holds it.
+            path: The folder that contains it.
             allow_unknown_fields: Whether fields of its `config.json` that could matter are ignored.
         """
 

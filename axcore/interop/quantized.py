@@ -20,7 +20,7 @@ class Tensor(Protocol):
 
     @property
     def file(self) -> Path:
-        """The file that holds it."""
+        """The file that contains it."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -54,7 +54,7 @@ class _BlockScaled:
 
     @property
     def file(self) -> Path:
-        """The file that holds the numbers."""
+        """The file that contains the numbers."""
         return self.numbers.file
 
     @property
@@ -70,7 +70,7 @@ class _BlockScaled:
         values = np.arange(256, dtype=np.uint8).view(self.numbers.dtype).astype(np.float32)
         scales = self.scales.read().astype(np.float32)
         whole: np.ndarray = values[self.numbers.read().view(np.uint8)]
-        # Row of blocks by row of blocks, so that no array of scales of the whole size is made.
+        # Row of blocks by row of blocks, so that no array of scales of the full size is made.
         for i, scale in enumerate(scales):
             whole[i * rows : (i + 1) * rows] *= np.repeat(scale, columns)[: self.shape[1]]
         return whole
@@ -97,7 +97,7 @@ class _Microscaled:
 
     @property
     def file(self) -> Path:
-        """The file that holds the numbers."""
+        """The file that contains the numbers."""
         return self.numbers.file
 
     @property

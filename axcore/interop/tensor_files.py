@@ -42,9 +42,8 @@ _DTYPES: dict[str, Any] = {
 }
 DTYPES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
-# The limit of the reference implementation: a length of garbage must not be allocated.
+# The limit of the reference library: a damaged length must not be allocated.
 _MAX_HEADER_BYTES = 100_000_000
-"""The bound of the reference library."""
 
 
 @attrs.frozen
@@ -90,7 +89,7 @@ def find_tensors(folder: Path) -> dict[str, TensorPlace]:
         raise CheckpointError(
             f"the folder has neither {SINGLE} nor {INDEX}",
             where=str(folder),
-            hint="name a folder that holds a model's files; other formats are not read",
+            hint="name a folder that contains a model's files; other formats are not read",
         )
     return _indexed(folder, _index(folder / INDEX))
 
@@ -338,5 +337,5 @@ def new_file(path: Path | str) -> Iterator[Path]:
 
 
 def _draft_of(target: Path) -> Path:
-    # Beside the target, since a rename works within one file system only.
+    # Next to the target, since a rename works within one file system only.
     return target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.incomplete")

@@ -301,7 +301,7 @@ class Slice:
 
 @attrs.frozen
 class Piece:
-    """What a rule says of one layer or expert.
+    """What a rule says about one layer or expert.
 
     Args:
         axcore: The model's arrays.

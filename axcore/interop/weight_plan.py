@@ -45,7 +45,7 @@ class WeightPlan:
 
     Args:
         cfg: The model's config.
-        source: Holds arrays.
+        source: Contains arrays.
         leaves: Of which arrays of the source each leaf of the state is; those that are left out
             begin randomly initialized.
         stacked: The dimensions that are stacked in each leaf.
@@ -152,7 +152,7 @@ def plan_weights(
 
     Args:
         models: The config of the source's model, and of the one that begins.
-        source: Holds arrays.
+        source: Contains arrays.
         selection: Which of them are read.
         edits: What is done to them, in order.
         specs: The `param_specs()` of the model that begins, where they are made already.
@@ -268,7 +268,7 @@ def _with_noise(
     # crc32, not hash(): Python's differs from process to process, and hosts must agree.
     key = jax.random.fold_in(jax.random.key(noise.seed), zlib.crc32(name.encode()))
 
-    # Donated: a leaf may hold all layers of a matrix, and two of it may not fit.
+    # Donated: a leaf may contain all layers of a matrix, and two of it may not fit.
     @partial(jax.jit, donate_argnums=0, out_shardings=array.sharding)
     def noisy(array: jax.Array) -> jax.Array:
         numbers = array.astype(jnp.float32)

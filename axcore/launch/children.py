@@ -53,9 +53,10 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A library may print bytes that are no UTF-8, and the thread that reads them would end.
+            # A library may print bytes that are not UTF-8, and the thread that reads them would
+            # end.
             errors="replace",
-            # Ctrl-C goes to a terminal's whole foreground group; here
+            # Ctrl-C goes to a terminal's full foreground group; here
             # the parent passes it on, so that each gets it once.
             start_new_session=True,
             pass_fds=pass_fds,
@@ -145,8 +146,9 @@ def first_failure(children: Iterable[Child]) -> Child | None:
 
 
 _ABORTED_OR_LOST = (1, -signal.SIGABRT, 9)
-# Ranked by how little it says: an abort or an error 1 may be what losing a peer looks like.
-"""How a process may end because it lost another one: the surest sign of that last."""
+# Sorted by how much an exit code says: an abort or exit code 1 may also be the effect of losing a
+# peer.
+"""Exit codes of a process that lost another one; the surest sign of that comes last."""
 
 
 def _rank(code: int | None) -> int:

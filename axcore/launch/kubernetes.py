@@ -95,7 +95,7 @@ class Kubernetes(Launcher):
             "completionMode": "Indexed",
             "completions": job.processes,
             "parallelism": job.processes,
-            # The job itself retries nothing: one new pod beside old ones could not join their run.
+            # The job itself retries nothing: one new pod next to old ones could not join their run.
             "backoffLimit": 0,
             "template": {"spec": self._pod(job)},
         }

@@ -58,8 +58,8 @@ def find_process_info(
 ) -> ProcessInfo | None:
     """Return the place of this process, or None where it is the only one.
 
-    Flags come first, then their variables, then the engine's; a flag beside an engine replaces that
-    part of what the engine says.
+    Flags come first, then their variables, then the engine's; a flag next to an engine replaces
+    that part of what the engine says.
 
     Args:
         given: `coordinator`, `process_count` and `process_index`, None where nobody named them.
@@ -100,7 +100,7 @@ def engine_process_info(environment: Mapping[str, str]) -> ProcessInfo | None:
             place = record.call("process_info", environment, returns=ProcessInfo | None)
             if place is not None:
                 found[record.name] = place
-    # To guess would number two processes alike, and both would wait for the others.
+    # A default would number two processes alike, and both would wait for the others.
     if len(found) > 1:
         said = "; ".join(
             f"{name}: process {place.process_index} of {place.process_count}"

@@ -41,6 +41,7 @@ from axcore.layers.quantization.frozen_linear import (
 )
 from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
+from axcore.layers.scalar_head import ScalarHead
 from axcore.layers.stack import ScannedLayers, Sequence, Stack, alternating
 from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
 from axcore.layers.transformer import (
@@ -100,6 +101,7 @@ __all__ = [
     "RoPE",
     "Router",
     "Routing",
+    "ScalarHead",
     "ScannedLayers",
     "Sequence",
     "SlidingCache",

@@ -31,7 +31,7 @@ class Leaf:
         shape: Its shape.
         dtype: Its dtype.
         axes: Logical axes, where flax knows any.
-        init: Draws its first value.
+        init: Samples its first value.
         is_buffer: Whether it is kept but not trained.
     """
 
@@ -122,7 +122,7 @@ def nested(flat: Mapping[_FlaxPath, Any]) -> dict[str, Any]:
 
 @config
 class LinenInit(Initializer):
-    """Draw one array as the linen module would, from a key of its own."""
+    """Sample one array as the linen module would, from a key of its own."""
 
     module: Any
     shapes: tuple[tuple[int, ...], ...]
@@ -156,7 +156,7 @@ class LinenModule(Module):
             training_flag: Argument that says whether it trains; None where it has none.
             flag_in_training: What the flag is in training: True for `train`, False for
                 `deterministic` and `use_running_average`.
-            streams: Random streams that it draws from in training.
+            streams: Random streams that it samples from in training.
         """
 
         module: Any = REQUIRED
@@ -176,8 +176,8 @@ class LinenModule(Module):
         flag = cfg.training_flag
         flags = {} if flag is None else {flag: not cfg.flag_in_training}
         self.linen = call.build()
-        # Shapes alone: a model is built many times, and for hardware that is not here, before any
-        # array is made.
+        # Shapes alone: a model is built many times, and for hardware that is not available, before
+        # any array is made.
         leaves = jax.eval_shape(lambda: _initialised(self.linen, jax.random.key(0), shapes, flags))
         self.arrays = _FlaxArrays(
             self,
@@ -217,7 +217,7 @@ def _initialised(
 
 @config
 class NNXInit(Initializer):
-    """Draw one array as the nnx module would, from a key of its own."""
+    """Sample one array as the nnx module would, from a key of its own."""
 
     module: Any
     path: tuple[str, ...]

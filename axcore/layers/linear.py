@@ -24,7 +24,7 @@ from axcore.ops import (
     decode_matmul,
     grouped_matmul,
     in_panels,
-    narrow_product,
+    low_precision_product,
     num_panels,
 )
 from axcore.parallel import is_sharded
@@ -127,8 +127,8 @@ def matmul_transposed(
     """Return `x @ rows.T`."""
     if _uses_decode_matmul(x):
         return decode_matmul(x, rows, transposed=True)
-    # No `x @ rows.T`: the contraction reads rows as they lie, where a transpose may be written
-    # down first.
+    # No `x @ rows.T`: the contraction reads rows as they are stored, where a transpose may be
+    # written down first.
     return dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
 
 
@@ -139,7 +139,7 @@ def quantized_product(
     return (
         decode_matmul(x, values, scale)
         if _uses_decode_matmul(x)
-        else narrow_product(x, values, scale)
+        else low_precision_product(x, values, scale)
     )
 
 

@@ -90,7 +90,7 @@ class Dropout(Module):
 
     @config
     class Config(Module.Config["Dropout"]):
-        """The config of a `Dropout`; a rate of 0 does nothing and draws no random key."""
+        """The config of a `Dropout`; a rate of 0 does nothing and uses no random key."""
 
         rate: Fraction = 0.0
 

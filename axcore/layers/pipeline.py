@@ -120,7 +120,7 @@ class Pipeline(Module):
                 where="num_micro_batches",
                 hint="change num_micro_batches of the Pipeline, or data.batch_size",
             )
-        # A batch to evaluate may have any number of rows; in one part it is slower, and right.
+        # A batch to evaluate may have any number of rows; in one part it is slower, but right.
         return PipelineSchedule(num_stages, 1, cfg.num_rounds)
 
 
@@ -134,7 +134,7 @@ def _check_channels(channels: dict[str, Any], num_rows: int) -> None:
         for leaf in jax.tree.leaves(value):
             if jnp.shape(leaf)[:1] != (num_rows,):
                 raise ModuleError(
-                    f"channel {name!r} holds an array of shape {jnp.shape(leaf)}, which does not "
+                    f"channel {name!r} has an array of shape {jnp.shape(leaf)}, which does not "
                     f"begin with the {num_rows} rows of the batch that a pipeline splits",
                     hint="share it by rows, or use ScannedLayers",
                 )
@@ -183,7 +183,7 @@ class _Stage:
         """
         info = jax.tree.map(lambda leaf: leaf[micro], self.info)
         first = (turn * self.schedule.num_stages + stage) * self.size
-        # A batch in one part draws the random keys of ScannedLayers, so that both train alike.
+        # A batch in one part uses the random keys of ScannedLayers, so that both train alike.
         part = micro if self.schedule.num_micro_batches > 1 else None
 
         def step(carried: Any, layer: Any) -> tuple[Any, Outputs]:

@@ -18,7 +18,7 @@ def quantization_schemes() -> Iterator[QuantizationScheme]:
         name="fp8_current",
         config=Ref("axcore.layers:Fp8Current.Config"),
         requires=requires(features="float8"),
-        summary="float8 with a scale per tensor, from what it holds now",
+        summary="float8 with a scale per tensor, from its current values",
     )
     yield QuantizationScheme(
         name="fp8_delayed",

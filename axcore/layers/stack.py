@@ -3,7 +3,7 @@
 The first two give equal numbers from equal keys. A stack compiles in time proportional to its
 layers; a scan compiles once for all. A `Sequence` holds a different config in each place. It is a
 layer itself, so it is the unit that a `ScannedLayers` scans where layers alternate, and it is a
-stack, so it holds other stacks where a model begins or ends differently.
+stack, so it contains other stacks where a model begins or ends differently.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""`TokenInfo`: what layers may want to know of each token besides its vector."""
+"""`TokenInfo`: what layers may want to know of each token in addition to its vector."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

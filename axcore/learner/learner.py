@@ -102,7 +102,7 @@ class SpikeGuard(Configurable):
 
     def is_spike(self, window: LossWindow, loss: Float[Array, ""]) -> Bool[Array, ""]:
         """Whether a loss is a spike after those of the window."""
-        # A window of its own beside the metrics': it lives on the
+        # A window of its own next to the metrics': it lives on the
         # device, so that a step can be skipped without asking the host.
         sigmas = self.config.sigmas
         assert sigmas is not None, "a learner asks no guard that takes no loss for a spike"
@@ -207,8 +207,8 @@ class Learner(Configurable):
     def transformation(self, specs: Any) -> "optax.GradientTransformation":
         """Return the optax transformation for parameters of these specs.
 
-        Its `update` raises a ConfigError where a parameter is so narrow that its optimizer would
-        lose updates.
+        Its `update` raises a ConfigError where a parameter has so little precision that its
+        optimizer would lose updates.
         """
         groups = self.config.groups
         return partition(specs, groups, self._of_group) if groups else self._of_group(REST, specs)
@@ -341,7 +341,7 @@ def _lost_updates(optimizer: Any, specs: Any) -> ConfigError | None:
     return ConfigError(
         f"{first.name} is trained in {first.dtype}{f', and {more} more' if more else ''}; "
         f"{type(optimizer).__qualname__} would lose updates and weight decay that are small "
-        "beside a weight",
+        "compared with a weight",
         where="model.dtypes.param",
         hint="--modify 'low_precision_optimizer(format=bfloat16)' rounds bfloat16 so that they "
         "count; --set model.dtypes.param=float32 trains float32, and "

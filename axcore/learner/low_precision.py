@@ -125,7 +125,7 @@ class Int8Rows:
 
 
 def round_to_bfloat16(x: Float[Array, "..."], bits: UInt32[Array, "..."]) -> Array:
-    """Return float32 numbers as one of the two nearest of bfloat16, drawn by random bits."""
+    """Return float32 numbers as one of the two nearest of bfloat16, sampled by random bits."""
     # Adding random low bits and cutting them off rounds
     # up with the right probability, carry included.
     raised = jax.lax.bitcast_convert_type(x, jnp.uint32) + (bits & jnp.uint32(0xFFFF))
@@ -150,7 +150,7 @@ class StoredState(NamedTuple):
     """The state of an optimizer as it is stored.
 
     Args:
-        num_updates: Updates so far, from which rounding draws.
+        num_updates: Updates so far, from which rounding samples.
         values: The wrapped optimizer's state, with stored values in the place of arrays.
         scales: A tree like it, with the scales of those that have some, None elsewhere.
     """
@@ -259,7 +259,7 @@ def _random_bits(tree: Any, num_updates: Array, *, stream: int) -> Any:
     """Return a tree of uint32 arrays shaped as a tree's, other ones for each update."""
     leaves, structure = _flat(tree)
     # From the number of updates, not from the step: the
-    # state has it, and a run that resumes draws the same.
+    # state has it, and a run that resumes samples the same.
     key = jax.random.fold_in(jax.random.key(stream), num_updates)
     keys = [jax.random.fold_in(key, index) for index in range(len(leaves))]
     bits = [jax.random.bits(k, x.shape, jnp.uint32) for k, x in zip(keys, leaves, strict=True)]

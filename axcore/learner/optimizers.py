@@ -31,8 +31,8 @@ class Optimizer(Configurable):
     """Makes an optax transformation.
 
     Attributes:
-        rounded_dtypes: Narrow dtypes of parameters that it rounds stochastically after an update;
-            parameters of other ones that are narrower than float32 it does not train.
+        rounded_dtypes: Low-precision dtypes of parameters that it rounds stochastically after an
+            update; parameters of other ones that are narrower than float32 it does not train.
     """
 
     rounded_dtypes: tuple[str, ...] = ()

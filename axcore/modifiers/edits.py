@@ -111,7 +111,7 @@ class Kernels:
 
     Args:
         pins: Kernel by op; a pin that the config has already for another op stays.
-        allow: Names of portable kernels, besides those that are allowed already.
+        allow: Names of portable kernels, in addition to those that are allowed already.
     """
 
     pins: Mapping[str, str] = {}

@@ -77,7 +77,7 @@ class Zero2:
     """Keep parameters whole on each device, and split gradients and the optimizer's state.
 
     It is the second stage of ZeRO, between data parallelism and `fsdp`: parameters move once a
-    step, after the update, and not in each pass of each micro-batch. It takes the memory of whole
+    step, after the update, and not in each pass of each micro-batch. It takes the memory of full
     parameters.
 
     Args:
@@ -191,11 +191,11 @@ class Pipelined:
         """Return `cfg` with its layers in a pipeline.
 
         Raises:
-            ConfigError: It holds no scanned layers, or some of a class derived from them.
+            ConfigError: It contains no scanned layers, or some of a class derived from them.
         """
         if not find_config(cfg, ScannedLayers):
             raise ConfigError(
-                f"{type(cfg).__qualname__} holds no ScannedLayers to make a pipeline of",
+                f"{type(cfg).__qualname__} contains no ScannedLayers to make a pipeline of",
                 where="Pipelined",
                 hint="put the layers that are alike into a ScannedLayers",
             )

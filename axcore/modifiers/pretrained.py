@@ -42,7 +42,7 @@ class Pretrained(InitialWeights):
     Edits of them are further modifiers, `grow_vocabulary` for one.
 
     Args:
-        path: The folder that holds it.
+        path: The folder that contains it.
         allow_unknown_fields: Whether fields of its `config.json` that could matter are ignored.
     """
 

@@ -48,7 +48,7 @@ def with_dot(cfg: Any, dot: Dot.Config, *, exclude: tuple[str, ...] = FULL_PRECI
         raise ConfigError(
             f"{type(dot).__qualname__} takes the place of nothing: of {len(dots)} products, "
             f"{len(dots) - len(plain)} are not plain and {len(excluded)} are excluded",
-            hint="apply it once, to a config that holds linear layers, and exclude fewer of them",
+            hint="apply it once, to a config with linear layers, and exclude fewer of them",
         )
     return update_config(cfg, dict.fromkeys(paths, dot))
 
@@ -214,7 +214,7 @@ class LowPrecisionOptimizer:
         """Return `cfg` with every optimizer wrapped.
 
         Raises:
-            ConfigError: It holds no optimizer, or one that is wrapped already.
+            ConfigError: It contains no optimizer, or one that is wrapped already.
         """
         there = find_config(cfg, LowPrecisionState)
         found = there or find_config(cfg, Optimizer)
@@ -222,7 +222,7 @@ class LowPrecisionOptimizer:
             raise ConfigError(
                 f"{there[0].path} stores its state in {there[0].node.format} already"
                 if there
-                else f"{type(cfg).__qualname__} holds no optimizer",
+                else f"{type(cfg).__qualname__} contains no optimizer",
                 where="LowPrecisionOptimizer",
                 hint="apply it once, to a training config",
             )

@@ -14,7 +14,7 @@ def modifiers() -> Iterator[Modifier]:
         ("remat", "RematModifier", "Layers' values computed again in the backward pass, by preset"),
         ("mesh_shape", "MeshShape", "Devices in another mesh"),
         ("pipelined", "Pipelined", "Layers in stages, over the mesh axis `pipeline`"),
-        ("zero2", "Zero2", "Parameters whole; gradients and optimizer state split, as ZeRO-2"),
+        ("zero2", "Zero2", "Parameters in full; gradients and optimizer state split, as ZeRO-2"),
         ("shard", "Shard", "Dimensions split along other mesh axes, by their logical names"),
         ("pretrained", "Pretrained", "A run begins with the weights of a pretrained checkpoint"),
         ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),

@@ -81,7 +81,7 @@ class RematModifier:
         found = [layer.path for layer in find_config(cfg, TransformerLayer)]
         if not found:
             raise ConfigError(
-                f"{type(cfg).__qualname__} holds no transformer layer to recompute",
+                f"{type(cfg).__qualname__} contains no transformer layer to recompute",
                 where="RematModifier.at",
                 hint="say which modules are meant: RematModifier(at='model.decoder.stack.layer')",
             )

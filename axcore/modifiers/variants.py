@@ -121,7 +121,7 @@ def _nothing_to_replace(cfg: Any, variant: LayerVariant, missing: Replacement) -
         f"layer variant {variant.name!r} of plugin {variant.plugin!r} replaces {replaced}, and "
         f"there is no {name} in {type(cfg).__qualname__}; nothing was replaced",
         where="the root",
-        hint=f"give it a config that holds a {name}; where a change before it took its place "
+        hint=f"give it a config that contains a {name}; where a change before it took its place "
         f"({', '.join(rivals)}), leave one of the two out",
     )
 

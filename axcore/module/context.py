@@ -1,6 +1,6 @@
 """The invocation context: how a module reads its parameters and adds its outputs while it runs.
 
-A `Frame` is one pure call: a state (of the whole tree or of a subtree), a key and a collector of
+A `Frame` is one pure call: a state (of the full tree or of a subtree), a key and a collector of
 outputs. A transformation (scan, remat, vmap) runs its body in a frame of its own, whose outputs
 come back as values and are absorbed by the frame outside. A `Context` is one module at work.
 """
@@ -28,7 +28,7 @@ class LayerLocation(NamedTuple):
     Args:
         before: Layers of the stack before it.
         size: Layers that it is: one, or more where it is a stack itself.
-        total: Layers of the whole stack.
+        total: Layers of the full stack.
         is_stacked: Whether it is the copies of a `StackedModule`.
         is_shared: Whether it is in several places of the stack.
     """
@@ -110,7 +110,7 @@ class MadeOnce(NamedTuple):
 
 
 class Frame:
-    """One pure call. `path` is where in the whole tree its state begins."""
+    """One pure call. `path` is where in the full tree its state begins."""
 
     # Slots, as a frame and a context are made for every call of every module at each trace.
     __slots__ = (
@@ -191,7 +191,7 @@ class Frame:
         return True
 
     def state_at(self, path: Path) -> Any:
-        """Return the state at a path of the whole tree, from this frame or one outside of it."""
+        """Return the state at a path of the full tree, from this frame or one outside of it."""
         # Inside a scan a module may read one that is outside of it; its state is in an outer frame.
         if path[: len(self.path)] != self.path:
             if self.outer is None:
@@ -217,7 +217,7 @@ def state_lacks(path: Path) -> ModuleError:
 class Context:
     """One module at work inside of a frame.
 
-    `make_key` is called only if the module or one below it draws a random key.
+    `make_key` is called only if the module or one below it uses a random key.
     """
 
     __slots__ = (
@@ -317,7 +317,7 @@ class Context:
         self.calls[id(module)] = call + 1
         is_own = place.parent == id(self.module)
 
-        # A function: most calls draw nothing, and a fold costs operations in the program.
+        # A function: most calls use no key, and a fold costs operations in the program.
         def make_key() -> Array | None:
             if self.frame.key is None:
                 return None

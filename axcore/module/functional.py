@@ -68,7 +68,7 @@ def functional(
         state: What `module.init` made, or a tree of that shape.
         *args: The method's own arguments.
         method: `forward`, or a method marked with `@entry`.
-        rng: Random key or seed for the call, needed only if a module draws from it.
+        rng: Random key or seed for the call, needed only if a module samples from it.
         training: The value of `self.training`.
         capture: Globs of module paths (`**.attention`, `decoder.layer[0].feed_forward.hidden`)
             whose results or captured values the caller wants in `outputs.captures`.

@@ -1,4 +1,4 @@
-"""Initializers: configs that draw a parameter's first value from its key, shape and fans."""
+"""Initializers: configs that sample a parameter's first value from its key, shape and fans."""
 
 import math
 from typing import Literal
@@ -14,7 +14,7 @@ Distribution = Literal["normal", "truncated_normal", "uniform"]
 
 @config
 class Initializer:
-    """Draws an initial value. Subclasses implement `sample`."""
+    """Samples an initial value. Subclasses implement `sample`."""
 
     def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
         """Return a float32 array.

@@ -30,7 +30,7 @@ def invoke(module: "Module", method: Method, args: Any, kwargs: Any) -> Any:
     caller = current.get()
     if caller is None:
         caller = current_context(f"a {type(module).__qualname__} was called")
-    # A method that calls itself by `self(...)` stays in its context: it is no child of its own.
+    # A method that calls itself by `self(...)` stays in its context: it is not a child of its own.
     if caller.module is module:
         return method(module, *args, **kwargs)
     context = caller.child(module)
@@ -150,7 +150,7 @@ def capture(context: Context, path: Path, value: Any) -> None:
     """Keep a value where one of the call's patterns matches its path.
 
     Raises:
-        ModuleError: The value holds something else than arrays and numbers.
+        ModuleError: The value contains something else than arrays and numbers.
     """
     is_wanted = [matches(path) for matches in context.frame.captures]
     if any(is_wanted):
@@ -162,15 +162,15 @@ def capture(context: Context, path: Path, value: Any) -> None:
 
 
 def check_arrays(tree: Any, what: str) -> None:
-    """Check that a tree holds only what a transformation can return.
+    """Check that a tree contains only what a transformation can return.
 
     Raises:
-        ModuleError: It holds something else than arrays and numbers.
+        ModuleError: It contains something else than arrays and numbers.
     """
     for leaf in jax.tree.leaves(tree):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
             raise ModuleError(
-                f"{what} holds a {type(leaf).__qualname__}; arrays and numbers can leave a "
+                f"{what} contains a {type(leaf).__qualname__}; arrays and numbers can leave a "
                 "transformation, nothing else",
             )
 
@@ -200,7 +200,7 @@ def array_of(module: "Module", name: str) -> Any:
 
 
 def _scope(path: Path) -> str:
-    """Return the last step of a path as a name; the enclosing scopes hold the steps before it."""
+    """Return the last step of a path as a name; the enclosing scopes have the steps before it."""
     # Layers of a tuple are called by number; `3` alone would say nothing in a profile.
     if path and isinstance(path[-1], int):
         return f"{path[-2]}_{path[-1]}"

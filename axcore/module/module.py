@@ -33,7 +33,7 @@ _inherited: ContextVar[DTypes] = ContextVar("axcore_dtypes", default=ROOT_DTYPES
 
 
 def entry(method: F) -> F:
-    """Mark a method, besides `forward`, as an entry: it runs in a context of its own."""
+    """Mark a method, in addition to `forward`, as an entry: it runs in a context of its own."""
 
     @functools.wraps(method)
     def wrapper(self: "Module", *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,8 @@ class Module(Configurable):
 
     `setup(cfg)` declares parameters (`self.weight = Param(...)`) and children
     (`self.ffn = cfg.ffn.build(...)`, tuples and mappings of children too) by assignment; `forward`
-    computes. A module holds no arrays: `init` makes the state, `functional` runs the module on it.
+    computes. A module contains no arrays: `init` makes the state, `functional` runs the module on
+    it.
 
     Attributes:
         wraps: Name of the child, if any, that has this module's own path: its state, names and
@@ -149,7 +150,7 @@ class Module(Configurable):
             raise ModuleError(
                 f"{type(self).__qualname__} asks for its layer_position outside of layers",
                 hint="put it into a Stack, ScannedLayers, Sequence or Pipeline; a stack class of "
-                'your own says layers_in = "layer", the name of the child that holds its layers',
+                'your own says layers_in = "layer", the name of the child that contains its layers',
             )
         if not layer.is_known:
             raise ModuleError(
@@ -175,7 +176,7 @@ class Module(Configurable):
         self._add(name, Loss(_scalar(value, name), _scalar(weight, name), float(scale)))
 
     def add_regularizer(self, name: str, value: Any, weight: Any = 1.0, *, scale: float) -> None:
-        """Add what is minimised besides the loss and reported apart: it is in no metric `loss`.
+        """Add what is minimised with the loss and reported apart: it is in no metric `loss`.
 
         Args:
             name: Its name below the module's path.
@@ -245,7 +246,7 @@ class Module(Configurable):
         """Put a value into a named channel, for modules that run later to receive.
 
         Raises:
-            ModuleError: The value holds something else than arrays and numbers.
+            ModuleError: The value contains something else than arrays and numbers.
         """
         invoke.check_arrays(value, f"channel {channel!r}")
         frame = self._context("self.set_shared").frame
@@ -275,8 +276,8 @@ class Module(Configurable):
     def made_once(self, name: str, array: Array, make: Callable[[], Any]) -> Any:
         """Return what the first module of this call that read this very array made of it.
 
-        That is `make()` where none did. So modules beside each other, such as projections of
-        one input, share work that is the same for all of them. Where a transformation lies between
+        That is `make()` where none did. So sibling modules, such as projections of
+        one input, share work that is the same for all of them. Where a transformation is between
         two of them each makes its own: a module that is rematerialised by itself, for example.
 
         Args:
@@ -304,7 +305,7 @@ class Module(Configurable):
             if param is None:
                 raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
             array = invoke.array_of(self, name)
-            # Here and not at the declaration, so that the stored array stays wide.
+            # Here and not at the declaration, so that the stored array keeps its precision.
             if param.is_cast and jnp.issubdtype(array.dtype, jnp.floating):
                 return array.astype(self.dtypes.compute)
             return array
@@ -314,7 +315,7 @@ class Module(Configurable):
     def __setattr__(self, name: str, value: Any) -> None:
         if self._is_set_up:
             raise ModuleError(
-                f"{type(self).__qualname__}.{name} is set after setup; modules hold no state",
+                f"{type(self).__qualname__}.{name} is set after setup; modules contain no state",
                 hint="declare it in setup, or keep it as a buffer: self.update(name, value)",
             )
         if isinstance(value, ParamDeclaration):
@@ -358,7 +359,7 @@ class Module(Configurable):
         return {}
 
     def kept_specs(self, specs: dict[str, Any]) -> dict[str, Any]:
-        """Return specs of what a trainer keeps in the state besides; none here.
+        """Return specs of what a trainer keeps in the state in addition; none here.
 
         Args:
             specs: Of the parameters, those that are not trained marked as frozen.
@@ -412,7 +413,7 @@ class Module(Configurable):
 
         Args:
             rng: A random key or a seed. Every parameter's key is folded from its path, so what
-                is beside it never changes it.
+                is next to it never changes it.
         """
         state: dict[str, Any] = sample_params(self.param_specs(), as_key(rng))
         return state
@@ -457,5 +458,5 @@ def _scalar(value: Any, name: str) -> Array:
             f"loss {name!r} has shape {jnp.shape(array)}; a loss and its weight are scalars",
             hint="sum over the items, and give their number as the weight",
         )
-    # float32 always: sums over a batch in bfloat16 are off by whole tokens.
+    # float32 always: sums over a batch in bfloat16 are off by full tokens.
     return jnp.asarray(array).astype(jnp.float32)

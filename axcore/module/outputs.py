@@ -1,4 +1,4 @@
-"""What a pure call returns besides its result: losses, summaries, updates and captures."""
+"""What a pure call returns in addition to its result: losses, summaries, updates and captures."""
 
 from typing import Any
 

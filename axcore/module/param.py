@@ -1,4 +1,4 @@
-"""`Param`, what a module declares in `setup`, and `ParamSpec`, what `param_specs()` says of it."""
+"""`Param`, which a module declares in `setup`, and `ParamSpec`, which `param_specs()` returns."""
 
 import itertools
 import math
@@ -85,7 +85,7 @@ def Param(  # noqa: N802 - reads as the declaration that it is
     Args:
         shape: Its shape.
         axes: Logical axis names, one a dimension. Mesh axes are the trainer's business.
-        init: Draws the first value. A float is a constant.
+        init: Samples the first value. A float is a constant.
         inputs: Names of the axes that the layer sums over, for the fan-in; by default all but the
             last.
         decay: Whether weight decay applies. By default it does to arrays of two or more dimensions.
@@ -205,7 +205,7 @@ class ParamSpec:
         return array.astype(self.compute_dtype) if is_cast else array
 
     def rng_paths(self) -> list[Path]:
-        """Return the paths of the keys that it is drawn from: one for each copy."""
+        """Return the paths of the keys that it is sampled from: one for each copy."""
         steps = (
             range(math.prod(step.shape)) if isinstance(step, Stacked) else (step,)
             for step in self.path
@@ -221,10 +221,10 @@ class ParamSpec:
 
         def draw(key: Array) -> Array:
             # Without the stacked dimensions, so that a copy
-            # draws what an unrolled layer of the same path does.
+            # samples what an unrolled layer of the same path does.
             return self.init.sample(key, shape, self.fans)
 
-        # `vmap` over keys rather than one draw of the whole shape:
+        # `vmap` over keys rather than one sample of the full shape:
         # those numbers would depend on how many layers there are.
         value: Array = jax.vmap(draw)(keys).reshape(self.shape) if stacked else draw(keys[0])
         return value.astype(self.dtype)
@@ -233,8 +233,8 @@ class ParamSpec:
 def sample_params(specs: Any, key: Array) -> Any:
     """Return initial values for a tree of specs.
 
-    The key of every value is folded from its path, so what is beside it never changes it. Those of
-    unrolled layers are drawn together, as those of scanned ones are: what compiles grows with the
+    The key of every value is folded from its path, so its siblings never change it. Those of
+    unrolled layers are sampled together, as those of scanned ones are: what compiles grows with the
     kinds of parameters, not with the layers.
     """
     leaves, structure = jax.tree.flatten(specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
@@ -243,7 +243,7 @@ def sample_params(specs: Any, key: Array) -> Any:
     begins = [*itertools.accumulate((len(of_spec) for of_spec in paths), initial=0)]
     values: dict[int, Array] = {}
     for alike in _drawn_alike(leaves):
-        # By equal settings, not by name: what compiles is one draw for each kind.
+        # By equal settings, not by name: what compiles is one sample for each kind.
         spec, begin = leaves[alike[0]], begins[alike[0]]
         if len(alike) == 1:
             values[alike[0]] = spec.sample(keys[begin : begin + len(paths[alike[0]])])

@@ -51,7 +51,8 @@ class StackRunner:
                 the module's `Remat` backward takes it out again, and keeps none.
         """
         pure = as_pure_function(self._context, type(self._module).forward)
-        # By its number in the stack, so that a pipeline draws what a scan of the same layers does.
+        # By its number in the stack, so that a pipeline samples what a scan of the same layers
+        # does.
         key = folded(self._root, index)
         # One more fold for a part, or each micro-batch would get the same dropout mask.
         key = key if part is None else folded(key, part)

@@ -162,7 +162,7 @@ class StackedModule:
             return pure(state, key, channels, (carry, *inner_args), inner_kwargs, index)
 
         remat = self.module.config.remat
-        # Fully unrolled is no loop to XLA, so the barrier against merging is needed there.
+        # Fully unrolled is not a loop to XLA, so the barrier against merging is needed there.
         wrapped = body if remat is None else remat.wrap(body, in_scan=in_loop)
         return lambda state, index, carry, channels: wrapped(state, index, carry, channels, arrays)
 

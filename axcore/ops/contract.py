@@ -75,7 +75,7 @@ def only_shapes() -> Iterator[None]:
 
 
 class _Zeros(np.random.Generator):
-    """Draws nothing; its arrays have the shapes and dtypes that a generator's would have."""
+    """Samples nothing; its arrays have the shapes and dtypes that a generator's would have."""
 
     def __init__(self) -> None:
         super().__init__(np.random.PCG64(0))

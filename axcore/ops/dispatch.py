@@ -1,7 +1,7 @@
 """Which kernel serves a call: a pin, else the first that can; never a silent fallback.
 
 A `Call` is what an op is asked for, without the arrays; kernels say whether they accept it. A
-`KernelPolicy` is what decides besides: the hardware, pins, what is allowed. Nothing here looks at
+`KernelPolicy` has what else decides: the hardware, pins, what is allowed. Nothing here looks at
 devices or arrays, so every answer can be had for hardware you do not have.
 
 Of the kernels that can serve, and may without a pin:
@@ -139,7 +139,7 @@ class KernelPolicy:
 
     @classmethod
     def of(cls, cfg: Any, hardware: Hardware) -> "KernelPolicy":
-        """Return what a trainer's config says of kernels, for some hardware."""
+        """Return what a trainer's config says about kernels, for some hardware."""
         return cls(
             hardware=hardware,
             pins=cfg.kernels.pins,

@@ -46,7 +46,7 @@ class ResultSpec:
         shape: Its shape.
         dtype: Name of its dtype.
         is_optional: Whether a kernel may return None in its place.
-        may_be_wider: Whether float32 is taken where the dtype is a narrower float.
+        may_be_wider: Whether float32 is taken where the dtype is a smaller float.
     """
 
     name: str
@@ -239,7 +239,7 @@ class KernelOp(Generic[Outputs]):
         Args:
             inputs: The arrays, or anything with shapes and dtypes in their place.
             spec: The static choices, which become features.
-            **features: What is asked for besides.
+            **features: What else is asked for.
         """
         arrays = {_array_name(field): array for field, array in inputs._asdict().items()}
         choices = {} if spec is None else attrs.asdict(spec, filter=_is_feature)
@@ -330,13 +330,13 @@ class KernelOp(Generic[Outputs]):
         return self.with_gradient(self.sharded(kernel, forward), self.sharded(kernel, backward))
 
     def with_gradient(self, forward: KernelFunction, backward: KernelFunction) -> KernelFunction:
-        """Return the op by a forward and a backward kernel, on whole arrays."""
+        """Return the op by a forward and a backward kernel, on full arrays."""
         if self.custom_vjp is None:
             raise KernelError(f"{self.name} has no backward kernels.")
         return partial(self.custom_vjp, forward=forward, backward=backward)
 
     def sharded(self, kernel: Kernel, function: KernelFunction) -> KernelFunction:
-        """Return a kernel's function as it is called on whole arrays under a mesh."""
+        """Return a kernel's function as it is called on full arrays under a mesh."""
         declared, results = self.sharding, self.results
         if kernel.is_differentiable:
             declared = self.differentiable_sharding or declared

@@ -4,7 +4,7 @@ Ops choose while they are traced. A trainer records what its step chooses, print
 keeps `to_json()` of it with the run.
 
 Block sizes are from a table of what was measured on chips, or by a rule where nothing was. The
-table is a JSON file beside the kernel, with an entry for each chip and bucket of calls. Only
+table is a JSON file next to the kernel, with an entry for each chip and bucket of calls. Only
 `axcore kernels tune` writes it, on the chip. A kernel asks for its entry by `choose_block_sizes`
 while it is traced.
 """

@@ -33,14 +33,14 @@ def ops() -> Iterator[Op]:
     yield Op(
         name="decode_matmul",
         fn=Ref("axcore.ops:decode_matmul"),
-        summary="A few rows times a weight, wide or kept narrow",
+        summary="A few rows times a weight, in full or low precision",
         contract=Ref("axcore.testing.decode_matmul_contract:DECODE_MATMUL"),
         arg_spec=Ref("axcore.ops.decode_matmul.contract:arg_spec"),
     )
     yield Op(
         name="cross_entropy",
         fn=Ref("axcore.ops:cross_entropy"),
-        summary="Next-token loss without the whole logits in memory",
+        summary="Next-token loss without the full logits in memory",
         contract=Ref("axcore.testing.contracts:CROSS_ENTROPY"),
         arg_spec=Ref("axcore.ops.cross_entropy.contract:arg_spec"),
     )
@@ -131,7 +131,7 @@ def kernels() -> Iterator[Kernel]:
     yield _portable(
         "decode_matmul",
         "axcore.ops.decode_matmul.kernels:decode_matmul_portable",
-        "Plain JAX; a narrow weight is made wide in the product",
+        "Plain JAX; a low-precision weight is converted in the product",
         is_differentiable=True,
         validated_on=("*",),  # XLA's own products
     )

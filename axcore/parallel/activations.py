@@ -164,7 +164,7 @@ def _divides(size: int, entry: object, active: ActivationSharding, axis: str | N
     if size % ways:
         active.warn_once(
             f"activation axis {axis!r} of size {size} does not divide over {ways} devices and "
-            "stays whole"
+            "is not split"
         )
         return False
     return True

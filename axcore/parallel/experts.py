@@ -43,7 +43,7 @@ def shard_map_over_tokens(
         module: The module at work.
         method: One of its methods; `expert_mesh_axes()` says how experts are split.
         *args: Arrays `[batch, time, ...]`, as the result is.
-        replicate_time: Whether every device gets rows in their whole length.
+        replicate_time: Whether every device gets rows in their full length.
 
     Raises:
         ModuleError: A value was captured inside.
@@ -61,7 +61,7 @@ def shard_map_over_tokens(
     key = context.key() if context.has_key else None
 
     def body(state: Any, key: Any, args: tuple[Array, ...]) -> tuple[Array, Outputs]:
-        # Without this every device would draw the same dropout for its different tokens.
+        # Without this every device would sample the same dropout for its different tokens.
         own = None if key is None else fold(key, jax.lax.axis_index(names))
         result, outputs, _ = pure(_gathered(state, parts, experts), own, {}, args, {})
         return result, _merge_over_devices(outputs, names, experts, _by_path(specs, context.path))

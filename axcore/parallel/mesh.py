@@ -35,7 +35,7 @@ def make_mesh(
 
     Raises:
         ShardingError: An axis is unknown, the sizes do not multiply out to the devices, or the
-            devices lie in other slices.
+            devices are in other slices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(shape, len(devices), slices=slices)

@@ -71,7 +71,7 @@ def partition_spec(axes: Axes, rules: Rules, mesh: AnyMesh, *, where: str = "") 
             raise ShardingError(
                 f"axes {axes} would split two dimensions over mesh axis {twice[0]!r}",
                 where=where,
-                hint="change the rules so that one of the two stays whole",
+                hint="change the rules so that one of the two is not split",
             )
         used.update(names)
         entries.append(names[0] if len(names) == 1 else names or None)
@@ -129,7 +129,7 @@ def _indivisible(spec: ParamSpec, parts: PartitionSpec, mesh: AnyMesh) -> list[s
 
 
 def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any:
-    """Return shardings for an abstract tree that holds copies of `params` somewhere inside.
+    """Return shardings for an abstract tree that contains copies of `params` somewhere inside.
 
     A leaf whose path ends with a parameter's path, and which has its shape, is sharded as that
     parameter; so is one with a number for each row or block of it, in dimensions that still divide.

@@ -70,7 +70,7 @@ class Partition:
             rule = current_rules().get(axis, ())
             names = tuple(n for n in rule if n in free - taken and mesh.shape[n] > 1)
             ways = math.prod(mesh.shape[name] for name in names)
-            # All dimensions of the axis or none: queries split and keys whole would not meet.
+            # All dimensions of the axis or none: queries split and keys not split would not meet.
             divides = axis in sizes and not any(size % ways for size in sizes[axis])
             chosen[axis] = names if divides else ()
             taken.update(chosen[axis])
@@ -159,8 +159,8 @@ class OpSharding:
         inputs: A tree as that of the inputs, with a tuple of logical axes in the place of each
             array; None is a dimension that is never split.
         outputs: The same for what the forward kernel returns.
-        backward: The same for what a backward kernel is given beside the inputs, by its name:
-            residuals, and the gradients of outputs.
+        backward: The same for what a backward kernel is given in addition to the inputs, by its
+            name: residuals, and the gradients of outputs.
         split: The logical axes that a kernel may see split.
         localize: From the partition and a device's inputs to what its kernel gets; for numbers
             that count along a split axis.
@@ -191,7 +191,7 @@ def shard_op(
             None for those that have none.
         sharding: The op's declaration for this call.
         inputs: The call's arrays, a tree.
-        backward: What a backward kernel is given beside them; None for a forward kernel.
+        backward: What a backward kernel is given in addition to them; None for a forward kernel.
     """
     partition = Partition.of(sharding.split, inputs, sharding.inputs)
     in_specs = partition.specs(inputs, sharding.inputs)

@@ -1,6 +1,6 @@
 """What the core itself brings, through the same hooks as everybody, under the name `core`.
 
-Each package registers its own things in its `registrations.py`, beside the code that they name, in
+Each package registers its own things in its `registrations.py`, next to the code that they name, in
 the form of a plugin's module. Here is what brings these together, and what the packages below
 `axcore.plugins`, which cannot import its hooks, would register.
 """

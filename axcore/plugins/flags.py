@@ -101,7 +101,7 @@ def merge_flags(wanted: Sequence[WantedFlag], environment: Mapping[str, str]) ->
     """Return what each variable becomes: the user's own flags first, then those not among them.
 
     Raises:
-        PluginError: A variable holds something else than flags, the name of a file for example.
+        PluginError: A variable contains something else than flags, the name of a file for example.
     """
     values: dict[str, list[str]] = {}
     kept: list[WantedFlag] = []
@@ -148,7 +148,7 @@ def _check_are_flags(wanted: WantedFlag, own: list[str]) -> None:
     strange = [text for text in own if not text.startswith("--")]
     if strange:
         raise PluginError(
-            f"{wanted.variable} holds {strange[0]!r}, so {wanted.text} cannot be added",
+            f"{wanted.variable} contains {strange[0]!r}, so {wanted.text} cannot be added",
             where=f"environment variable {wanted.variable}",
             hint="write its flags out, each as --name=value, with blanks between",
         )

@@ -45,7 +45,7 @@ class HookDecorator(Generic[R]):
 
 
 class HookTable:
-    """Base of the class that holds one decorator a hook."""
+    """Base of the class that contains one decorator a hook."""
 
     @classmethod
     def decorators(cls) -> Mapping[str, HookDecorator[Any]]:

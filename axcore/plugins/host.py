@@ -271,7 +271,7 @@ _MOST = 8
 
 
 def first_difference(first: Sequence[str], own: Sequence[str]) -> str:
-    """Return what a process lacks and has beside the first, empty where they are the same.
+    """Return what a process lacks and has in addition to the first, empty where they are the same.
 
     Args:
         first: What process 0 is made of, as `PluginHost.fingerprint_lines` says.
@@ -287,7 +287,7 @@ def require_consistency(differences: Sequence[str]) -> None:
     """Let a run continue only where all processes say the same of themselves.
 
     Args:
-        differences: What `first_difference` says of each process, in their order.
+        differences: What `first_difference` says about each process, in their order.
 
     Raises:
         PluginError: Naming the processes that differ from the first, and in what.

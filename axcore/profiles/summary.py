@@ -70,7 +70,7 @@ class Part:
 
     Args:
         name: A module's path, or a kind of operation.
-        seconds: Of a step on one device; operations that ran beside each other count each.
+        seconds: Of a step on one device; operations that ran at the same time count each.
         backward_seconds: The part of it that is of the backward pass.
         share: Of the time of all operations.
     """
@@ -114,7 +114,7 @@ def read_profile(folder: Path, model: Module) -> Profile:
         model: Of the run; its paths name the modules.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or the trace holds nothing of the step.
+        CheckpointError: A file is missing or damaged, or the trace contains nothing of the step.
     """
     try:
         facts = read_json_file(folder / PROFILE_NAME)
@@ -148,7 +148,7 @@ def read_profile(folder: Path, model: Module) -> Profile:
 
 
 class _Named:
-    """What the program says of an operation."""
+    """What the program says about an operation."""
 
     def __init__(self, program: Program, names: ModuleNames) -> None:
         self._program = program
@@ -253,7 +253,7 @@ def read_trace(folder: Path, module: str) -> list[Operation]:
     """Return the operations of one program.
 
     Args:
-        folder: Holds the trace.
+        folder: Contains the trace.
         module: The program's name, as the compiler has it.
 
     Raises:
@@ -262,14 +262,14 @@ def read_trace(folder: Path, module: str) -> list[Operation]:
     files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
     if not files:
         raise CheckpointError(
-            "the folder holds no trace",
+            "the folder contains no trace",
             where=str(folder),
             hint="record one: axcore train EXPERIMENT --profile 10:13",
         )
     found = [one for file in files for one in _operations(file, module)]
     if not found:
         raise CheckpointError(
-            f"the trace holds no operation of the program {module!r}",
+            f"the trace contains no operation of the program {module!r}",
             where=str(folder),
             hint="record more steps; a trace of a run that ended at once may be empty",
         )

@@ -1,4 +1,4 @@
-"""Pages of HTML with nothing beside them: a report of runs, and a picture of a packed batch."""
+"""Pages of HTML in one file each: a report of runs, and a picture of a packed batch."""
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -21,7 +21,7 @@ def run_page_html(
     Args:
         runs: What is known of each, as `axcore.runs.RunFacts` has it, as values of JSON.
         written: When the page is made, as people read it.
-        is_live: Whether it asks for `facts.json` beside it again and again.
+        is_live: Whether it asks for `facts.json` next to it again and again.
         part: "profile" where nothing but profiles is shown; everything by default. Of the facts,
             name, directory and profile are enough then.
     """

@@ -167,7 +167,7 @@ class _Checker:
         if not is_lasting:
             warnings.warn(
                 f"step {step}: {what}; looked at again they agree, so that a device computed "
-                "wrongly once and the parameters are whole",
+                "wrongly once and the parameters are intact",
                 stacklevel=2,
             )
             return
@@ -266,7 +266,7 @@ def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
 # -- Fingerprints ----------------------------------------------------------------------------------
 #
 # A fingerprint is the sum, modulo 2**32, of a hash of each element's bits and its index in the
-# whole array. A changed element changes it for certain, several do but for a chance of 2**-32. The
+# full array. A changed element changes it for certain, several do but for a chance of 2**-32. The
 # sum over an array's distinct shards does not depend on the sharding.
 
 
@@ -369,8 +369,8 @@ def fingerprint_on_host(shard: NDArray[Any], shape: Shape, index: tuple[slice, .
 
     Args:
         shard: Copied from a device.
-        shape: Of the whole array.
-        index: Which part of the whole the shard is.
+        shape: Of the full array.
+        index: Which part of the full array the shard is.
     """
     words = _words_on_host(shard)
     sums = np.zeros(words.shape, np.uint32)

@@ -63,7 +63,7 @@ class LoggedEvents:
     """What a log holds.
 
     Args:
-        events: Whole lines, the oldest first.
+        events: Full lines, the oldest first.
         damaged: What is wrong with each other line, with its number.
     """
 
@@ -138,7 +138,7 @@ def _utc_now() -> str:
 
 
 def _append(path: Path, line: bytes) -> None:
-    # One `write` of a whole line to a file opened for appending: processes write into one log.
+    # One `write` of a full line to a file opened for appending: processes write into one log.
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         # Of a writer that was killed inside `write`, on a file system that

@@ -45,7 +45,7 @@ class Goodput:
         """Spend the time until now on its label, and write the file where it is due."""
         now = self._clock()
         # The event is counted before it is written, so
-        # that the file holds the step that it reports.
+        # that the file contains the step that it reports.
         self._take(event, now)
         is_report = isinstance(event, RunStarted | StepsDone | RunFinished)
         if self._directory and (is_report or now - self._written >= _WRITE_EVERY_S):

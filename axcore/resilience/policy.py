@@ -39,7 +39,7 @@ _CAUSES: dict[int, Cause] = {CRASHED: "crashed", LOST: "lost", CORRUPTED: "corru
 
 
 _OF_ONE = ("killed", "hung", "corrupted")
-"""Causes that lie with one process; a fault of the program is one of all, and a process that was
+"""Causes in one process; a fault of the program is one of all, and a process that was
 lost to others names only them."""
 
 # A number of processes that cannot work looks like this on
@@ -262,7 +262,7 @@ class Restarts:
 
     def _ended_at(self, step: int) -> int:
         """Note the end of an attempt; return how many ended there since one came further."""
-        # `default=step`: the first failure ever is no progress.
+        # `default=step`: the first failure ever is not progress.
         if step > max(self._ends, default=step):
             self._ends.clear()
         self._ends[step] += 1
@@ -303,7 +303,7 @@ class FailureAttribution:
         most, since = self._policy.failures_of_one, now - self._policy.window_s
         newest = [process for at, process in self._failed if at > since][-most:]
         if newest == [failure.process] * most:
-            # A row without a gap: two hosts that fail in turn are a cause that lies elsewhere.
+            # A row without a gap: two hosts that fail in turn are a cause elsewhere.
             return f"it failed {most} times in a row"
         return "no restarts are left" if else_stops else ""
 

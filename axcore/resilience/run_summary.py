@@ -1,4 +1,4 @@
-"""What a run directory says of its run. It loads no jax and changes nothing."""
+"""What a run directory says about its run. It loads no jax and changes nothing."""
 
 import fcntl
 import os

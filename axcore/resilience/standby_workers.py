@@ -132,7 +132,7 @@ class TrackedProcess:
             return
         self.progress_at = self.beat_at
         if beat.step > self.beat.step >= 0:
-            # A rollback or a fresh attempt lowers the step; that is no step time.
+            # A rollback or a fresh attempt lowers the step; that is not step time.
             steps = beat.step - self.beat.step
             self._step_times.append((self.beat_at - self._step_at) / steps)
         if beat.step != self.beat.step:
@@ -145,7 +145,7 @@ class TrackedProcess:
         """Ask the process for its stacks; one that is stopped is woken to answer."""
         self.child.send(STACKS_SIGNAL)
         if self.is_stopped:
-            # A stopped process handles no signal; it will end with the others anyway.
+            # The dump needs a signal, which a stopped process does not handle, so it runs again.
             self.child.send(signal.SIGCONT)
 
     def stacks(self) -> str:
@@ -182,7 +182,7 @@ class StandbyProcess(TrackedProcess):
         # Its program was imported for one command; another one would begin in the wrong program.
         if not self.read_beats() or start.command != self._given.command:
             return False
-        # Until it has read its turn it reports that it waits. That is no progress of the new
+        # Until it has read its turn it reports that it waits. That is not progress of the new
         # attempt, nor has it left it.
         # Decided now, before the line is written: later beats may be of either turn.
         self._waits = self.was_ready = self.beat.phase in (READY, _STOOD_DOWN)

@@ -110,7 +110,7 @@ class StragglerCheck(Guard):
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Compare the processes, and name those that have been slow for long enough."""
         # The median: a garbage collection or a checkpoint
-        # in one step of the window is no straggler.
+        # in one step of the window is not a straggler.
         own = statistics.median(self._own) if self._own else 0.0
         self._own.clear()
         # By all processes at the same step, as each guard is called at the same log lines.

@@ -2,6 +2,7 @@
 
 axcore train sft --set init_from.path=DIR --set data.source.path=chats.jsonl
 axcore train dpo --set init_from.path=DIR --set data.source.path=pairs.jsonl
+axcore train reward-model --set init_from.path=DIR --set data.source.path=pairs.jsonl
 """
 
 from pathlib import Path
@@ -12,14 +13,14 @@ from axcore.config import REQUIRED, config, evolve, field_names, update_config
 from axcore.data import ChatFiles, Data, DataLoader, LabelledChats, PreferenceData
 from axcore.errors import CheckpointError, ConfigError
 from axcore.experiments.tiny import tiny
-from axcore.interop import HuggingFace, PretrainedCheckpoint, WeightPlan, WeightSource
+from axcore.interop import FreshHead, HuggingFace, PretrainedCheckpoint, WeightPlan, WeightSource
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.module import DTypes
 from axcore.runs.export import checkpoint_tokenizer
 from axcore.runs.opening import is_published
 from axcore.runs.run import Run
 from axcore.runs.run_weights import RunWeights
-from axcore.tasks import DPO, KTO
+from axcore.tasks import DPO, KTO, RewardModel
 from axcore.trainer import Trainer
 
 _STAND_IN = tiny().model
@@ -44,7 +45,7 @@ class BaseModel(WeightSource):
         """What a run begins with.
 
         Args:
-            path: A run directory, or a folder that holds a pretrained checkpoint.
+            path: A run directory, or a folder that contains a pretrained checkpoint.
             allow_unknown_fields: Whether fields of a checkpoint's `config.json` that could matter
                 are ignored.
         """
@@ -69,7 +70,10 @@ class BaseModel(WeightSource):
                 )
             folder = Path(self.path).expanduser()
             _check_is_there(folder)
-            return _of_published(self, cfg) if is_published(folder) else _of_run(self, cfg)
+            cfg = _of_published(self, cfg) if is_published(folder) else _of_run(self, cfg)
+            for edit in self.edits:
+                cfg = evolve(cfg, model=edit.changed(cfg.model))
+            return cfg
 
     folder_fields = ("path", "adapters")
 
@@ -85,7 +89,7 @@ class BaseModel(WeightSource):
 def _check_is_there(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise CheckpointError(
-            "the folder holds neither a run nor a pretrained checkpoint: it has no config.json",
+            "the folder contains neither a run nor a pretrained checkpoint: it has no config.json",
             where=str(folder),
             hint="name a run directory such as runs/tiny, or a folder with config.json and weights",
         )
@@ -157,6 +161,15 @@ def kto() -> Trainer.Config:
     source = ChatFiles.Config(reads=LabelledChats.Config())
     data = PreferenceData.Config(source=source, seq_len=128, batch_size=8, validation_batches=32)
     return evolve(_further(data, peak=1e-6), task=KTO.Config())
+
+
+def reward_model() -> Trainer.Config:
+    """Return the config of a reward model of pairs: the base, with a head of one number."""
+    data = PreferenceData.Config(
+        seq_len=128, batch_size=8, validation_batches=32, has_targets=False
+    )
+    cfg = evolve(_further(data, peak=1e-5), task=RewardModel.Config())
+    return evolve(cfg, init_from=BaseModel.Config(edits=(FreshHead(),)))
 
 
 def _further(data: DataLoader.Config, *, peak: float) -> Trainer.Config:

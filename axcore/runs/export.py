@@ -66,7 +66,7 @@ def import_run(
     """Make a run of a pretrained checkpoint: to generate from, to evaluate, to export. Returns it.
 
     Args:
-        folder: Holds the pretrained checkpoint, or adapters of one.
+        folder: Contains the pretrained checkpoint, or adapters of one.
         directory: Of the run; it may not exist, or must be empty.
         dtype: What parameters become; as they are stored by default.
         base: The folder of the model that adapters correct; by default, what they name.
@@ -105,7 +105,7 @@ def open_checkpoint(
     """Return the trainer of a pretrained checkpoint, and the model's state; nothing is written.
 
     Args:
-        folder: Holds the pretrained checkpoint, or adapters of one.
+        folder: Contains the pretrained checkpoint, or adapters of one.
         dtype: What parameters become; as they are stored by default.
         base: The folder of the model that adapters correct; by default, what they name.
         on_host: Whether arrays stay in their files, for an engine to take one by one.
@@ -149,7 +149,7 @@ def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
         return HuggingFace.Config(path=str(folder))
     if form is None:
         raise CheckpointError(
-            f"the folder holds no adapters that {base} could be the base of",
+            f"the folder contains no adapters that {base} could be the base of",
             where=str(folder),
             hint="leave out --base",
         )
@@ -207,7 +207,7 @@ def export_run(
     Raises:
         ConfigError: No family of checkpoints has such a model, or there are no adapters to merge,
             or more than adapters was trained.
-        CheckpointError: The run has no checkpoint, or the folder holds something.
+        CheckpointError: The run has no checkpoint, or the folder contains something.
     """
     cfg, state = run.trainer.config.model, run.state
     tokenizer = getattr(run.trainer.data, "tokenizer", None)
@@ -219,7 +219,7 @@ def export_run(
             run.config.init_from,
             cfg,
             where="init_from.adapters",
-            hint="export the whole model: --merged",
+            hint="export the full model: --merged",
         )
         return corrections.write(
             folder,
@@ -259,7 +259,7 @@ def _with_published(cfg: Any, source: Any) -> Any:
     if not Path(source.path).is_dir():
         warnings.warn(
             f"{source.path}, whose weights the run began with, is not there: the export lacks its "
-            "settings for generation, its licence, and what else it says besides weights",
+            "settings for generation, its licence, and everything else but weights",
             stacklevel=3,
         )
         return cfg
@@ -310,7 +310,7 @@ def _pieces(folder: Path) -> Tokenizer.Config:
     added = (folder / ADDED).is_file() or set(published_end_ids(folder)) - set(cfg.build().end_ids)
     if added:
         raise CheckpointError(
-            f"the folder's {PIECES} lacks tokens that files beside it add",
+            f"the folder's {PIECES} lacks tokens that files next to it add",
             where=str(folder),
             hint=_MAKE_ONE,
         )
@@ -373,7 +373,7 @@ def export_gguf(
     cfg: Any = run.trainer.config.model
     if not merged and adapter_format(cfg) is not None:
         raise ConfigError(
-            "the run trains adapters, and a GGUF file holds a whole model", hint="--merged"
+            "the run trains adapters, and a GGUF file contains a full model", hint="--merged"
         )
     tokenizer = getattr(run.trainer.data, "tokenizer", None)
     vocabulary, note = gguf_vocabulary(tokenizer, cfg.vocab_size)

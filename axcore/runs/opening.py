@@ -186,7 +186,7 @@ def merge_models_and_runs(
     """Write the merge of models into a new folder; return how many tensors it has.
 
     Runs are written as pretrained checkpoints first, with their adapters merged.
-    These folders lie beside the target, and are removed in the end.
+    These folders are next to the target, and are removed in the end.
 
     Args:
         models: Folders of checkpoints, run directories, or steps of runs: `runs/NAME@STEP`.

@@ -109,7 +109,7 @@ def _loaded(run: Path, code: Mapping[str, Any], *, trust_code: bool) -> dict[str
 
 
 def _script_module(file: Path, code: Mapping[str, Any]) -> str:
-    """Return the name of the module that holds what a script defined.
+    """Return the name of the module that contains what a script defined.
 
     That is the script that runs now, where it defines the same; otherwise the run's copy of it.
     """

@@ -19,6 +19,11 @@ def experiments() -> Iterator[Experiment]:
         summary="A run or a pretrained checkpoint, trained further on answers chosen over others",
     )
     yield Experiment(
+        name="reward-model",
+        fn=Ref("axcore.runs.base_model:reward_model"),
+        summary="A run or a pretrained checkpoint, trained to score answers by pairs of them",
+    )
+    yield Experiment(
         name="kto",
         fn=Ref("axcore.runs.base_model:kto"),
         summary="A run or a pretrained checkpoint, trained further on answers labelled one by one",
@@ -34,7 +39,7 @@ def modifiers() -> Iterator[Modifier]:
         summary="A run begins with the weights of another run",
     )
     yield Modifier(
-        name="draw_samples",
-        config=Ref("axcore.runs:DrawSamples"),
+        name="generate_samples",
+        config=Ref("axcore.runs:GenerateSamples"),
         summary="Text generated at each evaluation, and kept with the run",
     )

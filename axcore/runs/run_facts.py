@@ -60,7 +60,7 @@ class RunFacts:
         state: "running", "done" or "stopped".
         step: Of its newest metrics, and `max_steps` of its config.
         curves: By split and name: a value for each line of the split, None where it is not finite
-            or missing; `step` beside them, and of training `tokens` and `seconds` so far.
+            or missing; `step` with them, and of training `tokens` and `seconds` so far.
         seconds: Of the run so far, by what they were spent on.
         goodput: Which part of them made progress.
         config: Its lines, path and value, defaults folded away.
@@ -243,7 +243,7 @@ def _finite(value: float) -> float | None:
 
 
 def _layout_of(folder: Path, starts: list[dict[str, Any]], trust_code: bool) -> dict[str, Any]:
-    """Return what the config says of arrays and devices, as the newest start had them."""
+    """Return what the config says about arrays and devices, as the newest start had them."""
     written = (folder / "config.json").stat().st_mtime_ns
     hardware = str(starts[-1]["hardware"]) if starts else "cpu-1"
     return dict(_layout(str(folder), hardware, trust_code, written))

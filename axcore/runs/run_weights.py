@@ -203,9 +203,9 @@ class RunArrays(ArraySource):
         array, is_finite = jax.jit(made, out_shardings=(sharding, None))(held)
         if not is_finite:
             raise CheckpointError(
-                f"{name} holds numbers that are not finite in {wanted.dtype}",
+                f"{name} contains numbers that are not finite in {wanted.dtype}",
                 where=f"{self.directory}, step {self.step}",
-                hint="ask for a dtype that holds larger numbers",
+                hint="ask for a dtype with a larger range",
             )
         finished: jax.Array = array
         return finished

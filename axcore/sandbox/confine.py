@@ -41,7 +41,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 def _call(name: str, *arguments: Any) -> int:
     """Call a function of the C library; a refusal is an error, so that nothing runs without."""
-    # Whole registers: the kernel compares all 64 bits of some arguments with 0.
+    # Zero the full registers: the kernel compares all 64 bits of some arguments with 0.
     wide = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
     result = int(getattr(_LIBC, name)(*wide))
     if result < 0:

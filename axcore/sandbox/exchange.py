@@ -36,7 +36,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "setitem": operator.setitem,
     "contains": operator.contains,
 }
-"""What checks can do with a `Remote`, beside calls and attributes. Comparisons are not among them:
+"""What checks can do with a `Remote`, apart from calls and attributes. Comparisons are missing:
 an object that says it equals everything would pass."""
 
 
@@ -260,7 +260,7 @@ def _update(old: Sequence[Any], new: Sequence[Any]) -> None:
 class Remote:
     """An object or function of the program, of which attributes, calls and iteration work here.
 
-    Two are equal if they are the same object: what a program says of equality never counts.
+    Two are equal if they are the same object: what a program says about equality never counts.
     """
 
     def __init__(self, program: _Program, number: int) -> None:

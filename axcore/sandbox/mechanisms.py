@@ -39,7 +39,7 @@ getresgid getrlimit setrlimit getrusage times sysinfo uname getcpu sched_getaffi
 clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time getrandom
 futex set_robust_list get_robust_list rseq arch_prctl wait4 waitid recvfrom exit exit_group
 """
-"""Calls that a computation makes. Those that change what lies outside without opening it, as chmod
+"""Calls that a computation makes. Those that change what is outside without opening it, as chmod
 or truncate, are missing because Landlock does not ask for them; those that start, watch or signal
 processes, because nothing else then bounds them."""
 
@@ -115,7 +115,7 @@ class Interpreter:
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """Return the Python of this process; of folders that hold others only the outer is named."""
+    """Return the Python of this process; of folders that contain others only the outer is named."""
     program = os.path.realpath(sys.executable)
     home = Path(program).parents[1]
     found = [one for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]

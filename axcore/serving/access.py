@@ -26,7 +26,7 @@ _VARIABLE = "AXCORE_API_KEYS"
 
 
 # A typo such as an empty variable must not become a key;
-# eight is no strength, only a sign that somebody chose it.
+# eight is not strength, only a sign that somebody chose it.
 _LEAST = 8
 
 
@@ -85,7 +85,7 @@ def read_api_keys(file: str | None, environment: Mapping[str, str] = os.environ)
     """Return the keys of a file, one a line, and of the environment.
 
     Raises:
-        ConfigError: The file cannot be read, holds no key, or may be read by others.
+        ConfigError: The file cannot be read, contains no key, or may be read by others.
     """
     named = [key.strip() for key in environment.get(_VARIABLE, "").split(",")]
     return ApiKeys(tuple(key for key in [*named, *_in_file(file)] if key))
@@ -111,7 +111,7 @@ def _in_file(name: str | None) -> list[str]:
         )
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"{name} holds no API key", where="--api-key-file", hint="one a line")
+        raise ConfigError(f"{name} contains no API key", where="--api-key-file", hint="one a line")
     return keys
 
 
@@ -268,7 +268,7 @@ def request_id(sent: str | None) -> str:
 
 def _host_name(header: str) -> str:
     """Return the name in a `Host` header, without its port."""
-    # An IPv6 address is in brackets, and its own colons are no port.
+    # An IPv6 address is in brackets, and its own colons are not port.
     name = re.sub(r":\d+$", "", header.lower())
     return name.removeprefix("[").removesuffix("]")
 

@@ -56,7 +56,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What the response's headers say besides."""
+        """More headers of the response."""
         headers = {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(self.retry_after_s)

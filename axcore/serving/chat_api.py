@@ -53,7 +53,7 @@ _OF_TEMPLATES = ("reasoning_effort", "verbosity")
 """RequestParser that chat templates may read."""
 
 _BESIDE_TEXT = ("id", "timestamp", "cache_control", "annotations", "provider_specific_fields")
-"""What clients write beside the text of a conversation, and no template reads."""
+"""What clients write in addition to the text of a conversation, and no template reads."""
 
 _TEXT_PARTS = ("text", "refusal")
 """Types of parts of a content, each with its text in a field of the same name."""
@@ -72,7 +72,7 @@ class ChatRequest:
         template_values: What else the template reads.
         optional_template_values: What it may read, and what is ignored where it does not.
         max_tokens: Tokens of an answer at most; None is all that the model has room for.
-        num_logprobs: Likeliest tokens that are listed beside each one; None lists nothing.
+        num_logprobs: Likeliest tokens that are listed with each one; None lists nothing.
         grammar: What answers must follow.
         settings: The rest.
     """

@@ -42,7 +42,7 @@ class CompletionRequest:
         max_tokens: Tokens of an answer at most; 0 only looks at the prompt, and None is
             `MAX_TOKENS`, or as many as there is room for.
         echo: Whether answers begin with their prompt.
-        num_logprobs: Likeliest tokens that are listed beside each one; None lists nothing.
+        num_logprobs: Likeliest tokens that are listed with each one; None lists nothing.
         grammar: What answers must follow.
         settings: The rest.
     """

@@ -45,7 +45,7 @@ class RequestStats:
         """Count a piece of an answer."""
         if delta.sampled:
             now = time.monotonic() - self.began
-            # A piece without a token, such as one that only ends a text, is no first token.
+            # A piece without a token, such as one that only ends a text, is not a first token.
             self.first_token_s = now if self.first_token_s is None else self.first_token_s
             self.last_token_s = now
             self.num_tokens += len(delta.sampled)
@@ -65,8 +65,8 @@ class _EngineCollector(Collector):
         stats = self._served.engine.stats()
         for name, text, value in (
             ("requests_waiting", "Requests that wait for a slot", stats.num_waiting),
-            ("requests_running", "Requests whose answers are drawn", stats.num_running),
-            ("slots", "Answers that can be drawn at once", stats.num_slots),
+            ("requests_running", "Requests whose answers are sampled", stats.num_running),
+            ("slots", "Answers that can be sampled at once", stats.num_slots),
             ("cache_pages", "Pages of the cache", stats.pages_total),
             ("cache_pages_used", "Pages that requests hold", stats.pages_used),
             ("replicas", "Copies of the weights that answer requests", stats.num_replicas),
@@ -80,7 +80,7 @@ class _EngineCollector(Collector):
                 "Tokens of prompts that another request had computed",
                 stats.num_cached_prompt_tokens,
             ),
-            ("preemptions", "Answers that made room for others", stats.num_preemptions),
+            ("preemptions", "Answers preempted for others", stats.num_preemptions),
             ("sampled_tokens", "Tokens sampled by the engine", stats.num_sampled_tokens),
             ("steps", "Steps of the engine", stats.num_steps),
             ("moved_requests", "Requests moved from a failed replica", stats.num_moved),
@@ -94,7 +94,7 @@ class ServerMetrics:
     """Counts and times requests.
 
     Args:
-        served: Whose stats are shown beside them.
+        served: Whose stats are shown with them.
     """
 
     def __init__(self, served: ServedModel) -> None:

@@ -13,15 +13,15 @@ from axcore.module import Module
 from axcore.parallel import MESH_AXES, PARAM_RULES, MeshShape, make_mesh, param_shardings
 
 _SERVED_AXES = ("data", "model")
-"""Mesh axes of engines: replicas lie along the first, work is split over the second."""
+"""Mesh axes of engines: replicas are along the first, work is split over the second."""
 
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Where weights lie.
+    """Where weights are stored.
 
     Args:
-        mesh: Of the devices that they lie on.
+        mesh: Of the devices that they are on.
         num_present: Devices that there are.
     """
 
@@ -30,19 +30,19 @@ class Placement:
 
     @property
     def num_used(self) -> int:
-        """Devices that weights lie on."""
+        """Devices that weights are on."""
         return int(self.mesh.size)
 
     @property
     def num_replicas(self) -> int:
-        """How many copies of the weights lie there."""
+        """How many copies of the weights are there."""
         return int(self.mesh.shape["data"])
 
     @classmethod
     def of(
         cls, model: Module, shape: MeshShape, devices: Sequence[Any] | None = None
     ) -> "Placement":
-        """Return where the weights of a model lie on a mesh of these sizes.
+        """Return where the weights of a model are on a mesh of these sizes.
 
         Args:
             model: The model, as it is trained.

@@ -18,8 +18,8 @@ class Bodies:
     """The long bodies that arrive, or wait to be parsed; all of them together have a limit.
 
     Without one, many clients fill the memory and the event loop by bodies that are all refused
-    later. One that has no room waits, unread, so that its client is held up by TCP: a refusal would
-    be lost where the client is still sending. Short bodies always have room.
+    later. One beyond the limit waits, unread, so that its client is held up by TCP: a refusal would
+    be lost where the client is still sending. Short bodies are always admitted.
 
     Args:
         limits: What a server accepts.
@@ -33,16 +33,16 @@ class Bodies:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all bodies that have room."""
+        """Bytes of all bodies that were admitted."""
         return self._num_bytes.total()
 
     @property
     def num_waiting(self) -> int:
-        """Number of bodies that wait for room."""
+        """Number of bodies that wait to be admitted."""
         return len(self._waiting)
 
     async def take(self, client: str, size: int) -> None:
-        """Take room for a body, once there is any.
+        """Admit a body, once the limit allows it.
 
         Raises:
             ApiError: As `refuse` says.
@@ -54,17 +54,17 @@ class Bodies:
             self._waiting.append(left)
             await left
         # On the event loop alone and with no await since the
-        # question, so two bodies cannot take the same room.
+        # question, so two bodies cannot take the same bytes.
         self._num_bytes[client] += size
 
     def leave(self, client: str, size: int) -> None:
-        """Give the room of a body back; whoever waited longest looks first."""
+        """Release the bytes of a body; whoever waited longest looks first."""
         self._num_bytes[client] -= size
         self._num_bytes += Counter()  # drops clients that have none
         self._wake()
 
     def refuse(self, error: ApiError) -> None:
-        """Raise an error where room is waited for, now and later: the server ends."""
+        """Raise an error where a body waits to be admitted, now and later: the server ends."""
         self._refusal = error
         self._wake()
 
@@ -77,10 +77,10 @@ class Bodies:
                 one.set_result(None)
 
     def _has_room(self, client: str, size: int) -> bool:
-        """Whether a body has room. A client has half of all, and each always that of one body."""
+        """Whether a body can be admitted. A client has half of all, and always that of one body."""
         most = self.limits.max_bodies_bytes
         of_client, of_all = self._num_bytes[client], self.num_bytes
-        # A client's first body always has room, or one
+        # A client's first body is always admitted, or one
         # that is larger than its half could never be sent.
         return not (
             (of_client and of_client + size > most // 2) or (of_all and of_all + size > most)
@@ -88,7 +88,7 @@ class Bodies:
 
 
 class Body:
-    """The body of a request, with its room until it is dropped.
+    """The body of a request, with its share of the limit until it is dropped.
 
     Args:
         bodies: Those there are.
@@ -110,7 +110,7 @@ class Body:
         return bytes(self._content)
 
     def drop(self) -> None:
-        """Leave its bytes, and their room, to others."""
+        """Leave its bytes, and their share of the limit, to others."""
         self._content = bytearray()
         if self._room:
             self._bodies.leave(self._client, self._room)
@@ -136,7 +136,7 @@ class Body:
             async with asyncio.timeout(seconds):
                 await self._read(request)
         except TimeoutError as error:
-            # Who waited for room is not to blame for the time, and may try again.
+            # Who waited to be admitted is not to blame for the time, and may try again.
             if self._is_waiting:
                 message = (
                     f"The server reads {self._bodies.num_bytes:,} bytes of other bodies, as many "
@@ -161,7 +161,7 @@ class Body:
             raise ApiError(400, "The body ended too early.", code="incomplete_body") from error
 
     async def _check(self, size: int) -> None:
-        """Check the length of the body, and takes room for it once it is a long one."""
+        """Check the length of the body, and admit it once it is a long one."""
         most = self._bodies.limits.max_body_bytes
         if size > most:
             message = f"The body is too long; at most {most:,} bytes are accepted."

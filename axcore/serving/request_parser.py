@@ -168,7 +168,7 @@ def checked_text(text: str, where: str) -> str:
     """Return a text that can be written as UTF-8.
 
     Raises:
-        ApiError: It holds half of a surrogate pair, which JSON can write and no text has.
+        ApiError: It contains half of a surrogate pair, which JSON can write and no text has.
     """
     try:
         text.encode()
@@ -183,12 +183,13 @@ def check_texts(content: Any, where: str = "") -> None:
     """Check that all texts and names of fields in JSON can be written as UTF-8.
 
     Raises:
-        ApiError: One holds half of a surrogate pair.
+        ApiError: One contains half of a surrogate pair.
     """
     # Encoded in one piece at first: walking a body of a million values costs seconds.
     if _is_text(json.dumps(content, ensure_ascii=False)):
         return
-    # Only now the path is of use: a long name above many values would be copied for each of them.
+    # The path is made here and not on the way down: a long name above many values would be
+    # copied for each of them.
     if isinstance(content, str):
         checked_text(content, where or "the body")
     elif isinstance(content, list):
@@ -243,7 +244,7 @@ def parse_body(body: bytes) -> Any:
     _check_size(body)
     try:
         found = parse_json(body, allow_nan=False)
-    except ValueError as error:  # bytes that are no UTF-8, too
+    except ValueError as error:  # bytes that are not UTF-8, too
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
     # Few bodies have an escaped surrogate at all, so most are not looked at again.
     if _SURROGATE.search(body):
@@ -272,5 +273,7 @@ def _check_size(body: bytes) -> None:
     steps = _DEPTH_STEPS[np.frombuffer(signs, np.uint8)]
     depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
     if depth > MAX_JSON_DEPTH:
-        message = f"The body holds objects within objects, too deep to be read: {depth}; at most "
+        message = (
+            f"The body contains objects within objects, too deep to be read: {depth}; at most "
+        )
         raise ApiError(400, f"{message}{MAX_JSON_DEPTH} are.", code="invalid_json")

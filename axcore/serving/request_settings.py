@@ -22,7 +22,7 @@ _MAX_STOP_LETTERS = 1000
 """Letters of one of them; each is prepared for each answer while others wait."""
 
 MAX_LOGPROBS = 20
-"""Likeliest tokens that are listed beside each token at most."""
+"""Likeliest tokens that are listed with each token at most."""
 
 MAX_BIASES = 300
 _MIN_TOP_P = 1e-6
@@ -245,7 +245,7 @@ class PromptOptions:
 
 
 def read_prompt_options(fields: RequestParser) -> PromptOptions:
-    """Return what a request says of its texts."""
+    """Return what a request says about its texts."""
     return PromptOptions(
         parses_special=fields.boolean("parse_special", default=True),
         adds_special=fields.boolean("add_special_tokens", default=True),

@@ -109,7 +109,7 @@ def _engine_failed(completion: CompletionStream) -> ApiError:
     if isinstance(error, RequestError):  # a grammar that nothing can follow
         return from_error(error, "response_format")
     cause = None if error is None else error.__cause__
-    # What a device says of its failure stays inside; why no replica took a request does not.
+    # What a device says about its failure stays inside; why no replica took a request does not.
     why = cause.what if isinstance(cause, RequestError) else type(error).__name__
     of = "" if adapter is None else f" of {adapter!r}"
     hint = error.hint if isinstance(error, EngineError) else None
@@ -188,7 +188,7 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
     """A request that is answered.
 
     Attributes:
-        kind: What the API calls a whole response.
+        kind: What the API calls a full response.
         chunk_kind: What it calls a piece of one.
         served: The model.
         request: What was asked.
@@ -209,7 +209,7 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
     created: int = attrs.field(factory=lambda: int(time.time()))
 
     async def response(self) -> Response:
-        """Return the whole response."""
+        """Return the full response."""
         async for arrived in self.completions.deltas():
             if arrived is not None:
                 self.add(*arrived)

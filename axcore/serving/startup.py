@@ -41,18 +41,18 @@ def start_engine(
 ) -> ServedModel:
     """Return a model that answers; its engine is to be closed.
 
-    Its other programs are compiled beside requests; a line of the log says when all are.
+    Its other programs are compiled while it serves requests; a line of the log says when all are.
 
     Args:
         opened: What `open_model` returned.
         cfg: How it is served.
         name: What requests call it; by default, what its directory is called.
-        adapters: What requests may choose besides, by name.
+        adapters: What requests may choose in addition, by name.
         draft: A smaller model that proposes tokens, where `cfg.engine.speculation` says so.
         chat_template: A file, or the name of a template that comes with axcore, in the place of the
             tokenizer's own.
         progress: Is called with the programs compiled, all of them, and what the newest is.
-        when_placed: Is called when weights lie where they serve, before programs are compiled.
+        when_placed: Is called when weights are where they serve, before programs are compiled.
 
     Raises:
         AxcoreError: The config or an adapter does not fit the model, or the mesh the devices.
@@ -97,7 +97,7 @@ def start_engine(
     _add_adapters(engine, adapters)
     # Said when memory is taken: whoever starts the server knows by then whether the model fits.
     when_placed()
-    # The server answers after the first programs; the others are compiled beside requests.
+    # The server answers after the first programs; the others are compiled while it serves requests.
     engine.warm_up(progress, when_all=partial(_say, time.monotonic()))
     return ServedModel(
         name=name,
@@ -202,8 +202,8 @@ def _with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> En
                 where=_FLAG,
                 hint=f"--set engine.adapter_rank={adapter.rank}",
             )
-    # Room is compiled into the programs, so it is made
-    # for those that were named at the start, at least.
+    # Programs are compiled for a number of slots, so there is at least one for each adapter that
+    # is named at the start.
     return evolve(cfg, num_adapters=max(cfg.num_adapters, len(adapters)))
 
 
@@ -211,7 +211,7 @@ def _add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
     """Let requests to an engine choose among adapters.
 
     Raises:
-        AxcoreError: One corrects layers that have no room; it says which adapter that is.
+        AxcoreError: One adapts layers without adapter slots; it says which adapter that is.
     """
     for name, adapter in adapters.items():
         try:
@@ -229,7 +229,7 @@ def _opened(name: str, folder: Path, cfg: Any, *, trust_code: bool) -> Adapter:
     own = run.opened_config.model
     if adapter_format(own) is None:
         raise ConfigError(
-            "the run trained no adapters but a whole model",
+            "the run trained no adapters but a full model",
             where=where,
             hint=f"serve it by itself: axcore serve {folder}",
         )

@@ -1,7 +1,7 @@
 """Calls of tools in what a model writes, for the families whose way of writing them is known.
 
 - `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere in an answer: Hermes, Qwen.
-- `{"name": ..., "parameters": {...}}` as the whole answer: Llama 3.
+- `{"name": ..., "parameters": {...}}` as the full answer: Llama 3.
 
 What the templates of others make a model write stays text, and so does a call that is not valid
 JSON.
@@ -169,7 +169,7 @@ def _call(text: str, opened: str, closed: str) -> str | ToolCall:
         found = json.loads(text)
         name = found["name"]
         arguments = found.get("arguments", found.get("parameters", {}))
-    # A model writes what it likes; what is no call is text, and no error of the server.
+    # A model writes what it likes; what is not a call is text, and no error of the server.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{opened}{text}{closed}"
     # Some templates have arguments as text already; encoding it again would quote it twice.

@@ -55,9 +55,9 @@ class WeightsWatch:
         # Not "newer": after a rollback the newest good step has a smaller number.
         if step is None or step == self._served.step:
             return None
-        # Read into host memory: a second copy on the devices would not fit beside the caches.
+        # Read into host memory: a second copy and the caches would not fit on the devices.
         restored = self._run.restored(step, on_host=True)  # devices have room for one array more
-        own = self._run.trainer.step.own_part(restored.state)  # a task may keep more beside it
+        own = self._run.trainer.step.own_part(restored.state)  # a task may keep more in the state
         before = self._served.step
         # Reading takes minutes, in which the server may have ended.
         if self._stopped.is_set():  # meanwhile: what would take them over is closed
@@ -88,7 +88,7 @@ class WeightsWatch:
                 self._refused = None
             except Exception as error:  # whatever it is, the old weights answer, and it is said
                 # The same error every few seconds would hide the rest of the log.
-                if str(error) != self._refused:  # said once, not every few seconds
+                if str(error) != self._refused:
                     is_known = isinstance(error, (AxcoreError, OSError))
                     LOGGER.warning(
                         "newer weights are not taken over: %s", error, exc_info=not is_known

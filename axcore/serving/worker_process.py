@@ -109,7 +109,7 @@ class GrammarJobs:
 
     # On a thread, as the size of the main thread's stack was set by the shell.
     def run(self, values: Any) -> dict[str, Any]:
-        """Return what the library says of a grammar; nothing where it takes it."""
+        """Return what the library says about a grammar; nothing where it takes it."""
         said: list[str] = []
 
         def compile_it() -> None:
@@ -127,7 +127,7 @@ class GrammarJobs:
 def _serve(connection: Connection) -> None:
     """Run jobs until the server hangs up."""
     # The setup comes from our own server and is the only
-    # thing that may be unpickled here, besides its jobs.
+    # thing that may be unpickled here, in addition to its jobs.
     kind, setup = pickle.loads(connection.recv_bytes())
     jobs: Jobs = {"body": BodyJobs, "template": TemplateJobs, "grammar": GrammarJobs}[kind](**setup)
     # After the setup: address space counts, and libraries reserve a lot of it when they are loaded.

@@ -19,6 +19,7 @@ from axcore.tasks.preference import (
     ReferenceTask,
     SimPO,
 )
+from axcore.tasks.reward_model import RewardModel, rewards
 from axcore.tasks.supervised import Classification, Regression, SupervisedTask
 from axcore.tasks.task import FrozenModel, Task
 
@@ -42,8 +43,10 @@ __all__ = [
     "PreferenceTask",
     "ReferenceTask",
     "Regression",
+    "RewardModel",
     "SamplerCorrection",
     "SimPO",
     "SupervisedTask",
     "Task",
+    "rewards",
 ]

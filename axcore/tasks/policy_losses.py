@@ -24,7 +24,7 @@ class Advantage:
 
     Args:
         baseline: What is subtracted: the mean of the group, or of the group's other completions.
-        scale: What is divided by: the standard deviation of the group, of the whole batch, or
+        scale: What is divided by: the standard deviation of the group, of the full batch, or
             nothing.
     """
 

@@ -47,7 +47,7 @@ class ReferenceTask(Task):
     def reference(self, method: str, *args: Any) -> Any:
         """Return what a method of the model returns with the first parameters; no gradient.
 
-        It draws the random numbers that the model's own first call draws: dropout and stochastic
+        It uses the random numbers that the model's own first call samples: dropout and stochastic
         rounding are the same in both, so that a model that was not trained yet equals its
         reference.
         """
@@ -61,7 +61,7 @@ class ReferenceTask(Task):
         whole = jax.lax.stop_gradient(_over(state, copy))
         model: Module = self.model
         # The module's own key rather than a stream: the
-        # reference is to draw what the model's first call draws.
+        # reference is to sample what the model's first call samples.
         key = context.key() if context.has_key else None
         result, _ = functional(model, whole, *args, method=method, rng=key, training=self.training)
         return jax.lax.stop_gradient(result)
@@ -115,7 +115,7 @@ class PreferenceTask(ReferenceTask):
     """An objective on labelled answers. A subclass has `row_losses`.
 
     Attributes:
-        extra_arrays: Arrays of a batch that it reads besides `BATCH`.
+        extra_arrays: Arrays of a batch that it reads in addition to `BATCH`.
         has_reference: Whether it compares with the model before training.
         loss_unit: The unit of its loss.
     """
@@ -154,10 +154,7 @@ class PreferenceTask(ReferenceTask):
         self, rewards: Float[Array, "batch 2"], weights: Float[Array, " batch"]
     ) -> None:
         """Report by how much the chosen answer is ahead, and in what share of rows it is."""
-        margin = rewards[:, 0] - rewards[:, 1]
-        count = jnp.sum(weights)
-        self.add_measure("reward_margin", jnp.sum(margin * weights), count)
-        self.add_measure("reward_accuracy", jnp.sum(jnp.where(margin > 0, weights, 0)), count)
+        add_reward_measures(self, rewards, weights)
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the unit of the loss, and that the accuracy is a share of pairs."""
@@ -190,14 +187,33 @@ class PreferenceTask(ReferenceTask):
                 hint="train it on axcore.data.PreferenceData, whose source reads by "
                 + ("LabelledChats" if self.extra_arrays else "ChatPairs"),
             )
-        cfg: Any = self.model.config
-        size, num_tokens = cfg.vocab_size, batch.arrays["tokens"].num_values
-        if size < num_tokens:
-            raise ConfigError(
-                f"vocab_size is {size}, but the tokenizer has {num_tokens} tokens",
-                where="model.vocab_size",
-                hint=f"--set model.vocab_size={num_tokens}",
-            )
+        check_vocabulary(self.model, batch)
+
+
+def add_reward_measures(
+    task: Task, rewards: Float[Array, "batch 2"], weights: Float[Array, " batch"]
+) -> None:
+    """Report of a task by how much the chosen answer is ahead, and in what share of rows it is."""
+    margin = rewards[:, 0] - rewards[:, 1]
+    count = jnp.sum(weights)
+    task.add_measure("reward_margin", jnp.sum(margin * weights), count)
+    task.add_measure("reward_accuracy", jnp.sum(jnp.where(margin > 0, weights, 0)), count)
+
+
+def check_vocabulary(model: Module, batch: BatchSpec) -> None:
+    """Check that a model has room for each token of a batch.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    cfg: Any = model.config
+    size, num_tokens = cfg.vocab_size, batch.arrays["tokens"].num_values
+    if size < num_tokens:
+        raise ConfigError(
+            f"vocab_size is {size}, but the tokenizer has {num_tokens} tokens",
+            where="model.vocab_size",
+            hint=f"--set model.vocab_size={num_tokens}",
+        )
 
 
 def _flat(array: Array) -> Array:
@@ -347,7 +363,7 @@ class ORPO(PreferenceTask):
         beta: NonNegativeFloat = 0.1
 
     def metric_units(self) -> Mapping[str, str]:
-        """Return nats a token for the cross-entropy of answers, besides what all have."""
+        """Return nats a token for the cross-entropy of answers, in addition to what all have."""
         return {**super().metric_units(), "loss/cross_entropy": NATS_A_TOKEN}
 
     def row_losses(

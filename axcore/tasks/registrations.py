@@ -1,4 +1,4 @@
-"""The training tasks besides the next token."""
+"""The training tasks in addition to the next token."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,13 @@ from axcore.plugins import Ref, TrainingTask, hook
 
 @hook.training_tasks
 def training_tasks() -> Iterator[TrainingTask]:
-    """What a model is trained for, besides the next token."""
+    """What a model is trained for, in addition to the next token."""
     for name, config, summary in (
         ("dpo", "DPO", "Answers chosen over others, against a frozen copy"),
         ("ipo", "IPO", "Answers chosen over others by a set margin, against a frozen copy"),
         ("orpo", "ORPO", "Answers to give, and others to make less likely"),
         ("simpo", "SimPO", "Answers chosen over others by their mean log-probability"),
+        ("reward_model", "RewardModel", "A score for each answer, by answers chosen over others"),
         ("kto", "KTO", "Answers that were labelled one by one, against a frozen copy"),
         ("grpo", "GRPO", "Rewards of sampled answers, compared within those to a prompt"),
         ("dr_grpo", "DrGRPO", "GRPO whose loss favours no length and no difficulty"),

@@ -68,7 +68,7 @@ class Task(Module):
 
 
 class FrozenModel(Configurable):
-    """A second model besides the one that is trained, with weights of its own that never change.
+    """A second model next to the one that is trained, with weights of its own that never change.
 
     A task assigns it in `setup`, `self.teacher = cfg.teacher.build()`, and calls it in `forward`,
     `self.teacher("logits", tokens, info)`. Its weights are frozen leaves of the run's state, under

@@ -24,7 +24,7 @@ class CommandLine:
 
     Args:
         folder: The working directory.
-        environment: Variables set beside those of this process.
+        environment: Variables set in addition to those of this process.
     """
 
     folder: Path

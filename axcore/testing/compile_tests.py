@@ -63,7 +63,7 @@ class CompileTest:
 
     @property
     def receipts(self) -> Path:
-        """Where its receipt lies."""
+        """Where its receipt is."""
         return receipts_file(self.file, self.target)
 
 

@@ -151,7 +151,7 @@ class DataSourceSuite(Suite):
         assert len(text.splitlines()) == 1
 
     def test_config_is_saved_and_read_back(self, source_config: Any) -> None:
-        """A run directory holds it."""
+        """A run directory contains it."""
         assert from_json(to_json(source_config)) == source_config
 
     def test_batches_go_on_exactly_where_they_were(self, source_config: Any) -> None:

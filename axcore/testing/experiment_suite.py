@@ -25,7 +25,7 @@ class ExperimentSuite(Suite):
         assert render_config(first) == render_config(second)
 
     def test_experiment_is_saved_and_read_back(self, record: Experiment) -> None:
-        """A run directory holds it."""
+        """A run directory contains it."""
         cfg = record.fn.resolve()()
         assert from_json(to_json(cfg)) == cfg
 

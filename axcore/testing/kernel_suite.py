@@ -61,7 +61,8 @@ class KernelSuite(Suite):
     Attributes:
         dtypes: Dtypes of the inputs.
         case_names: Names of the cases to try; None for all.
-        hardware: Targets that `requires` is asked about, beside a host of every known generation.
+        hardware: Targets that `requires` is asked about, in addition to a host of every known
+            generation.
         narrow: By the key of a kernel, sums and functions that it computes in 16 bits on purpose,
             as the suite names them: "exp of bfloat16".
     """
@@ -87,7 +88,7 @@ class KernelSuite(Suite):
         return contract_of(kernel.op).function(kernel, self.implementation(kernel))
 
     def extra_cases(self, kernel: Kernel) -> tuple[Case, ...]:
-        """Return cases beside those of the op: sizes that only this kernel takes, for example."""
+        """Return more cases than those of the op, such as sizes that only this kernel takes."""
         return ()
 
     def tolerance(self, dtype: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""`LauncherSuite`: an engine is given the whole run, and the processes of it find each other."""
+"""`LauncherSuite`: an engine is given the full run, and the processes of it find each other."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ class LauncherSuite(Suite):
         assert from_json(to_json(launcher)) == launcher
 
     def test_render_is_the_same_each_time_and_ends_a_line(self, launcher: Any) -> None:
-        """It holds neither time nor chance, so that people can keep it and compare."""
+        """It contains neither time nor chance, so that people can keep it and compare."""
         texts = {_render(launcher, 3) for _ in range(2)}
         assert len(texts) == 1
         assert texts.pop().endswith("\n")

@@ -85,7 +85,7 @@ class LayerSuite(Suite):
     # -- What it is --------------------------------------------------------------------------
 
     def test_model_is_saved_and_read_back(self, record: LayerVariant) -> None:
-        """A run directory holds it."""
+        """A run directory contains it."""
         cfg = self.model(record)
         assert from_json(to_json(cfg)) == cfg
 
@@ -180,7 +180,7 @@ class LayerSuite(Suite):
             is_other = not np.allclose(first, other, atol=1e-6)
             assert is_other, "training differs from evaluation, and yet two keys give the same"
         else:
-            assert np.allclose(first, other, atol=1e-5), "keys differ, and draw from nothing named"
+            assert np.allclose(first, other, atol=1e-5), "keys differ, from no named stream"
         has_dropout = to_json(self._with_dropout(record)) != to_json(self.model(record))
         assert is_drawn or not has_dropout, f"a dropout of {_DROPOUT} changes nothing in training"
 
@@ -237,7 +237,7 @@ class LayerSuite(Suite):
     # -- Serving and transformations ---------------------------------------------------------
 
     def test_cache_gives_what_the_whole_row_does(self, record: LayerVariant) -> None:
-        """A prompt, then one token after another: the logits are those of the whole row."""
+        """A prompt, then one token after another: the logits are those of the full row."""
         if record.key in self.not_served:
             pytest.skip(f"{record.key} is in `not_served`")
         from axcore.inference.cached_model import CachedModel
@@ -264,7 +264,7 @@ class LayerSuite(Suite):
                 logits_BV,
                 whole_BTV[:, done - 1],
                 f"with {done - num_new} tokens in the cache, token {done - 1} gives other logits "
-                "than in the whole row",
+                "than in the full row",
             )
 
     def test_vmap_gives_what_one_row_after_another_does(self, record: LayerVariant) -> None:

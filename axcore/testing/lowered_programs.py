@@ -1,9 +1,9 @@
 """What a lowered program is, whatever its source looks like: `program_digest`.
 
-jax hands a module of StableHLO to the compiler. It says besides the program where each line of it
-was written and what Python's functions are called. Kernels are modules of their own within custom
-calls, written as bytes, and say the same. None of that changes what comes out, so here it is taken
-away; what is left is hashed, with the compiler's options and the devices.
+jax hands a module of StableHLO to the compiler. In addition to the program, it says where each line
+of it was written and what Python's functions are called. Kernels are modules of their own within
+custom calls, written as bytes, and say the same. None of that changes what comes out, so here it is
+taken away; what is left is hashed, with the compiler's options and the devices.
 
 Two kinds of names are left, since reports and tests read them in what was compiled: scopes
 (`jax.named_scope`, and so the paths of layers), and what kernels are called (`pallas_call(name=)`).

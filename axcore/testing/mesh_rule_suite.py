@@ -57,7 +57,7 @@ class MeshRuleSuite(Suite):
         assert list(self.machines(record)), f"{record.match} matches none of {names}"
 
     def test_mesh_fits_every_number_of_hosts(self, record: MeshRule) -> None:
-        """One whole host, and many."""
+        """One full host, and many."""
         from axcore.parallel import mesh_sizes
 
         for machine in self.machines(record):

@@ -124,7 +124,7 @@ class ModifierSuite(Suite):
     def test_modified_config_is_saved_and_read_back(
         self, record: Modifier, subject_config: Any
     ) -> None:
-        """A run directory holds it."""
+        """A run directory contains it."""
         changed = self.make(record).apply(subject_config, Hardware.parse(self.target))
         assert type(changed) is type(subject_config), f"{record.key} returns a {type(changed)}"
         assert from_json(to_json(changed)) == changed

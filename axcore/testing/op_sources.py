@@ -33,7 +33,7 @@ def op_files(kernel: Kernel, kernel_files: Iterable[Path]) -> frozenset[Path]:
 
 
 def _op_folders(op: str) -> set[Path]:
-    """Return the folders that the core's own kernels of an op lie in."""
+    """Return the folders that the core's own kernels of an op are in."""
     targets = {
         value.target
         for one in plugin_host().records(Kernel)

@@ -160,7 +160,7 @@ def cpu_mesh() -> Callable[..., "Mesh"]:
 
 @pytest.fixture
 def tiny_experiment(tmp_path: Path) -> Any:
-    """A whole training config so small that a run of it takes a second or two."""
+    """A full training config so small that a run of it takes a second or two."""
     from axcore.testing.tiny import small_experiment
 
     return small_experiment(tmp_path / "text")

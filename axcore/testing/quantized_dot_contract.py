@@ -1,4 +1,4 @@
-"""What `quantized_dot` promises: its contract, for kernels of narrow products."""
+"""What `quantized_dot` promises: its contract, for kernels of low-precision products."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Receipts of compilation: which tests passed, of which programs, with which compilers.
 
-A file for each target is in `compile_receipts` beside the tests, for git to keep. A test whose
+A file for each target is in `compile_receipts` next to the tests, for git to keep. A test whose
 receipt still holds need not compile anything. It holds for the same compilers and either
 
 - the same sources, which takes no tracing to find out, or
@@ -12,11 +12,11 @@ All sources count without their comments and docstrings. They are:
 - A kernel's test: its own file, the modules of the plugin that the kernel's references lead to and
   what those import within the plugin, and of `axcore.ops` the op, what is imported there, and how
   kernels are chosen.
-- Any other test: its own file, and all of axcore and of the plugins beside it, but for packages
+- Any other test: its own file, and all of axcore and of the plugins next to it, but for packages
   that only run, watch or print what was compiled.
 
-Either way what the test's file imports from beside it or from `tests/support` counts, too, with
-the data beside that. A test's own code is what its file says, and what that uses of files beside
+Either way what the test's file imports from next to it or from `tests/support` counts, too, with
+the data next to that. A test's own code is what its file says, and what that uses of files next to
 it, of `axcore.aot`, which reads compiled programs, and for a kernel's test of the suite that it
 inherits. Imports do not count, so code that moves to another file voids nothing.
 """
@@ -96,7 +96,7 @@ class Receipt:
 
 
 def receipts_file(test_file: Path, target: str) -> Path:
-    """Return where receipts of a file's tests lie."""
+    """Return where receipts of a file's tests are."""
     return test_file.parent / FOLDER / f"{target}.json"
 
 
@@ -144,7 +144,7 @@ def compiler_versions(modules: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def kernel_of_test(item: pytest.Item) -> Kernel | None:
-    """Return the kernel that a test compiles; None where it is no test of a `CompileSuite`."""
+    """Return the kernel that a test compiles; None where it is not a test of a `CompileSuite`."""
     callspec = getattr(item, "callspec", None)
     trial = callspec.params.get("compile_trial") if callspec is not None else None
     return trial.kernel if trial is not None else None
@@ -187,7 +187,7 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def _data_of(files: Iterable[Path]) -> set[Path]:
-    """Return the JSON that is beside some files and has their names."""
+    """Return the JSON that is next to some files and has their names."""
     return {data for file in files if (data := file.with_suffix(".json")).exists()}
 
 
@@ -225,7 +225,7 @@ def kernel_files(kernel: Kernel) -> frozenset[Path]:
 
 
 def _modules_beside(test_file: Path) -> Mapping[str, Path]:
-    """Return what a test may import by its bare name: files beside it, and support."""
+    """Return what a test may import by its bare name: files next to it, and support."""
     support = [folder / "tests/support" for folder in test_file.parents]
     folders = (test_file.parent, *(folder for folder in support if folder.is_dir()))
     return {file.stem: file for folder in folders for file in folder.glob("*.py")}

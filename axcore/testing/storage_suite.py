@@ -85,7 +85,7 @@ class StorageSuite(Suite):
         assert _is_whole(storage, 2)
 
     def test_later_steps_are_quarantined_by_an_earlier_one(self, storage: Any) -> None:
-        """They are no steps any more."""
+        """They are no longer steps."""
         for step in (1, 2, 3):
             _save(storage, step)
         assert storage.at_or_after(2) == (2, 3)

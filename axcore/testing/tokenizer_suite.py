@@ -116,7 +116,7 @@ class TokenizerSuite(Suite):
         assert [*tokens] == [*before, *tokenizer.encode(self.texts[3]), tokenizer.eos_id]
 
     def test_two_builds_are_the_same_and_config_is_read_back(self, tokenizer_config: Any) -> None:
-        """A run directory holds it, and every process builds its own."""
+        """A run directory contains it, and every process builds its own."""
         again = from_json(to_json(tokenizer_config))
         assert again == tokenizer_config
         first, second = tokenizer_config.build(), again.build()

@@ -124,7 +124,7 @@ class WriterSuite(Suite):
             _write(record, folder, _losses((8, 9, 10, 11), splits, 1.0))
             _write(record, folder, [], step=9)
             steps = sorted({step for step, _, _ in self.read(record, folder)})
-            assert steps == [8, 9], f"opened at step 9, it holds steps {steps}"
+            assert steps == [8, 9], f"opened at step 9, it contains steps {steps}"
             _write(record, folder, _losses((10, 11), splits, 2.0), step=9)
             read = self.read(record, folder)
             for split in splits:

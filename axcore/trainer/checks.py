@@ -215,7 +215,7 @@ def check_mesh_is_used(cfg: Any, batch: BatchSharding, specs: Any) -> None:
 
 
 def check_quantization_schemes(cfg: Any, hardware: Hardware) -> None:
-    """Check that every scheme that a trainer's config holds can run on some hardware.
+    """Check that every scheme that a trainer's config contains can run on some hardware.
 
     A scheme whose op is pinned is left to the pinned kernel's own word.
 

@@ -26,7 +26,7 @@ from axcore.trainer.step import TrainState
 
 # A mebibyte of float32.
 _PIECE = 1 << 18
-"""Elements that are widened to float32 at a time, which stay in a cache."""
+"""Elements that are converted to float32 at a time, which stay in a cache."""
 
 _WIDE = ("float32", "float64", "bfloat16")
 """Those whose exponents have eight bits or more; no flip makes others large."""
@@ -70,14 +70,14 @@ class FlippedValues:
             raise RollbackRequest(
                 # The square of a value above 1.8e19 overflows float32, which is what the sum of
                 # squares shows. A flipped top bit of an exponent multiplies by 2**64 or more.
-                f"{name} holds {float(value):.3g} at step {step}{more}, and nothing above 1.8e19 "
+                f"{name} contains {float(value):.3g} at step {step}{more}, nothing above 1.8e19 "
                 f"at step {self._step}, as where a bit flips in memory: it was not saved",
                 skips_data=False,
             )
         self._step, self._sums = step, sums
 
     def _is_flipped(self, name: str, now: float) -> bool:
-        # A comparison with the last whole state: a model
+        # A comparison with the last intact state: a model
         # with such values from the start is nobody's fault.
         before = self._sums[name]
         # Moments begin at 0, which says nothing of how large their gradients are.

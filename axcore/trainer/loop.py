@@ -283,7 +283,7 @@ class TrainLoop:
         """Whether the newest step was applied, or the evaluation at the end is finite."""
         if self.at.pending:
             # Waits for the devices, but only at a step that
-            # is saved, which reads the whole state anyway.
+            # is saved, which reads the full state anyway.
             return bool(jax.device_get(self.at.pending[-1].is_applied))
         is_last = self.at.step == self.cfg.max_steps
         # At the very end no step follows that could show the state to be good; an evaluation can.
@@ -391,7 +391,7 @@ def _initial_weights(trainer: "Trainer", directory: Path, step: int) -> str:
     A run that starts again from its first state reads nothing a second time.
     """
     kept = directory / _INITIAL_WEIGHTS_NAME
-    # `kept.exists()`: going back to the first state is no second reading.
+    # `kept.exists()`: going back to the first state is not a second reading.
     if trainer.config.init_from is None or step or not is_process_zero() or kept.exists():
         return ""
     table = trainer.initial_weights.table()

@@ -56,7 +56,7 @@ class Position:
         self.pending.clear()
 
     def extra(self, identity: Any) -> dict[str, Any]:
-        """Return what is saved besides the state; the window with the steps that are pending."""
+        """Return what is saved with the state; the window with the steps that are pending."""
         # A copy: the save must not change what the next log line is made of.
         window = LossWindow.from_json(self.window.as_json())
         # One fetch for all: each transfer by itself costs a round trip to the device.
@@ -175,7 +175,7 @@ class Saver:
 
     def restore_snapshot(self, template: Any) -> Restored | None:
         """Return the newest state in host memory, if it is newer than all checkpoints."""
-        # What a snapshot must surpass.
+        # A snapshot is restored only if it is newer than the newest checkpoint.
         self.saved_step = max(self.checkpointer.steps(), default=0)
         return self.snapshots.restore(template, newer_than=self.saved_step)
 

@@ -99,7 +99,7 @@ class BatchSharding:
         (_, array), sharding = self.spec.leaves()[0], jax.tree.leaves(self.shardings)[0]
         # By one array: all of a batch have the same rows.
         indices = sharding.addressable_devices_indices_map(array.shape)
-        # None is a device that holds nothing of it.
+        # None is a device that has nothing of it.
         held = (index[0] for index in indices.values() if index is not None)
         return shard_from_rows(held, array.shape[0])
 
@@ -164,7 +164,7 @@ def state_shardings(cfg: Any, specs: Any, state: TrainState, mesh: AnyMesh) -> T
     model = param_shardings(specs, cfg.sharding.param_rules, mesh)
     like = optimizer_shardings(cfg, specs, mesh)
     # Moments by their parameters' shardings; what has
-    # another shape, such as a counter, is whole everywhere.
+    # another shape, such as a counter, is not split.
     opt_state = shardings_like(state.opt_state, state.model, like, mesh)
     fields: Any = (replicated, model, opt_state, replicated)
     return TrainState(*fields)

@@ -200,9 +200,9 @@ class TrainStep:
         A step whose loss or gradient norm is not finite, or whose loss is a spike to the learner,
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
-        # `seed` itself draws the initial values, which dropout must not follow. The key depends on
-        # So no key is part of the state, and none can be restored wrongly.
-        # the step alone, so a run that resumes draws what one without an interruption does.
+        # `seed` itself gives the initial values, which dropout must not follow. The key depends on
+        # the step alone, so a run that resumes uses the keys of one without an interruption, and
+        # no key in the state can be restored wrongly.
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
@@ -241,7 +241,7 @@ class TrainStep:
 
     def first_state(self, model: Any) -> TrainState:
         """Return the state before the first step, given that of the model."""
-        # What a task keeps besides comes from the model's first state, so it is made after it.
+        # What a task adds to the state comes from the model's first state, so it is made after it.
         model = {**model, **self.model.kept_state(model, self.own_specs)}
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -251,7 +251,7 @@ class TrainStep:
         )
 
     def own_part(self, model_state: Any) -> Any:
-        """Return the state of the model alone, without what a task keeps besides."""
+        """Return the state of the model alone, without what a task adds."""
         return {name: model_state[name] for name in self.own_specs}
 
     def evaluated_model(self, state: TrainState) -> Any:
@@ -312,7 +312,7 @@ class TrainStep:
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
 
         # One more forward pass, of which only the weights are used; XLA drops
-        # what they do not depend on. Without the weights of the whole batch,
+        # what they do not depend on. Without the weights of the full batch,
         # parts with few tokens would count as much as those with many.
         def weights_of(inputs: Any) -> dict[str, Array]:
             one, one_key = inputs
@@ -331,7 +331,7 @@ class TrainStep:
             return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients), others
 
         params = _trainable(model_state, self.specs)
-        # The sums are split from the start: whole ones would not fit where only the optimizer's
+        # The sums are split from the start: full ones would not fit where only the optimizer's
         # state is split.
         zeros = self._split(jax.tree.map(lambda p: jnp.zeros(p.shape, _sum_dtype(p)), params))
         total, (outputs, parts) = jax.lax.scan(step, zeros, (micro, keys))
@@ -354,7 +354,7 @@ def _minimised(losses: dict[str, Loss], weights: dict[str, Array] | None) -> Arr
 
     Args:
         losses: The losses of a batch, or of a part of it.
-        weights: The weights of the whole batch; None where `losses` are of all of it.
+        weights: The weights of the full batch; None where `losses` are of all of it.
     """
     whole = {
         name: Loss(
@@ -438,7 +438,7 @@ def _parts_of_groups(
 
     Args:
         batch: A batch or a part of one.
-        gradient_BT: Of the loss of the whole batch, by the weights of the tokens.
+        gradient_BT: Of the loss of the full batch, by the weights of the tokens.
         groups: Which rows are of which group.
     """
     weights_BT = batch[groups.weights].astype(jnp.float32)
@@ -451,12 +451,12 @@ def _parts_of_groups(
 
 
 def _losses_of_groups(parts: tuple[Array, Array] | None) -> Loss | None:
-    """Return sums and weights `[groups]` of a whole batch; None where there are no groups."""
+    """Return sums and weights `[groups]` of a full batch; None where there are no groups."""
     if parts is None:
         return None
     loss_S, weight_S = parts
     # The parts are of a mean, since the gradient is of the
-    # mean; times the whole weight they are sums again.
+    # mean; times the full weight they are sums again.
     return Loss(loss_S * jnp.sum(weight_S), weight_S)
 
 

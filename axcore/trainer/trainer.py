@@ -141,7 +141,7 @@ class Trainer(Configurable):
             seed: Decides initial values and dropout.
             init_from: Weights to begin with; random where None. A run that resumes reads none.
             num_micro_batches: Parts that a batch is split into, one after the other in memory; the
-                result is that of the whole batch.
+                result is that of the full batch.
             mesh: Devices of a slice by mesh axis; None takes the mesh rule that matches the
                 hardware.
             slices: Slices by mesh axis, where there are several; one slice where empty.
@@ -287,7 +287,7 @@ class Trainer(Configurable):
     ) -> TrainResult:
         """Train until `max_steps`, and return the last state.
 
-        The directory is locked for this config. Where it holds a checkpoint the run resumes from
+        The directory is locked for this config. Where it contains a checkpoint the run resumes from
         there, bit by bit as if it had never stopped. Ctrl-C, SIGTERM or a preemption notice ends
         the run after the present step with a checkpoint, and is then raised, so that what follows
         in a script does not run; a second signal ends the run at once. What is wrong with plugins,
@@ -295,8 +295,8 @@ class Trainer(Configurable):
 
         Args:
             directory: The run directory; made where it is absent.
-            observers: Get every event, besides those that the config names. In a run of several
-                processes each serves its own, and process 0 those of the config.
+            observers: Get every event, in addition to those that the config names. In a run of
+                several processes each serves its own, and process 0 those of the config.
             quiet: Whether no progress is shown; otherwise process 0 shows it on stderr.
             from_step: The checkpoint to resume from, 0 for the start; later ones are
                 quarantined. By default the newest.
@@ -349,7 +349,7 @@ class Trainer(Configurable):
             )
 
     def _check_task(self) -> None:
-        """Check what a task, or a model, says of itself; somebody else may have written it."""
+        """Check what a task, or a model, says about itself; somebody else may have written it."""
         with attributed(self.task, "check_batch"):
             self.task.check_batch(self.batch_spec.for_model())
         with attributed(self.task, "metric_units"):
@@ -361,7 +361,7 @@ class Trainer(Configurable):
     def first_state(self) -> TrainState:
         """Return the state before the first step: random, or from the weights of `init_from`.
 
-        What the task keeps besides, such as a teacher, is read from its own source.
+        What the task adds to the state, such as a teacher, is read from its own source.
 
         Raises:
             ConfigError: Those weights are another model's.
@@ -370,7 +370,7 @@ class Trainer(Configurable):
         cfg, abstract = self.config, self.compiler.abstract_state().model
         state: TrainState
         if cfg.init_from is None:
-            # Made on the devices, already sharded: a whole state would fit on none of them.
+            # Made on the devices, already sharded: a full state would fit on none of them.
             state = self.compiler.jitted_init()
         else:
             weights = self.initial_weights.read(self.step.own_part(abstract), seed=cfg.seed)

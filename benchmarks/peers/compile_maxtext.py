@@ -1,4 +1,4 @@
-"""MaxText's train steps, compiled for TPUs that are not here, by an installed MaxText.
+"""MaxText's train steps, compiled for TPUs that are not available, by an installed MaxText.
 
 Its own `train_compile` compiles the step with its own defaults, which recompute every layer, at the
 batch of `benchmarks/aot.py`; temporaries are libtpu's, cycles its estimates, added up over the call

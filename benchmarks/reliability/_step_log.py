@@ -20,7 +20,7 @@ class StepLog:
 
 
 def read_steps(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """Return the whole lines of a process and of those that took its place."""
+    """Return the full lines of a process and of those that took its place."""
     path = folder / f"steps_{rank}.jsonl"
     if not path.exists():
         return []

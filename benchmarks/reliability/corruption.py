@@ -2,7 +2,7 @@
 
 A very small model trains on eight devices of this host, each with a replica. First many steps with
 a check after each of them; then one random bit of a random parameter is flipped on a random
-device, again and again, each time in a state that is whole otherwise.
+device, again and again, each time in a state that is intact otherwise.
 
     python benchmarks/reliability/corruption.py --steps 10000 --flips 100
 """

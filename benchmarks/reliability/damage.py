@@ -1,4 +1,4 @@
-"""R2: any damage of a checkpoint is noticed, and the newest whole step restored.
+"""R2: any damage of a checkpoint is noticed, and the newest intact step restored.
 
     python benchmarks/reliability/damage.py [TRIES]
 
@@ -111,7 +111,7 @@ def swap_with_older_step(draw: random.Random, step: Path) -> None:
 
 
 def older_step_in_its_place(draw: random.Random, step: Path) -> None:
-    """The whole directory is that of another step."""
+    """The full directory is that of another step."""
     shutil.rmtree(step)
     shutil.copytree(step.with_name(f"step_{OLD:08d}"), step)
 

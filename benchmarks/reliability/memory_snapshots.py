@@ -97,7 +97,7 @@ class Kill(NamedTuple):
 
 
 def said(log: Path) -> list[list[dict[str, Any]]]:
-    """Return what each process has said, whole lines only."""
+    """Return what each process has said, full lines only."""
     texts = [Path(f"{log}_{index}") for index in range(COUNT)]
     lines = [text.read_text().split("\n")[:-1] if text.exists() else [] for text in texts]
     return [[json.loads(line) for line in one] for one in lines]

@@ -3,7 +3,7 @@
     python benchmarks/reliability/object_store.py [--every 1] [--passing 60] [--outages 6]
 
 moto's S3 server runs here, behind a proxy. A process that saves steps is killed at its k-th request
-to the store, for every k-th of a whole run, before the request is served or after. After each kill
+to the store, for every k-th of a full run, before the request is served or after. After each kill
 another machine, with an empty disk, must find every step whole that the process knew to be in the
 store, and save more. Then faults that pass must cost nothing, and outages no step.
 """

@@ -17,7 +17,7 @@ BEGIN_PEERS = "<!-- table: recovery_peers.py -->\n"
 
 PROMISES = {
     "R1": "A run that is killed at any moment resumes with equal bits",
-    "R2": "Damage of a checkpoint is noticed, and the newest whole step restored",
+    "R2": "Damage of a checkpoint is noticed, and the newest intact step restored",
     "R3": "At every instant there is a verified checkpoint",
     "R4": "A full, slow or vanished disk costs a warning and a retry, then a clear stop",
     "R5": "A dead process is noticed within a second, and all restart",
@@ -63,7 +63,7 @@ def _cells(path: Path) -> tuple[str, str, str]:
 
 
 def peers_table(path: Path = RESULTS / "recovery_peers.json") -> str:
-    """Return how axcore recovers beside others, in Markdown."""
+    """Return how axcore recovers compared with others, in Markdown."""
     result = json.loads(path.read_text(encoding="utf-8"))
     rows = [(text, *_peer_cells(name, result["systems"][name])) for name, text in PEERS.items()]
     made = markdown_table(("", "came back", "next step", "all processes again"), rows)

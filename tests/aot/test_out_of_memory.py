@@ -36,7 +36,7 @@ def test_before_a_step_is_compiled_its_state_is_what_is_known(trainer):
     assert memory.peak_bytes == memory.parameters_bytes + memory.optimizer_bytes
     error = explained(FULL, trainer)
     assert error.what.startswith("a device's memory is full: 3.5 GiB at once. The step needs ")
-    assert error.hint.splitlines()[0].endswith("of which each holds half of what fsdp splits")
+    assert error.hint.splitlines()[0].endswith("of which each has half of what fsdp splits")
     assert error.where is None
 
 

@@ -1,4 +1,4 @@
-"""What the user set in `XLA_FLAGS` holds beside the suite's own flags."""
+"""What the user set in `XLA_FLAGS` applies in addition to the suite's own flags."""
 
 import os
 import subprocess

@@ -47,7 +47,7 @@ LAYERS = (
     ("cli",),
     ("__init__", "__main__"),
 )
-"""Rooms from the ground up; those of one line do not know each other."""
+"""Packages from the ground up; those of one line do not import each other."""
 
 REGISTRATIONS = "registrations.py"
 """What each package registers. Its records may name code of packages above by string, as the

@@ -1,4 +1,4 @@
-"""Adapters are saved without their base, and work when they are put beside it again."""
+"""Adapters are saved without their base, and work when they are put on it again."""
 
 import json
 

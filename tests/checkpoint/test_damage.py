@@ -148,7 +148,7 @@ def test_where_nothing_is_whole_every_damage_is_told(run):
     before = snapshot(run)
     with (
         pytest.warns(CheckpointWarning, match="going back to step 100"),
-        pytest.raises(DamagedCheckpointError, match="no checkpoint is whole") as raised,
+        pytest.raises(DamagedCheckpointError, match="no checkpoint is intact") as raised,
     ):
         open_checkpoints(run).restore(TEMPLATE)
     assert "step 200 is damaged: manifest.json is missing" in str(raised.value)

@@ -1,4 +1,4 @@
-"""What is kept: the newest whole steps, and the newest known good one, whatever `keep` says."""
+"""What is kept: the newest intact steps, and the newest known good one, whatever `keep` says."""
 
 import subprocess
 

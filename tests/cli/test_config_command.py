@@ -176,7 +176,7 @@ def test_every_parameter_has_a_line_with_its_parts_and_bytes():
 
 def test_what_stays_whole_is_named_and_everything_is_summed():
     lines = _lines(evolve(tiny(), mesh={"fsdp": 8}))
-    start = next(i for i, line in enumerate(lines) if line.startswith("whole on every device"))
+    start = next(i for i, line in enumerate(lines) if line.startswith("on every device in full"))
     assert lines[start + 1 : start + 4] == [
         "  decoder.norm.weight",
         "  decoder.stack.layer.attention_residual.norm.weight",

@@ -305,7 +305,7 @@ def test_variables_that_place_a_process_are_read():
 def test_flag_without_dashes_is_found():
     variables = {"XLA_FLAGS": "--xla_a=1 xla_b=2"}
     (found,) = environment_findings(variables, ["XLA_FLAGS"])
-    assert found.text == "XLA_FLAGS holds 'xla_b=2'"
+    assert found.text == "XLA_FLAGS contains 'xla_b=2'"
 
 
 def test_doctor_names_what_confines_programs_here_and_what_to_install(monkeypatch):

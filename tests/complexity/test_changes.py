@@ -1,6 +1,6 @@
 """`axcore loc diff` gives the answers that were counted by hand on three recorded repositories.
 
-Each is a stream of `git fast-export`; the counts are beside what was counted.
+Each is a stream of `git fast-export`; the counts are next to what was counted.
 """
 
 import json
@@ -67,7 +67,7 @@ def test_moves_cost_nothing_and_edits_count_once(repository):
     moved, edited = measure_commits(folder, first_commit(folder), "main")
     assert existing(moved) == {"pkg/new_name.py": 0}
     # new_name.py: one line edited, two taken away, one replaced by four; gone.py: two taken away;
-    # legacy.py, which is no Python 3: one line of text
+    # legacy.py, which is not Python 3: one line of text
     assert existing(edited) == {"pkg/new_name.py": 7, "pkg/gone.py": 2, "legacy.py": 1}
     unparsed = {file.path for file in edited.files if not file.is_parsed}
     assert unparsed == {"data.bin", "legacy.py", "settings.toml"}

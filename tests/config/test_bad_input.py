@@ -69,8 +69,8 @@ BAD_DICTS = {
         r'rules\["embed"\]\[0\] is 1; expected str, got int',
     ),
     "config in the wrong place": (good(extra=GOOD["layers"][0]["linear"]), r"extra is Linear.Con"),
-    "cycle": (good(anything=CYCLE), "the data holds itself"),
-    "cycle further in": (LONG_CYCLE, "the data holds itself"),
+    "cycle": (good(anything=CYCLE), "the data contains itself"),
+    "cycle further in": (LONG_CYCLE, "the data contains itself"),
     "deep": (good(anything=deep(10_000)), "nested deeper than 100 levels"),
     "bomb": (good(anything=bomb()), "more than 200000 values, aliases followed"),
     "key that is not text": (good(rules={1: []}), r"keys are text, got 1\n  where:  rules"),
@@ -102,7 +102,7 @@ BAD_DICTS = {
         good(anything={"call": "optax:adamw", "fields": {"lr": 1}}),
         "adamw has no field 'lr'",
     ),
-    "fields that are no mapping": (
+    "fields that are not a mapping": (
         good(anything={"call": "optax:adamw", "fields": [1]}),
         r"fields is \[1\]; expected a mapping",
     ),
@@ -149,7 +149,7 @@ def test_bad_yaml_is_refused_by_name(tmp_path: Path) -> None:
         "1: 2": "keys are text, got '1'",
         "? [a]\n: 2": "keys are text, got ",
         "[" * 10_000 + "]" * 10_000: "nested deeper than 100 levels",
-        "&a [*a]": "the data holds itself|not plain YAML",
+        "&a [*a]": "the data contains itself|not plain YAML",
         "a: [": "not plain YAML: while parsing",
         "a: *nowhere": "not plain YAML: found undefined alias",
         "\x00": "not plain YAML",

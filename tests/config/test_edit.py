@@ -27,7 +27,7 @@ from axcore.errors import ConfigError
 def test_a_replacement_that_matches_nothing_is_an_error_and_so_nothing_is_dropped() -> None:
     """A change is in what is returned, and what was given stays as it was."""
     with pytest.raises(
-        ConfigError, match=r"no dict in Net.Config; it holds FeedForward.Config, Li"
+        ConfigError, match=r"no dict in Net.Config; it contains FeedForward.Config, Li"
     ):
         replace_config(NET, dict, FeedForward.Config())
     with pytest.raises(ConfigError, match=r"there is one at layers\[0\], layers\[1\]"):
@@ -140,7 +140,7 @@ def test_a_value_that_does_not_fit_is_told_with_its_path(
         ("dmi", r"'dmi' matches nothing: the root \(Net.Config\) has no 'dmi'\n.*\n.*mean 'dim'"),
         ("layers[2].dim", r"layers \(tuple\) has no '\[2\]'"),
         ("layers.dim", r"layers \(tuple\) has no 'dim'"),
-        ("dim.x", r"dim \(int\) has no 'x'\n.*\n.*dim holds nothing below it; stop the path there"),
+        ("dim.x", r"dim \(int\) has no 'x'\n.*\n.*dim contains nothing below it; stop the path"),
         ('rules["a"].x', r"rules \(immutabledict\) has no '\[\"a\"\]'"),
         ("", "the path is empty"),
         ("a..b", r"'a..b' is not a path: cannot read '..b'|cannot read"),

@@ -1,4 +1,4 @@
-"""Numbers out of their range, and what errors say of values: where they are, and what fits."""
+"""Numbers out of their range, and what errors say about values: where they are, and what fits."""
 
 import math
 

@@ -132,7 +132,7 @@ def test_a_pair_longer_than_a_row_loses_its_end_and_that_is_said(tmp_path, capfd
 
 def test_a_judgement_that_is_none_is_refused(tmp_path):
     record = {"prompt": "a", "completion": "b", "label": "yes"}
-    with pytest.raises(DataError, match=r"Field 'label' holds 'yes', not true or false"):
+    with pytest.raises(DataError, match=r"Field 'label' contains 'yes', not true or false"):
         next(pairs(tmp_path, record, reads=LabelledChats.Config()).build().train())
 
 

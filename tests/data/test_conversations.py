@@ -149,7 +149,7 @@ def test_bytes_have_a_template_whose_prompt_is_plain_text(tmp_path):
 
 def test_text_that_no_character_may_be_in_is_refused():
     template = ChatTemplate("{{ messages[0].content }}", {}, where="here")
-    with pytest.raises(DataError, match=r"holds U\+FDD0 or U\+FDD1"):
+    with pytest.raises(DataError, match=r"contains U\+FDD0 or U\+FDD1"):
         template.render([{"role": "user", "content": "\ufdd0"}])
 
 

@@ -46,13 +46,13 @@ def test_the_field_is_configurable(tmp_path):
 BAD_LINES = {
     b'{"text": "cut sho': "is not JSON: Unterminated string starting at column 10",
     b'{"text": "caf\xe9"}': r"is not UTF-8: byte 0xe9 at offset 27 \(invalid continuation byte\)",
-    b'["text"]': "holds a list, not an object",
-    b"null": "holds null, not an object",
+    b'["text"]': "contains a list, not an object",
+    b"null": "contains null, not an object",
     b'{"body": "x", "id": 1}': "has no field 'text'; it has 'body', 'id'",
     b"{}": "has no field 'text'; it has nothing",
-    b'{"text": 3}': "field 'text' holds the int 3, not a string",
-    b'{"text": null}': "field 'text' holds null, not a string",
-    b'{"text": "\\ud800"}': "field 'text' holds half of a surrogate pair",
+    b'{"text": 3}': "field 'text' contains the int 3, not a string",
+    b'{"text": null}': "field 'text' contains null, not a string",
+    b'{"text": "\\ud800"}': "field 'text' contains half of a surrogate pair",
     b"[" * 100_000: "is not JSON that can be read",
 }
 

@@ -62,11 +62,11 @@ def test_array_records_are_documents(tmp_path, kind):
         ("text", b"\xff", "text is not UTF-8 at byte 0"),
         ("json", b"[1]", "it is not a JSON object"),
         ("json", b'{"body": 1}', "it has no 'text'"),
-        ("json", b'{"text": 1}', "text holds 1, not text"),
+        ("json", b'{"text": 1}', "text contains 1, not text"),
         ("json", b'{"text": "\\ud800"}', "surrogates not allowed"),
         ("example", b"\xff\xff", "it is cut short"),
         ("example", example_of({"n": 3}), "it has no 'text'"),
-        ("example", example_of({"text": 3}), "text holds [3], not text"),
+        ("example", example_of({"text": 3}), "text contains [3], not text"),
     ],
 )
 def test_a_bad_array_record_is_quarantined_with_its_place(tmp_path, kind, raw, reason):
@@ -216,7 +216,7 @@ def test_a_saved_dataset_with_indices_is_refused(tmp_path):
 def test_a_folder_that_is_no_dataset_is_named(tmp_path, content):
     if content is not None:
         (tmp_path / "state.json").write_text(content)
-    with pytest.raises(DataError, match="holds no dataset that can be read"):
+    with pytest.raises(DataError, match="contains no dataset that can be read"):
         texts(HuggingFaceDataset.Config(folder=str(tmp_path)))
 
 
@@ -297,7 +297,7 @@ def test_every_row_is_a_document_named_by_file_and_row(tmp_path, write, suffix, 
 @pytest.mark.parametrize(("write", "suffix"), FORMATS)
 def test_a_row_without_text_is_an_error_or_is_counted(tmp_path, write, suffix):
     write(tmp_path / f"a{suffix}", pa.table({"text": ["a", None, "b"]}))
-    with pytest.raises(DataError, match=rf"a\{suffix}, row 1 holds None, not a string"):
+    with pytest.raises(DataError, match=rf"a\{suffix}, row 1 contains None, not a string"):
         read(tmp_path, glob="*")
     with pytest.warns(UserWarning, match=r"1 of 3 rows left out\. The first: a"):
         documents = read(tmp_path, glob="*", on_bad="skip")

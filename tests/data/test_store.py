@@ -120,7 +120,7 @@ def test_a_folder_of_another_build_is_refused(cfg, tmp_path, change, message):
 def test_a_folder_of_something_else_is_left_as_it_is(cfg, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(DataError, match="holds something else than a token store"):
+    with pytest.raises(DataError, match="contains something else than a token store"):
         built(cfg, tmp_path / "mine")
     assert contents(tmp_path / "mine") == {"notes.txt": b"mine"}
 

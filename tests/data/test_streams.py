@@ -202,7 +202,7 @@ def test_a_place_in_files_that_changed_is_refused(files, lines):
 def test_a_stream_whose_filters_leave_nothing_ends_in_an_error(files):
     nothing = evolve(files.stream.source, transforms=(LengthFilter.Config(min_length=10**6),))
     cfg = evolve(files, stream=evolve(files.stream, source=nothing))
-    with pytest.raises(DataError, match="hold no document, or transforms leave none"):
+    with pytest.raises(DataError, match="have no document, or transforms leave none"):
         next(cfg.build().train())
 
 

@@ -84,13 +84,15 @@ def test_a_file_given_as_the_folder_is_explained(tmp_path):
 
 
 def test_an_empty_folder_says_that_it_is_empty(tmp_path):
-    with pytest.raises(DataError, match=r"No file matches '\*\*/\*\.txt' .* it holds no files"):
+    with pytest.raises(DataError, match=r"No file matches '\*\*/\*\.txt' .* it contains no files"):
         read(tmp_path)
 
 
 def test_a_glob_that_matches_nothing_says_what_is_there(tmp_path):
     write(tmp_path, {"a.md": "", "b.md": "", "c.rst": ""})
-    with pytest.raises(DataError, match=r"No file matches .*; the files it holds: 2 \.md, 1 \.rst"):
+    with pytest.raises(
+        DataError, match=r"No file matches .*; the files it contains: 2 \.md, 1 \.rst"
+    ):
         read(tmp_path)
 
 

@@ -287,11 +287,11 @@ def test_a_conversation_in_which_nothing_counts_is_left_out_and_counted(chats, t
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"messages": "Hi"}, "Field 'messages' holds 'Hi', not a list of messages"),
+        ({"messages": "Hi"}, "Field 'messages' contains 'Hi', not a list of messages"),
         ({"messages": []}, "not a list of messages"),
         ({"messages": [{"content": "Hi"}]}, "Message 1 is {'content': 'Hi'}, which has no role"),
         ({"messages": [*TALK, "Hi"]}, "Message 5 is 'Hi', which has no role"),
-        ({"text": "Hi"}, "Field 'messages' holds None, not a list of messages"),
+        ({"text": "Hi"}, "Field 'messages' contains None, not a list of messages"),
         ({"messages": [{"role": "wizard", "content": ""}]}, "Message 1 has the role 'wizard'"),
         ({"messages": [{"role": "system", "content": ""}, *TALK]}, "no role system"),
         ({"messages": TALK[:1]}, "The conversation has no message of 'assistant'"),
@@ -377,7 +377,7 @@ def test_a_bad_image_is_named(value, message):
 def test_a_number_that_is_none_is_a_bad_record():
     cfg = FieldFilter.Config(field="score", min_value=1)
     for value in ("2", None, True, float("nan")):
-        with pytest.raises(DataError, match="no number"):
+        with pytest.raises(DataError, match="not a number"):
             one(cfg, Document("a", "", fields={"score": value}))
 
 

@@ -1,4 +1,4 @@
-"""Likelihoods that the engine finds are those of the plain model, whatever is asked beside them."""
+"""Likelihoods that the engine finds are those of the plain model, whatever else is asked."""
 
 import jax.numpy as jnp
 import numpy as np

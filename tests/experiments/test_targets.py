@@ -28,12 +28,13 @@ TARGETS = {
 """Of eight devices each, some with a `kernels.choice`, and kernels that each step takes there."""
 
 OTHERS = {("llama2-70b", "gpu-h100-8"): {"attention:cudnn_attention", "quantized_dot:float8"}}
-"""Whose rows are short beside their queries, so that a bias of documents costs little memory."""
+"""Whose rows are short, compared with their queries, so that a document bias is small."""
 
 LARGE = sorted(
     record.name
     for record in plugin_host().records(Experiment)
-    if record.plugin == "core" and record.name not in ("tiny", "sft", "dpo", "kto")  # of its size
+    if record.plugin == "core"
+    and record.name not in ("tiny", "sft", "dpo", "kto", "reward-model")  # of its size
 )
 
 

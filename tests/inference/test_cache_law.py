@@ -19,7 +19,7 @@ SPECIAL = ("gpt2", "qwen3_next", "phi3-longrope", "deepseek_v2", "llama4_text", 
 """Families whose layers keep something in a way of their own, or see it by another core."""
 
 BY_CHANCE = (("slots", "deepseek_v3"), ("int8", "glm45"), ("latents-int8", "llama4_text"))
-"""Where the logits of a text drawn at random often depend on the order of sums."""
+"""Where the logits of a text sampled at random often depend on the order of sums."""
 
 CASES = [(kind, family) for kind in KINDS for family in KINDS[kind].families()]
 
@@ -27,7 +27,7 @@ TOLERANCES = {"qwen3_next": 3e-4, "deepseek_v3": 3e-5, "kimi_k2": 3e-5}
 """Of families whose logits the rounding of weights to float32 changes by more than 1e-5."""
 
 TOLERANCES_OF_ROUNDING = {"float16": 3e-4, "int8": 3e-4}
-"""Of many numbers that are rounded so, some lie between two roundings in every text: a processor
+"""Of many numbers that are rounded so, some are between two roundings in every text: a processor
 whose sums have another order takes the other one. A wrong scale changes logits by `BOUNDS`."""
 
 BOUNDS = {"float16": 0.001, "int8": 0.03, FLOAT8: 0.15}

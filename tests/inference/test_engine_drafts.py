@@ -187,5 +187,5 @@ def test_a_draft_that_could_not_be_used_is_refused():
         answers([], speculation=DraftModel())
     with pytest.raises(ConfigError, match="there is a draft model, and speculation is NGram"):
         answers([], draft_of(SMALLER), speculation=NGramLookup())
-    with pytest.raises(ConfigError, match="calls of fixed shapes draw a fixed number"):
+    with pytest.raises(ConfigError, match="calls of fixed shapes decode a fixed number"):
         answers([], draft_of(SMALLER), fixed_shapes=True, batch_size_buckets=None)

@@ -1,4 +1,4 @@
-"""Answers of an engine match their grammars, whatever runs beside them."""
+"""Answers of an engine match their grammars, whatever else runs."""
 
 import json
 import re

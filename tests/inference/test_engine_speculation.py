@@ -1,4 +1,4 @@
-"""Guesses make an engine's steps fewer, and change no answer."""
+"""Draft tokens make an engine's steps fewer, and change no answer."""
 
 import pytest
 

@@ -57,7 +57,7 @@ def opened(model, draft=None, **values):
 
 @contextlib.contextmanager
 def answered_alone(model, adapters=(), **values):
-    """What a request gets from an engine that has no other, shares nothing and guesses nothing."""
+    """What a request gets from an engine without others, sharing or draft tokens."""
     found = {}
     sizes = {"max_num_seqs": 1, "enable_prefix_caching": False, "num_decode_steps": 1}
     with opened(model, **sizes, **values) as engine:

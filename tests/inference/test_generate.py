@@ -1,4 +1,4 @@
-"""Drawing text: right tokens, independent samples, and ends that end."""
+"""Generating text: right tokens, independent samples, and ends that end."""
 
 import jax.numpy as jnp
 import numpy as np

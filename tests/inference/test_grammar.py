@@ -1,4 +1,4 @@
-"""What random logits draw under a grammar is always of its language."""
+"""What random logits sample under a grammar is always of its language."""
 
 import importlib
 import json
@@ -64,7 +64,7 @@ def allowed_tokens(matcher, vocab_size):
 
 
 def random_answer(tokenizer, matcher, seed, max_tokens=400):
-    """Returns a text drawn by random logits, and whether it ended; the model is a bit wider."""
+    """Returns a text sampled by random logits, and whether it ended; the model is a bit wider."""
     random = np.random.default_rng(seed)
     text, answer = "", IncrementalDetokenizer(tokenizer, tokenizer.encode("x").tolist())
     for _ in range(max_tokens):

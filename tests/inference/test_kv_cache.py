@@ -23,7 +23,9 @@ def test_there_are_pages_for_all_rows_of_the_longest_texts():
 def test_there_are_fewer_pages_where_memory_holds_fewer():
     assert fit_pages(CACHE_CONFIG, 2800, 10_000) == CACHE_CONFIG.pages
     assert fit_pages(CACHE_CONFIG, 2800, 999).num_pages == 9
-    with pytest.raises(ConfigError, match="memory holds 6 pages of 16 tokens, and a text may have"):
+    with pytest.raises(
+        ConfigError, match="there is memory for 6 pages of 16 tokens, and a text may have"
+    ):
         fit_pages(CACHE_CONFIG, 2800, 699)
 
 

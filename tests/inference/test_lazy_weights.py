@@ -154,7 +154,7 @@ def test_an_array_with_what_is_no_number_is_named_when_it_is_placed(tmp_path):
     name = "model.layers.1.self_attn.k_proj.weight"
     tensors[name] = np.full_like(tensors[name], np.inf)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"1 tensors hold numbers that are nan.*\n{name}"):
+    with pytest.raises(CheckpointError, match=rf"1 tensors contain numbers that are nan.*\n{name}"):
         served(folder, "int8", on_host=True)
     del tensors[name]
     save_file(tensors, folder / "model.safetensors")

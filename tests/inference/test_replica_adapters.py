@@ -50,7 +50,7 @@ def tokens(engine, name):
 
 @pytest.fixture(scope="module")
 def expected():
-    """What one engine draws with no adapter, and with each of two under one name."""
+    """What one engine samples with no adapter, and with each of two under one name."""
     with Engine(MODEL, MODEL.init(0), TOKENIZER, SIZES) as engine:
         found = {None: tokens(engine, None)}
         for seed in (1, 2):

@@ -1,4 +1,4 @@
-"""Draws follow the distribution that a plain reference computes, whatever is beside them."""
+"""Samples follow the distribution that a plain reference computes, whatever the other rows are."""
 
 import math
 
@@ -152,7 +152,7 @@ MIXED = [
 
 
 def draws_of(order, logits, steps=15):
-    """Returns what each request draws when the rows are in some order."""
+    """Returns what each request samples when the rows are in some order."""
     rows = sampling_rows([MIXED[i] for i in order], [7 * i + (i << 40) for i in order])
     history, tokens = history_of([((1, 2), (4, 4)) for _ in order]), []
     for step in range(steps):

@@ -78,7 +78,7 @@ REQUEST = Request(prompt=tuple(b"any text"), max_tokens=12, sampling=Sampling(te
 
 @pytest.fixture(scope="module")
 def sampled():
-    """What one device draws."""
+    """What one device samples."""
     model = MODELS["mistral"]().build()
     with Engine(model, model.init(3), TOKENIZER, SIZES) as engine:
         return engine.submit(REQUEST).result(300).tokens

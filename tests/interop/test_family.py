@@ -30,7 +30,7 @@ CARD = "---\nlicense: mit\nbase_model: some/base\n---\n# Small\n"
 
 @pytest.fixture
 def folder(tmp_path):
-    """A Mistral without a window, which a Llama computes too, with what lies beside weights."""
+    """A Mistral without a window, which a Llama computes too, with what is next to weights."""
     state = jax.tree.map(jnp.asarray, numpy_state(llama2("toy").build().param_specs()))
     to_hugging_face(tmp_path / "small", llama2("toy"), state)
     values = json.loads((tmp_path / "small" / "config.json").read_text())

@@ -155,7 +155,7 @@ def test_rows_that_have_no_whole_blocks_are_refused(tmp_path):
 
 
 def test_numbers_that_a_type_lacks_leave_no_file(tmp_path):
-    with pytest.raises(CheckpointError, match=r"weight holds numbers .* float16"):
+    with pytest.raises(CheckpointError, match=r"weight contains numbers .* float16"):
         write_model(tmp_path / "model.gguf", llama2("toy"), dtype="float16", scale=1e9)
     assert not list(tmp_path.iterdir())
 

@@ -364,7 +364,7 @@ def test_a_base_is_a_folder_and_dtypes_are_one_unless_named(folders):
     changed(folders, base_model_name_or_path="some/model")
     with pytest.raises(CheckpointError, match="are of some/model, not a folder"):
         import_run(folders / "adapters", folders / "run")
-    with pytest.raises(CheckpointError, match=r"holds no adapters that .* could be the base of"):
+    with pytest.raises(CheckpointError, match=r"contains no adapters that .* could be the base of"):
         import_run(folders / "base", folders / "run", base="other")
     file = folders / "adapters" / FILES[0]
     save_file({n: one.astype(np.float64) for n, one in load_file(file).items()}, file)

@@ -171,7 +171,7 @@ def test_a_tensor_with_what_is_no_number_is_named(folder, bad):
         tensors[K][3, 5] = bad
 
     rewritten(folder, change)
-    with pytest.raises(CheckpointError, match=rf"1 tensors hold numbers that are.*\n{K}"):
+    with pytest.raises(CheckpointError, match=rf"1 tensors contain numbers that are.*\n{K}"):
         from_hugging_face(folder)
 
 
@@ -288,7 +288,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 @pytest.fixture
 def tied(tmp_path):
-    """A folder whose head is its embedding, which the file holds once more."""
+    """A folder whose head is its embedding, which the file contains once more."""
     cfg = update_config(CFG, {"head": TiedHead.Config()})
     state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
     to_hugging_face(tmp_path / "tied", cfg, state)
@@ -323,7 +323,7 @@ def test_numbers_that_a_narrow_dtype_cannot_hold_are_named(folder, tmp_path):
     with pytest.raises(CheckpointError, match=rf"(?s)become so in the dtype.*{name}"):
         from_hugging_face(folder, dtype="float16")
     read = from_hugging_face(folder)
-    with pytest.raises(CheckpointError, match=f"{name} holds numbers .* in float16"):
+    with pytest.raises(CheckpointError, match=f"{name} contains numbers .* in float16"):
         to_hugging_face(tmp_path / "half", read.config, read.state, dtype="float16")
     assert list(tmp_path.glob("half*")) == []
 

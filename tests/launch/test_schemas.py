@@ -1,4 +1,4 @@
-"""What is written for engines that are not here passes their own schemas."""
+"""What is written for engines that are not available passes their own schemas."""
 
 import importlib.util
 import json

@@ -124,7 +124,7 @@ def test_outside_of_a_stack_there_is_no_number():
 
 
 class AtOnce(Module):
-    """Layers that run beside each other."""
+    """Layers that run in parallel."""
 
     layers_in = "layer"
 

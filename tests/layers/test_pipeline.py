@@ -230,7 +230,7 @@ def test_channels_pass_through_with_their_rows(batch):
         ),
         (
             {"by_rows": False},
-            r"channel 'held' holds an array of shape \(4,\), which does not begin",
+            r"channel 'held' has an array of shape \(4,\), which does not begin",
         ),
         (
             {"capture": ["stack.layer"]},

@@ -95,7 +95,7 @@ def test_stacks_run_in_order_and_every_loss_arrives(inputs):
 
 
 def test_gemma_like_stack_has_its_layers(inputs):
-    """34 layers, every sixth of them global: 5 whole turns, and 4 left over."""
+    """34 layers, every sixth of them global: 5 full turns, and 4 left over."""
     five = ScannedLayers.Config(num_layers=5, layer=LOCAL)
     stack = Sequence.Config(
         dim=DIM,

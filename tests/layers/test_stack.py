@@ -85,7 +85,7 @@ def unrolled(inputs):
 @pytest.mark.slow
 def test_equal_keys_give_equal_parameters(unrolled):
     repeat = _built(ScannedLayers)
-    jax.tree.map(  # two programs: a compiler may round their draws otherwise
+    jax.tree.map(  # two programs: a compiler may round their samples otherwise
         partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
         jax.jit(repeat.init)(jax.random.key(0)),
         _stacked(unrolled[0]),

@@ -45,7 +45,7 @@ def rounded(stored_in, x, seed):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("x", [skewed(), skewed() ** 2], ids=["signed", "not negative"])
 def test_the_mean_of_all_roundings_is_the_number(name, x):
-    """Bits go evenly through what can be drawn; where all draws agree, the number is near them."""
+    """Bits go evenly through all samples; where these agree, the number is near them."""
     bits = [jnp.full(x.shape, number * 0x01010101, jnp.uint32) for number in range(256)]
     rounding = jax.jit(lambda b: FORMATS[name].decode(FORMATS[name].encode(x, b)))
     draws = np.stack([rounding(one) for one in bits]).astype(np.float64)

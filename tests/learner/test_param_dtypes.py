@@ -1,4 +1,4 @@
-"""No update is lost in a narrow parameter: it is rounded stochastically, or it is float32."""
+"""No update is lost in a low-precision parameter: it rounds stochastically, or is float32."""
 
 from pathlib import Path
 

@@ -87,7 +87,7 @@ def batch() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def whole_rows() -> Callable[[Any], dict[str, Any]]:
-    """Returns a function from tokens to a batch of whole rows that has each next token."""
+    """Returns a function from tokens to a batch of full rows that has each next token."""
 
     def whole_rows(tokens: Any) -> dict[str, Any]:
         shape = tokens.shape

@@ -1,4 +1,4 @@
-"""The whole model against one written out in numpy, in float64."""
+"""The full model against one written out in numpy, in float64."""
 
 import jax
 import numpy as np

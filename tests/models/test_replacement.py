@@ -1,4 +1,4 @@
-"""Every part of the model can be swapped from outside, over the whole model at once."""
+"""Every part of the model can be swapped from outside, over the full model at once."""
 
 import jax
 import numpy as np

@@ -58,7 +58,7 @@ def test_remat_of_an_unknown_policy_names_those_there_are():
 
 
 def test_remat_without_a_layer_says_where_to_put_it():
-    with pytest.raises(ConfigError, match="holds no transformer layer to recompute"):
+    with pytest.raises(ConfigError, match="contains no transformer layer to recompute"):
         RematModifier().apply(tiny().learner, CPU)
 
 
@@ -211,5 +211,5 @@ def test_pipelined_puts_layers_in_stages_and_leaves_the_layers_alone():
     assert isinstance(stack, Pipeline.Config)
     assert (stack.num_micro_batches, stack.num_rounds) == (4, 2)
     assert (stack.num_layers, stack.layer) == (before.num_layers, before.layer)
-    with pytest.raises(ConfigError, match="holds no ScannedLayers to make a pipeline of"):
+    with pytest.raises(ConfigError, match="contains no ScannedLayers to make a pipeline of"):
         modified(Pipelined(), cfg)

@@ -124,7 +124,7 @@ def test_where_one_class_is_missing_nothing_is_replaced_and_the_error_names_it(h
         "ScannedLayers together, and there is no ScannedLayers in Trainer.Config; nothing was "
         "replaced"
     )
-    assert raised.value.hint.startswith("give it a config that holds a ScannedLayers")
+    assert raised.value.hint.startswith("give it a config that contains a ScannedLayers")
 
 
 @pytest.mark.parametrize("before", ["sandwich_norm", "hyper_connections"])

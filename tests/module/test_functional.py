@@ -285,14 +285,14 @@ class Holds(Module):
 
 def test_only_arrays_and_numbers_are_captured_or_sent() -> None:
     module = Holds.Config().build()
-    with pytest.raises(ModuleError, match="what is captured of text holds a str"):
+    with pytest.raises(ModuleError, match="what is captured of text contains a str"):
         functional(module, {}, X, capture=["text"])
 
     class Sends(Module):
         def forward(self, x: Any) -> Any:
             self.set_shared("name", "some text")
 
-    with pytest.raises(ModuleError, match="channel 'name' holds a str"):
+    with pytest.raises(ModuleError, match="channel 'name' contains a str"):
         functional(Sends.Config().build(), {}, X)
 
 

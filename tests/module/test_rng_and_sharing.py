@@ -91,7 +91,7 @@ def test_another_stream_changes_nobody_elses_randomness() -> None:
 
 
 def test_no_key_is_read_twice() -> None:
-    """No two draws read the same key."""
+    """No two samples read the same key."""
     drawn = draws(streams=("noise", "noise", "mask"), calls=3, rooms=("a", "b", "noise"))
     keys = [tuple(key) for calls in drawn.values() for call in calls for key in call]
     assert len(set(keys)) == len(keys) == 27
@@ -384,7 +384,7 @@ def test_dtypes_are_inherited_unless_they_are_set() -> None:
     assert "bf16[2,4] = dot_general" in text
     narrow = update_config(Typed.Config(), {"dtypes.param": "bfloat16"}).build().init(0)
     assert narrow["first"]["weight"].dtype == jnp.bfloat16
-    assert narrow["norm"]["mean"].dtype == jnp.float32, "a buffer is never narrow"
+    assert narrow["norm"]["mean"].dtype == jnp.float32, "a buffer is never in low precision"
     default = Typed.Config().build().init(0)
     assert {leaf.dtype for leaf in jax.tree.leaves(default)} == {np.dtype("float32")}
 
@@ -474,7 +474,7 @@ def test_declarations_that_cannot_work_are_refused() -> None:
         module.parts = (LINEAR.build(), 3)
 
     claims = [
-        (after, r"Odd.weight is set after setup; modules hold no state"),
+        (after, r"Odd.weight is set after setup; modules contain no state"),
         (twice, r"Odd.weight is declared twice"),
         (named_forward, r"cannot name a parameter or child 'forward'"),
         (mixed, r"parts mixes modules with other values"),
@@ -520,7 +520,7 @@ def test_keys_folded_together_equal_those_folded_one_by_one() -> None:
 
 @pytest.mark.parametrize("kind", [Scanned, Unrolled])
 def test_more_layers_draw_no_more_often(kind: type[Scanned]) -> None:
-    """Drawing is most of what compiles of a first state, which so stays cheaper than a step."""
+    """Sampling is most of what compiles of a first state, which so stays cheaper than a step."""
 
     def draws(num_layers: int) -> int:
         cfg = kind.Config(dim=4, num_layers=num_layers)

@@ -1,4 +1,4 @@
-"""Decode matmul is the product of numpy, wide or narrow, and names what does not fit."""
+"""Decode matmul is the product of numpy, in full or low precision, and names what does not fit."""
 
 from functools import partial
 

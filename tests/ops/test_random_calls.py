@@ -1,7 +1,7 @@
 """Random calls, thousands in the long form: no op gives NaN where its reference gives none.
 
-Sizes and static choices come from a few shapes, so that little is compiled; arrays are drawn again
-for each call, small, huge, masked and empty.
+Sizes and static choices come from a few shapes, so that little is compiled; arrays are sampled
+again for each call, small, huge, masked and empty.
 """
 
 from collections.abc import Callable

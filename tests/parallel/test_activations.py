@@ -64,7 +64,7 @@ def test_dimension_that_does_not_divide_stays_whole_and_says_so_once(mesh):
             y = jax.jit(lambda x: _double(_double(x)))(np.ones((3, 6, 2), np.float32))
             jax.jit(lambda x: _double(x) + 1)(np.ones((3, 6, 2), np.float32))
     assert [str(warning.message) for warning in caught] == [
-        "activation axis 'batch' of size 3 does not divide over 4 devices and stays whole"
+        "activation axis 'batch' of size 3 does not divide over 4 devices and is not split"
     ]
     assert y.sharding.shard_shape(y.shape) == (3, 3, 2)
     assert PartitionSpec(None, "seq") == y.sharding.spec

@@ -1,4 +1,4 @@
-"""Models of more than text: the text part is read, and gives the whole model's logits."""
+"""Models of more than text: the text part is read, and gives the full model's logits."""
 
 import numpy as np
 import pytest

@@ -60,7 +60,7 @@ def test_bfloat16_costs_no_more_than_it_costs_transformers(pair):
 
 
 def batch():
-    """Whole rows, of which every token but the last is predicted from."""
+    """Full rows, of which every token but the last is predicted from."""
     weights = np.ones(TOKENS.shape, np.float32)
     weights[:, -1] = 0.0
     return {

@@ -103,5 +103,5 @@ def test_text_of_a_run_is_the_same(tmp_path):
     found = theirs("The ", max_tokens=16, temperature=0.0, repeat_penalty=1.0)
     assert ours.num_tokens > 0
     text = found["choices"][0]["text"]
-    assert text == ours.text.replace("\ufffd", "")  # bytes that are no text, which it leaves out
+    assert text == ours.text.replace("\ufffd", "")  # bytes that are not text, which it leaves out
     assert text

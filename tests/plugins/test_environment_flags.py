@@ -95,7 +95,9 @@ def test_what_is_no_mapping_of_flags_is_refused_naming_the_plugin(record, functi
 
 
 def test_variable_that_holds_no_flags_is_refused(record):
-    with pytest.raises(PluginError, match="ACME_FLAGS holds '/etc/flags', so --acme_overlap=true"):
+    with pytest.raises(
+        PluginError, match="ACME_FLAGS contains '/etc/flags', so --acme_overlap=true"
+    ):
         merged({"ACME_FLAGS": "/etc/flags"}, record("overlap"))
 
 

@@ -143,7 +143,7 @@ def test_damage_is_named(recorded, tmp_path):
         read_profile(tmp_path, trainer.model)
     (tmp_path / "profile.json").write_bytes((folder / "profile.json").read_bytes())
     (tmp_path / "program.txt.gz").write_bytes((folder / "program.txt.gz").read_bytes())
-    with pytest.raises(CheckpointError, match="holds no trace"):
+    with pytest.raises(CheckpointError, match="contains no trace"):
         read_profile(tmp_path, trainer.model)
 
 

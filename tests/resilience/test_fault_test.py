@@ -25,7 +25,7 @@ def test_a_file_that_holds_no_plan_is_refused(tmp_path, experiment):
     arguments = [str(experiment), f"--faults={experiment}", f"--dir={tmp_path / 'run'}"]
     ran = CliRunner().invoke(fault_test, arguments)
     assert isinstance(ran.exception, ConfigError)
-    assert "the file holds a Trainer.Config; expected a FaultPlan.Config" in ran.exception.what
+    assert "the file contains a Trainer.Config; expected a FaultPlan.Config" in ran.exception.what
 
 
 @pytest.mark.slow

@@ -221,7 +221,7 @@ def test_tokens_beside_a_sentence_piece_model_are_not_passed_over(
     train_pieces(published / "tokenizer.model")
     (published / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
     (published / file).write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"tokenizer.model lacks tokens that files beside"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.model lacks tokens that files next to"):
         import_run(published, tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""`load_run`: what a run directory holds is what training returned."""
+"""`load_run`: what a run directory contains is what training returned."""
 
 import ast
 import json

@@ -55,7 +55,7 @@ def test_a_file_that_others_may_read_is_refused(file):
 @pytest.mark.parametrize("text", ["", "# only this\n"])
 def test_a_file_without_a_key_is_refused(file, text):
     file.write_text(text)
-    with pytest.raises(ConfigError, match="holds no API key"):
+    with pytest.raises(ConfigError, match="contains no API key"):
         read_api_keys(str(file), {})
 
 

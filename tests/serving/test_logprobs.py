@@ -1,4 +1,4 @@
-"""Log-probabilities in responses: an entry for each token that was drawn."""
+"""Log-probabilities in responses: an entry for each token that was sampled."""
 
 import json
 from operator import itemgetter
@@ -56,7 +56,7 @@ def lm_eval_scores(server, pairs):
 
 @pytest.mark.slow
 def test_scores_by_a_client_of_completions_are_those_of_axcore_evaluate(ending, server, tmp_path):
-    """lm-eval drops the last log-probability, that of the one token it lets the model draw."""
+    """lm-eval drops the last log-probability, that of the one token it lets the model sample."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
     task = MultipleChoice.Config(samples=SampleFile.Config(path=str(tmp_path / "rows.jsonl")))
     model, right = EngineModel(ending), []

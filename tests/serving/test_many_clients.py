@@ -1,7 +1,7 @@
 """64 clients at once, of which many go away or send nonsense: nothing leaks, no answer changes.
 
 With `fixed_shapes` every answer is compared to the last letter. An engine as it is by default calls
-programs of several shapes, which round differently: a draw between two tokens that are as good as
+programs of several shapes, which round differently: a sample between two tokens that are as good as
 equal may fall on either. So there greedy answers are compared, at none of whose tokens another one
 is nearly as likely; those of a grammar have to match it, and all others have to be whole.
 """
@@ -77,7 +77,7 @@ class Asked:
 
 
 def found_in(reply, path):
-    """Returns the first answer of a whole response."""
+    """Returns the first answer of a full response."""
     choice = reply["choices"][0]
     text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
     return Found(text, choice["finish_reason"], reply["usage"]["completion_tokens"])

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_an_error_before_anything_is_compiled(runs):
     cfg = opened.model.config
     with pytest.raises(ConfigError, match=r"adapters are of another model(.|\n)*hidden_dim"):
         open_adapters({"a": runs["other"]}, cfg)
-    with pytest.raises(ConfigError, match="trained no adapters but a whole model"):
+    with pytest.raises(ConfigError, match="trained no adapters but a full model"):
         open_adapters({"a": runs["base"]}, cfg)
     with pytest.raises(CheckpointError, match="not a run directory"):
         open_adapters({"a": runs["folder"]}, cfg)

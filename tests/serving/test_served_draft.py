@@ -1,4 +1,4 @@
-"""`--draft`: a served model whose tokens another one guesses."""
+"""`--draft`: a served model whose tokens another one drafts."""
 
 import gc
 import weakref

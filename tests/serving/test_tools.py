@@ -256,7 +256,7 @@ def test_names_of_any_letters_can_be_forced():
 
 @families
 def test_an_answer_that_may_make_one_call_ends_after_it(family):
-    """Marked calls end it with a text; of those that are the whole answer the first is kept."""
+    """Marked calls end it with a text; of those that are the full answer the first is kept."""
     choice, template = ToolChoice(tools=TOOLS, is_single=True), FAMILIES[family]
     text = BETWEEN[family].join([ONE_CALL[family]] * 2)
     for stop in call_stops(choice, template):

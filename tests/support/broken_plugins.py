@@ -42,7 +42,8 @@ class BrokenPlugin:
     Args:
         group: Of the page.
         what: What is wrong, as a sentence of the page.
-        names: What the message must contain beside the plugin's name: the record, hook or file.
+        names: What the message must contain in addition to the plugin's name: the record, hook or
+            file.
         plugin: Its module `axl_acme.plugin`.
         meet: What meets it; returns what is shown, where it is not an error and no warning.
         code: Its module `axl_acme.code`.

@@ -22,7 +22,7 @@ so that each model is compiled twice."""
 TOLERANCE = 1e-5
 
 NUM_NEARBY, MOST_DRAWS = 32, 64
-"""States with other roundings that a text is tried with, and how often texts are drawn."""
+"""States with other roundings that a text is tried with, and how often texts are sampled."""
 
 NUM_PLACES = NUM_TEXTS + 1
 """Rows of a call where the caches have more rows than are in it: one at least is padding."""
@@ -110,7 +110,7 @@ class Seats:
         return np.asarray(present + padding if shuffle[0] < 0.5 else padding + present)
 
     def of(self, rows: np.ndarray, ends: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns what a call says of its rows; pages that none of them has reached are any."""
+        """Returns what a call says about its rows; pages that none of them has reached are any."""
         if self.cache_config.num_rows == NUM_TEXTS:
             return {}
         slots = np.append(self.slots, self.cache_config.num_rows).astype(np.int32)[rows]
@@ -172,7 +172,7 @@ def assert_splits_change_nothing(
 
 
 def steady_texts(model, state, rng, tolerance):
-    """Returns the tokens of texts that no rounding decides, and the logits of the whole texts.
+    """Returns the tokens of texts that no rounding decides, and the logits of the full texts.
 
     Where sums have another order, a number between two roundings to 8 bits may get either of them,
     and a token either of two experts that score alike. Texts are left out whose logits change by
@@ -181,7 +181,7 @@ def steady_texts(model, state, rng, tolerance):
     Args:
         model: The model.
         state: Its state.
-        rng: Draws texts and roundings.
+        rng: Samples texts and roundings.
         tolerance: Of logits, absolute.
     """
     neighbours, found = nearby(state, rng), []

@@ -15,7 +15,7 @@ def file_server(folder):
     refused     answers 403
     cut         says how long the answer is, sends half of it and closes the connection
     truncated   sends half of the answer as if that were all
-    no ranges   sends the whole file, whatever range was asked for
+    no ranges   sends the full file, whatever range was asked for
     a function  is called before the answer
     """
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)

@@ -45,7 +45,7 @@ class FreshEnvironment:
         (Path(asked.stdout.strip()) / "tests.pth").write_text("\n".join(lines), encoding="utf-8")
 
     def install(self, *distributions: Path) -> None:
-        """Installs distributions from copies of their sources, as pip leaves files beside them."""
+        """Installs distributions from copies of their sources, as pip leaves files next to them."""
         copies = self.python.parents[1] / "sources"
         for source in distributions:
             _copy(source, copies / source.name)

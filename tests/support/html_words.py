@@ -37,7 +37,7 @@ class _Reader(HTMLParser):
 
 
 def words_of(page: str) -> list[Word]:
-    """Returns the words of well-formed HTML that needs nothing beside it and runs nothing."""
+    """Returns the words of well-formed HTML that needs no other file and runs nothing."""
     reader = _Reader()
     reader.feed(page)
     reader.close()

@@ -91,7 +91,7 @@ MODELS["phi3"] = _phi3
 
 
 def _longrope():
-    """Returns a Phi-4-mini to which the rows of tests are long, and what is drawn is short."""
+    """Returns a Phi-4-mini to which the rows of tests are long, and what is sampled is short."""
     from axl_attention.rope_scaling import LongRoPE
 
     long = LongRoPE.Config(

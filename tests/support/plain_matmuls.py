@@ -72,6 +72,6 @@ PLAIN_RMS_NORM = (_forward_rows, _backward_rows)
 
 
 def plain_float8_matmul(lhs_RK, rhs_NK, scale, *, dtype, block_sizes):
-    """Float8 operands made wide, multiplied, scaled and rounded."""
+    """Float8 operands converted to float32, multiplied, scaled and rounded."""
     wide = (one.astype(jnp.float32) for one in (lhs_RK, rhs_NK))
     return (scale * jnp.einsum("rk,nk->rn", *wide)).astype(dtype)

@@ -1,4 +1,4 @@
-"""What each objective says of the log-probabilities of answers, in numpy and float64."""
+"""What each objective says about the log-probabilities of answers, in numpy and float64."""
 
 import numpy as np
 

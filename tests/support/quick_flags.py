@@ -13,7 +13,7 @@ _DEVICES = "--xla_force_host_platform_device_count"
 
 
 def xla_flags(flags: str = QUICK_FLAGS, *, devices: int | None = None) -> str:
-    """Returns `XLA_FLAGS` with these flags in it, and what the user set beside them.
+    """Returns `XLA_FLAGS` with these flags in it, and what the user set in addition to them.
 
     Args:
         flags: They replace flags of the same names.

@@ -1,6 +1,6 @@
 """A random schedule: an engine without a model, and random requests to it.
 
-The token after a text is a function of the whole text. The simulation keeps what every page holds,
+The token after a text is a function of the full text. The simulation keeps what every page holds,
 as the device would, and checks at each call that a row reads its own text, by its own adapter and
 by no older weights than it may, and writes on pages that nobody else has.
 """
@@ -20,7 +20,7 @@ ADAPTERS = (b"", b"", b"one", b"two")
 """What requests are answered by: half of them by none."""
 
 NOTHING = (-1, None)
-"""What a page holds that nobody wrote, or a guess that was wrong."""
+"""What a page holds that nobody wrote, or a draft token that was rejected."""
 
 
 def random_limits(rng):
@@ -187,10 +187,10 @@ class Simulation:
                 yield sequence, sequence.pages[start // self.limits.page_size]
 
     def launch(self, call, *, is_guessed):
-        """Runs a call; where tokens are guessed ahead, some rows draw fewer than was planned."""
+        """Runs a call; where tokens are drafted, some rows decode fewer than was planned."""
         counts = None
         if is_guessed and call.length > 1:
-            if self.rng.random() < 0.3:  # there was nothing to guess
+            if self.rng.random() < 0.3:  # there was nothing to draft
                 call = self.scheduler.truncate(call, np.ones_like(call.sizes))
             else:
                 counts = np.asarray([self.rng.randint(1, int(size)) for size in call.sizes])
@@ -221,7 +221,7 @@ class Simulation:
         assert all(weights >= oldest for _, weights in held), "it reads what old weights computed"
 
     def write(self, sequence, text, places):
-        """Writes a text on pages, and wrong guesses behind it; returns those pages."""
+        """Writes a text on pages, and rejected draft tokens behind it; returns those pages."""
         start, right, end = places
         size = self.limits.page_size
         for place in range(start, end):

@@ -98,7 +98,7 @@ class TestModifiers(ModifierSuite):
 
     repeats = (  # each adds an edit of initial weights, a task, or a factor
         "accumulate",
-        "draw_samples",
+        "generate_samples",
         "evaluate",
         "extend_positions",
         "grow_vocabulary",

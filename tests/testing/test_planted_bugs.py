@@ -114,7 +114,7 @@ BUGS = {
     "numbers of its own": (layer("DrawsByItself"), "nothing_but", "is another program"),
     "first weights by chance": (layer("OtherFirstWeights"), "nothing_but", "other parameters"),
     "depends on the number of rows": (layer("KnowsItsRows"), "vmap", "a row alone gives other"),
-    "a config that no file holds": (layer("HoldsAFunction"), "saved_and_read_back", "function"),
+    "a config that no file can store": (layer("HoldsAFunction"), "saved_and_read_back", "function"),
     # kernels
     "the wrong dtype": (
         kernel("wrong_dtype", dtypes=("bfloat16",)),
@@ -175,7 +175,7 @@ BUGS = {
     ),
     "reads the folder": (modifier("ReadsTheFolder"), "nothing_but_config", "elsewhere"),
     "reads the clock": (modifier("ReadsTheClock"), "nothing_but_config", "at another time"),
-    "draws a value": (modifier("Draws"), "is_pure", "another config the second time"),
+    "samples a value": (modifier("Draws"), "is_pure", "another config the second time"),
     "adds up": (modifier("AddsUp"), "applied_twice", "max_steps"),
     "changes its input": (modifier("ChangesWhatItGets"), "is_pure", "changes the config"),
     "asks for devices, a modifier": (modifier("AsksADevice"), "asks_no_device", "asked jax for"),
@@ -199,9 +199,9 @@ BUGS = {
     "writes steps twice": (
         writer("WritesStepsTwice"),
         "opening_at_a_step",
-        "holds steps [8, 9, 10, 11]",
+        "contains steps [8, 9, 10, 11]",
     ),
-    "forgets what is there": (writer("BeginsAnew"), "opening_at_a_step", "holds steps []"),
+    "forgets what is there": (writer("BeginsAnew"), "opening_at_a_step", "contains steps []"),
     "shares a file": (writer("SharesAFile"), "do_not_share", "0.0, 1.0"),
     "takes metrics out": (
         writer("TakesMetricsOut"),
@@ -209,7 +209,7 @@ BUGS = {
         "changes what it is given",
     ),
     "drops train only": (writer("DropsTrainOnly"), "opening_at_a_step", "[8, 9, 10, 11]"),
-    "steps as text": (writer("SortsStepsAsText"), "opening_at_a_step", "holds steps [8, 9, 10"),
+    "steps as text": (writer("SortsStepsAsText"), "opening_at_a_step", "contains steps [8, 9, 10"),
     "names in ASCII": (writer("WritesAscii"), "many_metrics", "2 of 200 metrics are lost"),
     # sources
     "order of the disk": (source("InAnyOrder"), "order_is_neither", "sort them"),
@@ -278,7 +278,8 @@ class Outcomes:
 def run(tmp_path, monkeypatch):
     """Runs a suite with some values as pytest runs that of a plugin, but in this process.
 
-    It is no `pytester`, which takes modules out of Python again: libraries in C do not survive it.
+    It is not a `pytester`, which takes modules out of Python again: libraries in C do not survive
+    it.
     """
 
     def run(planted, *options):

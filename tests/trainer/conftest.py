@@ -1,6 +1,6 @@
 """A toy model with everything that a trainer carries, a small transformer, and text to train on.
 
-The toy compiles in a second; whole trainers are shared between tests, because compiling a step
+The toy compiles in a second; full trainers are shared between tests, because compiling a step
 costs more than running it.
 """
 

@@ -1,4 +1,4 @@
-"""Groups, averages and the guard against spikes, in whole runs: resumed, sharded, evaluated."""
+"""Groups, averages and the guard against spikes, in full runs: resumed, sharded, evaluated."""
 
 import signal
 

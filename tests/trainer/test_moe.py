@@ -57,7 +57,7 @@ def test_losses_of_experts_arrive_and_parts_of_a_batch_equal_the_whole(kind):
     assert {"cross_entropy", f"{LAYER}.load_balance", f"{LAYER}.z"} == set(metrics.losses)
     balance = metrics.losses[f"{LAYER}.load_balance"]
     assert balance.sum.shape == (2,)  # a layer each
-    np.testing.assert_array_equal(balance.weight, [16, 16])  # tokens that are no padding
+    np.testing.assert_array_equal(balance.weight, [16, 16])  # tokens that are not padding
     assert (balance.sum / balance.weight > 0.99).all()
     assert metrics.summaries[f"{LAYER}.load"].shape == (2, 4)
     _assert_same(whole, metrics, *after_one_step(model(dispatch, remat=Remat()), count=4))

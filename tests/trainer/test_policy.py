@@ -1,4 +1,4 @@
-"""Batches that are drawn from the model see its present weights, restored ones too."""
+"""Batches that are sampled from the model see its present weights, restored ones too."""
 
 import jax
 import numpy as np

@@ -40,7 +40,9 @@ def test_a_writer_without_its_library_is_named_before_data_is_read(
 def test_an_empty_data_folder(toy_config, one_device, tmp_path):
     (tmp_path / "text").mkdir()
     trainer = one_device(reading(toy_config, tmp_path / "text"))
-    refused(trainer, tmp_path / "run", DataError, r"No file matches '\*\*/\*.txt'.*holds no files")
+    refused(
+        trainer, tmp_path / "run", DataError, r"No file matches '\*\*/\*.txt'.*contains no files"
+    )
 
 
 def test_a_file_that_is_not_utf_8(toy_config, one_device, tmp_path):

@@ -262,7 +262,7 @@ def test_a_run_whose_every_checkpoint_is_cut_short_stops_and_loses_nothing(toy_t
     toy_trainer.run(tmp_path / "run", [stop_at(3, signal.SIGINT)], returns_when_stopped=True)
     damage(tmp_path / "run", 3)
     before = contents(tmp_path / "run")
-    with pytest.raises(DamagedCheckpointError, match="no checkpoint is whole\nstep 3 is damaged"):
+    with pytest.raises(DamagedCheckpointError, match="no checkpoint is intact\nstep 3 is damaged"):
         toy_trainer.run(tmp_path / "run")
     assert contents(tmp_path / "run") == before
 

@@ -60,7 +60,7 @@ CLAIMS = [
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """Runs mypy once on all claims, one a line, and returns what it says of each line."""
+    """Runs mypy once on all claims, one a line, and returns what it says about each line."""
     root = pathlib.Path(__file__).parents[2]
     file = tmp_path_factory.mktemp("typing") / "snippet.py"
     file.write_text(SNIPPET + "\n".join(claim for claim, _ in CLAIMS) + "\n")

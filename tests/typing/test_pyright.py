@@ -47,7 +47,7 @@ CLAIMS = [
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """Runs the checker once on all claims, one a line; returns what it says of each line."""
+    """Runs the checker once on all claims, one a line; returns what it says about each line."""
     folder = tmp_path_factory.mktemp("pyright")
     (folder / "snippet.py").write_text(PRELUDE + "\n".join(claim for claim, _ in CLAIMS) + "\n")
     settings = {

@@ -82,8 +82,8 @@ def _largest(peak: MemoryPeak, names: ModuleNames) -> tuple[LargeBuffer, ...]:
 def memory_from_oom_error(refusal: str, trainer: Any) -> Memory | None:
     """Return the memory of a program that a compiler refuses; None where it names no total.
 
-    The total holds arguments, results and temporaries, so what is no state and no batch of it is
-    temporaries, the program among them.
+    The total contains arguments, results and temporaries, so what is not state and no batch of it
+    is temporaries, the program among them.
     """
     found = _NEEDED.search(refusal)
     if found is None:

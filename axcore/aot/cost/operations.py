@@ -155,7 +155,7 @@ _COPIES_STARTED = ("copy-start", "slice-start")
 
 
 def _started_bytes(instruction: Instruction, source: Shape) -> int:
-    """Return the bytes of a copy on its way; its shape holds the source beside the target."""
+    """Return the bytes of a copy on its way; its shape holds the source next to the target."""
     made = instruction.shape.arrays
     target = made[0] if instruction.opcode == "copy-start" else made[len(source.arrays)]
     return target.device_bytes + (target.nbytes if source.device_bytes else 0)

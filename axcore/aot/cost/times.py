@@ -238,7 +238,7 @@ def has_unknown_loops(mfu: float | None, num_unknown: int) -> bool:
 # The schedule is played with one queue for each kind of transfer. Work runs in the order of the
 # program. A transfer goes off where it is started, behind those that are on their way, and whoever
 # needs it waits until it is there. What a loop starts, it awaits in the same round. That transfers
-# slow the work beside them down, as they share memory with it, is left out.
+# slow the work that runs meanwhile down, as they share memory with it, is left out.
 
 
 @attrs.frozen(kw_only=True)

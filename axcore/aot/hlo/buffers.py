@@ -234,7 +234,7 @@ def _matching(shape: Shape, given: list[tuple[tuple[Buffer, ...], ...]]) -> tupl
 
 
 def _inlined(program: Program, computation: Computation) -> Computation:
-    """Return a computation that holds what its calls run in place of the calls."""
+    """Return a computation that contains what its calls run in place of the calls."""
     return Computation(computation.name, tuple(_instructions(program, computation)))
 
 
@@ -266,7 +266,7 @@ def _of_call(call: Instruction, called: Computation) -> Iterator[Instruction]:
 # -- Who writes into the arrays that a loop carries ------------------------------------------------
 #
 # A stack of values, one a round, is made before the loop as an empty array, by nobody in
-# particular, and so is a sum. What it holds was made by what is put into it.
+# particular, and so is a sum. What it contains was made by what is put into it.
 
 
 _SAME = ("bitcast", "copy", "convert", "reshape", "transpose", "get-tuple-element")

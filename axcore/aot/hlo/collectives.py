@@ -44,7 +44,7 @@ class Collective:
     Args:
         kind: One of `KINDS`.
         op_name: Under which scopes it was traced.
-        nbytes: Size of the whole array on a device: gathered, or before it is scattered.
+        nbytes: Size of the full array on a device: gathered, or before it is scattered.
         group: How many devices take part together.
         islands: Over how many groups of devices with one interconnect those are spread.
         times: How often it runs.
@@ -160,7 +160,7 @@ def _received(send: Instruction, within: Computation) -> str:
 
 
 def _asynchronous(program: Program) -> frozenset[str]:
-    """Return the computations that are started, and run beside others."""
+    """Return the computations that are started, and run while others do."""
     return frozenset(
         one.called["calls"]
         for computation in program.computations.values()
@@ -264,7 +264,7 @@ def first_group(text: str, num_devices: int) -> tuple[int, ...]:
 
     Args:
         text: The attributes of the collective.
-        num_devices: Of the whole program.
+        num_devices: Of the full program.
     """
     mesh = _MESH.search(text)
     if mesh:

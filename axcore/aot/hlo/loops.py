@@ -36,7 +36,7 @@ def trip_count(program: Program, loop: Instruction, within: Computation) -> int 
     Args:
         program: The program.
         loop: The instruction.
-        within: The computation that holds it.
+        within: The computation that contains it.
     """
     known = _TRIP_COUNT.search(loop.text)
     if known:
@@ -193,7 +193,7 @@ class Execution:
 
     Args:
         instruction: A fusion counts as one, whatever is inside of it.
-        computation: The computation that holds it.
+        computation: The computation that contains it.
         times: How often it runs.
     """
 

@@ -29,7 +29,7 @@ class Shape:
     Args:
         dtype: As XLA names it; empty for a tuple.
         dims: Sizes; empty for a scalar or a tuple.
-        stored_dims: Sizes as they are stored, rounded up to whole tiles; in another order.
+        stored_dims: Sizes as they are stored, rounded up to full tiles; in another order.
         space: Memory space: 0 the device's own, others smaller ones on the chip, or the host's.
         parts: Of a tuple.
     """
@@ -100,7 +100,7 @@ def parse_shape(text: str) -> tuple[Shape, str]:
 
 
 def _stored(dims: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """Return sizes from the outermost to the innermost in memory, rounded up to whole tiles."""
+    """Return sizes from the outermost to the innermost in memory, rounded up to full tiles."""
     order, tile = _ORDER.search(layout), _TILE.search(layout)
     if order is None:
         return dims
@@ -141,7 +141,7 @@ class Instruction:
         opcode: What it does, `fusion` or `all-gather-start` for example.
         shape: What it returns.
         operands: Names of the instructions whose results it takes.
-        text: The whole line after the operands: attributes, metadata, backend config.
+        text: The full line after the operands: attributes, metadata, backend config.
         is_root: Whether its result is the computation's.
     """
 

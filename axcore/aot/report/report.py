@@ -186,7 +186,7 @@ class StepTime:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """The whole report of one experiment on one target.
+    """The full report of one experiment on one target.
 
     Args:
         experiment: Its name.
@@ -197,7 +197,7 @@ class Report:
         versions: Of jax and jaxlib.
         mesh: Sizes of the mesh's axes above 1.
         pipelines: A line for each, with its bubble, which the step's time holds.
-        batch: Rows of the whole batch, and units (`tokens`) of a row.
+        batch: Rows of the full batch, and units (`tokens`) of a row.
         fits: Whether it fits; None where the target's memory is not known.
         refusal: What the compiler said, where it would not compile the program for lack of memory.
         changes: What the mesh rule changed of the config, as a diff.

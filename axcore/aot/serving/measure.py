@@ -187,7 +187,7 @@ class ServingPrograms:
         return dict(wanted_compiler_options(self.hardware, serves=True)) or None
 
     def token_keys(self, rows: int) -> tuple[Key, ...]:
-        """Return the programs that draw `num_decode_steps` tokens of rows, the likeliest ones."""
+        """Return the programs that decode `num_decode_steps` tokens of rows, the likeliest ones."""
         if self.num_decode_steps > 1:
             return (("multi_step_decode", rows, self.num_decode_steps, self._kind),)
         return ("decode", rows), ("sample", rows, self._kind)
@@ -212,13 +212,13 @@ class ServingPrograms:
         return bytes_on_a_device(self._served.conversion.abstract)
 
     def drawing_bytes(self) -> int:
-        """Return the bytes on a device of what slots draw by."""
+        """Return the bytes on a device of each slot's sampling settings."""
         return bytes_on_a_device(
             [self._held[name] for name in ("sampler_state", "sampling", "allowed")]
         )
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Return the bytes on a device that caches keep of a row, and besides of a page."""
+        """Return the bytes on a device that caches keep of a row, and of a page."""
         if self.cache_config.pages is None:
             return self._served.cache_bytes // self.cache_config.num_rows, 0
         size = self.cache_config.pages.page_size
@@ -326,7 +326,7 @@ class _Measured:
         )
 
     def first_token(self, beside: int, decode: Mapping[int, CallCost]) -> FirstToken:
-        """Return what the first token after a prompt takes beside rows that draw."""
+        """Return what the first token after a prompt takes in addition to rows that decode."""
         pieces = self._programs.pieces
         costs = [self._cost(key) for key in self._programs.reading_keys]
         waits_s: float | None = 0.0

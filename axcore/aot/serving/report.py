@@ -107,7 +107,7 @@ def sum_of_calls(costs: Sequence[CallCost], *, rows: int, tokens: int | None = N
 
 
 def shared_evenly(cost: CallCost, count: int) -> CallCost:
-    """Return an even part of what calls take: of those that draw so many tokens, of one token."""
+    """Return an even part of what calls take: of those that decode so many tokens, of one token."""
     times = {name: getattr(cost, name) for name in _TIMES}
     fields: dict[str, Any] = {
         **{name: None if time is None else time / count for name, time in times.items()},
@@ -121,10 +121,10 @@ class FirstToken:
     """When a request's first token comes.
 
     Args:
-        beside: Rows that draw meanwhile.
+        beside: Rows that decode meanwhile.
         pieces: Tokens of each piece in which the prompt is read.
         waits_s: Time at most until the request is at work: calls that were started before.
-        cost: From there to the token: pieces, and between two of them a token of each row beside.
+        cost: From there to the token: pieces, and between two of them a token of each decoding row.
     """
 
     beside: int
@@ -157,12 +157,12 @@ class ServingReport:
         compile_s: Seconds that lowering and compiling took here.
         capacity_bytes: What programs can have of a device; None where it is not known.
         weight_bytes: The weights.
-        drawing_bytes: What slots draw by: settings, and tokens that penalties count.
+        drawing_bytes: Of each slot's sampling settings, and tokens that penalties count.
         program_bytes: All programs of the engine; see `program_bytes` in `measure`.
         temporaries_bytes: The most that one of them allocates while it runs.
         page_bytes: A page of the caches, in all layers.
-        row_bytes: What caches keep of a row besides.
-        first: Times to the first token after a prompt, by rows beside it.
+        row_bytes: Bytes that caches add for each row.
+        first: Times to the first token after a prompt, by the number of rows that decode meanwhile.
         decode: A token of every row, by number of rows.
         kernels: Which kernel serves each op, and why.
     """
@@ -202,7 +202,7 @@ class ServingReport:
 
     @property
     def spare_bytes(self) -> int | None:
-        """What is left beside all that the engine has; below 0 it does not fit."""
+        """What is left in addition to all that the engine has; below 0 it does not fit."""
         if self.capacity_bytes is None:
             return None
         held = self.weight_bytes + self.drawing_bytes + self.engine_cache_bytes

@@ -47,7 +47,7 @@ def _verdict(report: ServingReport) -> str:
         return f"fits: {show_bytes(spare)} to spare"
     whole = report.max_num_seqs * -(-report.context // report.page_size)
     rows = "all that its rows can need" if pages >= whole else f"of {whole:,} wanted"
-    return f"fits: {pages:,} pages, {rows}; memory holds {report.pages_that_fit:,}"
+    return f"fits: {pages:,} pages, {rows}; memory fits {report.pages_that_fit:,}"
 
 
 def _memory(report: ServingReport) -> Iterator[str]:
@@ -58,7 +58,7 @@ def _memory(report: ServingReport) -> Iterator[str]:
         ("weights", report.weight_bytes),
         (pages, report.engine_cache_bytes),
         ("  a page", report.page_bytes),
-        ("  a row besides", report.row_bytes),
+        ("  more for each row", report.row_bytes),
         (f"programs, {report.num_programs}", report.program_bytes),
         ("temporaries of the largest", report.temporaries_bytes),
         ("sampling settings", report.drawing_bytes),

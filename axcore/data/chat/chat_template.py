@@ -30,7 +30,7 @@ BUNDLED_TEMPLATES = Path(__file__).parent / "templates"
 """The folder of the templates that come with axcore."""
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Fields of a message that may hold what was thought before the answer."""
+"""Fields of a message that may contain what was thought before the answer."""
 
 
 class ChatTemplate:
@@ -175,7 +175,8 @@ class ChatTemplate:
     @cached_property
     def _marked(self) -> Any:
         """The same template, which marks what it writes."""
-        # Marked as a tree, not as text: a template's text may hold anything that looks like a loop.
+        # Marked as a tree, not as text: a template's text may contain anything that looks like a
+        # loop.
         parsed = self._environment.parse(self.source)
         add_marks(parsed)
         return self._environment.from_string(parsed.set_environment(self._environment))
@@ -223,7 +224,7 @@ def _with_readable_calls(
         if not arguments:
             raise
     else:
-        # A dict that was written as Python writes it has single quotes, and is no JSON.
+        # A dict that was written as Python writes it has single quotes, and is not JSON.
         if not any(repr(one) in text for one in arguments if repr(one) != _to_json(one)):
             return text
     return render([_with_text_arguments(message) for message in messages])
@@ -257,7 +258,7 @@ def _check_characters(values: Sequence[Any], where: str) -> None:
     said = json.dumps(values, ensure_ascii=False, default=str)
     if BEGIN in said or END in said:
         raise DataError(
-            "A conversation holds U+FDD0 or U+FDD1, which Unicode says are not characters.",
+            "A conversation contains U+FDD0 or U+FDD1, which Unicode says are not characters.",
             where=where,
             hint="Remove them from the text.",
         )

@@ -37,7 +37,7 @@ class ChatTokens:
 
 @contextlib.contextmanager
 def naming_conversation(document: Document) -> Iterator[None]:
-    """Name, in what is wrong with a conversation, the line that holds it."""
+    """Name, in what is wrong with a conversation, the line that contains it."""
     try:
         yield
     except DataError as error:
@@ -118,7 +118,7 @@ def _placed(text: str, begins: list[int], tokenizer: Tokenizer) -> PlacedTokens:
     token across that border would never be asked for.
     """
     placed = tokenizer.encode_placed(text)
-    # Read whole at first: most borders lie between two tokens, and the text need not be cut.
+    # Read whole at first: most borders are between two tokens, and the text need not be cut.
     borders = [begin for begin in begins if _is_crossed(placed, begin)]
     if not borders:
         return placed

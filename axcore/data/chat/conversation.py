@@ -1,4 +1,4 @@
-"""Conversations as records hold them: OpenAI's messages or ShareGPT's, made into one form."""
+"""Conversations as they are in records: OpenAI's messages or ShareGPT's, made into one form."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ def read_conversation(
 
     Args:
         record: Has the messages, and perhaps `tools` and `system`.
-        field: Which of its fields holds the messages; None for the one of `FIELDS` that it has.
+        field: Which of its fields contains the messages; None for the one of `FIELDS` that it has.
         roles: What messages may have as their role.
 
     Raises:
@@ -61,7 +61,7 @@ def read_conversation(
     found = record.get(name)
     if not isinstance(found, Sequence) or isinstance(found, str) or not len(found):
         raise DataError(
-            f"Field {name!r} holds {_shown(found)}, not a list of messages.",
+            f"Field {name!r} contains {_shown(found)}, not a list of messages.",
             hint='Write [{"role": "user", "content": "Hello"}, ...], or ShareGPT\'s '
             '[{"from": "human", "value": "Hello"}, ...].',
         )
@@ -84,7 +84,7 @@ def template_values(record: Mapping[str, Any], values: Mapping[str, Any]) -> dic
     if not isinstance(found, Mapping) or taken & {*found, *values}:
         raise DataError(
             f"chat_template_kwargs is {_shown({**values, **found})}; expected an object of values "
-            f"besides {', '.join(sorted(taken))}."
+            f"other than {', '.join(sorted(taken))}."
             if isinstance(found, Mapping)
             else f"chat_template_kwargs is {_shown(found)}; expected an object.",
             hint='Write what the template reads, as {"enable_thinking": false}.',
@@ -128,7 +128,7 @@ def _check_weight(weight: Any, where: str) -> None:
 
 
 def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without what it does not have: columnar files hold null for that."""
+    """Return a message without what it does not have: columnar files contain null for that."""
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -180,7 +180,7 @@ def _tools(tools: Any) -> tuple[Any, ...] | None:
         return None
     found = _json(tools, "Field 'tools'") if isinstance(tools, str) else tools
     if not isinstance(found, Sequence) or not all(isinstance(one, Mapping) for one in found):
-        raise DataError(f"Field 'tools' holds {_shown(found)}; expected a list of JSON schemas.")
+        raise DataError(f"Field 'tools' contains {_shown(found)}; expected a list of JSON schemas.")
     return tuple(found) or None
 
 

@@ -147,7 +147,7 @@ def validation_order(num_rows: int, *, batch_size: int, max_batches: int | None)
 
 
 class _ValidationOrder:
-    """The first rows of a permutation, and then padding up to a whole batch."""
+    """The first rows of a permutation, and then padding up to a full batch."""
 
     def __init__(self, rows: Permutation, limit: int, batch_size: int) -> None:
         self._rows = rows

@@ -43,7 +43,7 @@ def count_sizes(lengths: Iterable[NDArray[np.int64]], seq_len: int) -> NDArray[n
         whole, rest = np.divmod(one - 1, seq_len)
         counts += np.bincount(rest, minlength=seq_len + 1)
         counts[seq_len] += whole.sum()
-    # A document whose pairs fill whole rows has no last piece.
+    # A document whose pairs fill full rows has no last piece.
     counts[0] = 0
     return counts
 
@@ -115,7 +115,7 @@ def _filled(pattern: Pattern, size: int, room: int, left: int) -> Iterator[Patte
 
 
 class BestFitRows:
-    """Rows of whole documents, and of pieces of those that are longer than a row."""
+    """Rows of full documents, and of pieces of those that are longer than a row."""
 
     def __init__(
         self,

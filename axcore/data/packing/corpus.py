@@ -147,7 +147,7 @@ def check_corpus(
         raise DataError(
             f"There is no text to train on: all {num_validation} documents of {source.describe()} "
             f"are held out (validation_fraction is {validation_fraction}).",
-            hint="Lower validation_fraction, or give more documents: whole documents are held out.",
+            hint="Lower validation_fraction, or give more: documents are held out in full.",
         )
     if num_validation == 0 and validation_fraction > 0:
         raise DataError(

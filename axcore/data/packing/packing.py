@@ -301,7 +301,7 @@ def packed_batch_spec(cfg: _PackedShape, vocab_size: int) -> BatchSpec:
 
 
 def weigh_tokens(tokens_N: NDArray[Any], weights_N: NDArray[Any]) -> NDArray[Any]:
-    """Return tokens that say of each what it weighs, as narrow as the weights allow."""
+    """Return tokens that say about each what it weighs, as narrow as the weights allow."""
     # The sign says whether a token counts: no width is lost for the usual case of weights 0 and 1.
     if np.isin(weights_N, (0, 1)).all():
         signed = tokens_N.astype(np.promote_types(tokens_N.dtype, np.int8))
@@ -310,7 +310,7 @@ def weigh_tokens(tokens_N: NDArray[Any], weights_N: NDArray[Any]) -> NDArray[Any
 
 
 def plain_tokens(tokens_N: NDArray[Any]) -> NDArray[Any]:
-    """Return tokens without what they say of the loss."""
+    """Return tokens without what they say about the loss."""
     # Which of the three forms it is shows in the dtype alone.
     if is_weighted(tokens_N):
         return (tokens_N & _TOKEN).astype(np.uint32)

@@ -38,7 +38,7 @@ class ArrayRecordFiles(Files):
         Attributes:
             glob: Which files, relative to the folder; `**` matches any depth.
             record: What a record is: UTF-8 `text`, a `json` object, or a `tf.train.Example`.
-            field: The field or feature that holds the text; a record of `text` is all text.
+            field: The field or feature that contains the text; a record of `text` is all text.
         """
 
         glob: str = "**/*.array_record*"

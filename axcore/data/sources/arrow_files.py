@@ -36,7 +36,7 @@ class ArrowFiles(Files):
 
         Attributes:
             glob: Which files, relative to the folder; `**` matches any depth.
-            field: The column that holds the text.
+            field: The column that contains the text.
         """
 
         glob: str = "**/*.parquet"
@@ -119,7 +119,7 @@ def _check_column(file: NamedFile, field: str, schema: Any) -> None:
             f"{file.name} has no column {field!r}, or several; it has "
             f"{', '.join(map(repr, schema.names)) or 'none'}.",
             where=file.where,
-            hint="Set the source's field to the column that holds the text.",
+            hint="Set the source's field to the column that contains the text.",
         )
 
 
@@ -132,7 +132,7 @@ def _record(
         return _bad(file, row, f"is not UTF-8: {error.reason}")
     text = values[field] if source.needs_text else ""
     if not isinstance(text, str):
-        return _bad(file, row, f"holds {text!r:.40}, not a string")
+        return _bad(file, row, f"contains {text!r:.40}, not a string")
     return Document(f"{file.name}:{row}", text, None, row, source.fields_of(values))
 
 
@@ -161,8 +161,8 @@ class HuggingFaceDataset(FileSource):
             dataset: What `load_dataset` is asked for, where there is no folder.
             subset: Its configuration, where it has several.
             revision: Its commit or tag; without one, what is there when it is first loaded.
-            split: Which split; whole ones only. A folder may be a single one.
-            field: The column that holds the text.
+            split: Which split; full ones only. A folder may be a single one.
+            field: The column that contains the text.
             on_bad: Whether a row without text is an error, or is skipped and counted in a
                 warning.
             max_bad_fraction: The share of the rows that may be skipped; None for any share.
@@ -222,7 +222,7 @@ def _saved_files(root: Path, split: str) -> list[NamedFile]:
     state = _read(folder / "state.json")
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(
-            "The dataset's rows were selected or shuffled, and its files hold them as they were.",
+            "The dataset's rows were selected or shuffled, and its files have them as they were.",
             where=str(folder),
             hint="Save it again: dataset.flatten_indices().save_to_disk(FOLDER).",
         )
@@ -238,7 +238,7 @@ def _loaded_files(cfg: HuggingFaceDataset.Config) -> list[NamedFile]:
         raise ConfigError(
             f"split is {cfg.split!r}, which is a part of one or several",
             where="data.source.split",
-            hint="name a whole split; data.validation_fraction holds a part out",
+            hint="name a full split; data.validation_fraction holds a part out",
         )
     datasets = import_extra(
         "datasets",
@@ -280,7 +280,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _no_dataset(folder: Path, error: Exception) -> DataError:
     return DataError(
-        f"{str(folder)!r} holds no dataset that can be read: {error}.",
+        f"{str(folder)!r} contains no dataset that can be read: {error}.",
         where=str(folder),
         hint="Set the source's folder to what dataset.save_to_disk(FOLDER) wrote.",
     )

@@ -215,7 +215,7 @@ class Files(FileSource):
 
     Attributes:
         kind: What its files are called.
-        has_bad_records: Whether one record can be bad by itself; of tokens a whole file is.
+        has_bad_records: Whether one record can be bad by itself; of tokens a full file is.
     """
 
     @config
@@ -380,7 +380,7 @@ def as_text(value: object, field: str) -> str:
         except UnicodeDecodeError as error:
             raise ValueError(f"{field} is not UTF-8 at byte {error.start}") from error
     if not isinstance(value, str):
-        raise ValueError(f"{field} holds {value!r:.40}, not text")
+        raise ValueError(f"{field} contains {value!r:.40}, not text")
     value.encode("utf-8")  # half of a surrogate pair is a ValueError, too
     return value
 

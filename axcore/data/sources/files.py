@@ -29,7 +29,7 @@ OnBad = Literal["error", "skip"]
 # Neither is UTF-8, nor the beginning of a tar whose first name is: no text is taken for one.
 _MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 COMPRESSED_SUFFIXES = tuple(_MAGIC)
-# As much as zstd and gzip like to be given at a time.
+# Larger reads make zstd and gzip no faster.
 _CHUNK = 1 << 15
 
 
@@ -146,9 +146,9 @@ def _glob(root: Path, pattern: str) -> list[Path]:
 def _contents(root: Path) -> str:
     kinds = Counter(path.suffix or path.name for path in root.rglob("*") if path.is_file())
     if not kinds:
-        return "it holds no files"
+        return "it contains no files"
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
-    return f"the files it holds: {shown}"
+    return f"the files it contains: {shown}"
 
 
 def check_is_regular(file: NamedFile) -> None:

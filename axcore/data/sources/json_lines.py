@@ -47,7 +47,7 @@ class JsonLines(Files):
 
         Attributes:
             glob: Which files, relative to the folder; `**` matches any depth.
-            field: The field of each line's object that holds the text.
+            field: The field of each line's object that contains the text.
             max_line_mib: A line of more is bad; no more of it is held in memory.
         """
 
@@ -127,14 +127,14 @@ class _Line:
             )
         record = self._record()
         if not isinstance(record, dict):
-            raise self._error(f"holds {_kind(record)}, not an object")
+            raise self._error(f"contains {_kind(record)}, not an object")
         return record
 
     def _lacks(self, field: str, record: dict[str, Any]) -> DataError:
         names = ", ".join(repr(name) for name in record) or "nothing"
         return self._error(
             f"has no field {field!r}; it has {names}",
-            hint="Set the source's field to the one that holds the text.",
+            hint="Set the source's field to the one that contains the text.",
         )
 
     def _text(self, record: dict[str, Any], field: str) -> str:
@@ -142,9 +142,9 @@ class _Line:
             raise self._lacks(field, record)
         text = record[field]
         if not isinstance(text, str):
-            raise self._error(f"field {field!r} holds {_kind(text)}, not a string")
+            raise self._error(f"field {field!r} contains {_kind(text)}, not a string")
         if not _is_unicode(text):
-            raise self._error(f"field {field!r} holds half of a surrogate pair")
+            raise self._error(f"field {field!r} contains half of a surrogate pair")
         return text
 
     def _record(self) -> object:
@@ -275,7 +275,7 @@ def _line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         return
     begin = num_lines = 0
     with file.path.open("rb") as stream:
-        # Pieces of at least `target`, so that the last is none of a few bytes.
+        # Pieces have at least `target` bytes, so that the last one is not tiny.
         while begin + 2 * target <= size:
             end, lines = _skip_lines(stream, target)
             if end >= size:

@@ -52,7 +52,7 @@ def _weights_by_place(
 ) -> Iterator[tuple[int, Mapping[str, float]]]:
     """Yield from which row of training on which weights hold.
 
-    Stairs begin after whole thousands of rows of a way, where every share has come out even. So
+    Stairs begin after full thousands of rows of a way, where every share has come out even. So
     they add nothing to how far shares may be off.
 
     Args:

@@ -21,7 +21,7 @@ TRIES = 5
 FIRST_WAIT_S = 0.5
 """Before the second try; twice as long before each one after it."""
 
-# A broken connection costs one piece, not the whole file.
+# A broken connection costs one piece, not the full file.
 _PIECE = 16 << 20
 # Servers limit the requests of one client; eight hide their latency.
 _NUM_ASKING = 8
@@ -161,7 +161,7 @@ def _pieces(files: Any, place: str, remote: RemoteFile) -> Iterator[bytes]:
     while begin < remote.size:
         end = min(begin + _PIECE, remote.size)
         piece = _with_retries(remote.url, lambda a=begin, b=end: _piece(files, place, a, b))  # type: ignore[misc]
-        # A server without ranges answers with the whole file to the first request.
+        # A server without ranges answers with the full file to the first request.
         if begin == 0 and len(piece) == remote.size:  # of a server that knows no ranges
             end = remote.size
         if len(piece) != end - begin:

@@ -40,9 +40,9 @@ class TarFiles(Files):
 
         Attributes:
             glob: Which files, relative to the folder; `**` matches any depth.
-            field: The suffix of the file that holds the text, without its dot: UTF-8, or an object
-                in `json`, or tokens in `npy`.
-            json_field: The field of the object that holds the text, where `field` is `json`.
+            field: The suffix of the file that contains the text, without its dot: UTF-8, or an
+                object in `json`, or tokens in `npy`.
+            json_field: The field of the object that contains the text, where `field` is `json`.
             max_member_mib: A sample with a file of more is bad; no such file is read.
         """
 

@@ -223,7 +223,7 @@ def _mapped_tokens(file: NamedFile, dtype: "np.dtype[Any]") -> NDArray[Any]:
     """Return the tokens of a file, mapped into memory.
 
     Raises:
-        DataError: It cannot be read, or does not hold whole tokens.
+        DataError: It cannot be read, or does not hold full tokens.
     """
     try:
         check_is_regular(file)

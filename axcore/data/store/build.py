@@ -89,8 +89,8 @@ def build_store(
         report: Called with how far the build is, at its start and after each part.
 
     Raises:
-        DataError: The source cannot be read, holds nothing to train on or more bad records than it
-            may, or the folder holds another store.
+        DataError: The source cannot be read, contains nothing to train on or more bad records than
+            it may, or the folder contains another store.
     """
     root = Path(folder).expanduser()
     if not isinstance(source, FileSource):
@@ -101,7 +101,7 @@ def build_store(
     # To the end: nobody must open a store while it is joined.
     with _locked(root):
         plan = _planned(root, source, tokenizer, validation_fraction)
-        # A store is whole once it has its manifest; without it, parts are missing or not yet
+        # A store is complete once it has its manifest; without it, parts are missing or not yet
         # joined.
         if not (root / MANIFEST).exists():
             _build_parts(root, plan, processes or os.cpu_count() or 1, report)
@@ -136,7 +136,7 @@ def _planned(
     ]
     if changed:
         raise DataError(
-            f"The folder holds a store of something else: {'; '.join(changed)}.",
+            f"The folder contains a store of something else: {'; '.join(changed)}.",
             where=str(root.absolute()),
             hint="Build into another folder, or remove this one.",
         )
@@ -267,7 +267,7 @@ def _locked(root: Path) -> Iterator[None]:
     """Make the folder, and wait until nobody else builds in it."""
     if root.exists() and _is_something_else(root):
         raise DataError(
-            f"{str(root)!r} holds something else than a token store.",
+            f"{str(root)!r} contains something else than a token store.",
             where=str(root.absolute()),
             hint="Name a folder that is empty, or that is not there yet.",
         )

@@ -23,7 +23,7 @@ SPLITS = ("train", "validation")
 
 @attrs.frozen
 class Manifest:
-    """What a store says of itself.
+    """What a store says about itself.
 
     Attributes:
         source: What its text is, in words.
@@ -52,7 +52,7 @@ class Manifest:
     dropped: dict[str, int] = attrs.field(factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the manifest; a folder that has one is a whole store."""
+        """Write the manifest; a folder that has one is a complete store."""
         content = {"format": FORMAT, **attrs.asdict(self)}
         write_whole(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 

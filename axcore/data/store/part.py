@@ -100,7 +100,7 @@ class PartBuilder:
         write_whole(done_file(self._folder, index), json.dumps(done) + "\n")
 
     def _check_weights(self, group: Sequence[Document], encoded: Sequence[NDArray[Any]]) -> None:
-        """Check that the store can hold weights."""
+        """Check that the store supports weights."""
         found = next((d for d, t in zip(group, encoded, strict=True) if is_weighted(t)), None)
         if found is not None and self.dtype != WEIGHTED:
             raise DataError(

@@ -118,7 +118,7 @@ class TokenStoreDirectory:
 
     Attributes:
         folder: Where it is.
-        manifest: What it says of itself.
+        manifest: What it says about itself.
         splits: `train` and `validation`.
     """
 

@@ -34,7 +34,7 @@ _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 @attrs.frozen
 class ShardInfo:
-    """What the manifest says of a shard.
+    """What the manifest says about a shard.
 
     Attributes:
         name: Of its files, without suffix.

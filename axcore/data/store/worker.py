@@ -21,8 +21,8 @@ def main() -> None:
     # A copy of stdout, before anything may print to it.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # what a source prints must not mix with the answers
-        # The plan may hold configs of the user's own packages. The parent has imported them, so it
-        # is safe to import them here.
+        # The plan may contain configs of the user's own packages. The parent has imported them, so
+        # it is safe to import them here.
         with trusting(packages):
             builder: PartBuilder | None = None
             for line in sys.stdin:

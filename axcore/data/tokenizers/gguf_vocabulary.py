@@ -29,7 +29,7 @@ class GGUFVocabulary:
         tokens: The text of each token, as that program has it.
         types: The type of each token.
         scores: Of each piece, the best merged first; of `llama` alone.
-        values: What the program reads besides, by keys below `tokenizer.ggml`.
+        values: What the program reads in addition, by keys below `tokenizer.ggml`.
         note: What llama.cpp does not do, for people to know; empty if it does all.
     """
 

@@ -33,8 +33,8 @@ class _TokenizerSettings:
 
     Args:
         tokens: Special tokens by role, as `eos_token` and `pad_token`.
-        added: Tokens by number that the vocabulary has besides those of the `tokenizer.json`, each
-            with its settings.
+        added: Tokens by number that the vocabulary has in addition to those of the
+            `tokenizer.json`, each with its settings.
         chat_template: The template, if there is one.
         tool_template: That of conversations with tools, if it is another one.
     """
@@ -120,7 +120,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 `tokenizer.json` begins texts with it. Without one, a document's first token is
                 never predicted.
             pad_token: What fills rows up; without one, here or there, `eos_token` does.
-            end_tokens: Tokens that end what a model writes, besides `eos_token`.
+            end_tokens: Tokens that end what a model writes, in addition to `eos_token`.
             settings_path: A `tokenizer_config.json`, which names tokens and may hold a template.
             special_tokens_path: A `special_tokens_map.json`, for tokens that `settings_path` does
                 not name.
@@ -202,7 +202,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What a `tokenizer.json` says of it, with the tokens that its settings add."""
+        """What a `tokenizer.json` says about it, with the tokens that its settings add."""
         found: dict[str, Any] = parse_json(self._tokenizer.to_str())
         return found
 

@@ -45,8 +45,8 @@ class FillInTheMiddle(Transform):
     def apply(self, document: Document, tools: TransformTools) -> Document | Dropped:
         """Return the document with its parts in another order, or as it is."""
         cfg, rng = self.config, tools.rng(self.config.seed, document)
-        # Both numbers are drawn for every document, so that a
-        # change of one rate leaves the other draws as they were.
+        # Both numbers are sampled for every document, so that a
+        # change of one rate leaves the other samples as they were.
         is_changed, is_suffix_first = rng.random(2) < (cfg.rate, cfg.suffix_first_rate)
         if not is_changed or document.tokens is not None:
             return document

@@ -113,7 +113,7 @@ class FieldFilter(Transform):
         # nan compares as neither less nor more, and would pass any limits.
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise DataError(
-                f"Field {self.config.field!r} of {document.name} holds {value!r:.40}, no number.",
+                f"Field {self.config.field!r} of {document.name} is {value!r:.40}, not a number.",
                 where=document.name,
             )
         return value
@@ -143,7 +143,7 @@ class Deduplicate(Transform):
         text = document.text
         if self.config.ignores_case_and_space:
             text = " ".join(text.casefold().split())
-        # surrogatepass, for a text may hold half of a pair that a file's name brought.
+        # surrogatepass, for a text may contain half of a pair that a file's name brought.
         digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES)
         if document.tokens is not None:
             digest.update(b"\0" + plain_tokens(document.tokens).astype("<i8").tobytes())

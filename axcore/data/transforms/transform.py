@@ -23,11 +23,11 @@ class Dropped:
 
 @attrs.frozen
 class TransformTools:
-    """What a transform may use besides the document.
+    """What a transform may use in addition to the document.
 
     Attributes:
         tokenizer: The data's own.
-        place: Of the transform among those of its source, so that two draw different numbers.
+        place: Of the transform among those of its source, so that two sample different numbers.
     """
 
     tokenizer: Tokenizer
@@ -38,7 +38,7 @@ class TransformTools:
 
         So they do not depend on other documents, on their order, or on who reads which of them.
         """
-        # The place is in it, or two transforms of one seed would draw the same numbers.
+        # The place is in it, or two transforms of one seed would sample the same numbers.
         what = f"{seed} {self.place} {document.name}".encode("utf-8", "surrogateescape")
         return np.random.default_rng(int.from_bytes(blake2b(what, digest_size=16).digest()))
 
@@ -59,12 +59,12 @@ class Transform(Configurable, ABC):
 
     @property
     def makes_loss_weights(self) -> bool:
-        """Whether a store can hold weights of tokens other than 0 and 1."""
+        """Whether a store supports weights of tokens other than 0 and 1."""
         return False
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields of a record that it reads, besides the text; a record without one is bad."""
+        """Fields of a record that it reads, apart from the text; a record without one is bad."""
         return ()
 
     @property

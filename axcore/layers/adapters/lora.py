@@ -82,7 +82,7 @@ def _lengths(weight: Array, correction: Array) -> Float[Array, "2 *copies N"]:
 ADAPTERS = ("**.lora_down.**", "**.lora_up.**")
 """Globs of the parameters that adapters have."""
 MAGNITUDES = ("**.lora_magnitude.**",)
-"""Globs of those that adapters have besides, where `use_dora` is set."""
+"""Globs of those that adapters have in addition, where `use_dora` is set."""
 
 _TRAINED = DTypes(param="float32")
 """Adapters are small and are what is trained: updates to bfloat16 would round away."""

@@ -111,7 +111,7 @@ class HalfPrecisionKVStore(KVStore):
 
     @config
     class Config(KVStore.Config):
-        """The config of a `HalfPrecisionKVStore`; the fields of `KVStore` besides.
+        """The config of a `HalfPrecisionKVStore`; it adds to the fields of `KVStore`.
 
         Args:
             dtype: Of what is kept.

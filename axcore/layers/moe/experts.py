@@ -179,7 +179,7 @@ class CapacityLimited(Experts):
 
     def forward(self, x: Tokens, routing: Routing) -> Tokens:
         """Return each token's weighted sum of what its experts make of it."""
-        # Capacity is counted over a whole row, so no device may have a part of one.
+        # Capacity is counted over a full row, so no device may have a part of one.
         return shard_map_over_tokens(self, type(self).mixed, x, *routing, replicate_time=True)
 
     def mixed(self, x: Tokens, experts: Choices, weights: Weights) -> Tokens:
@@ -287,7 +287,7 @@ def _check_supports_call_stacked(expert: Module) -> None:
     for module in _modules(expert):
         if module._params and not isinstance(module, GroupedRows | Dot):
             raise ConfigError(
-                f"an expert holds a {type(module).__qualname__}, whose parameters are not those of "
+                f"an expert has a {type(module).__qualname__}, whose parameters are not those of "
                 "a Linear, so that rows of all experts cannot go through it at once",
                 where="expert",
                 hint="MoE.Config(dispatch=CapacityLimited.Config(...)), which runs any module",
@@ -328,7 +328,7 @@ class MoE(Module):
             top_k: Experts that each token goes to.
             router: Chooses them.
             dispatch: How tokens get to them and back.
-            shared: A feed-forward that every token goes to beside them.
+            shared: A feed-forward that every token goes to, too.
         """
 
         dim: PositiveInt = REQUIRED

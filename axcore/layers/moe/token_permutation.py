@@ -2,7 +2,7 @@
 
 Neither the way there nor its gradient scatters anything. A row is a choice of a token: row r is
 choice r % K of token r // K. What tokens get back is laid out choice by choice: split so, rows of
-whole tokens stay where they are in a chip's memory.
+full tokens stay where they are in a chip's memory.
 
 Between devices rows go by all-to-all: every device sends every other one a block of equal size,
 whatever the load; what is not needed of a block stays zero, and rows beyond its size stay

@@ -214,7 +214,7 @@ def active_at_run_time(call: BlockedCall, pairs: Array) -> Array | None:
     live = conditions[0]
     for condition in conditions[1:]:
         live = live & condition
-    # One branch for the whole batch: rows are computed together, and a pair is left out where no
+    # One branch for the full batch: rows are computed together, and a pair is left out where no
     # row needs it.
     return jnp.any(live, axis=1)
 
@@ -347,8 +347,8 @@ def blockwise_backward(
         )
         return added, None
 
-    # Sums lie as `block_gradients` returns gradients of keys and values, and are turned back
-    # once, when they are whole.
+    # Sums are laid out as `block_gradients` returns gradients of keys and values, and are turned
+    # back once, when they are whole.
     keys = (jnp.swapaxes(x, -1, -2) for x in (call.k, call.v))
     q, k, v = (jnp.zeros(x.shape, jnp.float32) for x in (call.q, *keys))
     start = _Sums(q, k, v, None if call.bias is None else call.bias.zeros())

@@ -2,7 +2,7 @@
 
 A device holds some of the queries, and needs keys and values that others hold. `all_gather` brings
 them all to every device; `ring` passes them round, a part at a time, so that none ever holds all;
-`ulysses` redistributes arrays, so that each device has whole rows of a part of the heads.
+`ulysses` redistributes arrays, so that each device has full rows of a part of the heads.
 Positions, windows, segments and key ranges mean what they mean on one device.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
@@ -65,7 +65,7 @@ def context_parallel_attention(
     """Return `(o_BTNV, lse_BTN)`, in the form that the sharding in force names.
 
     A call whose time is whole, or does not divide, is left to its kernels, and so is one with
-    dropout, which is counted by places in whole arrays.
+    dropout, which is counted by places in full arrays.
 
     Raises:
         ShardingError: The call cannot be run in that form.

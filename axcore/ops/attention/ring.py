@@ -1,7 +1,7 @@
 """Ring attention: keys and values go round the devices, and each adds what it sees of them.
 
 Outputs of tiles are put together by their log-sum-exps. Backward sends keys round once more, with
-their gradients beside them, and computes each tile again: no device ever holds all keys.
+their gradients next to them, and computes each tile again: no device ever holds all keys.
 
 At stop `i` the device of rank `r` holds the keys of rank `r - i`, or of rank `r - i + n` where that
 is below zero. Which tokens of a row a device works on is its layout:
@@ -16,7 +16,7 @@ as the device that sees the most: `n - 1/2` blocks of T x T.
 and on number `2n - 1 - r`, its high half. At every stop all devices then see as much: the high half
 of the queries sees the low half of the keys; and the low half of the queries that of the keys where
 these come from a lower rank, the high half of the queries that of the keys where they come from a
-higher one. Both are whole squares, so the ring takes `n/2` blocks, without a branch.
+higher one. Both are full squares, so the ring takes `n/2` blocks, without a branch.
 
 Letters: B batch, T queries and keys of one device, N query heads, K key heads, H key width,
 V value width.
@@ -237,7 +237,7 @@ def layout_for(devices: Devices, spec: AttentionSpec, length: int) -> Layout:
 
     Args:
         devices: The ring.
-        spec: The static choices of the whole call.
+        spec: The static choices of the full call.
         length: Number of tokens that each device has.
     """
     is_causal_alone = spec.left is None and spec.right == 0
@@ -246,7 +246,7 @@ def layout_for(devices: Devices, spec: AttentionSpec, length: int) -> Layout:
 
 
 def check_ring(inputs: AttentionInputs, spec: AttentionSpec) -> None:
-    """Check that a call is self-attention over whole rows, without a bias.
+    """Check that a call is self-attention over full rows, without a bias.
 
     Raises:
         ShardingError: It is not.
@@ -278,7 +278,7 @@ def ring_attention(
 
     Args:
         part: The device's part of a call that `check_ring` passes.
-        spec: The static choices of the whole call.
+        spec: The static choices of the full call.
         names: Mesh axes over which time is split.
         num_parts: Number of devices in the ring.
     """
@@ -338,7 +338,7 @@ def _backward(
 ) -> tuple[AttentionInputs]:
     part, o_BTNV, lse_BTN = residuals
     ring = _Ring.of(part, spec, names, num_parts)
-    # Of the whole output, before arranging: each tile's gradients of logits are measured from it.
+    # Of the full output, before arranging: each tile's gradients of logits are measured from it.
     delta_BTN = row_delta(o_BTNV, *gradients)
     outer = ring.layout.arranged(_Outer(gradients[0], delta_BTN, lse_BTN))
     moving, at = ring.own_keys(), 0
@@ -352,7 +352,7 @@ def _backward(
             new = ring.gradients(stop, tile, moving, outer)
             firsts = (tile.first_query, tile.first_key, tile.first_key)
             dq, dk, dv = map(_added, (dq, dk, dv), new, firsts)
-    # Gradients of keys travel with their keys, and are home only after the whole way round.
+    # Gradients of keys travel with their keys, and are home only after the full way round.
     dk, dv = ring.devices.moved((dk, dv), num_parts - at)
     whole = (x.astype(y.dtype) for x, y in zip((dq, dk, dv), part[:3], strict=True))
     dq, dk, dv = ring.layout.restored(tuple(whole))
@@ -380,7 +380,7 @@ class _Moving(NamedTuple):
 
 
 class _Outer(NamedTuple):
-    """The gradient of the whole output, what each row's is measured from, and its log-sum-exp."""
+    """The gradient of the full output, what each row's is measured from, and its log-sum-exp."""
 
     do_BTNV: Array
     delta_BTN: Array

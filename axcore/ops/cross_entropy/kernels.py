@@ -153,7 +153,7 @@ Larger ones gain nothing where there is more memory: docs/performance.md has the
 """
 
 MAX_CHUNKS = 16
-"""Each chunk adds once to the whole gradient of `w`, so there are no more than memory needs."""
+"""Each chunk adds once to the full gradient of `w`, so there are no more than memory needs."""
 
 MAX_UNROLLED = 2
 """So few chunks are written out: XLA optimises across them, and counts their FLOPs."""

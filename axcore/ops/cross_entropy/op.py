@@ -50,7 +50,7 @@ class Backward(Protocol):
         mean_VBTD: Array | None,
         scale_BT: Array,
     ) -> CrossEntropyTokens:
-        """Return the gradients, given the whole vocabulary's statistics and those of the losses."""
+        """Return the gradients, given the full vocabulary's statistics and those of the losses."""
         ...
 
 
@@ -68,8 +68,8 @@ def cross_entropy_custom_vjp(
         return _losses(forward(tokens, spec), spec)
 
     def run_forward(tokens: CrossEntropyTokens) -> tuple[_Losses, _Residuals]:
-        # By this a kernel knows that the mean, a second product over the vocabulary, will be
-        # wanted.
+        # `for_gradient` asks the kernel for the mean too, which takes a second product over the
+        # vocabulary.
         statistics = forward(tokens, attrs.evolve(spec, for_gradient=True))
         return _losses(statistics, spec), (tokens, statistics)
 
@@ -191,7 +191,7 @@ def cross_entropy_sums(
     z_loss: float = 0.0,
     soft_cap: float | None = None,
 ) -> CrossEntropySums:
-    """Return the loss and weight sums with the z-loss and the count of correct tokens beside them.
+    """Return the loss and weight sums with the z-loss and the count of correct tokens next to them.
 
     Arguments and errors are those of `cross_entropy`.
     """

@@ -139,7 +139,7 @@ def _own_targets(
 def _over_all_words(
     partition: Partition, tokens: CrossEntropyTokens, own: TokenStatistics
 ) -> TokenStatistics:
-    """Return the statistics of the whole vocabulary; of the mean, the part that each adds."""
+    """Return the statistics of the full vocabulary; of the mean, the part that each adds."""
     if not partition.axes["vocab"]:
         return own
     highest_BT = partition.largest(own.lse_BT, "vocab")

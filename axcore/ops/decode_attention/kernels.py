@@ -65,7 +65,7 @@ def _default_block(call: Call, hardware: Hardware) -> KeyBlock:
     """Return few keys where a host reads them for few queries.
 
     A host copies a block to lay it out for a product; while the copy is small it stays in a core's
-    own cache. Elsewhere, and with many queries, what a block costs besides counts for more.
+    own cache. Elsewhere, and with many queries, what a block costs in addition to counts for more.
     """
     is_bound_by_copies = hardware.family == "cpu" and call.shape("q")[1] <= FEW_QUERIES
     return KeyBlock(32, 4) if is_bound_by_copies else KeyBlock(256, 0)
@@ -139,8 +139,8 @@ def _attend(inputs: DecodeInputs, spec: DecodeSpec, block_size: int) -> Array:
         k_BKSH, v_BKSV = (
             swap_heads(jnp.where(is_written_BS[..., None, None], x, 0)) for x in (k_BSKH, v_BSKV)
         )
-        # With many queries the product is what takes the time, and with keys first its result
-        # would be turned around, which is then the larger array.
+        # With many queries the product takes most of the time. With keys first, its result, which
+        # is then the larger array, would have to be transposed.
         if math.prod(q_BKGTH.shape[2:4]) > FEW_QUERIES:
             as_attention = spec.as_attention()
             logits = block_logits(q_BKGTH, k_BKSH, as_attention, bias=None, mask=mask).value
@@ -151,7 +151,9 @@ def _attend(inputs: DecodeInputs, spec: DecodeSpec, block_size: int) -> Array:
     start = OnlineSoftmax.start(q_BKGTH.shape[:-1], inputs.v.shape[-1], inputs.sinks_N)
     first, last = _span(lengths_B, num_queries, spec.left, inputs.capacity)
     most = -(-inputs.capacity // size)
-    running = bounded_fori_loop(first // size, (last + size - 1) // size, step, start, most=most)
+    running = bounded_fori_loop(
+        first // size, (last + size - 1) // size, step, start, max_steps=most
+    )
     return ungroup_heads(running.finish()[0]).astype(inputs.q_BTNH.dtype)
 
 
@@ -185,7 +187,7 @@ def _contiguous(inputs: DecodeInputs, block_size: int) -> tuple[int, _Block]:
 
 
 def _paged(inputs: DecodeInputs, table_BP: Array, block_size: int) -> tuple[int, _Block]:
-    """Return the size of a block, and blocks by number, of as many whole pages as fit in one."""
+    """Return the size of a block, and blocks by number, of as many full pages as fit in one."""
     batch, num_pages = table_BP.shape
     page_size = inputs.k.shape[1]
     count = min(num_pages, max(1, block_size // page_size))

@@ -57,7 +57,7 @@ class DecodeSpec:
         return AttentionSpec(scale=self.scale, left=self.left, right=0, soft_cap=self.soft_cap)
 
 
-NARROW = ("int8", "float8_e4m3fn", "float8_e5m2")
+LOW_PRECISION = ("int8", "float8_e4m3fn", "float8_e5m2")
 """Dtypes of keys and values that come with scales."""
 
 
@@ -133,7 +133,7 @@ def attention_call_of(call: Call) -> Call:
         made.append(ATTENTION_OP.call(*decode_as_attention(given, spec), lse=False))
 
     # Traced without arrays: the predicate of the kernel behind must see the call that will be
-    # made, not a guess of it.
+    # made, not an estimate of it.
     jax.eval_shape(make, inputs)
     return made[0]
 
@@ -196,10 +196,10 @@ def _check_dtypes(inputs: DecodeInputs) -> None:
                 hint="cast k and v to the compute dtype before the call, or give scales",
             )
         return
-    if not (k == v and str(k) in NARROW):
+    if not (k == v and str(k) in LOW_PRECISION):
         raise KernelError(
             f"decode_attention: there are scales, and k is {k}, v {v}; expected one of "
-            f"{', '.join(NARROW)} for both."
+            f"{', '.join(LOW_PRECISION)} for both."
         )
     for scale, x in zip(scales, (inputs.k, inputs.v), strict=True):
         if scale is None or scale.shape != x.shape[:3] or scale.dtype != jnp.float32:

@@ -1,4 +1,4 @@
-"""Test cases of decode matmul: wide and narrow weights, one row and many, sizes that fit none."""
+"""Test cases of decode matmul: full- and low-precision weights, one row and many, odd sizes."""
 
 import attrs
 import jax.numpy as jnp

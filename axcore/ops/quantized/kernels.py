@@ -1,4 +1,4 @@
-"""Kernels of `quantized_dot`: products of two narrow operands, whose result is scaled and wide.
+"""Kernels of `quantized_dot`: products of two low-precision operands, scaled to full precision.
 
 A kernel is a function `(operands, spec) -> array` that is not differentiated: the op knows the
 gradients.
@@ -27,11 +27,12 @@ def float8_matmul(operands: Operands, spec: MatmulSpec) -> Array:
 
 
 def emulated_matmul(operands: Operands, spec: MatmulSpec) -> Array:
-    """Return the product of any narrow operands, made wide again and summed in float32.
+    """Return the product of any low-precision operands, converted back and summed in float32.
 
     It defines what the op means. It saves neither time nor memory.
     """
-    # Some of XLA's compilers drop a cast to a narrow float and back: then nothing is rounded.
+    # Some of XLA's compilers drop a cast to a low-precision float and back: then nothing is
+    # rounded.
     kept = lax.optimization_barrier(operands)  # type: ignore[no-untyped-call]
     wide = Operands(*(QuantizedArray(one.values.astype(jnp.float32), one.scale) for one in kept))
     return _scaled(_dot(wide, spec, jnp.float32, precision=lax.Precision.HIGHEST), operands, spec)

@@ -1,4 +1,4 @@
-"""The quantized-dot op: products of narrow operands, of one matrix or of a matrix for each group.
+"""The quantized-dot op: products of low-precision operands, of one matrix or one for each group.
 
 Each product, that of the forward pass and those of the gradients, is a call of its own, for which a
 kernel is chosen.
@@ -44,10 +44,10 @@ def matmul_calls(
     dtype: str,
     weight_gradient_dtype: str | None = None,
 ) -> dict[MatmulRole, Call]:
-    """Return the call of every product that `spec` makes narrow, from the shapes of its operands.
+    """Return the call of every product that `spec` quantizes, from the shapes of its operands.
 
-    Arrays are `lhs` and `rhs`, narrow. Features are the name of the product, that of the dtype of
-    its result, `dtype`, and the grain of the scales, `lhs_per` and `rhs_per`.
+    Arrays are `lhs` and `rhs`, quantized. Features are the name of the product, that of the dtype
+    of its result, `dtype`, and the grain of the scales, `lhs_per` and `rhs_per`.
     """
     x, w = (x_RK, spec.inputs), (w_KN, spec.weights)
     dy = ((*x_RK[:-1], w_KN[1]), spec.gradients)
@@ -126,8 +126,8 @@ QUANTIZED_DOT_OP = KernelOp[Array](
     results=_results,
 )
 
-WIDE = ("bfloat16", "float16", "float32")
-"""Dtypes that can be made narrow."""
+FULL_PRECISION = ("bfloat16", "float16", "float32")
+"""Dtypes that arrays can be quantized to."""
 
 
 def quantized_dot(
@@ -135,22 +135,23 @@ def quantized_dot(
     w_KN: Array,
     spec: QuantizedDotSpec,
     *,
-    narrow_x: QuantizedArray | None = None,
+    quantized_x: QuantizedArray | None = None,
     amaxes: Amaxes | None = None,
     key: Array | None = None,
 ) -> Array:
-    """Return `x w`, `[R, N]` in x's dtype, computed from narrow copies of both.
+    """Return `x w`, `[R, N]` in x's dtype, computed from low-precision copies of both.
 
-    Its gradients are `dy w^T` and `x^T dy` of narrow copies too: rounding counts as the identity.
+    Its gradients are `dy w^T` and `x^T dy` of low-precision copies too: rounding counts as the
+    identity.
     Each product is a call of its own, for which a kernel is chosen: on hardware that lacks the
     format there is none, and `emulated` serves only where it is pinned.
 
     Args:
         x_RK: Any number of leading dimensions.
         w_KN: Of x's dtype.
-        spec: How each operand is made narrow.
-        narrow_x: What `narrow_input` made of `x`, for several products of one input; made here
-            where None. Only with one scale per tensor.
+        spec: How each operand is quantized.
+        quantized_x: What `quantize_input` returned for `x`, for several products of one input;
+            made here where None. Only with one scale per tensor.
         amaxes: Magnitudes to scale by; those of the operands themselves where None. Only with one
             scale per tensor.
         key: Random key for stochastic rounding, which rounds to nearest without one.
@@ -159,15 +160,15 @@ def quantized_dot(
         KernelError: Shapes, dtypes or choices do not fit, or no kernel can serve a product.
     """
     _check(x_RK, w_KN, spec, amaxes)
-    _check_narrow(narrow_x, x_RK, spec)
+    _check_narrow(quantized_x, x_RK, spec)
     if x_RK.ndim == 1:
-        row = narrow_x and QuantizedArray(narrow_x.values[None], narrow_x.scale)
-        return quantized_dot(x_RK[None], w_KN, spec, narrow_x=row, amaxes=amaxes, key=key)[0]
+        row = quantized_x and QuantizedArray(quantized_x.values[None], quantized_x.scale)
+        return quantized_dot(x_RK[None], w_KN, spec, quantized_x=row, amaxes=amaxes, key=key)[0]
     calls = matmul_calls(x_RK.shape, w_KN.shape, spec, dtype=x_RK.dtype.name)
     kernels = matmul_kernels(calls)
     data = None if key is None else jax.random.key_data(key)
     return quantized_custom_vjp(
-        x_RK, w_KN, spec, kernels, narrow_x=narrow_x, amaxes=amaxes, key=data
+        x_RK, w_KN, spec, kernels, quantized_x=quantized_x, amaxes=amaxes, key=data
     )
 
 
@@ -181,7 +182,7 @@ def matmul_kernels(calls: Mapping[MatmulRole, Call]) -> Kernels:
 
 
 def _matmul_kernel(call: Call) -> MatmulKernel:
-    """Return the kernel chosen for a product, on whole arrays.
+    """Return the kernel chosen for a product, on full arrays.
 
     One that the op splits over devices gives the gradient of a weight in float32, to be summed.
     """
@@ -204,10 +205,10 @@ def _check(x: Array, w: Array, spec: QuantizedDotSpec, amaxes: Amaxes | None) ->
         raise KernelError(
             f"quantized_dot: x has shape {x.shape} and w {w.shape}; expected [..., K] and [K, N]."
         )
-    if not (x.dtype == w.dtype and x.dtype.name in WIDE):
+    if not (x.dtype == w.dtype and x.dtype.name in FULL_PRECISION):
         raise KernelError(
             f"quantized_dot: dtypes are x {x.dtype} and w {w.dtype}; expected one of "
-            f"{', '.join(WIDE)} for both.",
+            f"{', '.join(FULL_PRECISION)} for both.",
             hint="cast both to the compute dtype before the call",
         )
     if amaxes is None:
@@ -230,15 +231,15 @@ def _check_narrow(narrow: QuantizedArray | None, x: Array, spec: QuantizedDotSpe
         return
     if spec.inputs.per == "channel":
         raise KernelError(
-            "quantized_dot: narrow_x is given for an input with a scale per channel.",
+            "quantized_dot: quantized_x is given for an input with a scale per channel.",
             hint="leave it out, or take one scale per tensor",
         )
     values = narrow.values
     if values.shape != x.shape or values.dtype.name != spec.inputs.format:
         raise KernelError(
-            f"quantized_dot: narrow_x is {values.dtype}{list(values.shape)}; expected "
+            f"quantized_dot: quantized_x is {values.dtype}{list(values.shape)}; expected "
             f"{spec.inputs.format}{list(x.shape)}.",
-            hint="make it of this very input: narrow_input(x, spec)",
+            hint="make it of this very input: quantize_input(x, spec)",
         )
 
 
@@ -251,7 +252,7 @@ def quantized_grouped_matmul(
     amaxes: Amaxes | None = None,
     key: Array | None = None,
 ) -> Array:
-    """Return `y_RF`, each row times the matrix of its group, from narrow copies of both.
+    """Return `y_RF`, each row times the matrix of its group, from low-precision copies of both.
 
     Rows are those of `grouped_matmul`, gradients those of `quantized_dot`. A tensor that has a
     scale is what one group has: its rows, its matrix, its gradients. The products of blocks of rows
@@ -261,7 +262,7 @@ def quantized_grouped_matmul(
         x_RD: Rows, sorted by group.
         w_EDF: A matrix for each group, of x's dtype.
         group_sizes_E: Integers >= 0.
-        spec: How each operand is made narrow.
+        spec: How each operand is quantized.
         amaxes: Float32 magnitudes `[E]` to scale by; those of each group itself where None. Only
             with one scale per tensor.
         key: Random key for stochastic rounding, which rounds to nearest without one.

@@ -1,4 +1,4 @@
-"""How arrays are made narrow: formats and grains, the largest magnitude, a scale from it, rounding.
+"""How arrays are quantized: formats and grains, the largest magnitude, a scale from it, rounding.
 
 Integers get the finest scale that fits. Floats get a power of two: it costs no precision, since
 they have an exponent of their own, and multiplying by it is exact in every float dtype.
@@ -41,10 +41,10 @@ def _a_grain(how: "Quantization", attribute: object, value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class Quantization:
-    """How one operand of a product is made narrow.
+    """How one operand of a product is quantized.
 
     Args:
-        format: The narrow dtype.
+        format: The low-precision dtype.
         per: A scale for each channel, the slice that a product sums over, or one for all.
         is_stochastic: Rounds up as often as the fraction says; int8 only.
 
@@ -66,13 +66,13 @@ class Quantization:
 
 @attrs.frozen(kw_only=True)
 class QuantizedDotSpec:
-    """The static choices of one call: how each operand is made narrow, wherever it is used.
+    """The static choices of one call: how each operand is quantized, wherever it is used.
 
     Args:
         inputs: For `x`, in the forward pass and in the weight's gradient.
         weights: For `w`, in the forward pass and in the input's gradient.
         gradients: For the output's gradient, in both others.
-        weight_gradient: Whether the weight's gradient is a narrow product as well.
+        weight_gradient: Whether the weight's gradient is a low-precision product as well.
     """
 
     inputs: Quantization
@@ -106,7 +106,7 @@ class QuantizedArray(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The arrays of one narrow product."""
+    """The arrays of one low-precision product."""
 
     lhs: QuantizedArray
     rhs: QuantizedArray
@@ -114,7 +114,7 @@ class Operands(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class MatmulSpec:
-    """The static choices of one narrow product.
+    """The static choices of one low-precision product.
 
     Args:
         product: What it is for.
@@ -150,7 +150,7 @@ def quantized(
     amax: Array | None = None,
     key: Array | None = None,
 ) -> QuantizedArray:
-    """Return `x` made narrow for a product that sums over some of its axes.
+    """Return `x` quantized for a product that sums over some of its axes.
 
     Args:
         x: A float array.

@@ -1,6 +1,6 @@
-"""The gradients of a quantized product: two narrow products more, each by a kernel of its own.
+"""The gradients of a quantized product: two more low-precision products, each with its kernel.
 
-With a scale per tensor the narrow operands themselves are kept for backward, at a quarter of
+With a scale per tensor the low-precision operands themselves are kept for backward, at a quarter of
 float32's memory. With a scale per channel they are made again, since each product sums over other
 axes.
 
@@ -65,13 +65,13 @@ class Dense:
         amax: Array | None = None,
         key: Array | None = None,
     ) -> QuantizedArray:
-        """Return rows, narrow, for one of the products."""
+        """Return quantized rows for one of the products."""
         return quantized(x, how, contracting(role, x.ndim)[0], amax=amax, key=key)
 
     def weights(
         self, w: Array, how: Quantization, role: MatmulRole, amax: Array | None = None
     ) -> QuantizedArray:
-        """Return weights, narrow, for one of the products."""
+        """Return quantized weights for one of the products."""
         return quantized(w, how, contracting(role, 2)[1], amax=amax)
 
     def times(self, matmul: Matmul, rows: QuantizedArray, w: QuantizedArray, dtype: str) -> Array:
@@ -110,7 +110,7 @@ class Grouped:
         amax_E: Array | None = None,
         key: Array | None = None,
     ) -> QuantizedArray:
-        """Return rows in blocks, narrow, for one of the products."""
+        """Return quantized rows in blocks for one of the products."""
         if how.per == "tensor":
             amax_E = self.amax(x_RD) if amax_E is None else amax_E
         # A scale per group and not per block, so that the numbers do not depend on how rows are
@@ -121,7 +121,7 @@ class Grouped:
     def weights(
         self, w_EDF: Array, how: Quantization, role: MatmulRole, amax_E: Array | None = None
     ) -> QuantizedArray:
-        """Return the groups' matrices, narrow, for one of the products."""
+        """Return the groups' quantized matrices for one of the products."""
         if how.per == "tensor" and amax_E is None:
             amax_E = amax_of(w_EDF, (1, 2))[:, 0, 0]
         return _stacked(w_EDF, how, contracting(role, 2)[1], amax_E)
@@ -155,7 +155,7 @@ def _stacked(
     amax: Array | None,
     key: Array | None = None,
 ) -> QuantizedArray:
-    """Return a stack of matrices, narrow, for products of each; `amax` is that of each."""
+    """Return a stack of quantized matrices for products of each; `amax` is that of each."""
     axes = tuple(axis + 1 for axis in axes)
     if amax is None:
         return quantized(x, how, axes, key=key)
@@ -172,7 +172,7 @@ def layout_of(group_sizes_E: Array | None, x: Array) -> Dense | Grouped:
 
 QUANTIZED_INPUT = "quantized_input"
 QUANTIZED_WEIGHT = "quantized_weight"
-"""Names of the narrow operands that are kept for backward, for remat policies."""
+"""Names of the low-precision operands that are kept for backward, for remat policies."""
 
 MatmulKernel: TypeAlias = Callable[[Operands, MatmulSpec], Array]
 Kernels: TypeAlias = Mapping[MatmulRole, MatmulKernel]
@@ -181,7 +181,7 @@ _Residuals: TypeAlias = tuple[Operand, Operand, Array | None, Amaxes | None, Arr
 _Cotangents: TypeAlias = tuple[Array, None, Array, None, Amaxes | None, None]
 
 
-def narrow_input(
+def quantize_input(
     x: Array,
     spec: QuantizedDotSpec,
     *,
@@ -200,21 +200,21 @@ def quantized_custom_vjp(
     spec: QuantizedDotSpec,
     kernels: Kernels,
     *,
-    narrow_x: QuantizedArray | None = None,
+    quantized_x: QuantizedArray | None = None,
     group_sizes: Array | None = None,
     amaxes: Amaxes | None = None,
     key: Array | None = None,
 ) -> Array:
-    """Return the product by `kernels`, one for each of the products that `spec` makes narrow.
+    """Return the product by `kernels`, one for each of the products that `spec` quantizes.
 
     Arguments are those of `quantized_dot` or, with `group_sizes`, of `quantized_grouped_matmul`,
-    checked; `key` is a key's data. `x` is made narrow outside of what is differentiated, so that
-    products which are given the same `narrow_x` also keep it once for backward.
+    checked; `key` is a key's data. `x` is quantized outside of what is differentiated, so that
+    products which are given the same `quantized_x` also keep it once for backward.
     """
     x_dtype, like_w = x.dtype.name, w
-    if narrow_x is None:
+    if quantized_x is None:
         given_x = amaxes.inputs if amaxes else None
-        narrow_x = narrow_input(x, spec, group_sizes=group_sizes, amax=given_x)
+        quantized_x = quantize_input(x, spec, group_sizes=group_sizes, amax=given_x)
 
     @jax.custom_vjp
     def run(
@@ -239,8 +239,8 @@ def quantized_custom_vjp(
         given_w = amaxes.weights if amaxes else None
         quantized_w = _named(layout.weights(w, spec.weights, "forward", given_w), QUANTIZED_WEIGHT)
         y = layout.times(_narrow(kernels, "forward"), quantized_x, quantized_w, x_dtype)
-        # Narrow operands serve backward only with a scale per tensor: a scale per channel is of
-        # the axis that this product sums over, and backward sums over another.
+        # Low-precision operands serve backward only with a scale per tensor: a scale per channel is
+        # of the axis that this product sums over, and backward sums over another.
         kept_x = quantized_x if spec.inputs.per == "tensor" and spec.weight_gradient else x
         kept_w = quantized_w if spec.weights.per == "tensor" else w
         return y, (kept_x, kept_w, sizes, amaxes, key)
@@ -272,7 +272,7 @@ def quantized_custom_vjp(
         return dx, None, dw, None, seen, None
 
     run.defvjp(run_forward, run_backward)
-    y: Array = run(x, narrow_x, w, group_sizes, amaxes, key)
+    y: Array = run(x, quantized_x, w, group_sizes, amaxes, key)
     return y
 
 

@@ -56,7 +56,7 @@ BANDS: Mapping[int, str] = {
     200: "hardware",
     300: "generation",
 }
-"""What a kernel's priority says of it."""
+"""What a kernel's priority says about it."""
 
 
 def _a_band(kernel: "Kernel", attribute: Any, value: Any) -> None:
@@ -89,7 +89,7 @@ class Kernel(Record):
         is_differentiable: JAX differentiates `forward` as it is: plain jnp, or a library's function
             with a gradient. Otherwise the op chooses a backward kernel for it.
         partitioned_by: Who splits it over a mesh: the op, which calls it on each device's part of
-            the arrays, or the compiler, which sees the whole call. The latter suits plain jnp only.
+            the arrays, or the compiler, which sees the full call. The latter suits plain jnp only.
         requires: From hardware to None, or why not there. Anywhere where not given.
         unsupported_reason: From an abstract call (shapes, dtypes, features) to None, or why it
             cannot be served.
@@ -147,7 +147,7 @@ class Kernel(Record):
 
     @property
     def band(self) -> str:
-        """What `priority` says of the kernel, in a word."""
+        """What `priority` says about the kernel, in a word."""
         return BANDS[self.priority]
 
     @property
@@ -183,8 +183,8 @@ class Kernel(Record):
 class QuantizationScheme(Record):
     """A scheme that every product of a model can be switched to: `axcore train tiny --modify NAME`.
 
-    A run whose config holds the scheme is refused on hardware that `requires` refuses, unless the
-    config pins the kernel of `op` itself.
+    A run whose config contains the scheme is refused on hardware that `requires` refuses, unless
+    the config pins the kernel of `op` itself.
 
     Args:
         name: As a user asks for it.

@@ -80,7 +80,7 @@ class LayerVariant(Record):
                 hint="for one class give config=Ref(...) and replaces=Ref(...); for several "
                 'replaces={"package.module:Class": Ref(...), ...} and no config',
             )
-        self.parts()  # refuses keys that are no target of a Ref
+        self.parts()  # refuses keys that are not a target of a Ref
 
     def parts(self) -> tuple[Replacement, ...]:
         """Return each class that it replaces, with what takes its place."""

@@ -156,7 +156,7 @@ class DoctorCheck(Record):
     """One thing that `axcore doctor` looks at.
 
     Args:
-        name: Shown beside what was found.
+        name: Shown next to what was found.
         fn: A function of no arguments that yields `Finding`s; one can bring a `Fix`.
         summary: One line.
 

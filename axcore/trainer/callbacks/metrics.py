@@ -200,8 +200,8 @@ def described(metrics: Mapping[str, float], units: Mapping[str, str]) -> list[st
 
     Args:
         metrics: By name.
-        units: What the task says of them, `Module.metric_units`. Of a cross-entropy in nats a token
-            its perplexity is shown too; of a total that it is a part of, none.
+        units: What the task says about them, `Module.metric_units`. Of a cross-entropy in nats a
+            token its perplexity is shown too; of a total that it is a part of, none.
     """
     parts = [name for name in metrics if units.get(name) == NATS_A_TOKEN]
     shown = []
@@ -221,7 +221,7 @@ def validation_line(metrics: Mapping[str, float], units: Mapping[str, str]) -> s
 
 
 def _mean(loss: Loss) -> float:
-    # As in `Loss.contribution`: 0 / 0 is no warning.
+    # As in `Loss.contribution`: 0 / 0 gives no warning.
     weight = np.asarray(loss.weight)
     mean = np.where(weight != 0, loss.sum / np.where(weight != 0, weight, 1), 0)
     return float(np.sum(mean))

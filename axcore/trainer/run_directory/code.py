@@ -1,4 +1,4 @@
-"""The code that a run's config names, besides that of axcore.
+"""The code that a run's config names, in addition to that of axcore.
 
 A class of the script that trains is kept as the part of the script that defines it; a class of a
 module that is not installed, as a copy of the module and of the modules next to it that it imports;

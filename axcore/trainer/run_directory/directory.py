@@ -142,7 +142,7 @@ def _check_is_free_or_run(path: Path) -> None:
         return
     shown = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
     raise CheckpointError(
-        f"the directory holds {len(names)} files that are not of a run: {shown}",
+        f"the directory contains {len(names)} files that are not of a run: {shown}",
         where=str(path),
         hint="use an empty or a new --dir",
     )
@@ -155,7 +155,7 @@ def _check_is_unused(path: Path) -> None:
     if lost:
         raise CheckpointError(
             f"the run has no {_TEXT_NAME} that this config could be compared with, "
-            f"but it holds {', '.join(sorted(lost)[:4])}",
+            f"but it contains {', '.join(sorted(lost)[:4])}",
             where=str(path),
             hint=f"put {_TEXT_NAME} back, or use another --dir",
         )

@@ -96,7 +96,7 @@ def _id_in(path: Path) -> str | None:
         raise CheckpointError(
             f"{path.name} is damaged: {error}",
             where=str(path),
-            hint='put it back from a copy; the manifest of a checkpoint holds it as "run"',
+            hint='put it back from a copy; the manifest of a checkpoint contains it as "run"',
         ) from error
 
 

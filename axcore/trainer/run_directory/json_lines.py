@@ -25,7 +25,7 @@ def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects in a file, oldest first; none where there is no such file.
 
-    A line that holds none is named in a warning and passed over.
+    A line that contains none is named in a warning and passed over.
 
     Raises:
         CheckpointError: The file cannot be read.

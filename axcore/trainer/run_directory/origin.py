@@ -1,4 +1,4 @@
-"""What opening a run needs besides its config and checkpoints, so that it can be moved.
+"""What opening a run needs in addition to its config and checkpoints, so that it can be moved.
 
 origin.json     where the run was started, which files and which code belong to it, with digests
 files/          copies of the files that the config names, a tokenizer's for example
@@ -72,8 +72,8 @@ def renew_code(run: Path, code: RunCode) -> str:
         for place, source in earlier.items():
             _write(kept / place, source.encode())
             (run / CODE / place).unlink(missing_ok=True)
-        # A file of one start alone is of a guard, say, that the config named there: the changes of
-        # the config say so.
+        # Only files of both starts are compared. A file of one start belongs to something that only
+        # that start's config names, and the comparison of configs shows it.
         changes = diff_sources(*({k: v for k, v in one.items() if k in both} for one in pair))
         changes += f"\nthe code before is kept in {kept}" if changes else ""
     _write_json(run, before | _copied_code(run, code))
@@ -152,7 +152,7 @@ def opened_config(cfg: Any, run: Path, origin: Mapping[str, Any]) -> Any:
 def _paths(cfg: Any, fields: str) -> Iterator[tuple[str, str]]:
     """Yield path and value of the config's fields that its classes list under `fields`.
 
-    Of a field that holds several values each has a path.
+    Of a field that contains several values each has a path.
     """
     for path, node in walk(cfg):
         cls = type(node)

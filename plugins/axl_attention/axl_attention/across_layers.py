@@ -147,7 +147,7 @@ def _have_same_positions(first: Any, second: Any) -> bool:
 
 
 def _keeps_enough(first: Any, second: Any) -> bool:
-    """Whether a layer's cache keeps what another one sees: the whole text, or what that keeps."""
+    """Whether a layer's cache keeps what another one sees: the full text, or what that keeps."""
     one, other = (find_config(layer, NoCache)[0].node for layer in (first, second))
     return one.layout is None or one.layout == other.layout
 

@@ -129,7 +129,7 @@ def _chunk_ids(info: TokenInfo, chunk: int) -> Int[Array, "batch time"]:
 
 
 def with_chunked(old: Any) -> ChunkedAttention.Config:
-    """Return the config that takes the place of attention over whole documents."""
+    """Return the config that takes the place of attention over full documents."""
     return ChunkedAttention.Config(core=old)
 
 
@@ -191,7 +191,7 @@ def with_soft_cap(old: Any) -> Any:
 class ALiBi(Module):
     """Add `-slope * distance` to the logits of each head, in place of other positions.
 
-    Softmax does not see what is added to a whole row of logits, so under causality the bias
+    Softmax does not see what is added to a full row of logits, so under causality the bias
     `slope * key position` does the same. It has one value per key, not per pair, and costs no
     quadratic memory. A sink would see the difference, and is refused.
 

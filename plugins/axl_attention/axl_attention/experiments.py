@@ -3,7 +3,7 @@
 axcore train qwen3-8b --set data.source.folder=CORPUS --set data.tokenizer.path=TOKENIZER.json
 
 Each edits `llama2-7b`: batches of 4M tokens, AdamW, a cosine, and layouts by hardware. What a paper
-says of its own training replaces it; nothing is guessed of the rest.
+says about its own training replaces it; the rest has no assumptions.
 """
 
 from typing import Any

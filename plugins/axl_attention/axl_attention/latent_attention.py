@@ -240,7 +240,7 @@ Heads = Float[Array, "batch time heads size"]
 
 
 class _LatentForm(NamedTuple):
-    """What is kept of a token besides the shared dimensions.
+    """What is kept of a token in addition to the shared dimensions.
 
     Args:
         dim: L, size of the latent.

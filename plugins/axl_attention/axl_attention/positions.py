@@ -54,7 +54,7 @@ class PartialRotary(Module):
 
 
 def with_partial_rotary(old: Any) -> PartialRotary.Config:
-    """Return the config that takes the place of positions for the whole head."""
+    """Return the config that takes the place of positions for the full head."""
     return PartialRotary.Config(inner=old)
 
 

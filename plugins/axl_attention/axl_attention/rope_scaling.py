@@ -165,7 +165,7 @@ class YaRN(Module):
             factor: How many times longer the rows are than those of the first training.
             original_length: Tokens of a row in the first training.
             beta_fast: Turns in a row above which a pair stays as it is.
-            beta_slow: Turns in a row below which a pair is slowed by the whole factor.
+            beta_slow: Turns in a row below which a pair is slowed by the full factor.
             attention_factor: On queries and keys; by default `0.1 ln(factor) + 1`.
             has_whole_bounds: Whether the first and the last pair of the mixture have whole numbers.
         """

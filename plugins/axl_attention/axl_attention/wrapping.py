@@ -7,7 +7,7 @@ from axcore.errors import ConfigError
 
 
 def sees_row_offsets(node: Any) -> bool:
-    """Return whether a config's layer would notice a number added to a whole row of logits.
+    """Return whether a config's layer would notice a number added to a full row of logits.
 
     Softmax alone does not. The config of a layer that does says so: `SEES_ROW_OFFSETS = True`.
     """

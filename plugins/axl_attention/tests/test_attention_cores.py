@@ -31,7 +31,7 @@ def qkv(random):
 
 
 def dense(qkv, info, *, bias=0.0, sinks=None, seen=None, cap=None):
-    """Attention of whole score matrices in float64; `bias` and `seen` as `[batch, n, t, s]`."""
+    """Attention of full score matrices in float64; `bias` and `seen` as `[batch, n, t, s]`."""
     q, k, v = (np.asarray(x, np.float64) for x in qkv)
     k, v = np.repeat(k, HEADS // 2, axis=2), np.repeat(v, HEADS // 2, axis=2)
     logits = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(WIDTH)

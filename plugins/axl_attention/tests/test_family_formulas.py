@@ -1,4 +1,4 @@
-"""Two whole families, written out in numpy in float64 from their papers, beside the toy models."""
+"""Two families written out in numpy in float64 from their papers, compared with toy models."""
 
 import math
 

@@ -28,7 +28,7 @@ from axcore.testing import small_experiment, trainer_on
     [gpt2, *(pytest.param(fn, marks=pytest.mark.long) for fn in (gemma3, deepseek_v3, mamba2))],
 )
 def test_toy_is_trained_and_sampled(family, tmp_path):
-    """By the trainer, for two steps; samples are drawn at the end."""
+    """By the trainer, for two steps; texts are sampled at the end."""
     cfg = update_config(
         small_experiment(tmp_path / "text"), {"model": family("toy"), "max_steps": 2}
     )

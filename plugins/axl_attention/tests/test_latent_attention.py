@@ -123,7 +123,7 @@ def adapted(base):
 )
 @pytest.mark.quick_one_in(3)
 def test_latents_give_what_keys_in_full_give(call, random, state_of, linear):
-    """Also where weights are narrow, or each row has its own adapter: they are not at hand."""
+    """Also with low-precision weights, or an adapter for each row: they are not at hand."""
     cache_config = KVCacheConfig(num_rows=2, capacity=8, max_length=8)
     latents = for_serving(layer().config, cache_config)
     assert latents.keeps_latents

@@ -1,4 +1,4 @@
-"""Attention beside a feed-forward."""
+"""Attention parallel to a feed-forward."""
 
 import jax
 import numpy as np

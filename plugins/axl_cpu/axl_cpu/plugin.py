@@ -11,7 +11,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="decode_matmul",
         name="cpu_decode_matmul",
-        summary="LLVM; weights are read once, as they lie, in the bits that they are kept in",
+        summary="LLVM; weights are read once, as they are stored, in their own bits",
         priority=200,
         validated_on=("cpu",),
         requires=requires(family="cpu"),
@@ -21,7 +21,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="decode_attention",
         name="cpu_decode_attention",
-        summary="LLVM; keys and values are read once, as they lie",
+        summary="LLVM; keys and values are read once, as they are stored",
         priority=200,
         validated_on=("cpu",),
         requires=requires(family="cpu"),

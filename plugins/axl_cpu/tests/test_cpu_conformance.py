@@ -79,7 +79,7 @@ class TestKernelsByVectorsOf4(ShorterVectors):
 def test_a_row_gives_the_same_bits_beside_any_others(narrow, transposed):
     """So what a request gets depends on no other one."""
     if narrow and transposed:
-        pytest.skip("narrow weights are not transposed")
+        pytest.skip("low-precision weights are not transposed")
     sample = DecodeMatmulTestCase(
         name="bits",
         rows=21,

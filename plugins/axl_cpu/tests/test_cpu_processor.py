@@ -1,4 +1,4 @@
-"""Kernels for processors that are not here: their vectors, and what LLVM makes of them."""
+"""Kernels for processors that are not available: their vectors, and what LLVM makes of them."""
 
 import re
 
@@ -57,7 +57,7 @@ OTHERS = (
 @pytest.mark.parametrize("processor", OTHERS, ids=lambda one: one[0])
 @pytest.mark.quick_one_in(4)
 def test_kernels_compile_for_processors_that_are_not_here(call, processor):
-    """Into products of whole vectors, rounded once where the processor can."""
+    """Into products of full vectors, rounded once where the processor can."""
     name, triple, features, has, lacks = processor
     function, sample = CALLS[call]
     (text,) = assemblies(Processor.of(triple, name, features), function, *sample.make())

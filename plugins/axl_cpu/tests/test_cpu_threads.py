@@ -45,7 +45,7 @@ def calls():
 @pytest.mark.slow
 def test_calls_of_several_threads_give_what_each_gives_alone(calls):
     def one_thread(index):
-        """Each begins elsewhere, so that different kernels run beside each other."""
+        """Each begins elsewhere, so that different kernels run at the same time."""
         results = []
         for step in range(CALLS_OF_EACH):
             jitted, inputs, spec, alone = calls[(index + step) % len(calls)]

@@ -26,7 +26,7 @@ def detect(platform: str, device_kind: str) -> str | None:
     """Return the generation of a GPU, or None for one whose figures are not known.
 
     PCIe cards and slices of a GPU have other figures than the SXM module of the same name, so
-    only whole names are taken.
+    only full names are taken.
     """
     return _GENERATIONS.get(device_kind) if platform in _PLATFORMS else None
 

@@ -1,6 +1,6 @@
 """NVIDIA data-centre GPUs, one host of eight each. Every figure is per GPU and dense (no sparsity).
 
-A figure's source is the vendor's datasheet of that product, named beside it; where a datasheet
+A figure's source is the vendor's datasheet of that product, named next to it; where a datasheet
 gives throughput with sparsity, it is halved. Memory is the nominal capacity; the driver keeps up
 to 2 % of it. NVLink figures of datasheets count both directions; here they are halved.
 

@@ -1,4 +1,4 @@
-"""Train steps in float8 and int8, really compiled for H100s: linears multiply narrow operands."""
+"""Train steps in float8 and int8, compiled for H100s: linears multiply quantized operands."""
 
 import re
 from collections import Counter
@@ -28,11 +28,11 @@ WIDE = 25
 """Products of a step without a modifier: three of each linear, and those of the loss."""
 
 MERGED = {"float8": 6, "int8": 3}
-"""XLA makes one of small products of one narrow input: query, key and value, and gate and up. In
+"""XLA makes one of small products of one quantized input: query, key and value, and gate and up. In
 float8 so are the gradients of their weights, which read the copy that was kept."""
 
 READERS = {"q": 1, "out": 1, "gate": 1, "down": 1}
-"""The layers that make an input narrow, each the first that reads it, and how often they do."""
+"""The layers that quantize an input, each the first that reads it, and how often they do."""
 
 CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 """Products by cuBLAS, whose calls can be counted."""
@@ -87,7 +87,7 @@ def test_each_linear_compiles_to_three_narrow_products(tmp_path, compile_devices
     kernels = {
         one.kernel.name for one in narrow.kernel_plan().choices if "quantized" in one.call.op
     }
-    assert dtype in kernels  # beside those of steps that this process traced before
+    assert dtype in kernels  # in addition to those of steps that this process traced before
 
 
 def test_without_a_modifier_no_product_is_narrow(tmp_path, compile_devices):

@@ -54,7 +54,7 @@ def libtpu() -> Iterator[Finding]:
 
 
 def libtpu_finding(found: str | None) -> Finding:
-    """Return what there is to say of this version, None where it is not installed."""
+    """Return what there is to say about this version, None where it is not installed."""
     if found is None:
         return Finding(
             "warning",

@@ -1,6 +1,6 @@
 """Cloud TPUs, one host each. Every figure is per chip.
 
-Sources are the pages of the Cloud TPU documentation named beside each. Link figures there count
+Sources are the pages of the Cloud TPU documentation named next to each. Link figures there count
 both directions where they say "bidirectional", and are halved here. The number in a target's name
 counts what Google counts: TensorCores for v4, v5p and TPU7x, chips for v5e and v6e. Clocks are the
 peak over the FLOPs of a cycle at which libtpu's own estimates of large products come to the peak.
@@ -104,7 +104,7 @@ V5P = Hardware(
 )
 
 # Cloud TPU documentation, "TPU v6e": 918 TFLOPs, 1836 TOPs int8; the v6e column of "TPU7x":
-# 32 GiB at 1638 GBps, 800 GBps of links both ways; "TPU v6e" beside v5e: 25.6 Tbps of data center
+# 32 GiB at 1638 GBps, 800 GBps of links both ways; "TPU v6e" next to v5e: 25.6 Tbps of data center
 # network for the 256 chips of a pod.
 V6E = Hardware(
     family="tpu",

@@ -185,7 +185,7 @@ def kernels() -> Iterator[Kernel]:
     yield Kernel(
         op="rope",
         name="tpu_rope",
-        summary="Pallas; heads of whole registers, read and written where they lie",
+        summary="Pallas; heads of full registers, read and written where they are stored",
         priority=200,
         requires=requires(family="tpu", features=PALLAS),
         unsupported_reason=Ref("axl_tpu.kernels.rope.api:unsupported_reason"),

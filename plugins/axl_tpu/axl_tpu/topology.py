@@ -52,7 +52,7 @@ def slice_shape(hardware: Hardware) -> tuple[int, ...]:
     """Return how the chips of a slice are laid out: as near to a square or a cube as they can.
 
     Raises:
-        PluginError: The chips are no power of two, and so no slice that is offered.
+        PluginError: The number of chips is not a power of two, and so no slice that is offered.
     """
     chips = _one_slice(hardware).chips
     if chips & (chips - 1):

@@ -19,7 +19,7 @@ def neuron_packages() -> Iterator[Finding]:
 
 
 def neuron_finding(runtime: str | None, jax: str) -> Finding:
-    """Return what there is to say of these versions; `runtime` is None where not installed."""
+    """Return what there is to say about these versions; `runtime` is None where not installed."""
     if runtime is None:
         return Finding(
             "warning",
@@ -36,7 +36,7 @@ def neuron_finding(runtime: str | None, jax: str) -> Finding:
 
 
 def nki_finding(*, has_nki: bool) -> Finding:
-    """Return what there is to say of NKI, beside the runtime."""
+    """Return what there is to say about NKI, in addition to the runtime."""
     if has_nki:
         return Finding("ok", "NKI, for kernels of our own")
     return Finding(

@@ -1,8 +1,8 @@
 """AWS Trainium, one host of sixteen chips each. Every figure is per chip and dense.
 
-Programs for it hold no branch, and no loop of a length that is known at run time only.
+Programs for it have no branch, and no loop of a length that is known at run time only.
 
-Sources are the pages of the AWS Neuron documentation named beside each. They
+Sources are the pages of the AWS Neuron documentation named next to each. They
 were compared with it again in November 2026; NeuronLink-v3's 1.28 TB/s were not found again, and
 trn2's network, from EC2's page of the instance, was not looked up again. No measured shares of
 these figures were found, so that predictions count them whole.

@@ -62,7 +62,7 @@ class TestKernels(Simulated):
 
 
 class OnTiles(Simulated):
-    """Calls of several tiles, beside those of the op."""
+    """Calls of several tiles, in addition to those of the op."""
 
     def extra_cases(self, kernel):
         if kernel.op == "cross_entropy":

@@ -232,7 +232,7 @@ def test_causal_attention_is_half_of_all_pairs_and_a_window_what_it_shows():
 
 
 def test_a_kernel_serves_the_calls_of_as_many_queries_as_it_takes():
-    """A causal ring has a causal call of all tokens of a device, and calls of whole halves."""
+    """A causal ring has a causal call of all tokens of a device, and calls of full halves."""
     half = SHAPE.replace(f",{TOKENS},", f",{TOKENS // 2},")
     choices = (attention_choice(right=0), attention_choice(tokens=TOKENS // 2))
     for shape, flops in ((SHAPE, PRODUCT), (half, PRODUCT / 2)):

@@ -187,7 +187,7 @@ def test_kernels_and_collectives_are_no_part_of_compute():
 def test_a_step_faster_than_its_chips_is_no_prediction_where_loops_are_not_counted():
     assert has_unknown_loops(14.7, 1)
     assert not has_unknown_loops(0.94, 1)
-    assert not has_unknown_loops(1.2, 0)  # narrow products, over the peak of wide ones
+    assert not has_unknown_loops(1.2, 0)  # over the peak of full-precision products
     assert not has_unknown_loops(None, 1)
 
 

@@ -156,7 +156,7 @@ AS_ROWS = {  # [4 * 4096, 64] by [64, 11008], the rows in two dimensions
     "window": "size=1",
     "labels": "0bf_io0->0bf",
 }
-AS_HEADS = {  # [4 * 4096, 64] by [64, 32 * 128]; heads are taps, most fall beside the input
+AS_HEADS = {  # [4 * 4096, 64] by [64, 32 * 128]; heads are taps, most fall outside of the input
     "lhs": "4,4096,64,1",
     "rhs": "32,128,64,1",
     "out": "4,4096,32,128",

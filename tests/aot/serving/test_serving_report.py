@@ -69,7 +69,7 @@ def test_pages_fit_beside_weights_all_programs_rows_and_the_largest_temporaries(
     spare = 100 - 40 - 1 - 6 - 7 - 8 * 1
     assert REPORT.spare_bytes == (spare - 6 * 2) * MIB
     assert REPORT.pages_that_fit == spare // 2
-    assert "fits: 6 pages, of 16 wanted; memory holds 19" in serving_text(REPORT)
+    assert "fits: 6 pages, of 16 wanted; memory fits 19" in serving_text(REPORT)
     whole = attrs.evolve(REPORT, num_pages=16)
     assert "fits: 16 pages, all that its rows can need" in serving_text(whole)
 

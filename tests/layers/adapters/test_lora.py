@@ -1,4 +1,4 @@
-"""Adapters beside linear layers: they start as nothing, train alone, and fold into the base."""
+"""Adapters of linear layers: they start as nothing, train alone, and fold into the base."""
 
 import functools
 

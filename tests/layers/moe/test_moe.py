@@ -239,7 +239,7 @@ def test_balance_loss_is_one_for_an_even_load_and_more_for_any_other(x):
 
 
 class Normed(Module):
-    """An expert with a norm, whose scale is no linear layer's."""
+    """An expert with a norm, whose scale is not a linear layer's."""
 
     @config
     class Config(Module.Config):
@@ -277,7 +277,7 @@ GROUPS = Router.Config(groups=GroupLimit(num_groups=2, num_kept=1))
             moe(dispatch=CapacityLimited.Config(factor=0.0)),
             "factor is 0.0; expected a number",
         ),
-        (moe(Normed.Config()), "an expert holds a RMSNorm, whose parameters are not those of a"),
+        (moe(Normed.Config()), "an expert has a RMSNorm, whose parameters are not those of a"),
         (moe(HALVED), "Halved has no grouped product, which experts need"),
         (moe(moe()), "an expert is itself a mixture of experts"),
     ],

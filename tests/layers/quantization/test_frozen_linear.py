@@ -1,4 +1,4 @@
-"""Frozen weights in few bits: published levels, half a level of error, adapters beside them."""
+"""Frozen weights in few bits: published levels, half a level of error, adapters on them."""
 
 from statistics import NormalDist
 

@@ -465,7 +465,7 @@ def test_copies_under_vmap_have_scales_of_their_own(name, random):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["int8", "fp8_current", "fp8_delayed"])
 def test_a_mesh_of_eight_trains_as_one_device(name):
-    """Scales are those of the whole array, wherever its parts are."""
+    """Scales are those of the full array, wherever its parts are."""
     step = train_step(float32_model(DOTS[name]))
     state, batch = step.init(), text_batch(0)
     alone, metrics = jitted(step)(state, batch)
@@ -509,7 +509,7 @@ def test_modifier_switches_exactly_the_linears(modifier, dot):
 
 
 class Routed(Configurable):
-    """Parts that a modifier leaves alone by default, beside one that it switches."""
+    """Parts that a modifier leaves alone by default, next to one that it switches."""
 
     @config
     class Config(Configurable.Config):

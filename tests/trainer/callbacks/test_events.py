@@ -181,7 +181,7 @@ def test_observers_that_are_unknown_are_refused_with_writers_that_are(toy_config
 
 @pytest.fixture(scope="module")
 def seen(toy_trainer, tmp_path_factory):
-    """The events of a whole run, beside an observer that raises at the second step."""
+    """The events of a full run, with an observer that raises at the second step."""
     events, calls = [], []
 
     def failing(event):

@@ -102,7 +102,7 @@ def test_a_run_that_lost_its_config_is_refused(tmp_path):
     lock(tmp_path).close()
     (tmp_path / "config.txt").unlink()
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(CheckpointError, match=r"has no config\.txt .* holds metrics\.jsonl"):
+    with pytest.raises(CheckpointError, match=r"has no config\.txt .* contains metrics\.jsonl"):
         lock(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints belong to one run, losing them is no fresh start, and processes of a run agree."""
+"""Checkpoints belong to one run, losing them is not a fresh start, and processes of a run agree."""
 
 import json
 import os

@@ -220,7 +220,7 @@ class _Positions(ConfigEntry):
         """Return a config with the positions, and with the scale that they ask for.
 
         Raises:
-            ConfigError: Positions are to be scaled beside the logits.
+            ConfigError: Positions and logits are both to be scaled.
         """
         forms = [fields.take(name, None) or {} for name in ("rope_scaling", "rope_parameters")]
         values = {"rope_theta": fields.take("rope_theta", 10_000.0), **forms[0], **forms[1]}

@@ -245,7 +245,7 @@ _COMMON = (
 
 
 def _gguf(architecture: str, *more: GGUFEntry) -> GGUFMap:
-    """Return how llama.cpp has a Gemma; its norms hold the whole scale."""
+    """Return how llama.cpp has a Gemma; its norms hold the full scale."""
     return GGUFMap(
         architecture=architecture,
         entries=(
@@ -304,7 +304,7 @@ _SCALE = DefaultFrom(
     default=256,
 )
 _UNUSED = frozenset({"_sliding_window_pattern", "cache_implementation", "hidden_act"})
-"""The first is there for `layer_types`, which are beside it."""
+"""The first is there for `layer_types`, which are next to it."""
 
 
 @attrs.frozen

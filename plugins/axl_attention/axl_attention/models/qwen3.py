@@ -129,7 +129,7 @@ def qwen3_moe(size: str) -> CausalLM.Config:
     """Return the config of a Qwen 3 with experts: `30b-a3b`, `235b-a22b` or `toy`.
 
     Source: Yang et al. 2025, arXiv:2505.09388, section 2 and table 2. The load is balanced over the
-    whole batch.
+    full batch.
     """
     sizes = dict(of_size("qwen3_moe", _QWEN3_MOE_SIZES, size))
     experts = {name: sizes.pop(name) for name in ("num_experts", "top_k")}

@@ -109,7 +109,7 @@ _BIASES = (
 
 
 def _by_head(num_heads: int, *sizes: int) -> Transform:
-    """Return what puts rows of these sizes in each head beside each other."""
+    """Return what puts rows of these sizes in each head next to each other."""
     return Chain(SplitAxis(num_heads), Concatenate(sizes, axis=1), JoinAxes(num_heads))
 
 

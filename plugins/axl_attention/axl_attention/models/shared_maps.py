@@ -141,7 +141,7 @@ class PartialRopeFields(ConfigEntry):
             cfg = replace_config(cfg, lambda _: True, lambda old: old.inner, at=self.path)
         elif self.is_always_partial:
             raise ConfigError(
-                f"{self.path} is a {type(position).__qualname__}, which rotates whole heads",
+                f"{self.path} is a {type(position).__qualname__}, which rotates full heads",
                 where=self.path,
             )
         return {self.fraction: fraction, **RopeFields(self.path, name=self.theta).write(cfg)}

@@ -30,7 +30,7 @@ _STORED: dict[str, tuple[Any, int]] = {
     "int64": (INT, 8),
     "pointer": (POINTER, 8),
 }
-"""Type and alignment of what lies in memory."""
+"""Type and alignment of what is in memory."""
 
 
 class Emitter:
@@ -92,7 +92,7 @@ class Emitter:
     # -- Memory ------------------------------------------------------------------------------
 
     def at(self, pointer: Value, offset: Value | int, dtype: str = "float32") -> Value:
-        """Return the place of a number that lies `offset` numbers after a place."""
+        """Return the place of a number that is `offset` numbers after a place."""
         stored, _ = _STORED[dtype]
         return self._builder.gep(pointer, [self._as_int(offset)], source_etype=stored)
 
@@ -103,7 +103,7 @@ class Emitter:
         return self._builder.sext(value, INT) if dtype == "int32" else value
 
     def load_vector(self, pointer: Value, dtype: str = "float32") -> Value:
-        """Return the numbers at a place and after it, as they lie."""
+        """Return the numbers at a place and after it, as they are stored."""
         stored, align = _STORED[dtype]
         return self._builder.load(pointer, typ=ir.VectorType(stored, self.lanes), align=align)
 

@@ -13,7 +13,7 @@ class Processor:
     Args:
         triple: LLVM's name of the platform.
         name: LLVM's name of the processor.
-        features: What it has beside, or lacks, in LLVM's notation: `+avx512f,-sse4a`.
+        features: What it has in addition, or lacks, in LLVM's notation: `+avx512f,-sse4a`.
         lanes: float32 numbers of a vector.
         num_vectors: Vectors that its registers hold.
         widens_halves: Whether it has an instruction that makes float16 numbers float32.

@@ -20,7 +20,7 @@ def check_memory(what: str, tensor: Any, *allowed: Memory) -> None:
 
 
 def check_block_sizes(instruction: str, **tiles: Any) -> None:
-    """Refuse operands that are no two-dimensional tiles on chip."""
+    """Refuse operands that are not two-dimensional tiles on chip."""
     for name, tile in tiles.items():
         check_memory(f"{instruction}: {name}", tile, *ON_CHIP)
         if len(tile.shape) != 2:

@@ -267,7 +267,7 @@ def range_select(
     range_start: int = 0,
     on_false_value: float = LOWEST,
 ) -> None:
-    """Keep columns whose number lies within the bounds of their row; the others become the lowest.
+    """Keep columns whose number is within the bounds of their row; the others become the lowest.
 
     Only from NeuronCore-v3 on.
     """

@@ -80,7 +80,7 @@ class Tensor:
 
     def __bool__(self) -> bool:
         raise KernelError(
-            "a kernel asked whether a tensor is true; what it holds is known on the chip only.",
+            "a kernel asked whether a tensor is true; what it contains is known on the chip only.",
             hint="branch on shapes and static arguments, and mask values instead",
         )
 

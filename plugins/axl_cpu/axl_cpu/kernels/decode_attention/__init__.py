@@ -1,1 +1,1 @@
-"""Attention of the newest tokens over a cache, read once and as it lies."""
+"""Attention of the newest tokens over a cache, read once and as it is stored."""

@@ -22,7 +22,7 @@ MAX_QUERIES = 16
 """With more queries of a row than these XLA's products are faster."""
 
 MAX_ROOM = 1 << 16
-"""Numbers that a thread's stack has room for: of each query its sums and a block's products."""
+"""Numbers that fit a thread's stack: of each query its sums and a block's products."""
 
 
 def unsupported_reason(call: Call) -> str | None:
@@ -64,7 +64,7 @@ def cpu_decode_attention(inputs: DecodeInputs, spec: DecodeSpec) -> Array:
         soft_cap=spec.soft_cap,
     )
     given = inputs._replace(
-        # Queries are few; keys and values, which are many, are widened in registers.
+        # Queries are few; keys and values, which are many, are converted in registers.
         q_BTNH=q.astype(jnp.float32),
         lengths_B=inputs.lengths_B.astype(jnp.int32),
         page_table_BP=_cast(inputs.page_table_BP, jnp.int32),

@@ -5,10 +5,11 @@ H key width, V value width; M pages of the cache, C keys of a page, P pages of a
 vector.
 
 A part is some heads of a row. It goes over the row's keys and values once, L at a time, which are
-the lanes of a vector of logits, and of these as they lie in memory: all heads of a token together.
+the lanes of a vector of logits, and of these as they are stored in memory: all heads of a token
+    together.
 The online softmax of each query is in memory that stays in a core's first cache.
 What is beyond a row's keys is not read: lanes without a key read the nearest one, and count for
-nothing. A row's result is the same to the bit beside any others.
+nothing. A row's result is the same to the bit whatever the others are.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class DecodeAttention:
         key_heads: K.
         width: H, a multiple of L.
         value_width: V, a multiple of L.
-        page_size: C; None where each row has room of its own.
+        page_size: C; None where each row has keys of its own.
         dtype: Of keys and values; queries and the result are float32.
         has_sinks: Whether there is one more logit for each head.
         is_scaled: Whether keys and values have scales.
@@ -176,7 +177,7 @@ class _Row:
         e.loop(start, self.length, e.lanes, (), block)
         every_query(self._finish)
 
-    # -- Where things lie --------------------------------------------------------------------
+    # -- Where things are --------------------------------------------------------------------
 
     def _token(self, position: Value, first: Value) -> Value:
         """Return the place in the cache of the token at a position, or of the nearest one."""
@@ -187,7 +188,7 @@ class _Row:
             return e.add(e.mul(self.row, self.capacity), position)
         index = e.div(position, form.page_size)
         page = e.load(e.at(self.table, index, "int32"), "int32")
-        # A table holds anything where a row has no pages yet; reading there would end the
+        # A table may contain anything where a row has no pages yet; reading there would end the
         # process.
         page = e.min(e.max(page, 0), self.last_page)
         place = e.sub(position, e.mul(index, form.page_size))
@@ -290,8 +291,8 @@ class _Row:
 
         def of_query(head: Value, query: Value, time: Value) -> None:
             value = e.at(self.v, e.mul(e.add(token, head), form.value_width), form.dtype)
-            # Value by value as they lie, all heads of a token together: each line of the cache is
-            # read once.
+            # Value by value as they are stored, all heads of a token together: each line of the
+            # cache is read once.
             weight = e.splat(e.load(e.at(self.weights, e.add(e.mul(query, e.lanes), lane))))
             held = e.at(self.values, e.mul(query, form.value_width))
             for j in range(0, form.value_width, e.lanes):

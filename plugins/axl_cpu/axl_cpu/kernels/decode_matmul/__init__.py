@@ -1,1 +1,1 @@
-"""Products of a few rows with a weight, read once and as it lies."""
+"""Products of a few rows with a weight, read once and as it is stored."""

@@ -47,7 +47,7 @@ def unsupported_reason(call: Call) -> str | None:
     if len(weight) == 3:
         return None if weight[2] % LANES == 0 else f"wants panels of a multiple of {LANES} columns"
     if rows > MAX_ROWS:
-        return f"wants at most {MAX_ROWS} rows, not {rows}, of a weight that is not in panels"
+        return f"wants at most {MAX_ROWS} rows, not {rows}, of a weight that is not packed"
     if call.feature("transposed"):
         if depth % LANES:
             return f"wants rows of a multiple of {LANES} numbers, not {depth}"
@@ -62,7 +62,7 @@ def unsupported_reason(call: Call) -> str | None:
 def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Array:
     """Return `y_RN`; see `decode_matmul`."""
     x, weight, scale = inputs
-    # x is small, so that it is widened once; the weight is widened in registers, where it costs
+    # x is small, so that it is converted once; the weight is converted in registers, where it costs
     # no memory.
     wide = x.astype(jnp.float32)
     if spec.transposed:
@@ -72,7 +72,7 @@ def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Arr
     has_groups = scale is not None and len(scale) > 1
     y = _column_sums(wide, weight, scale if has_groups else None, spec.out_dim)
     if scale is not None and not has_groups:
-        # A scale for whole columns leaves the sum, and so is multiplied once.
+        # A scale for full columns leaves the sum, and so is multiplied once.
         y = y * scale
     return y.astype(x.dtype)
 

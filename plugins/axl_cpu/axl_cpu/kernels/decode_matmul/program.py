@@ -4,7 +4,7 @@ Letters: R rows, K input, N output; G groups of K that share a scale in each col
 sums are in registers together, for some vectors of columns, while these are read.
 
 Each sum is added up in the order of K whatever the number of rows is: so a row's result is the same
-to the bit beside any others.
+to the bit whatever the others are.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ LINES_AHEAD = 32
 def rows_at_once(num_vectors: int) -> int:
     """Return the largest S, given the vectors that registers hold."""
     # Each row takes at least one register of sums for each vector of columns, and with a quarter
-    # of the registers as rows three vectors of columns fit beside them.
+    # of the registers as rows three vectors of columns fit next to them.
     return num_vectors // 4
 
 
 def columns_at_once(rows: int, num_vectors: int, most: int) -> int:
-    """Return how many vectors of columns registers hold beside their sums with S rows."""
+    """Return how many vectors of columns registers hold next to their sums with S rows."""
     # Of V vectors of columns: V S sums, V weights, and one register for a number of x.
     return max(1, min(most, (num_vectors - 1) // (rows + 1)))
 
@@ -55,7 +55,7 @@ class ColumnSums:
             one.
         is_read_once: Whether x has no more rows than S. Then the weight takes less of the room in
             caches that all else needs between two products.
-        has_groups: Whether there are scales of several groups; those of whole columns are no part
+        has_groups: Whether there are scales of several groups; those of full columns are not part
             of this.
     """
 
@@ -116,7 +116,7 @@ class ColumnSums:
 class _Strip:
     """Some columns of a weight: emits the sums of products with rows of x.
 
-    Steps are rows of the weight as it lies, or groups of them that share scales.
+    Steps are rows of the weight as it is stored, or groups of them that share scales.
     """
 
     def __init__(self, form: ColumnSums, e: Emitter, buffers: Buffers, index: Value) -> None:
@@ -156,7 +156,7 @@ class _Strip:
         """Write the sums of a batch of S rows."""
         e, form = self.e, self.form
         x = e.at(self.x, e.mul(batch, e.mul(self.depth, form.rows)))
-        # All sums stay in registers over the whole of K: the weight is the only thing that is
+        # All sums stay in registers over all of K: the weight is the only thing that is
         # read from memory.
         sums: Sequence[Value] = [e.full(0.0)] * (form.rows * form.columns)
         if form.has_groups:
@@ -182,7 +182,7 @@ class _Strip:
                     e.store(one, e.at(self.y, place))
 
     def _place(self, row: Value, vector: int) -> Value:
-        """Return where a vector of a row lies: in the next panel, where that one is over."""
+        """Return where a vector of a row is: in the next panel, where that one is over."""
         e, form = self.e, self.form
         if form.panels == 1:
             return e.at(row, vector * e.lanes, self.stored)

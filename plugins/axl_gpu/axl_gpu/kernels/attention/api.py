@@ -6,9 +6,10 @@ sees a key are neither fetched nor computed. Sums are float32; queries, keys and
 values are rounded to nothing narrower than they come in, probabilities and gradients of logits to
 the inputs' dtype where they are multiplied.
 
-Memory beside inputs and outputs: 12 bytes a query head and query; where one kernel computes all
+Memory in addition to inputs and outputs: 12 bytes a query head and query; where one kernel computes
+    all
 gradients, four more for each element of the queries. Widths are padded with zeros to
-multiples of 64, and lengths to whole blocks.
+multiples of 64, and lengths to full blocks.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
 """
@@ -172,7 +173,7 @@ def _forward(
     _, num_queries, num_heads, _ = inputs.q_BTNH.shape
     rows = blocks.queries * blocks.num_groups
     arrays = _arrays(inputs, spec, rows=rows, columns=blocks.keys)
-    # Spans are of a whole thread block, all of whose groups go through the same blocks in step.
+    # Spans are of a full thread block, all of whose groups go through the same blocks in step.
     of_queries_BQ4, _ = _spans(arrays, rows=rows, columns=blocks.keys)
     # -inf is a sink that adds nothing, so that kernels need no form without.
     sinks_N = jnp.full((num_heads,), -jnp.inf, jnp.float32)

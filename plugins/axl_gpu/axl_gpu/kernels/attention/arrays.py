@@ -1,7 +1,7 @@
-"""What the attention kernels are given: arrays of whole blocks, and static choices.
+"""What the attention kernels are given: arrays of full blocks, and static choices.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width, all
-but B, N and K padded to whole blocks.
+but B, N and K padded to full blocks.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Arrays(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """What backward needs of each query beside the call's arrays; float32 but for `do`.
+    """What backward needs of each query in addition to the call's arrays; float32 but for `do`.
 
     `lse_BNT` is in base 2, and 0 for rows that saw nothing; `delta_BNT` is `sum(do * o) - dlse`.
     """

@@ -1,6 +1,6 @@
 """The arithmetic of one block of attention in registers, shared by every kernel of this package.
 
-Logits here are in base 2, for `exp2` is what the hardware has. A block lies with queries along its
+Logits here are in base 2, for `exp2` is what the hardware has. A block has queries along its
 rows (forward, and gradients of queries) or along its columns (gradients of keys and values); the
 `axis` of queries says which. Everything is float32.
 
@@ -165,7 +165,7 @@ def sloped(probabilities: Array, logits: Array, soft_cap: float | None) -> Array
         return probabilities
     largest = soft_cap * LOG2_E
     # Hidden logits are -inf, and 1 - inf times a probability of 0 is NaN; at the lowest logit the
-    # slope is 0, too. So the tangent need not be kept beside the logits, in registers that there
+    # slope is 0, too. So the tangent need not be kept next to the logits, in registers that there
     # are not.
     tangent = jnp.maximum(logits, -largest) * (1.0 / largest)
     return probabilities * (1.0 - tangent * tangent)

@@ -78,7 +78,7 @@ def _is_wide(call: Call) -> bool:
 
 def _backward_default(call: Call, hardware: Hardware) -> BackwardBlockSizes:
     if _is_wide(call):
-        # At 256, queries and gradients of outputs of one group take 64 KiB beside two stages of
+        # At 256, queries and gradients of outputs of one group take 64 KiB next to two stages of
         # 128 KiB in all. Those of a second group do not fit.
         return BackwardBlockSizes(num_groups=1)
     # A soft cap's slope, and the comparison of segments, take the registers of a wide block.

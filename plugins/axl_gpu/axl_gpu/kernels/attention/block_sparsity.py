@@ -82,7 +82,7 @@ class Spans(NamedTuple):
 
 
 def spans(seen: Visibility, *, num_keys: int, block_q: int, block_k: int) -> Spans:
-    """Return the spans of all blocks; lengths are whole blocks."""
+    """Return the spans of all blocks; lengths are full blocks."""
     active_BQL, full_BQL = _pairs(seen, num_keys=num_keys, block_q=block_q, block_k=block_k)
     return Spans(
         _span(active_BQL, full_BQL),
@@ -131,7 +131,7 @@ def _span(live: Array, full: Array) -> Array:
     end = jnp.max(jnp.where(live, index + 1, 0), axis=-1)
     start = jnp.minimum(jnp.min(jnp.where(live, index, count), axis=-1), end)
     full_start = jnp.minimum(jnp.min(jnp.where(full, index, count), axis=-1), end)
-    # Only the first run of whole blocks: kernels mask whatever is outside of it, which is right
+    # Only the first run of full blocks: kernels mask whatever is outside of it, which is right
     # for any hole and costs time only where there are several runs.
     ends_here = ~full & (index >= full_start[..., None])
     full_end = jnp.minimum(jnp.min(jnp.where(ends_here, index, count), axis=-1), end)

@@ -115,7 +115,7 @@ def flash_spec(spec: AttentionSpec, *, num_documents: int = 1) -> FlashSpec:
         mask = "PADDING_CAUSAL" if causal else "PADDING"
     else:
         mask = "CAUSAL" if causal else "NO_MASK"
-    # cuDNN counts the query's own key as one of the window, the op does not; 0 is no window at
+    # cuDNN counts the query's own key as one of the window, the op does not; 0 means no window at
     # all.
     window = 0 if spec.left is None else spec.left + 1
     return FlashSpec(scale=spec.scale, mask=mask, window=window, num_documents=num_documents)

@@ -53,7 +53,7 @@ class FlashSpec:
 
     Args:
         scale: Factor on the products.
-        mask: What is hidden beside the bias; PADDING is all outside of a document.
+        mask: What is hidden in addition to the bias; PADDING is all outside of a document.
         window: How many keys a query sees up to its own place; 0 for all.
         num_documents: At most so many in a row.
     """
@@ -117,7 +117,7 @@ def _call(
     shapes = [jax.ShapeDtypeStruct(s, dtype if len(s) == 4 else jnp.float32) for s in results]
     layouts = [_HEADS_OUTSIDE if len(s) == 4 else tuple(range(len(s))) for s in results]
     # The empty uint8 result is the workspace: XLA gives it the size that cuDNN's plan asks for
-    # when it compiles. The layouts say that results lie heads inside of tokens, as operands do,
+    # when it compiles. The layouts say that results have heads inside of tokens, as operands do,
     # so that no copy is made on either side.
     run = jax.ffi.ffi_call(
         name,

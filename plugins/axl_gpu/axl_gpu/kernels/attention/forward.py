@@ -10,7 +10,7 @@ The arithmetic is that of `block`, in the order of `simple_forward`.
 Source: Shah et al. 2024, arXiv:2407.08608.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,
-H key width, V value width; Q blocks of queries of a whole thread block.
+H key width, V value width; Q blocks of queries of a full thread block.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from axl_gpu.kernels.attention.block import (
 from axl_gpu.kernels.attention.key_loop import KeyLoop
 from axl_gpu.kernels.attention.matmuls import Addition, Matmuls, Ref
 from axl_gpu.kernels.attention.ring_buffer import (
-    Turns,
+    WarpGroupTurns,
     at,
     fetch_more,
     ring_barriers,
@@ -136,7 +136,7 @@ def _body(
         return num_steps
 
     def consume(group: Array) -> None:
-        turns = Turns(scratch["turn"], group, blocks.num_groups)
+        turns = WarpGroupTurns(scratch["turn"], group, blocks.num_groups)
 
         def attend(walk: KeyLoop) -> None:
             batch, head, k_ring, v_ring = walk.batch, walk.head, walk.k_ring, walk.v_ring

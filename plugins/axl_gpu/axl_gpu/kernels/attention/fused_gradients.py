@@ -12,7 +12,7 @@ stored while keys' are.
 Source: Dao 2023, arXiv:2307.08691, section 3.1; Shah et al. 2024, arXiv:2407.08608.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,
-H key width, V value width; L blocks of keys of a whole thread block.
+H key width, V value width; L blocks of keys of a full thread block.
 """
 
 from functools import partial

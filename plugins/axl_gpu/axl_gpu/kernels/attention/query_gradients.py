@@ -6,7 +6,7 @@ order of `simple_backward`.
 Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,
-H key width, V value width; Q blocks of queries of a whole thread block.
+H key width, V value width; Q blocks of queries of a full thread block.
 """
 
 from functools import partial

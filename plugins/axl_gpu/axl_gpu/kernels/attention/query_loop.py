@@ -4,7 +4,7 @@ It has the keys and values of one head of keys, a block for each warp group, and
 the queries of all heads that share them, and of the gradients of their outputs.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, I queries and J keys of a block,
-H key width, V value width; L blocks of keys of a whole thread block, C its keys.
+H key width, V value width; L blocks of keys of a full thread block, C its keys.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def launch_options(
         arrays: Of the call.
         choices: Static.
         products: The instructions that multiply.
-        scratch: What they need beside a `QueryLoop`.
+        scratch: What they need in addition to a `QueryLoop`.
     """
     batch, num_keys, num_key_heads, _ = arrays.k_BSKH.shape
     blocks = choices.blocks

@@ -1,6 +1,6 @@
 """Cross-entropy on Hopper GPUs by kernels of our own that write no logits to memory.
 
-Forward multiplies all tokens with the whole vocabulary once, and keeps a log-sum-exp for each
+Forward multiplies all tokens with the full vocabulary once, and keeps a log-sum-exp for each
 token. Backward goes through the vocabulary in parts: a kernel computes a part's logits again and
 writes their gradient, which two ordinary products take. Memory holds at most one part of it, in 16
 bits, and the gradient of `x` in float32.
@@ -122,7 +122,7 @@ def gpu_cross_entropy_backward(
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
         spec: The call's static choices.
-        lse_BT: Log-sum-exp of each token over the whole vocabulary.
+        lse_BT: Log-sum-exp of each token over the full vocabulary.
         scale_BT: Gradient by its loss.
         kernels: As of `gpu_cross_entropy`.
         **unused: What else forward kernels leave.
@@ -132,7 +132,7 @@ def gpu_cross_entropy_backward(
 
 
 class _Tokens:
-    """A call in whole tiles."""
+    """A call in full tiles."""
 
     def __init__(
         self, inputs: CrossEntropyTokens, spec: CrossEntropySpec, kernels: Kernels
@@ -213,7 +213,7 @@ class _Tokens:
             num_blocks=-(-size // self.block_sizes.block_vocabulary),
             block_sizes=self.block_sizes,
         )
-        # The kernel writes whole blocks; the last part may end within one.
+        # The kernel writes full blocks; the last part may end within one.
         return g_RN[:, :size]
 
     @property

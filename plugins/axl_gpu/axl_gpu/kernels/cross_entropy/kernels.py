@@ -127,7 +127,7 @@ def statistics(
     blocks = _Blocks(x_RD, vocabulary, block_sizes, variant)
 
     def body(targets: Any, x: Any, w: Any, found: Any) -> None:
-        # A run of blocks by one thread block, and not the whole vocabulary: with few tokens,
+        # A run of blocks by one thread block, and not the full vocabulary: with few tokens,
         # tiles of tokens alone do not fill the GPU. The few numbers of each run are put together
         # outside.
         p, run = place(lax.axis_index("tile"), shape, block_sizes.band)

@@ -2,13 +2,14 @@
 
 At one query a row memory is what is waited for, and one row keeps few processors busy. So the keys
 of a row are shared out to as many thread blocks as fill the GPU, and their partial sums are put
-together afterwards. Keys and values are read once, from pages or a contiguous cache as they lie.
+together afterwards. Keys and values are read once, from pages or a contiguous cache as they are
+stored.
 
 Many queries of a row, a prompt's, go to our flash attention. The keys of each row are put together
-from the cache first; beside that many queries the copy is small.
+from the cache first; compared with that many queries the copy is small.
 
 Letters: B batch rows, T queries of a row, N query heads, K key heads, H key width, V value width;
-M pages of the cache, C keys of a page, P pages of a row, S keys of a row in whole blocks; Z shares
+M pages of the cache, C keys of a page, P pages of a row, S keys of a row in full blocks; Z shares
 of a row, I queries times heads of a key head, filled up to 64.
 
 Source: Dao et al. 2023, "Flash-Decoding for long-context inference", the PyTorch blog.
@@ -44,7 +45,7 @@ from axl_gpu.kernels.decode.kernel import (
 )
 
 DTYPES = ("bfloat16", "float16")
-NARROW_DTYPES = ("int8", "float8_e4m3fn")
+QUANTIZED_DTYPES = ("int8", "float8_e4m3fn")
 WIDTH_STEP = 64
 MAX_WIDTH = 256
 PAGES = (8, 16, 32)
@@ -66,9 +67,9 @@ class DecodeBlockSizes:
 
 def _default(call: Call, hardware: Hardware) -> DecodeBlockSizes:
     width = max(call.shape("k")[-1], call.shape("v")[-1])
-    # A stage of heads of 256 in 16 bits takes 64 KiB, beside 96 for queries and results. Of heads
+    # A stage of heads of 256 in 16 bits takes 64 KiB, next to 96 for queries and results. Of heads
     # of 128 two thread blocks of two stages fit a processor, and hide each other's waits.
-    is_small = width <= 128 or call.dtype("k") in NARROW_DTYPES
+    is_small = width <= 128 or call.dtype("k") in QUANTIZED_DTYPES
     return DecodeBlockSizes(blocks_per_processor=2, stages=2 if is_small else 1)
 
 
@@ -99,8 +100,8 @@ def unsupported_reason(call: Call) -> str | None:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
     if not call.has("key_scale") and call.dtype("k") != call.dtype("q"):
         return f"takes keys of the queries' dtype, not {call.dtype('q')} and {call.dtype('k')}"
-    if call.has("key_scale") and call.dtype("k") not in NARROW_DTYPES:
-        return f"takes scales of {' and '.join(NARROW_DTYPES)}, not of {call.dtype('k')}"
+    if call.has("key_scale") and call.dtype("k") not in QUANTIZED_DTYPES:
+        return f"takes scales of {' and '.join(QUANTIZED_DTYPES)}, not of {call.dtype('k')}"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
         return f"takes no empty array, not q {call.shape('q')} and v {call.shape('v')}"
     page, key_heads = call.shape("k")[1:3]
@@ -117,7 +118,7 @@ def unsupported_reason(call: Call) -> str | None:
         if page % KEYS and page not in PAGES:
             return f"takes pages of 8, 16, 32 and multiples of 64 keys, not {page}"
     elif page < KEYS or page % 8:
-        return f"takes room for a multiple of 8 keys from {KEYS} up, not {page}"
+        return f"takes a capacity that is a multiple of 8 keys from {KEYS} up, not {page}"
     return None
 
 
@@ -136,8 +137,9 @@ def gpu_decode_attention(
 ) -> Array:
     """Return `o_BTNV`; sums and exponentials are float32.
 
-    Beside the cache it moves, for each share of a row, `I (V + 1)` numbers in float32 twice. Keys
-    and values of 8 bits are widened a block at a time; all their scales are copied first.
+    In addition to the cache it moves, for each share of a row, `I (V + 1)` numbers in float32
+    twice. Keys and values of 8 bits are converted a block at a time; all their scales are copied
+    first.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -148,7 +150,7 @@ def gpu_decode_attention(
     if _is_prompt(inputs.q_BTNH.shape, inputs.k.shape[2]):
         return of_prompts(*decode_as_attention(inputs, spec))[0]
     arrays, choices = _arrays(inputs, spec), _choices(inputs, spec)
-    # The kernel has the whole pool for its operand, which a prediction would count as read for
+    # The kernel has the full pool for its operand, which a prediction would count as read for
     # every token.
     with moved_bytes_scope(_moved_bytes(arrays, choices)):
         o_BKZRV, lse_BKZI = kernel(arrays, choices)
@@ -194,8 +196,8 @@ def _arrays(inputs: DecodeInputs, spec: DecodeSpec) -> DecodeArrays:
         low_BI = jnp.maximum(position_BI - spec.left, 0)
     # The first query sees furthest back, and the last one to the end of the row.
     first_B, end_B = low_BI[:, 0] // KEYS, -(-lengths_B // KEYS)
-    # Of pages that a row does not have a table may hold anything; a copy from outside of the pool
-    # is a fault that ends the process.
+    # Of pages that a row does not have a table may contain anything; a copy from outside of the
+    # pool is a fault that ends the process.
     table_BP = jnp.clip(table_BP.astype(jnp.int32), 0, inputs.k.shape[0] - 1)
     return DecodeArrays(
         q_BKIH=jnp.pad(q_BKIH, ((0, 0), (0, 0), (0, filling), (0, 0))),
@@ -223,9 +225,9 @@ def _moved_bytes(arrays: DecodeArrays, choices: DecodeChoices) -> int:
 
 
 def _scales_of_rows(scale_MCK: Array | None, table_BP: Array, lengths_B: Array) -> Array | None:
-    """Return the scales of each row's keys in whole blocks, 0 behind its tokens.
+    """Return the scales of each row's keys in full blocks, 0 behind its tokens.
 
-    A head's scales do not lie together in memory, which copies into shared memory need. A weight of
+    A head's scales are not together in memory, which copies into shared memory need. A weight of
     0 hides no NaN.
     """
     if scale_MCK is None:

@@ -4,12 +4,12 @@ A thread block is one warp group. It has the queries of all heads that share a k
 of its products, and goes through the blocks of its share, while those of the next block are on
 their way. What it leaves is what `combine` needs: weighted means, and the log-sum-exp.
 
-Keys and values of 8 bits are widened to the dtype of queries in shared memory. Their scales come
+Keys and values of 8 bits are converted to the dtype of queries in shared memory. Their scales come
 after: products are multiplied by those of keys, and weights by those of values.
 
 Letters: B batch rows, K key heads, Z shares of a row, I queries times heads of a key head, filled
 up to the 64 rows of a product, J keys of a block, H key width, V value width; M pages of the cache,
-C keys of a page, P pages of a row, S keys of a row in whole blocks.
+C keys of a page, P pages of a row, S keys of a row in full blocks.
 """
 
 import math
@@ -259,12 +259,12 @@ class _Cache:
         last_page = lax.div(jnp.maximum(arrays.lengths_B[self.batch] - 1, 0), page_size)
         for copy in range(self.choices.num_copies):
             key = block * KEYS + copy * copied
-            # A row's table holds any number behind its last page, and copying from there could
+            # A row's table contains any number behind its last page, and copying from there could
             # leave the pool.
             page = jnp.minimum(lax.div(key, page_size), last_page)
             # The division changes no number. By it the compiler sees that copies begin at whole
             # tiles, which it refuses to take on trust.
-            begin = lax.div(lax.rem(key, page_size), copied) * copied  # whole tiles, provably
+            begin = lax.div(lax.rem(key, page_size), copied) * copied  # full tiles, provably
             source = (arrays.table_BP[self.batch, page], pl.ds(begin, copied), self.head)
             target = (slot, pl.ds(copy * copied, copied))
             for pool, name in ((arrays.k_MCKH, "k"), (arrays.v_MCKV, "v")):
@@ -277,7 +277,7 @@ class _Cache:
     def arrived(self, name: str, slot: Array) -> Ref:
         """Wait for a block's keys or values, and return them in the dtype of queries.
 
-        Those of 8 bits are widened into one place, where the next ones replace them.
+        Those of 8 bits are converted into one place, where the next ones replace them.
         """
         plgpu.barrier_wait(self.scratch[f"{name}_arrived"].at[slot])
         kept = self.scratch[name].at[slot]

@@ -5,7 +5,7 @@ matrices for the latter: so all of it can be interpreted where there is no GPU.
 The gradient of the matrices is a kernel of our own: the one that JAX ships for it asks a live
 device how many processors it has, so it cannot be compiled for a target.
 
-Letters: R rows, P rows padded to whole tiles, E groups, D input width, F output width.
+Letters: R rows, P rows padded to full tiles, E groups, D input width, F output width.
 """
 
 from collections.abc import Callable
@@ -115,7 +115,7 @@ def _rows_of_groups(inputs: GroupedMatmulInputs, product: RaggedDot) -> Array:
 
 
 def _in_whole_tiles(x_RD: Array, w_EDF: Array) -> Array:
-    """Return rows padded with zeros to whole tiles."""
+    """Return rows padded with zeros to full tiles."""
     num_rows = x_RD.shape[0]
     return jnp.pad(x_RD, ((0, -num_rows % _row_tile(num_rows, w_EDF)), (0, 0)))
 

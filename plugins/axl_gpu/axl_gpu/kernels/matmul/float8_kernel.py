@@ -36,7 +36,7 @@ def float8_matmul_kernel(
     """Return `[R, N]`, `scale lhs rhs^T`.
 
     Args:
-        lhs_RK: Any sizes; copied where they are not whole tiles.
+        lhs_RK: Any sizes; copied where they are not full tiles.
         rhs_NK: Of the same format.
         scale: A float32 scalar.
         dtype: The result's.

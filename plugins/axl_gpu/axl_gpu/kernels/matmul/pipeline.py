@@ -344,7 +344,7 @@ def place(index: Array, shape: tuple[int, int], band: int) -> tuple[Array, Array
     num_rows, num_columns = shape
     first = lax.div(index, jnp.int32(band * num_columns)) * band
     # The last band may be lower. Bands by rows keep both sides of the products that run at once
-    # small: by whole columns each thread block would read rows that the cache has dropped since.
+    # small: by full columns each thread block would read rows that the cache has dropped since.
     height = jnp.minimum(num_rows - first, band)
     within = index - first * num_columns
     return first + lax.rem(within, height), lax.div(within, height)

@@ -1,7 +1,7 @@
 """The kernel for all gradients at once, on the grid (batch row, key head, query head of it, visit).
 
 Scores and probabilities are computed once, where two kernels would compute them twice: a visit has
-five products in place of seven. For that the gradients of whole rows are summed in VMEM, in
+five products in place of seven. For that the gradients of full rows are summed in VMEM, in
 float32, so that it serves rows of a length that fits.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.
@@ -44,7 +44,7 @@ def backward_fused(
     """Return gradients in the inputs' dtype, their heads as in `layout`; visits go by keys."""
     q, k, v = operands.q, operands.k, operands.v
     specs = BlockSpecs(operands, layout, cut, by_keys=True, heads_are_outer=True)
-    # Whole blocks, for the last one is added to as a whole; what is past the rows is cut off at
+    # Full blocks, for the last one is added to as a whole; what is past the rows is cut off at
     # the end.
     num_queries, num_keys = (axis.num * axis.size for axis in (cut.queries, cut.keys))
     has_segments = operands.k_segments is not None
@@ -53,7 +53,7 @@ def backward_fused(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             # Heads outside of visits: a head's gradients of queries are whole when its visits are
-            # done, so that VMEM holds one head's at a time, beside the sums of the keys that all
+            # done, so that VMEM holds one head's at a time, next to the sums of the keys that all
             # share.
             grid=(k.shape[0], layout.k.num, specs.group, schedule.num_steps),
             in_specs=[specs.inputs()],
@@ -119,7 +119,7 @@ def _kernel(
         queries, keys = _rows(i, block.cut.queries.size), _rows(j, block.cut.keys.size)
         dk[keys] += new.dk
         dv[keys] += new.dv
-        # Contracted over the rows of both: scores lie keys by queries, and are not transposed for
+        # Contracted over the rows of both: scores are keys by queries, and are not transposed for
         # this.
         dq[queries] += matmul(new.ds, new.k, (0, 0))
 

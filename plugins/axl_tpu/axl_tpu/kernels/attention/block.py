@@ -1,4 +1,4 @@
-"""What one visit of a flash attention kernel computes, whichever way its scores lie.
+"""What one visit of a flash attention kernel computes, whichever way its scores are laid out.
 
 Scores of a visit are `[Q, J]`, queries by keys, or where gradients of keys are summed `[J, Q]`:
 what is per query is along the lanes of a row `[1, Q]` in one and has to be in a column in
@@ -24,7 +24,7 @@ LN2 = math.log(2.0)
 # Not -inf: the difference of two would be NaN, and to avoid that would cost a select for each
 # score.
 HIDDEN = -1e30
-"""The logit of a pair that is not visible; finite, so that differences of two are no NaN."""
+"""The logit of a pair that is not visible; finite, so that differences of two are not NaN."""
 
 # Between HIDDEN and every logit: a row whose maximum is still HIDDEN has seen nothing, and what
 # its exponentials of 0 added up to is thrown away.
@@ -37,7 +37,7 @@ LEAST_ID = int(jnp.iinfo(jnp.int32).min)
 
 @attrs.frozen
 class BlockShape:
-    """The static side of a visit: how scores lie, and the call they belong to."""
+    """The static side of a visit: how scores are laid out, and the call they belong to."""
 
     spec: AttentionSpec
     cut: Blocking
@@ -57,7 +57,8 @@ class BlockShape:
         """Return each score's key, counted from the block's first."""
         return lax.broadcasted_iota(jnp.int32, self.shape, 1 - int(self.by_keys))
 
-    # A row meets the scores as it is where queries are along lanes; a column has to be spread.
+    # Where queries are along lanes, a row broadcasts to the scores for free; a column of one number
+    # per query has to be spread over lanes.
     def of_queries(self, per_query: Array) -> Array:
         """Return a row or column of queries, able to meet the scores."""
         return per_query if self.by_keys else spread(per_query, self.shape[1])
@@ -115,7 +116,7 @@ def visible(
     """Return the mask of a visit, None where nothing can be hidden.
 
     Args:
-        block: How the scores lie.
+        block: How the scores are laid out.
         i: The query block.
         j: The key block.
         offset: Place of the call's first query on the key axis.

@@ -70,7 +70,7 @@ def step_bytes(block: tuple[int, int], widths: tuple[int, int], itemsize: int) -
 
 
 def fused_bytes(call: Call, block_q: int, block_k: int) -> int:
-    """Return the VMEM that all gradients at once need: a visit's, and whole sums and outputs."""
+    """Return the VMEM that all gradients at once need: a visit's, and full sums and outputs."""
     queries, keys = (_up(call.shape(x)[1], b) for x, b in (("q", block_q), ("k", block_k)))
     widths = call.shape("k")[-1], call.shape("v")[-1]
     width, value_width = (_up(width, LANES) for width in widths)

@@ -60,7 +60,7 @@ def forward(
 
     Args:
         operands: The call's arrays as kernels take them.
-        layout: How their heads lie.
+        layout: How their heads are laid out.
         spec: The call's static choices.
         cut: The blocks.
         schedule: By query blocks.

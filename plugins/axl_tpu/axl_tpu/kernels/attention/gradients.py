@@ -2,9 +2,9 @@
 
 Probabilities are computed again from the log-sum-exp. Where gradients of keys are summed, scores
 are keys by queries, so that products with queries need no transposed scores. The row delta,
-`sum(do * o)`, is what gradients of logits are measured from: its kernel reads heads where they lie
-next to each other, of which the compiler would make copies turned around, and writes rows, as the
-kernels after it read them.
+`sum(do * o)`, is what gradients of logits are measured from: its kernel reads heads where they are
+stored next to each other, of which the compiler would make copies turned around, and writes rows,
+as the kernels after it read them.
 
 Letters: B batch, T queries, N heads, Q queries and J keys of a block, C queries of a block of one
 head, H key width, V value width.
@@ -106,8 +106,8 @@ def probabilities_and_ds(
     p = jnp.exp2(logits - lse)
     kept = p
     if factor is not None:
-        # `ds` takes `p` without the factor: dropout is behind the softmax, whose slope is that of
-        # all its weights, and `delta` has the factor in it by way of the output.
+        # `ds` takes `p` without the dropout factor: dropout comes after the softmax, whose
+        # derivative needs all its weights. `delta` has the factor through the output.
         kept, dp = p * factor, dp * factor
     ds = p * (dp - delta)
     return kept, ds if tanh is None else ds * (1.0 - tanh * tanh)

@@ -1,8 +1,8 @@
 """The arrays of a flash attention call as its kernels take them, and which blocks a visit reads.
 
-Heads lie so that a block is whole tiles (`Heads`). What is per token is in rows `[B, 1, T]`: as
-columns it would take a vector of lanes for every token in memory. Numbers that are read one by one
-are in scalar memory.
+Heads are laid out so that a block is full tiles (`Heads`). What is per token is in rows `[B, 1,
+T]`: as columns it would take a vector of lanes for every token in memory. Numbers that are read one
+by one are in scalar memory.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, G query heads of a key head, H key
 width, V value width, Q queries and J keys of a block, P visits.
@@ -24,9 +24,9 @@ from axl_tpu.kernels.attention.block_sizes import LEAST_VMEM, step_bytes
 
 @attrs.frozen
 class Heads:
-    """How the heads of an array `[B, T, N, H]` lie where kernels read and write them.
+    """How the heads of an array `[B, T, N, H]` are laid out where kernels read and write them.
 
-    Heads of whole registers stay side by side, `[B, T, N * H]`, as products before and after
+    Heads of full registers stay side by side, `[B, T, N * H]`, as products before and after
     attention make and take them, so that nothing is copied. Others lead tokens, `[B, N, T, H]`.
     """
 
@@ -35,7 +35,7 @@ class Heads:
 
     @property
     def are_side_by_side(self) -> bool:
-        """Whether a head's blocks are whole tiles as they are."""
+        """Whether a head's blocks are full tiles as they are."""
         return self.width % LANES == 0
 
     def lay(self, x_BTNH: Array) -> Array:
@@ -57,12 +57,12 @@ class Heads:
         return (None, *(() if self.are_side_by_side else (None,)), size, self.width)
 
     def place(self, b: Array, n: Array, i: Array | int) -> tuple[Array | int, ...]:
-        """Return where a head's block lies, counted in blocks."""
+        """Return where a head's block is, counted in blocks."""
         return (b, i, n) if self.are_side_by_side else (b, n, i, 0)
 
 
 class Layout(NamedTuple):
-    """How the heads of a call's arrays lie."""
+    """How the heads of a call's arrays are laid out."""
 
     q: Heads
     k: Heads
@@ -219,7 +219,7 @@ class BlockSpecs:
         return pl.BlockSpec(heads.block(self.cut.keys.size), at)
 
     def all_queries(self, heads: Heads) -> Any:
-        """Return the spec of an array per query in blocks of a whole head."""
+        """Return the spec of an array per query in blocks of a full head."""
         at = self._at(lambda b, n, k, i, j: heads.place(b, n, 0))
         # One buffer: the block changes once a head, so that there is little to overlap, and a
         # second one would take as much VMEM again.
@@ -227,7 +227,7 @@ class BlockSpecs:
         return pl.BlockSpec(block, at, pipeline_mode=pl.Buffered(1))
 
     def all_keys(self, heads: Heads) -> Any:
-        """Return the spec of an array per key in blocks of a whole head."""
+        """Return the spec of an array per key in blocks of a full head."""
         at = self._at(lambda b, n, k, i, j: heads.place(b, k, 0))
         block = heads.block(self.cut.keys.length)
         return pl.BlockSpec(block, at, pipeline_mode=pl.Buffered(1))

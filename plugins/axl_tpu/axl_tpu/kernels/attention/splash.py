@@ -1,6 +1,6 @@
 """The attention op on TPU: the Pallas flash ("splash") attention that JAX ships, made to fit.
 
-It takes self-attention over whole rows: causal or not, windows, segments, soft cap, grouped heads.
+It takes self-attention over full rows: causal or not, windows, segments, soft cap, grouped heads.
 Under a mesh each device works on its own rows and heads.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width.

@@ -1,8 +1,8 @@
 """Cross-entropy on TPU by Pallas kernels that never write a logit to memory.
 
-Four products of all tokens with the whole vocabulary: logits and the gradient of `x` forward,
-logits again and the gradient of `w` backward. Beside those gradients memory holds a few numbers a
-token. Without gradients there is one product.
+Four products of all tokens with the full vocabulary: logits and the gradient of `x` forward,
+logits again and the gradient of `w` backward. In addition to those gradients memory holds a few
+numbers a token. Without gradients there is one product.
 
 Letters: R tokens, V vocabulary, D width.
 """
@@ -72,7 +72,7 @@ def tpu_cross_entropy_backward(
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
         spec: The call's static choices.
-        lse_BT: Log-sum-exp of each token over the whole vocabulary.
+        lse_BT: Log-sum-exp of each token over the full vocabulary.
         target_BT: Its target's logit.
         mean_VBTD: What `tpu_cross_entropy` leaves; computed if a kernel left none.
         scale_BT: Gradient by its loss.
@@ -94,7 +94,7 @@ def tpu_cross_entropy_backward(
 
 
 class _Tokens:
-    """A call in whole blocks."""
+    """A call in full blocks."""
 
     def __init__(self, inputs: CrossEntropyTokens, spec: CrossEntropySpec, interpret: Any) -> None:
         x, w, targets = inputs

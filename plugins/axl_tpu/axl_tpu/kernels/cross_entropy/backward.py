@@ -37,10 +37,10 @@ def projection_gradient(
     """Return the gradient of the weighted sum of losses, `[V, D]` or `[D, V]` as the spec says.
 
     Args:
-        x_RD: Tokens, in whole blocks.
-        w_VD: Output projection of x's dtype, in whole blocks.
+        x_RD: Tokens, in full blocks.
+        w_VD: Output projection of x's dtype, in full blocks.
         targets_R: Where among the rows of `w_VD` a target is; any other number if it is not.
-        lse_R: Log-sum-exp over the whole vocabulary, on all devices.
+        lse_R: Log-sum-exp over the full vocabulary, on all devices.
         weights_R: Float32 weights; 0 for padding.
         spec: The call's choices.
         block_sizes: How tokens and the vocabulary are divided into blocks.
@@ -119,6 +119,6 @@ def _kernel(
             if spec.vocabulary_first:
                 dw_ref[:, part] = dw_WP.astype(dw_ref.dtype)
             else:
-                # Transposed once a block, in VMEM, and not as a copy of the whole gradient by
+                # Transposed once a block, in VMEM, and not as a copy of the full gradient by
                 # XLA.
                 dw_ref[part, :] = dw_WP.T.astype(dw_ref.dtype)

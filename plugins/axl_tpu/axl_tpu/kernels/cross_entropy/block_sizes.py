@@ -63,7 +63,7 @@ class CrossEntropyBlockSizes:
 
 @attrs.frozen
 class Products:
-    """What a kernel costs that makes so many products of all tokens with the whole vocabulary."""
+    """What a kernel costs that makes so many products of all tokens with the full vocabulary."""
 
     num: int
 

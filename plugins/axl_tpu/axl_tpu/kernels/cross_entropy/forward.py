@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from axcore.ops import CrossEntropySpec
 from axl_tpu.kernels.cross_entropy.block_sizes import CrossEntropyBlockSizes, Products
 
-# Whole products of a wide row would be held in VMEM before they are added to the sum.
+# Full products of a wide row would be held in VMEM before they are added to the sum.
 CHUNK = 512
 """Columns of the mean that are computed at once."""
 
@@ -53,8 +53,8 @@ def token_parts(
     """Return the parts of all tokens.
 
     Args:
-        x_RD: Tokens, in whole blocks.
-        w_VD: Output projection of x's dtype, in whole blocks.
+        x_RD: Tokens, in full blocks.
+        w_VD: Output projection of x's dtype, in full blocks.
         targets_R: Where among the rows of `w_VD` a target is; any other number if it is not.
         spec: The call's choices.
         block_sizes: How tokens and the vocabulary are divided into blocks.

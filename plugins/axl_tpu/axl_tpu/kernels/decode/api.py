@@ -2,7 +2,8 @@
 
 A step of the grid is a row. It goes through the blocks of the row's cache that its queries see;
 while one is computed the next is copied. All query heads are multiplied by the keys of all key
-heads and pairs of heads that do not belong together are masked: so keys stay as they lie in memory,
+heads and pairs of heads that do not belong together are masked: so keys stay as they are stored in
+    memory,
 and the matrix unit, which waits for the memory anyway, has few and large products.
 
 Letters: B batch rows, T queries of a row, N query heads, K key heads, H key width, V value width,
@@ -44,7 +45,7 @@ from axl_tpu.kernels.decode.block import (
 )
 
 DTYPES = ("bfloat16", "float32")
-NARROW_DTYPES = ("int8", "float8_e4m3fn")
+QUANTIZED_DTYPES = ("int8", "float8_e4m3fn")
 MAX_QUERY_ROWS = 512
 MAX_WIDTH = 512
 MAX_KEY_HEADS = 64
@@ -100,7 +101,7 @@ def unsupported_reason(call: Call) -> str | None:
     batch, queries, heads, _ = call.shape("q")
     if call.dtype("q") not in DTYPES:
         return f"takes bfloat16 and float32, not {call.dtype('q')}"
-    if call.has("key_scale") and call.dtype("k") not in NARROW_DTYPES:
+    if call.has("key_scale") and call.dtype("k") not in QUANTIZED_DTYPES:
         return f"takes scales of int8 and float8_e4m3fn, not of {call.dtype('k')}"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
         return f"takes no empty array, not q {call.shape('q')} and v {call.shape('v')}"
@@ -123,10 +124,10 @@ def tpu_decode_attention(
 ) -> Array:
     """Return `o_BTNV`; sums and exponentials are float32.
 
-    Reads what of the cache the queries of a row see, in whole pages or blocks, and no page besides.
-    A width of 128 or 256 and key heads that are a power of two are read as they lie; others, and
-    pages that do not fill whole tiles of memory, may be copied to another layout first. Keys and
-    values of 8 bits are widened a block at a time; all their scales are copied first.
+    Reads what of the cache the queries of a row see, in full pages or blocks, and no other page.
+    A width of 128 or 256 and key heads that are a power of two are read as they are stored; others,
+    and pages that do not fill full tiles of memory, may be copied to another layout first. Keys and
+    values of 8 bits are converted a block at a time; all their scales are copied first.
 
     Args:
         inputs: Arrays of a call that `unsupported_reason` takes.
@@ -183,7 +184,7 @@ def tpu_decode_attention(
             interpret=interpret,
             name="tpu_decode_attention",
         )(
-            # A length beyond the room would lead copies past the row's pages.
+            # A length beyond the capacity would lead copies past the row's pages.
             jnp.minimum(inputs.lengths_B.astype(jnp.int32), inputs.capacity),
             table_BP.reshape(-1),
             inputs.q_BTNH.reshape(batch, rows, width),
@@ -212,7 +213,7 @@ def _pages_of_rows(inputs: DecodeInputs) -> Array:
 
 
 def _heads_in_rows(pool_MCKH: Array, cut: CacheBlocking) -> Array:
-    """Return the cache as `[M, C K, H]`, its pages filled up to whole tiles."""
+    """Return the cache as `[M, C K, H]`, its pages filled up to full tiles."""
     num_pages, page, _, width = pool_MCKH.shape
     if cut.padded > page:
         pool_MCKH = jnp.pad(pool_MCKH, ((0, 0), (0, cut.padded - page), (0, 0), (0, 0)))
@@ -224,8 +225,8 @@ def _scales_of_blocks(
 ) -> tuple[Array, ...]:
     """Return the scales of each block of each row's keys and values, `[B, blocks, 1, X]` each.
 
-    A page's scales are no whole tile of memory, so they are put in the order of blocks before. What
-    is behind a row's tokens is 0: a weight of 0 hides no NaN.
+    A page's scales are not a full tile of memory, so they are put in the order of blocks before.
+    What is behind a row's tokens is 0: a weight of 0 hides no NaN.
     """
     if inputs.key_scale_MCK is None or inputs.value_scale_MCK is None:
         return ()

@@ -17,7 +17,7 @@ from jax import Array, lax
 from axcore.ops import DecodeSpec
 
 TILE, NARROW_TILE = 16, 32
-"""Rows of memory of which a copy must hold whole multiples; the other is that of 8 bits."""
+"""Rows of memory of which a copy must hold full multiples; the other is that of 8 bits."""
 
 
 @attrs.frozen
@@ -43,7 +43,7 @@ class CacheBlocking:
         cls, page: int, pages_of_row: int, key_heads: int, block_keys: int, tile: int = TILE
     ) -> "CacheBlocking":
         """Return the cut into blocks of about so many keys."""
-        # Rows of a copy are keys times heads, so that few keys may already be whole tiles.
+        # Rows of a copy are keys times heads, so that few keys may already be full tiles.
         unit = tile // math.gcd(tile, key_heads)
         padded = -(-page // unit) * unit
         if padded <= block_keys:
@@ -75,7 +75,7 @@ class CacheBlocking:
     def positions(self, key: Array, block: Array) -> tuple[Array, Array]:
         """Return the positions in their row of a block's keys, and which of them are its own.
 
-        Those are no padding, and were in no block before.
+        Those are not padding, and were in no block before.
         """
         offset = self.start(block) + remainder(key, self.size)
         position = (self.first_page(block) + quotient(key, self.size)) * self.page + offset
@@ -224,7 +224,7 @@ class Block:
         own_R1 = length - facts.queries + quotient(row_R1, facts.heads)
         head_R1 = quotient(remainder(row_R1, facts.heads), facts.heads // facts.key_heads)
         position_1X, is_own_1X = facts.positions(column_1X, block)
-        # -1 is no head, so one comparison hides padding and keys of another block, too.
+        # -1 is not a head, so one comparison hides padding and keys of another block, too.
         head_1X = jnp.where(is_own_1X, remainder(column_1X, facts.key_heads), -1)
         mask_RX = (head_R1 == head_1X) & (position_1X <= own_R1)
         return mask_RX if left is None else mask_RX & (position_1X >= own_R1 - left)

@@ -1,7 +1,7 @@
 """Decode attention for many queries of a row, a prompt's, by our flash attention.
 
-The keys of each row are put together from the cache first; beside that many queries the copy is
-small.
+The keys of each row are put together from the cache first; compared with that many queries the copy
+is small.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """The grouped matrix product on TPU: the Pallas kernels ("megablox") that JAX ships, made to fit.
 
 Forward and the gradient of the rows are one kernel, the gradient of the matrices is another. Rows
-are padded to whole tiles; tiles of no group are never computed.
+are padded to full tiles; tiles of no group are never computed.
 
 Letters: R rows, P rows with their padding, E groups, D input width, F output width.
 """
@@ -75,7 +75,7 @@ def megablox_backward(
 
 
 def _padded(inputs: GroupedMatmulInputs) -> tuple[GroupedMatmulInputs, int, int]:
-    """Return the call with whole tiles of rows, its number of rows, and the rows of a tile."""
+    """Return the call with full tiles of rows, its number of rows, and the rows of a tile."""
     x_RD, w_EDF, group_sizes_E = inputs
     num_rows = x_RD.shape[0]
     mean = num_rows // w_EDF.shape[0]

@@ -29,7 +29,7 @@ def rows_matmul(
     """Return `y_RN`: rows times the matrix of their group; zeros for rows of none.
 
     Columns of a block stay while all rows go by, so that each matrix is read once, if blocks hold
-    the whole of K.
+    all of K.
 
     Args:
         x_RK: Rows, sorted by group.

@@ -1,7 +1,7 @@
 """RMS normalisation on TPU by a Pallas kernel: `x` is read once forward and once backward.
 
 Backward computes the rows' factor again, which costs less than to keep it: a number a row takes
-a whole register's width of memory. The gradient of the scale is summed over rows in the kernel.
+a full register's width of memory. The gradient of the scale is summed over rows in the kernel.
 
 Letters: R rows, D width, C rows of a chunk, S slabs of blocks, each for a core of its own.
 """

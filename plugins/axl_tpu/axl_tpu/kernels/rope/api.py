@@ -1,4 +1,4 @@
-"""Rotary positions on TPU by a Pallas kernel: heads are read and written once, where they lie.
+"""Rotary positions on TPU by a Pallas kernel: heads are read and written once, in place.
 
 The compiler would turn heads around in memory to pair halves of a register. Here heads stay side by
 side, as the products before them wrote them and attention reads them, and a register is rolled.

@@ -1,7 +1,7 @@
 """Flash attention on a NeuronCore, forward: tiles of 128 queries against blocks of 512 keys.
 
 The keys of an item, transposed, and its values stay in SBUF while all its queries go by. Each query
-sees one range of keys; what causality and windows hide from a whole tile is not computed.
+sees one range of keys; what causality and windows hide from a full tile is not computed.
 
 Letters: X items, a key head of a row of the batch each; G query heads of an item; T queries, S
 keys, H key width, V value width; R = G * T, the heads one after another.
@@ -142,7 +142,7 @@ def _add_block(logits, soft_cap, lower, upper, key, most, total, dtype):
     nisa.tensor_scalar(dst=negative, data=block_most, op0=nl.multiply, operand0=-1.0)
     shrink = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=shrink, op=nl.exp, data=most, bias=negative)
-    # In the values' dtype, as the Tensor Engine multiplies it fastest. The sum beside it is taken
+    # In the values' dtype, as the Tensor Engine multiplies it fastest. The sum next to it is taken
     # in float32, before rounding, in the same pass over the block.
     p = nl.ndarray((rows, columns), dtype=dtype, buffer=nl.sbuf)
     block_total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)

@@ -103,7 +103,7 @@ def cap_slope(capped):
 def first_key(row, offset, left):
     """Return the first key, a multiple of 128, that a row from `row` on may see."""
     first = 0 if left is None else max(0, row + offset - left)
-    # Rounded down: transposed keys, and values, lie in groups of 128, at whose beginnings
+    # Rounded down: transposed keys, and values, are in groups of 128, at whose beginnings
     # products start. The keys that this adds are masked.
     return first // PARTITIONS * PARTITIONS
 

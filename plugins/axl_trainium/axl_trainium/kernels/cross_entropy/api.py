@@ -70,7 +70,8 @@ def nki_cross_entropy_backward(
 ) -> CrossEntropyTokens:
     """Return the gradients of `x` and `w`, float32.
 
-    Cost: the products of the projection twice, beside those of the gradients; the projection is
+    Cost: the products of the projection twice, in addition to those of the gradients; the
+        projection is
     transposed in HBM once.
     """
     factor_BT = scale_BT * (1.0 + 2.0 * spec.z_loss * lse_BT)

@@ -146,7 +146,7 @@ def _add_rows(sums, gradient, weight_rows):
     for start in range(0, columns, PARTITIONS):
         size = min(PARTITIONS, columns - start)
         # Columns have to be on partitions to be summed over. For `_add_columns` tokens are, as
-        # they lie.
+        # they are.
         gradient_transposed = nl.ndarray((size, rows), dtype=gradient.dtype, buffer=nl.sbuf)
         transpose_tile(gradient_transposed, gradient[:, start : start + size])
         weights = weight_rows[

@@ -1,4 +1,4 @@
-"""RMS normalisation on a NeuronCore: rows on partitions, the whole width of a row beside them.
+"""RMS normalisation on a NeuronCore: rows on partitions, the full width of a row along them.
 
 Letters: M tiles of rows, P rows of a tile, at most 128, D width.
 """

@@ -1,4 +1,4 @@
-"""Rotary positions on a NeuronCore: tokens on partitions, their heads one after another beside.
+"""Rotary positions on a NeuronCore: tokens on partitions, their heads one after another.
 
 Letters: M tiles of tokens, P tokens of a tile, at most 128, N heads, H width of a head.
 """
