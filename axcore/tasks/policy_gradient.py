@@ -28,6 +28,7 @@ from axcore.tasks.policy_losses import (
     at_level,
     clipped_losses,
     kl_estimates,
+    masked,
     sampler_weights,
 )
 from axcore.tasks.preference import ReferenceTask
@@ -97,12 +98,12 @@ class PolicyGradient(ReferenceTask):
         mask_BT = batch["loss_weights"] * batch["row_weights"][:, None]
         model: Any = self.model  # one with `log_probs_and_entropies`, as `CausalLM` has
         found = model.log_probs_and_entropies(*inputs, info, temperature=cfg.temperature)
-        log_probs_BT, entropies_BT = (_masked(one, mask_BT) for one in found)
+        log_probs_BT, entropies_BT = (masked(one, mask_BT) for one in found)
         current_BT = jax.lax.stop_gradient(log_probs_BT)
         # Where the policy has not changed since, its own log-probabilities are the old ones: the
         # ratio is 1 exactly, whatever the sampler's rounding.
-        old_BT = _masked(batch.get(OLD_LOG_PROBS, current_BT), mask_BT)
-        sampler_BT = _masked(batch["sampler_log_probs"], mask_BT)
+        old_BT = masked(batch.get(OLD_LOG_PROBS, current_BT), mask_BT)
+        sampler_BT = masked(batch["sampler_log_probs"], mask_BT)
         advantages_B = advantages(cfg.advantage, batch)
         log_ratio_BT = at_level(log_probs_BT - old_BT, mask_BT, cfg.clip.level)
         losses_BT, is_clipped_BT = clipped_losses(log_ratio_BT, advantages_B[:, None], cfg.clip)
@@ -117,7 +118,9 @@ class PolicyGradient(ReferenceTask):
             reference_BT, _ = self.reference(
                 "log_probs_and_entropies", *inputs, info, cfg.temperature
             )
-            kl_BT = kl_estimates(log_probs_BT - _masked(reference_BT, mask_BT), cfg.kl.form)
+            kl_BT = kl_estimates(log_probs_BT - masked(reference_BT, mask_BT), cfg.kl.form)
+            if cfg.kl.is_weighted_by_ratio:
+                kl_BT *= jnp.exp(log_ratio_BT)
             self._add_mean("kl", kl_BT, mask_BT, scale=cfg.kl.coefficient)
         self._measure(batch, mask_BT, entropies_BT, is_clipped_BT, gap_BT)
 
@@ -204,6 +207,7 @@ class GRPO(PolicyGradient):
     """Group relative policy optimization: rewards compared within the completions of a prompt.
 
     Source: Shao et al. 2024, arXiv:2402.03300, eq. 3.
+    Differs: A penalty is weighted by the ratio unless `kl.is_weighted_by_ratio` is false.
     """
 
 

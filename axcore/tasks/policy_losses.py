@@ -49,6 +49,15 @@ def advantages(cfg: Advantage, batch: Mapping[str, Array]) -> Float[Array, " bat
     return jax.lax.stop_gradient(found_B)
 
 
+def masked(values: Tokens, mask: Tokens) -> Tokens:
+    """Return values with 0 where nothing counts.
+
+    A token there may have a log-probability of minus infinity, and the difference of two such
+    is nan.
+    """
+    return jnp.where(mask > 0, values, 0)
+
+
 @config
 class Clip:
     """How far the policy may go from the one that sampled.
@@ -104,12 +113,18 @@ class KLPenalty:
         coefficient: Weight of the divergence; 0 keeps no copy of the model.
         form: Its estimate from a token's log-ratio r = log p_policy - log p_reference: `k1` is r,
             `k2` r^2 / 2, and `k3` exp(-r) - 1 + r.
+        is_weighted_by_ratio: Whether each estimate is multiplied by the clip's ratio, unclipped.
+            Then the gradient of `k1` and `k3` is, in the mean, that of the divergence. Without, as
+            in GRPO's paper, that of `k3` is another divergence's, that of `k1` has a mean of 0
+            before the first update, and `k2` is right there.
 
-    Source: Schulman 2020, "Approximating KL divergence".
+    Source: Schulman 2020, "Approximating KL divergence"; DeepSeek-AI 2025, arXiv:2512.02556,
+        section 3.1, for the ratio.
     """
 
     coefficient: NonNegativeFloat = 0.0
     form: Literal["k1", "k2", "k3"] = "k3"
+    is_weighted_by_ratio: bool = True
 
 
 def kl_estimates(log_ratio: Tokens, form: Literal["k1", "k2", "k3"]) -> Tokens:

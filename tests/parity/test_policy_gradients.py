@@ -15,6 +15,7 @@ from numpy_state import numpy_state
 from parity_pairs import assert_same_gradient, load_hf
 
 from axcore.interop import to_hugging_face
+from axcore.layers import whole_rows
 from axcore.models import llama2
 from axcore.module import functional
 from axcore.rollouts.rollout import Rollout, batch_of
@@ -133,7 +134,8 @@ def our_batch(models, *, is_first=False):
 
 def old_log_probs(models, batch, temperature):
     """Returns the log-probabilities of the policy that sampled."""
-    inputs = batch["tokens"], batch["targets"], None, temperature
+    info = whole_rows(batch["tokens"], batch["token_mask"])
+    inputs = batch["tokens"], batch["targets"], info, temperature
     state = models[0]["old"][0]
     (found, _), _ = functional(MODEL.build(), state, *inputs, method="log_probs_and_entropies")
     return found
@@ -160,6 +162,7 @@ def check(task, kind, settings, models, folder, **how):
 
 FREE = SamplerCorrection(max_ratio=None)
 KL = KLPenalty(coefficient=0.2)
+PAPER_KL = KLPenalty(coefficient=0.2, is_weighted_by_ratio=False)
 NARROW = Clip(low=0.02, high=0.05)
 BATCH = Advantage(scale="batch")
 
@@ -172,6 +175,7 @@ BATCH = Advantage(scale="batch")
         ("grpo", GRPO.Config(sampler=FREE, clip=NARROW, advantage=BATCH)),
         ("bnpo", PolicyGradient.Config(sampler=FREE, clip=NARROW, mean_over="token")),
         ("dr_grpo", DrGRPO.Config(sampler=FREE, clip=NARROW, max_tokens=8, kl=KL)),
+        ("grpo", GRPO.Config(sampler=FREE, clip=NARROW, kl=PAPER_KL)),
         ("dapo", DAPO.Config(sampler=FREE, clip=NARROW, entropy_bonus=0.3)),
         ("dr_grpo", DrGRPO.Config(sampler=FREE, max_tokens=8, entropy_bonus=0.3)),
         ("grpo", GSPO.Config(sampler=FREE)),
@@ -186,6 +190,7 @@ def test_after_an_update(models, loss_type, task, tmp_path):
         "epsilon": task.clip.low,
         "epsilon_high": task.clip.high,
         "beta": task.kl.coefficient,
+        "use_bias_correction_kl": task.kl.is_weighted_by_ratio,
         "scale_rewards": task.advantage.scale,
         "temperature": task.temperature,
         "entropy_coef": task.entropy_bonus,
