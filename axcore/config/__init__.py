@@ -42,6 +42,7 @@ from axcore.config.values import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    UnitInterval,
     is_config,
 )
 
@@ -59,6 +60,7 @@ __all__ = [
     "PositiveFloat",
     "PositiveInt",
     "Resumable",
+    "UnitInterval",
     "apply_overrides",
     "check_golden",
     "class_tag",

@@ -434,8 +434,8 @@ class FreshHead(WeightEdit):
             )
         if type(model.head) is type(self.head):
             raise ConfigError(
-                f"the model has a {type(self.head).__qualname__} already, and its weights would "
-                "be lost",
+                f"the model's head is a {type(self.head).__qualname__} already, and its weights "
+                "would be lost",
                 where="model.head",
                 hint="to train it further, leave the edit out: --set 'init_from.edits=()'",
             )

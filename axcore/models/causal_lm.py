@@ -229,6 +229,24 @@ class CausalLM(Module):
         return self.head(x, self.decoder.embedding.weight)
 
     @entry
+    def hidden(
+        self, tokens: Int[Array, "batch time"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Return the hidden vector of each token, of which `logits_of` makes its logits."""
+        hidden: Float[Array, "batch time dim"] = self.decoder(tokens, info)
+        return hidden
+
+    @entry
+    def logits_of(
+        self, hidden: Float[Array, "batch places dim"]
+    ) -> Float[Array, "batch places vocab"]:
+        """Return float32 logits: of some places at a time, where all would take much memory."""
+        logits: Float[Array, "batch places vocab"] = self.head(
+            hidden, self.decoder.embedding.weight
+        )
+        return logits
+
+    @entry
     def log_probs(
         self,
         tokens: Int[Array, "batch time"],

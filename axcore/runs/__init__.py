@@ -1,6 +1,7 @@
 """Runs: opening what training left in a directory, and making runs of pretrained checkpoints."""
 
 from axcore.runs.base_model import BaseModel
+from axcore.runs.distill import DistillFrom
 from axcore.runs.export import (
     export_gguf,
     export_run,
@@ -16,6 +17,7 @@ from axcore.runs.text_samples import GenerateSamples, TextSamples
 
 __all__ = [
     "BaseModel",
+    "DistillFrom",
     "FromRun",
     "GenerateSamples",
     "OpenedModel",

@@ -34,6 +34,11 @@ def experiments() -> Iterator[Experiment]:
 def modifiers() -> Iterator[Modifier]:
     """Run that begin with another run, and text samples of a run."""
     yield Modifier(
+        name="distill",
+        config=Ref("axcore.runs:DistillFrom"),
+        summary="A run learns from the probabilities of a teacher, which is in memory too",
+    )
+    yield Modifier(
         name="from_run",
         config=Ref("axcore.runs:FromRun"),
         summary="A run begins with the weights of another run",

@@ -1,5 +1,6 @@
 """Tasks: objectives around a model, which add losses from a batch."""
 
+from axcore.tasks.distillation import Distill, DistillationTask, divergence, kl_divergence
 from axcore.tasks.policy_gradient import (
     DAPO,
     GRPO,
@@ -36,6 +37,8 @@ __all__ = [
     "Answers",
     "Classification",
     "Clip",
+    "Distill",
+    "DistillationTask",
     "DrGRPO",
     "FrozenModel",
     "KLPenalty",
@@ -48,5 +51,7 @@ __all__ = [
     "SimPO",
     "SupervisedTask",
     "Task",
+    "divergence",
+    "kl_divergence",
     "rewards",
 ]

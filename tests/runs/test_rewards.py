@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,8 +27,8 @@ def pairs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cfg(trained, pairs):
     settings = [f"init_from.path={trained[0]}", f"data.source.path={pairs}"]
-    settings += ["learner.schedule.peak=0.003", "**.warmup_steps=1", "data.seq_len=32"]
-    settings += ["data.batch_size=8", "max_steps=4", "checkpoint.every_steps=2", "prompt="]
+    settings += ["learner.schedule.peak=0.003", "**.warmup_steps=1", "data.seq_len=64"]
+    settings += ["data.batch_size=16", "max_steps=4", "checkpoint.every_steps=2", "prompt="]
     return ax.evolve(load_experiment("reward-model", settings), mesh={"fsdp": 1})
 
 
@@ -68,8 +69,7 @@ def test_rewards_do_not_depend_on_what_else_is_asked(run):
 
 def test_a_reward_is_that_of_the_text_that_was_trained_on(run):
     (batch,) = (batch for batch in run.trainer.data.validation())
-    tokens = batch["tokens"].reshape(-1, 32)
-    mask = batch["token_mask"].reshape(-1, 32)
+    tokens, mask = (jnp.asarray(batch[name].reshape(-1, 64)) for name in ("tokens", "token_mask"))
     wanted = np.asarray(rewards(run.model, run.state, tokens, whole_rows(tokens, mask)))
     for row, is_real, reward in zip(tokens, mask, wanted, strict=True):
         if text := run.trainer.data.tokenizer.decode(row[is_real]):
@@ -102,8 +102,8 @@ def test_a_model_of_text_gives_no_rewards(trained):
     ("bad", "what"),
     [
         ("text", "expected a list of messages"),
-        (chat("1?", "x" * 40), "tokens, and the run was trained on 32"),
-        (chat("1?", "x")[:1], "No message"),
+        (chat("1?", "x" * 80), "tokens, and the run was trained on 64"),
+        (chat("1?", "x")[:1], "no message of 'assistant'"),
     ],
 )
 def test_a_bad_conversation_is_named(run, bad, what):

@@ -21,6 +21,7 @@ from axcore.data.packing.packing import PADDING_ROW, PackedRows, TokenStore
 from axcore.data.packing.row_layout import row_layout
 from axcore.errors import ModuleError
 from axcore.inference.cached_model import CachedModel
+from axcore.interop import HuggingFace
 from axcore.layers import (
     CapacityLimited,
     Dropless,
@@ -37,7 +38,7 @@ from axcore.module import functional
 from axcore.ops import KernelPolicy, use_policy
 from axcore.plugins import Hardware, TrainingTask, plugin_host
 from axcore.rollouts.rollout import Rollout, batch_of
-from axcore.tasks import KLPenalty, PolicyGradient
+from axcore.tasks import Distill, FrozenModel, KLPenalty, PolicyGradient
 
 DENSE = transformer(vocab_size=264, dim=8, num_layers=1, num_heads=2, hidden_dim=8)
 ROUTER = Router.Config(balance_loss=0.5, z_loss=0.1, bias_rate=0.01)
@@ -227,6 +228,12 @@ def test_of_rollouts(task, gradient):
         max_tokens=8,
     )
     assert_padding_counts_for_nothing(cfg, rollouts, 9, gradient=gradient)
+
+
+def test_of_a_student():
+    teacher = FrozenModel.Config(model=DENSE, init_from=HuggingFace.Config(path="none"))
+    cfg = Distill.Config(teacher=teacher, model=MODEL, beta=0.5, cross_entropy_weight=0.5)
+    assert_padding_counts_for_nothing(cfg, answers, 8, gradient=False)
 
 
 @pytest.mark.slow

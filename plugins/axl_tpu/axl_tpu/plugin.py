@@ -175,7 +175,7 @@ def kernels() -> Iterator[Kernel]:
         name="tpu_cross_entropy",
         summary="Pallas; no logit is ever in memory",
         priority=200,
-        pinned_only="v4 is too small for it, and the portable kernel must serve there unasked",
+        pinned_only="v4 is too small for it, and the portable kernel must work there by default",
         requires=requires(family="tpu", generation=WIDE_VMEM, features=PALLAS),
         unsupported_reason=Ref("axl_tpu.kernels.cross_entropy.api:unsupported_reason"),
         forward=Ref("axl_tpu.kernels.cross_entropy.api:tpu_cross_entropy"),
