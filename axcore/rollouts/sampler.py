@@ -53,6 +53,8 @@ class PolicySampler:
     ) -> list[list[Completion]]:
         """Return completions of each prompt by the policy's present weights.
 
+        Log-probabilities are those of the distribution that was sampled.
+
         Args:
             policy: The policy.
             prompts: What to complete.
@@ -62,6 +64,8 @@ class PolicySampler:
             stream: What the samples are for: training and evaluation draw other noise.
         """
         engine = self._with_weights(policy)
+        # Raw ones where they are the same, since those cost no softmax of their own.
+        is_raw = sampling.is_plain and sampling.temperature in (0.0, 1.0)
         requests = [
             Request(
                 prompt=one.tokens,
@@ -69,6 +73,7 @@ class PolicySampler:
                 sampling=sampling,
                 seed=_seed(self._seed, stream, one.number, sample),
                 num_logprobs=0,
+                logprobs_mode="raw_logprobs" if is_raw else "processed_logprobs",
             )
             for one in prompts
             for sample in range(num_samples)

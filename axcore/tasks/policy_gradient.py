@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from axcore.config import NonNegativeFloat, PositiveFloat, PositiveInt, config
+from axcore.config import NonNegativeFloat, PositiveFloat, PositiveInt, config, find_config
 from axcore.errors import ConfigError
-from axcore.layers import whole_rows
+from axcore.layers import Dropout, whole_rows
 from axcore.module import BatchSpec
 from axcore.tasks.policy_losses import (
     Advantage,
@@ -160,7 +160,8 @@ class PolicyGradient(ReferenceTask):
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of what is measured."""
-        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl"), "nats a token")
+        # Not "nats a token" for all: next to that, a perplexity is shown.
+        nats = {"entropy": "nats a token", "sampler_gap": "nats", "loss/kl": "nats"}
         shares = {"clip_fraction": "of tokens", "equal_groups": "of completions"}
         return {"loss": "a completion", "completion_tokens": "tokens", **nats, **shares}
 
@@ -193,6 +194,7 @@ class PolicyGradient(ReferenceTask):
                 where="data",
                 hint="train it on axcore.rollouts.Rollouts, as `axcore train grpo` does",
             )
+        self._check_dropout()
         cfg: Any = self.model.config
         size, num_tokens = cfg.vocab_size, arrays["tokens"].num_values
         if num_tokens is not None and size < num_tokens:
@@ -201,6 +203,18 @@ class PolicyGradient(ReferenceTask):
                 where="model.vocab_size",
                 hint=f"--set model.vocab_size={num_tokens}",
             )
+
+    def _check_dropout(self) -> None:
+        """Refuse dropout: the sampler has none, and ratios would be those of masks."""
+        for found in find_config(self.config.model, Dropout.Config):
+            rate = getattr(found.node, "rate", 0.0)
+            if rate:
+                raise ConfigError(
+                    f"{type(self).__qualname__} compares probabilities with those of the sampler, "
+                    f"which drops nothing, and the model has a dropout of {rate}",
+                    where=f"model.{found.path}.rate",
+                    hint=f"--set model.{found.path}.rate=0",
+                )
 
 
 class GRPO(PolicyGradient):

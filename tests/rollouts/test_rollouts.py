@@ -98,8 +98,9 @@ def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole.state.model, resumed.state.model)
 
 
-def test_the_sampler_and_the_trainer_agree_to_rounding(tmp_path):
-    data = small().data.build()
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_sampler_and_the_trainer_agree_to_rounding(temperature):
+    data = small(**{"data.sampling.temperature": temperature}).data.build()
     model = small().model.build()
     policy = Policy(model, 0, model.init(0))
     found = data.rollouts(policy, [0, 1])
@@ -113,6 +114,7 @@ def test_the_sampler_and_the_trainer_agree_to_rounding(tmp_path):
         tokens,
         targets,
         whole_rows(tokens, mask),
+        temperature,
         method="log_probs_and_entropies",
     )
     gap = np.abs(log_probs - batch["sampler_log_probs"])[batch["loss_weights"] > 0]
