@@ -350,6 +350,9 @@ class Module(Configurable):
         """Return what a unit of such batches costs, forward and backward; None if not known."""
         return None
 
+    watched_metrics: tuple[str, ...] = ()
+    """Metrics besides the loss that progress lines show, where they are there."""
+
     def metric_units(self) -> Mapping[str, str]:
         """Return the unit of `loss`, of each `loss/NAME` and of each measure, as people read it.
 

@@ -15,25 +15,24 @@ from axcore.trainer import Trainer
 def grpo() -> Trainer.Config:
     """Return the config.
 
-    It begins with random weights, so the share of right characters is the reward; that the whole
-    answer is right is measured. For a model that knows more, `init_from`, `data.prompts` and
-    `data.rewards` are what to set.
+    It begins with random weights, to which a right answer never happens: so right characters are
+    rewarded, too. For a model that knows more, set `init_from`, `data.prompts` and `data.rewards`.
     """
     base = tiny()
     data = Rollouts.Config(
         prompts=ReversedStrings.Config(
-            min_length=1, max_length=3, alphabet="abcdef", num_prompts=200
+            min_length=3, max_length=3, alphabet="abcdefghij", num_prompts=1000
         ),
         rewards={
             "characters": WeightedReward(reward=MatchingCharacters.Config()),
-            "exact": WeightedReward(reward=ExactMatch.Config(), weight=0.0),
+            "exact": WeightedReward(reward=ExactMatch.Config()),
         },
-        batch_size=256,
+        batch_size=512,
         group_size=16,
         max_new_tokens=4,
-        seq_len=16,
+        seq_len=8,
         engine=EngineConfig(
-            max_num_seqs=256, num_decode_steps=4, sampler_kinds=("greedy", "plain")
+            max_num_seqs=512, num_decode_steps=4, sampler_kinds=("greedy", "plain")
         ),
         validation_fraction=0.2,
     )
@@ -47,10 +46,10 @@ def grpo() -> Trainer.Config:
     return evolve(
         base,
         model=model,
-        task=GRPO.Config(entropy_bonus=0.03),
+        task=GRPO.Config(entropy_bonus=0.1),
         data=data,
         learner=learner,
-        max_steps=500,
+        max_steps=400,
         eval_every_steps=100,
         checkpoint=Checkpointer.Config(every_steps=100),
         prompt="",

@@ -3,6 +3,9 @@
 Letters: B rows, T tokens of a row.
 """
 
+import base64
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +13,7 @@ import attrs
 import numpy as np
 
 from axcore.data.packing.packing import Batch
-from axcore.tasks.policy_gradient import REWARD_PREFIX
+from axcore.tasks.policy_gradient import OLD_LOG_PROBS, REWARD_PREFIX
 
 
 @attrs.frozen(kw_only=True)
@@ -27,6 +30,8 @@ class Rollout:
         group: Which prompt of the run it answers, from 0.
         sample: Which of the answers to it, from 0.
         weight_version: Steps that made the weights which sampled it.
+        old_log_probs: The tokens' log-probabilities as the trainer computed them with these
+            weights; empty where it is trained on before they change.
     """
 
     prompt: tuple[int, ...]
@@ -38,10 +43,14 @@ class Rollout:
     group: int
     sample: int
     weight_version: int
+    old_log_probs: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return attrs.asdict(self)
+        packed = {name: _packed(getattr(self, name), kind) for name, kind in _PACKED.items()}
+        # JSON has no nan: a reward that failed is null.
+        rewards = {name: _finite(value) for name, value in self.rewards.items()}
+        return {**attrs.asdict(self), **packed, "rewards": rewards, "reward": _finite(self.reward)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Rollout":
@@ -51,10 +60,41 @@ class Rollout:
             TypeError: It is not one.
             KeyError: It is not one.
         """
-        known = {**data}
-        for name in ("prompt", "tokens", "log_probs"):
-            known[name] = tuple(known[name])
-        return cls(**known)
+        arrays = {name: _unpacked(data[name], kind) for name, kind in _PACKED.items()}
+        rewards = {name: _number(value) for name, value in data["rewards"].items()}
+        rest = {"rewards": rewards, "reward": _number(data["reward"])}
+        return cls(**{**data, **arrays, **rest})
+
+
+_PACKED = {"prompt": "<i4", "tokens": "<i4", "log_probs": "<f4", "old_log_probs": "<f4"}
+"""Fields that are written as bytes, which is shorter than digits."""
+
+
+def _packed(values: Sequence[float], kind: str) -> str:
+    return base64.b64encode(np.asarray(values, kind).tobytes()).decode()
+
+
+def _unpacked(text: str, kind: str) -> tuple[Any, ...]:
+    return tuple(np.frombuffer(base64.b64decode(text), kind).tolist())
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def groups_of(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """Return rollouts by the prompt that they answer, in their order."""
+    return [list(group) for _, group in itertools.groupby(rollouts, lambda one: one.group)]
+
+
+def has_equal_rewards(group: Sequence[Rollout]) -> bool:
+    """Return whether no completion of a group is worth more than another."""
+    found = {one.reward for one in group if math.isfinite(one.reward)}
+    return len(found) < 2
 
 
 def batch_of(
@@ -79,8 +119,20 @@ def batch_of(
     for row, one in enumerate(rollouts):
         if one is not None:
             _write_row(batch, row, one)
+    if any(one is not None and one.old_log_probs for one in rollouts):
+        batch[OLD_LOG_PROBS] = _of_tokens(rollouts, seq_len)
     batch |= _statistics(rollouts, batch["rewards"], batch["row_weights"])
     return batch
+
+
+def _of_tokens(rollouts: Sequence[Rollout | None], seq_len: int) -> np.ndarray:
+    """Return the old log-probability of each sampled token at its place, else 0."""
+    found = np.zeros((len(rollouts), seq_len), np.float32)
+    for row, one in enumerate(rollouts):
+        if one is not None and one.old_log_probs:
+            begin = len(one.prompt) - 1
+            found[row, begin : begin + len(one.tokens)] = one.old_log_probs
+    return found
 
 
 def _write_row(batch: Batch, row: int, one: Rollout) -> None:

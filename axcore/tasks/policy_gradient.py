@@ -88,6 +88,7 @@ class PolicyGradient(ReferenceTask):
         sampler: SamplerCorrection = SamplerCorrection()
 
     config: Config
+    watched_metrics = ("reward", "loss/kl", "entropy", "clip_fraction", "completion_tokens")
 
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Add the loss by the name `policy`, the penalty as `kl`, and what is measured of both."""
@@ -160,8 +161,7 @@ class PolicyGradient(ReferenceTask):
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of what is measured."""
-        # Not "nats a token" for all: next to that, a perplexity is shown.
-        nats = {"entropy": "nats a token", "sampler_gap": "nats", "loss/kl": "nats"}
+        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl"), "nats")
         shares = {"clip_fraction": "of tokens", "equal_groups": "of completions"}
         return {"loss": "a completion", "completion_tokens": "tokens", **nats, **shares}
 
