@@ -273,7 +273,7 @@ class RLOO(PolicyGradient):
     """REINFORCE with the mean of the prompt's other completions as baseline.
 
     A completion is one action: its ratio is the product of its tokens', and the gradient of the
-    first update is its advantage times that of its whole log-probability.
+    first update is its advantage times that of its log-probability.
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740, section 3.2.
     Differs: A penalty (`kl`) is a loss, where the paper takes it off the reward.

@@ -93,7 +93,7 @@ def clipped_losses(log_ratio: Tokens, advantage: Tokens, clip: Clip) -> tuple[To
 def at_level(
     values: Tokens, mask: Tokens, level: Literal["token", "sequence", "product"]
 ) -> Tokens:
-    """Return the log-ratios of tokens, or at each token that of its whole completion.
+    """Return the log-ratios of tokens, or at each token that of its completion.
 
     Source: Zheng et al. 2025, arXiv:2507.18071, eq. 7, for the mean over a completion's tokens.
     """
