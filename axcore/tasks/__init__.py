@@ -7,6 +7,7 @@ from axcore.tasks.policy_gradient import (
     GSPO,
     RLOO,
     DrGRPO,
+    OnPolicyDistill,
     PolicyGradient,
 )
 from axcore.tasks.policy_losses import Advantage, Clip, KLPenalty, SamplerCorrection
@@ -42,6 +43,7 @@ __all__ = [
     "DrGRPO",
     "FrozenModel",
     "KLPenalty",
+    "OnPolicyDistill",
     "PolicyGradient",
     "PreferenceTask",
     "ReferenceTask",
