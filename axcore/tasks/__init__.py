@@ -1,12 +1,19 @@
 """Tasks: objectives around a model, which add losses from a batch."""
 
-from axcore.tasks.distillation import Distill, DistillationTask, divergence, kl_divergence
+from axcore.tasks.distillation import (
+    Distill,
+    DistillationTask,
+    DistillTopK,
+    divergence,
+    kl_divergence,
+)
 from axcore.tasks.policy_gradient import (
     DAPO,
     GRPO,
     GSPO,
     RLOO,
     DrGRPO,
+    OnPolicyDistill,
     PolicyGradient,
 )
 from axcore.tasks.policy_losses import Advantage, Clip, KLPenalty, SamplerCorrection
@@ -38,10 +45,12 @@ __all__ = [
     "Classification",
     "Clip",
     "Distill",
+    "DistillTopK",
     "DistillationTask",
     "DrGRPO",
     "FrozenModel",
     "KLPenalty",
+    "OnPolicyDistill",
     "PolicyGradient",
     "PreferenceTask",
     "ReferenceTask",
