@@ -6,12 +6,10 @@ from axcore.tasks.policy_gradient import (
     GRPO,
     GSPO,
     RLOO,
-    Advantage,
-    Clip,
     DrGRPO,
-    KLPenalty,
     PolicyGradient,
 )
+from axcore.tasks.policy_losses import Advantage, Clip, KLPenalty, SamplerCorrection
 from axcore.tasks.preference import (
     DPO,
     IPO,
@@ -49,6 +47,7 @@ __all__ = [
     "ReferenceTask",
     "Regression",
     "RewardModel",
+    "SamplerCorrection",
     "SimPO",
     "SupervisedTask",
     "Task",
