@@ -1,6 +1,12 @@
 """Tasks: objectives around a model, which add losses from a batch."""
 
-from axcore.tasks.distillation import Distill, DistillationTask, divergence, kl_divergence
+from axcore.tasks.distillation import (
+    Distill,
+    DistillationTask,
+    DistillTopK,
+    divergence,
+    kl_divergence,
+)
 from axcore.tasks.policy_gradient import (
     DAPO,
     GRPO,
@@ -38,6 +44,7 @@ __all__ = [
     "Classification",
     "Clip",
     "Distill",
+    "DistillTopK",
     "DistillationTask",
     "DrGRPO",
     "FrozenModel",
