@@ -4,7 +4,7 @@
 
 The experiment `grpo-reverse`, from random weights. Of strings that are never trained on the share
 that is reversed exactly counts, by likeliest tokens, before training and at each evaluation; the
-time is that of the whole run, compilation included.
+time is that of the full run, compilation included.
 """
 
 import argparse
