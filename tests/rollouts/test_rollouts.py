@@ -162,7 +162,6 @@ def test_a_rollout_survives_being_written(reward):
     ("changes", "error"),
     [
         ({"data.batch_size": 9}, "groups of 4 do not divide"),
-        ({"data.rewards": {}}, "no reward"),
         ({"data.max_new_tokens": 17}, "max_new_tokens is 17, and a row"),
     ],
 )
