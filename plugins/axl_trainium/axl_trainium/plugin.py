@@ -105,7 +105,10 @@ def features() -> Iterator[Feature]:
     yield Feature(
         name="trainium",
         evidence=Ref("axl_trainium.hardware:runs_on_trainium"),
-        implementation=("axl_trainium.hardware",),
+        implementation=tuple(
+            f"axl_trainium.hardware:{name}"
+            for name in ("transformer_training", "detect", "runs_on_trainium")
+        ),
         target="trainium-trn2-16",
         summary="A new chip: any model runs on Trainium",
     )
