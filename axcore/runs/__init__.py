@@ -7,7 +7,7 @@ from axcore.runs.export import (
     import_run,
     open_checkpoint,
 )
-from axcore.runs.opening import OpenedModel, merge_models_and_runs, open_model
+from axcore.runs.opening import OpenedModel, engine_for, merge_models_and_runs, open_model
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
 from axcore.runs.run_weights import FromRun, RunWeights
@@ -23,6 +23,7 @@ __all__ = [
     "RunFacts",
     "RunWeights",
     "TextSamples",
+    "engine_for",
     "export_gguf",
     "export_run",
     "import_run",

@@ -41,6 +41,7 @@ LAYERS = (
     ("experiments",),
     ("runs", "sandbox"),
     ("evaluation",),
+    ("batch_inference",),
     ("serving",),
     ("testing",),
     ("cli",),

@@ -1,4 +1,4 @@
-"""`start_engine`: an engine for a model, with programs compiled by which it can answer."""
+"""`Placement`: the devices that an engine has its weights on."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _SERVED_AXES = ("data", "model")
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Where weights lie.
+    """Where the weights of an engine are.
 
     Args:
         mesh: Of the devices that they lie on.
