@@ -7,7 +7,8 @@ import pytest
 from chat_tokenizer import write_chat_tokenizer
 
 from axcore.batch_inference import PromptFile
-from axcore.data import ByteTokenizer, HuggingFaceTokenizer
+from axcore.config import evolve
+from axcore.data import ByteTokenizer, tokenizer_in
 from axcore.errors import DataError
 
 TOKENIZER = ByteTokenizer.Config().build()
@@ -40,14 +41,15 @@ def test_a_prompt_has_the_tokens_that_generate_gives_it(read):
 
 def test_a_conversation_is_written_by_the_chat_template_up_to_the_answer(read, tmp_path):
     folder = write_chat_tokenizer(tmp_path / "chat")
-    tokenizer = HuggingFaceTokenizer.Config(
-        path=str(folder / "tokenizer.json"), settings_path=str(folder / "tokenizer_config.json")
+    tokenizer = evolve(
+        tokenizer_in(folder), chat_template_path=str(folder / "chat_template.jinja")
     ).build()
     messages = [{"role": "user", "content": "a"}]
-    (prompt,) = PromptFile(
-        read({"messages": messages}).path, tokenizer, max_length=99, parses_special=False
-    )
+    refused = [{"role": "system", "content": "a"}]
+    path = read({"messages": messages}, {"messages": refused}).path
+    prompt, wrong = PromptFile(path, tokenizer, max_length=99)
     assert list(prompt.tokens) == tokenizer.encode_chat(messages).tolist()
+    assert "line 2: The chat template does not take this" in wrong.error.what
 
 
 def test_gzip_empty_lines_and_a_missing_last_line_end_change_nothing(read, tmp_path):
@@ -79,7 +81,7 @@ def test_gzip_empty_lines_and_a_missing_last_line_end_change_nothing(read, tmp_p
         ({"prompt_tokens": [10**9]}, "holds 1000000000; tokens are"),
         ({"prompt_tokens": "ab"}, "holds 'ab', not a list"),
         ({"messages": []}, "not a list of messages"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "has no chat template"),
+        ({"messages": [{"role": "me", "content": "a"}]}, "has the role 'me'; expected"),
     ],
 )
 def test_a_line_that_cannot_be_answered_says_why_and_where(read, line, said):
