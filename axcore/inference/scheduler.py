@@ -264,6 +264,9 @@ class Scheduler:
         rows, limits = self.rows, self.limits
         slots = rows.decoding()
         count = limits.num_decode_steps
+        if limits.fixed_calls and is_reading:
+            # A call takes as long for one row as for all, so that slots are filled first.
+            return slots[:0], count
         # Programs for one token and for `num_decode_steps` exist, and none in between.
         if count == 1 or limits.fixed_calls or not len(slots):
             return slots, count

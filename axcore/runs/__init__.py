@@ -26,6 +26,7 @@ __all__ = [
     "RunFacts",
     "RunWeights",
     "TextSamples",
+    "engine_for",
     "export_gguf",
     "export_run",
     "import_run",

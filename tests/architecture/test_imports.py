@@ -42,6 +42,7 @@ LAYERS = (
     ("runs", "sandbox"),
     ("rollouts",),
     ("evaluation",),
+    ("batch_inference",),
     ("serving",),
     ("testing",),
     ("cli",),
