@@ -1,7 +1,7 @@
 """`AnswerFile`: a line for each prompt, appended as it is answered, and what answers follow from.
 
 Next to the file, `NAME.run.json` holds what decides the answers. A killed process leaves whole
-lines and a piece of one; whoever asks for the same answers cuts the piece off and goes on.
+lines and a piece of one; whoever asks for the same answers cuts the piece off and resumes.
 """
 
 import errno
@@ -118,7 +118,7 @@ class AnswerFile:
             raise DataError(
                 "the answers in it are of something else: " + "; ".join(changes),
                 where=str(self.path),
-                hint="give the same to go on, or name another file by --out",
+                hint="give the same to resume, or name another file by --out",
             )
         if other_machine:
             warnings.warn(
@@ -149,7 +149,7 @@ class AnswerFile:
                 f"line {number + 1} is not the answer to prompt {number}: the file is damaged, or "
                 "was changed",
                 where=f"{self.path}:{number + 1}",
-                hint="remove this line and those after it to go on from there",
+                hint="remove this line and those after it to resume from there",
             )
 
 

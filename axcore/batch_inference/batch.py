@@ -2,7 +2,7 @@
 
 All that can be wrong with prompts and settings is found before anything is sampled. The noise of
 sample j of prompt i follows from the seed, i and j, and calls have fixed shapes: so an answer has
-the same bits whatever is sampled with it, and a killed run goes on as if it had never ended.
+the same bits whatever is sampled with it, and a killed run resumes as if it had never ended.
 """
 
 import itertools

@@ -63,7 +63,7 @@ def _biases(
     "answers",
     metavar="FILE",
     type=options.OutputPath(),
-    help="Where answers to --in are kept, a line each; the same command goes on where it ended.",
+    help="Where answers to --in are kept, a line each; the same command resumes where it ended.",
 )
 @click.option(
     "--parse-special/--no-parse-special",
@@ -278,5 +278,5 @@ def _stopped(answers: Path, far: "list[BatchProgress]") -> str:
     done = far[0]
     return (
         f"{shown}stopped by Ctrl-C: {answers} has {done.num_done} of {done.num_prompts} answers; "
-        "the same command goes on from there"
+        "the same command resumes"
     )

@@ -1,4 +1,4 @@
-"""`axcore generate --in FILE --out FILE`: killed, stopped, gone on with; and what it refuses."""
+"""`axcore generate --in FILE --out FILE`: killed, stopped, resumed; and what it refuses."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_killed_and_stopped_within_lines_it_ends_with_the_file_of_an_undisturbed
     assert disturbed.read_bytes().endswith(b'{"index": 3, "prom')
     stopped = generate(run, disturbed, ("-c", ENDS_ITSELF.format(line=5, signal=2)))
     assert stopped.returncode == 130, stopped.stderr
-    assert f"{disturbed} has 5 of 9 answers; the same command goes on" in stopped.stderr
+    assert f"{disturbed} has 5 of 9 answers; the same command resumes" in stopped.stderr
     done = generate(run, disturbed)
     assert "9 answers, 5 of them from before" in done.stdout, done.stderr
     assert disturbed.read_bytes() == undisturbed.read_bytes()
