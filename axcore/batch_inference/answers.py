@@ -47,7 +47,7 @@ class AnswerFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self._lock()
-            if os.fstat(self._descriptor).st_size:
+            if size := os.fstat(self._descriptor).st_size:
                 self._check_origin(origin, machine)
             else:
                 # Before the first line: there is never a line of which nobody knows its origin.
@@ -55,7 +55,8 @@ class AnswerFile:
                 write_whole(self.origin_path, json.dumps(kept, indent=1) + "\n")
             self.num_lines, end = self._count()
             # Only now: nothing is cut off a file that is not ours.
-            os.ftruncate(self._descriptor, end)
+            if end < size:
+                os.ftruncate(self._descriptor, end)
         except BaseException:
             os.close(self._descriptor)
             raise

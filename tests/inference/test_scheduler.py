@@ -95,6 +95,7 @@ def test_calls_of_fixed_shapes_fill_every_slot_before_rows_decode():
         prefill_buckets=((1,),),
         alone_length=8,
         chunk_alignment=8,
+        enable_prefix_caching=False,
         fixed_calls=True,
     )
     scheduler = Scheduler(limits)
