@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
-from axcore.hardware.large_pages import use_large_pages
+from axcore.hardware.host_memory import use_large_pages
 from axcore.inference.cached_model import NUM_COLUMNS, mesh_of
 from axcore.inference.model_functions import (
     ModelFunctions,

@@ -16,13 +16,12 @@ from axcore.errors import ModuleError
 from axcore.module import invoke
 from axcore.module.batch_spec import BatchSpec, ModelFlops
 from axcore.module.context import Context, LayerPosition, current_context
-from axcore.module.dtypes import ROOT_DTYPES, DTypes
 from axcore.module.outputs import Loss, unused
-from axcore.module.param import ParamDeclaration, param_spec_of, sample_params
+from axcore.module.param import ROOT_DTYPES, DTypes, ParamDeclaration, param_spec_of, sample_params
 from axcore.module.remat import Remat
 from axcore.module.rng import Path, as_key, format_path
+from axcore.module.stacked_module import ModuleNode, index_of, unwrapped
 from axcore.module.summary import summary_html
-from axcore.module.tree import ModuleNode, index_of, unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from axcore.config import REQUIRED, PositiveFloat, UnitInterval, config
 from axcore.errors import ConfigError
 from axcore.layers import packed_rows
-from axcore.models.head import LOGITS_AT_ONCE
+from axcore.models.causal_lm import LOGITS_AT_ONCE
 from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops
 from axcore.tasks.task import FrozenModel, Task
 

@@ -11,7 +11,7 @@ from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import FreshHead, GrowVocabulary, HuggingFace, to_hugging_face
 from axcore.interop.array_source import GrownByMean, InterpolatedRows, RepeatedRows, Zeroed
 from axcore.models import llama2, qwen2
-from axcore.models.head import TiedHead
+from axcore.models.causal_lm import TiedHead
 
 OLD, NEW = 264, 300
 

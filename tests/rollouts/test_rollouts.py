@@ -19,7 +19,7 @@ from axcore.module import functional
 from axcore.rollouts import PromptFiles
 from axcore.rollouts.experiments import grpo
 from axcore.rollouts.rollout import Rollout, batch_of
-from axcore.testing.trainers import trainer_on
+from axcore.testing.tiny import trainer_on
 from axcore.trainer import StepsDone
 
 

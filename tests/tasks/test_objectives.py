@@ -160,7 +160,7 @@ def test_logits_in_parts_give_the_same_log_probabilities(states, monkeypatch):
     model = MODEL.build()
     flat.append(whole_rows(flat[0]))
     whole, _ = functional(model, states[0], *flat, method="log_probs")
-    monkeypatch.setattr("axcore.models.head.LOGITS_AT_ONCE", 4)
+    monkeypatch.setattr("axcore.models.causal_lm.LOGITS_AT_ONCE", 4)
     parts, _ = functional(model, states[0], *flat, method="log_probs")
     np.testing.assert_allclose(whole, parts, rtol=1e-6)
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from axcore.config.json_files import parse_json
-from axcore.hardware.process_memory import peak_resident_bytes
+from axcore.hardware.host_memory import peak_resident_bytes
 from axcore.module import NATS_A_TOKEN, Loss, LossGroups
 from axcore.whole_files import read_regular, write_whole
 

@@ -28,7 +28,7 @@ from axcore.ops.attention.blockwise import blockwise_forward
 from axcore.ops.contract import relative_error
 from axcore.ops.decode_attention.kernels import decode_attention_reference
 from axcore.testing import CompileSuite, KernelSuite
-from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case
+from axcore.testing.contracts import DecodeTestCase, decode_case
 
 KEY = ("decode_attention/gpu_decode_attention",)
 INTERPRETED = partial(partial_sums, products=ARITHMETIC._replace(interpreter=INTERPRETER))

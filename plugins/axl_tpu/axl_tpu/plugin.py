@@ -41,8 +41,8 @@ def aot_targets() -> Iterator[AotTarget]:
     yield AotTarget(
         name="libtpu",
         requires=requires(family="tpu"),
-        devices=Ref("axl_tpu.aot:devices"),
-        environment=Ref("axl_tpu.topology:environment"),
+        devices=Ref("axl_tpu.compiler:devices"),
+        environment=Ref("axl_tpu.compiler:environment"),
         modules=("libtpu",),
         install="axl-tpu[aot]",
         summary="XLA's compiler for TPUs, in libtpu",

@@ -10,8 +10,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call
-from axl_gpu.kernels.attention.cudnn_call import DTYPES, FlashArrays, FlashSpec
-from axl_gpu.kernels.attention.cudnn_flash import CUDNN, Library, flash
+from axl_gpu.kernels.attention.cudnn_call import (
+    CUDNN,
+    DTYPES,
+    FlashArrays,
+    FlashSpec,
+    Library,
+    flash,
+)
 
 MAX_WIDTH = 128
 """Largest head width on every generation."""

@@ -1,16 +1,21 @@
-"""The code of a test, found through names: what it defines, and what that uses of given modules.
+"""The code that a receipt of compilation is of, found through imports and through names.
 
-Imports and files do not count, so that a definition may move, and its file may be merged with
-another or be renamed, without a change of what is found.
+A kernel is compiled with the files that it imports, and those of `axcore.ops` that its op needs:
+`imported_files`, `op_files`. A test's own code is what its file defines, and what that uses of
+given modules: `own_code`. There imports and files do not count, so that a definition may move, and
+its file may be merged with another or be renamed, without a change of what is found.
 """
 
 import ast
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
+
+import axcore
+from axcore.plugins import Kernel, Ref, plugin_host
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
@@ -138,3 +143,93 @@ def _text(node: ast.stmt) -> str:
         if isinstance(body := getattr(one, "body", None), list):
             body[:] = [each for each in body if not isinstance(each, _IMPORTS)]
     return ast.unparse(tree)
+
+
+def imported_files(roots: Iterable[Path], modules: Mapping[str, Path]) -> frozenset[Path]:
+    """Return the roots and what they import, directly or not, among `modules`."""
+    found: set[Path] = set()
+    left = list(roots)
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            named = imports_of(file.read_text(encoding="utf-8"))
+            left += [modules[name] for name in named if name in modules]
+    return frozenset(found)
+
+
+@functools.cache
+def imports_of(program: str) -> frozenset[str]:
+    """Return the modules that a program names in imports, and in strings as references do."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value.partition(":")[0])
+    return frozenset(names)
+
+
+def steps_of(file: Path, folder: Path) -> Iterator[str]:
+    """Return the steps of a file's module below a folder's."""
+    for step in file.relative_to(folder).with_suffix("").parts:
+        if step != "__init__":
+            yield step
+
+
+OPS = Path(axcore.__file__).parent / "ops"
+
+
+def op_files(kernel: Kernel, kernel_files: Iterable[Path]) -> frozenset[Path]:
+    """Return the files of the op, and what they and the kernel's own files import of `axcore.ops`.
+
+    Args:
+        kernel: The kernel.
+        kernel_files: Its files in its plugin.
+    """
+    folders = _op_folders(kernel.op)
+    if not folders:
+        return frozenset(OPS.rglob("*.py"))
+    modules = _modules()
+    programs = [file for file in kernel_files if file.suffix == ".py"]
+    named = {name for file in programs for name in imports_of(file.read_text(encoding="utf-8"))}
+    roots = [file for folder in folders for file in folder.rglob("*.py")]
+    roots += [modules[name] for name in named if name in modules]
+    return imported_files(roots, modules)
+
+
+def _op_folders(op: str) -> set[Path]:
+    """Return the folders that the core's own kernels of an op are in."""
+    targets = {
+        value.target
+        for one in plugin_host().records(Kernel)
+        if one.op == op
+        for value in attrs.asdict(one, recurse=False).values()
+        if isinstance(value, Ref)
+    }
+    steps = [target.partition(":")[0].split(".") for target in targets]
+    return {OPS / step[2] for step in steps if step[:2] == ["axcore", "ops"] and len(step) > 3}
+
+
+@functools.cache
+def _modules() -> Mapping[str, Path]:
+    """Return the modules of all ops, by what they are imported as.
+
+    `axcore.ops` is left out, since it imports every op; a name that is exported there is mapped to
+    the module that it is from.
+    """
+    modules = {
+        ".".join(("axcore", "ops", *steps_of(file, OPS))): file for file in OPS.rglob("*.py")
+    }
+    face = ast.parse(modules.pop("axcore.ops").read_text(encoding="utf-8"))
+    exported = {
+        f"axcore.ops.{alias.name}": node.module
+        for node in ast.walk(face)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    return modules | {
+        name: modules[module] for name, module in exported.items() if module in modules
+    }

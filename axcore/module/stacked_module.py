@@ -1,18 +1,19 @@
-"""`StackedModule`: copies of one module under `scan` and `vmap`.
+"""Modules in a module: `StackedModule`, many copies of one, and where each is in the tree.
 
-The body of a transformation is a pure function of state, key, channels and arguments. Its losses,
-summaries, updates and captures come out as values, so nothing is lost on the way.
+Copies run under `scan` or `vmap`, or in another order by a `StackRunner`. The body of a
+transformation is a pure function of state, key, channels and arguments. Its losses, summaries,
+updates and captures come out as values, so nothing is lost on the way.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from axcore.errors import ModuleError
-from axcore.module.context import Context, current_context
+from axcore.module.context import Context, Index, LayerLocation, ModuleLocation, current_context
 from axcore.module.invoke import as_pure_function, own_state, split_static
 from axcore.module.outputs import Outputs
 from axcore.module.param import ParamSpec, stacked_spec
@@ -235,3 +236,167 @@ def _joined(pieces: list[Outputs], context: Context) -> Outputs:
             hint="add the same in every layer, or use an unrolled stack",
         ) from error
     return joined
+
+
+class StackRunner:
+    """The copies of a `StackedModule` at work: any of them, in any order, each as a pure function.
+
+    The caller merges what they add and passes it on, with `finish`.
+
+    Attributes:
+        state: The stacked state.
+        specs: Of that state.
+        channels: Values in the channels that are open.
+    """
+
+    def __init__(self, repeated: StackedModule) -> None:
+        context = current_context("copies of a module were run").child(repeated.module)
+        self._module = repeated.module
+        self._context = context
+        self._root = context.key() if context.has_key else None
+        self.state = context.state if context.frame.has_state_at(context.path) else {}
+        self.specs = repeated.specs_at(context.path, set())
+        # A copy, since several parts of a batch run with their own values until `finish`.
+        self.channels = dict(context.frame.channels)
+
+    def copy(
+        self, index: Any, part: Any = None, select: Callable[[Any], Any] | None = None
+    ) -> Callable[..., tuple[Any, dict[str, Any], Outputs]]:
+        """Return one copy as `(state, x, channels, args) -> (x, channels, outputs)`, pure.
+
+        That function raises a ModuleError where the copy opens a channel, or captures a value.
+
+        Args:
+            index: Which copy it is; may be traced.
+            part: Which part of a batch the call is for: each has random keys of its own. None
+                where the call is for all of it.
+            select: What takes the copy's state out of the one that the function is given. Under
+                the module's `Remat` backward takes it out again, and keeps none.
+        """
+        pure = as_pure_function(self._context, type(self._module).forward)
+        # By its number in the stack, so that a pipeline samples what a scan of the same layers
+        # does.
+        key = folded(self._root, index)
+        # One more fold for a part, or each micro-batch would get the same dropout mask.
+        key = key if part is None else folded(key, part)
+        remat = self._module.config.remat
+
+        def run(state: Any, x: Any, channels: dict[str, Any], args: tuple[Any, ...]) -> Any:
+            arrays, rebuild = split_static(args)
+
+            def body(
+                state: Any, index: Any, key: Any, x: Any, channels: Any, arrays: list[Any]
+            ) -> Any:
+                own = state if select is None else select(state)
+                return pure(own, key, channels, (x, *rebuild(arrays)), {}, index)
+
+            wrapped = body if remat is None else remat.wrap(body, in_scan=True)
+            x, outputs, after = wrapped(state, index, key, x, channels, arrays)
+            self._check(channels, after, outputs)
+            return x, after, outputs
+
+        return run
+
+    def finish(self, channels: dict[str, Any], outputs: Outputs) -> None:
+        """Pass on what all copies added, and the values shared after them."""
+        self._context.frame.outputs.absorb(outputs)
+        self._context.frame.channels.update(channels)
+
+    def _check(self, before: Any, after: Any, outputs: Outputs) -> None:
+        where = format_path(self._context.path)
+        # A pipeline's buffer has one shape for all stages, made before the first runs.
+        if not same_structure(before, after):
+            raise ModuleError(
+                "a channel was opened, or changed its shape, by layers that run on parts of a "
+                "batch at once",
+                where=where,
+                hint="open it before these layers, or run them in sequence: ScannedLayers",
+            )
+        if outputs.captures:
+            raise ModuleError(
+                f"{', '.join(outputs.captures)} cannot be captured in layers that run on parts of "
+                "a batch at once",
+                where=where,
+                hint="use ScannedLayers, whose state is the same, to look inside",
+            )
+
+
+@runtime_checkable
+class ModuleNode(Protocol):
+    """What a module can have as a child: a module, or a `StackedModule` of one."""
+
+    def specs_at(self, path: Path, seen: set[int]) -> dict[str, Any]:
+        """Return the specs at a path of the tree, but for modules in `seen`, which it adds to."""
+
+
+def index_of(module: "Module") -> Index:
+    """Return the places of all modules of a tree; a shared one is where it comes first.
+
+    Raises:
+        ModuleError: A module in a `StackedModule` is shared with a module outside of it.
+    """
+    # Kept with the module: the tree never changes after
+    # setup, and each call of `functional` asks for it.
+    index: Index | None = module.__dict__.get("_index")
+    if index is None:
+        index = {id(module): ModuleLocation((), (), 0, ())}
+        _add_children(module, (), (), index)
+        module.__dict__["_index"] = index
+    return index
+
+
+def unwrapped(child: Any) -> "Module":
+    """Return the module of a child, which a `StackedModule` may wrap."""
+    inner: Module = child.module if isinstance(child, StackedModule) else child
+    return inner
+
+
+def num_layers(module: "Module") -> int:
+    """Return how many layers a module is: one, or those of a stack and of the stacks in it."""
+    parts = [child for steps, child in module.children() if _is_layer_of(module, steps)]
+    return sum(_num_copies(part) * num_layers(unwrapped(part)) for part in parts) or 1
+
+
+def _is_layer_of(module: "Module", steps: Path) -> bool:
+    return module.layers_in is not None and steps[:1] == (module.layers_in,)
+
+
+def _num_copies(child: Any) -> int:
+    return child.count if isinstance(child, StackedModule) else 1
+
+
+def _add_children(module: "Module", path: Path, stack: tuple[int, ...], index: Index) -> None:
+    num_before, total = 0, num_layers(module)
+    for steps, child in module.children():
+        inner, here = unwrapped(child), (*path, *steps)
+        is_stacked = isinstance(child, StackedModule)
+        around = (*stack, id(child)) if is_stacked else stack
+        layer = None
+        if _is_layer_of(module, steps):
+            layer = LayerLocation(num_before, num_layers(inner), total, is_stacked)
+            num_before += _num_copies(child) * layer.size
+        place = index.get(id(inner))
+        # By identity: a shared module is one object in several
+        # places, and has one place for its parameters, the first.
+        if place is None:
+            index[id(inner)] = ModuleLocation(here, steps, id(module), around, layer)
+            _add_children(inner, here, around, index)
+        elif _is_same_stack(child, place.stack, around):
+            if layer is not None:
+                shared = layer._replace(is_shared=True)
+                index[id(inner)] = place._replace(layer=shared)
+        else:
+            raise ModuleError(
+                f"a {type(inner).__qualname__} is shared between {format_path(place.path)} and "
+                f"{format_path(here)}, but one of them stacks copies of its state",
+                where=format_path(here),
+                hint="build a separate module for the StackedModule",
+            )
+
+
+def _is_same_stack(child: Any, first: tuple[int, ...], around: tuple[int, ...]) -> bool:
+    """Whether a shared module's state, stacked as at its first place, fits this place too.
+
+    A module that is not stacked may be used inside of a `StackedModule`, by each copy alike.
+    """
+    return first == around if isinstance(child, StackedModule) else first == around[: len(first)]
