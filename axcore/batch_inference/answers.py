@@ -31,7 +31,7 @@ class AnswerFile:
         machine: What may change the last bits of answers; a change of it is a warning.
 
     Attributes:
-        num_lines: Whole lines that are there.
+        num_lines: Complete lines that are there.
 
     Raises:
         DataError: The file has answers of another origin, is none of answers, is damaged before
@@ -129,7 +129,7 @@ class AnswerFile:
             )
 
     def _count(self) -> tuple[int, int]:
-        """Return the number of whole lines, and the bytes of these."""
+        """Return the number of complete lines, and the bytes of these."""
         number = end = 0
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)

@@ -67,7 +67,7 @@ class PromptFile:
     """Reads prompts, the first one first, each time that it is iterated over.
 
     Args:
-        path: JSON lines; decompressed where they are gzip or zstd. Empty lines are no prompts.
+        path: JSON lines; decompressed where they are gzip or zstd. Empty lines are skipped.
         tokenizer: Makes their tokens, and has the chat template of conversations.
         max_length: Tokens of the longest prompt and answer together.
         parses_special: Whether special tokens that a text writes out, as `<|im_start|>`, are these
@@ -198,7 +198,7 @@ class PromptFile:
         size = self._tokenizer.vocab_size
         if not isinstance(value, list):
             raise DataError(f"field 'prompt_tokens' holds {_shown(value)}, not a list of tokens.")
-        # A bool is an int in Python, and is no token.
+        # A bool is an int in Python, and is not a token.
         wrong = [one for one in value if type(one) is not int or not 0 <= one < size]
         if wrong:
             raise DataError(

@@ -31,7 +31,7 @@ _OF_FILES = {
 """Options that mean something with --in alone."""
 
 _EVERY_S = 10.0
-"""Seconds between two lines that say how far a batch is, where stderr is no terminal."""
+"""Seconds between two lines that say how far a batch is, where stderr is not a terminal."""
 
 
 def _biases(

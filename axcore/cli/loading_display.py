@@ -19,7 +19,7 @@ class LoadingDisplay:
 
     Args:
         console: Where it is shown; stderr where None.
-        every_s: Seconds between two lines of one phase, where it is no terminal.
+        every_s: Seconds between two lines of one phase, where it is not a terminal.
     """
 
     def __init__(self, console: "Console | None" = None, *, every_s: float = 1.0) -> None:

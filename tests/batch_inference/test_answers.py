@@ -1,4 +1,4 @@
-"""`AnswerFile`: whole lines stay, a piece of one goes, and nothing else is ever written over."""
+"""`AnswerFile`: complete lines stay, a piece of one goes, and nothing else is ever written over."""
 
 import json
 import os

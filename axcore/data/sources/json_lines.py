@@ -144,7 +144,7 @@ class JsonLine:
         """Return the object that the line holds.
 
         Raises:
-            DataError: Naming the file and the line: it holds none, or is too long.
+            DataError: Naming the file and the line: it contains none, or is too long.
         """
         if not self.is_whole:
             raise self._error(
