@@ -73,7 +73,14 @@ def _biases(
     help="Read special tokens that the prompt writes out, as <|im_start|>, as these tokens.",
 )
 @click.option("--max-tokens", default=200, show_default=True, help="Tokens to sample at most.")
-@click.option("--samples", default=1, show_default=True, help="Number of continuations.")
+@click.option(
+    "--samples",
+    "--num-samples",
+    "samples",
+    default=1,
+    show_default=True,
+    help="Number of continuations, of each prompt.",
+)
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-k", type=int, help="Sample from this many likeliest tokens only.")
 @click.option(
@@ -114,6 +121,20 @@ def _biases(
     help="Added to the logit of the token of this number. Repeatable.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the samples.")
+@click.option("--stop", metavar="TEXT", multiple=True, help="Ends an answer to --in. Repeatable.")
+@click.option(
+    "--logprobs",
+    "num_logprobs",
+    metavar="N",
+    type=int,
+    help="Keep log-probabilities of the tokens of answers to --in, and of N likeliest ones.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "skip"]),
+    help="With --in: whether a line without a prompt ends the command before it samples (the "
+    "default), or its answer says what is wrong.",
+)
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
 @click.option(
     "--chat-template",
