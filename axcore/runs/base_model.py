@@ -147,20 +147,20 @@ def sft() -> Trainer.Config:
         repacks_each_epoch=True,
         validation_batches=32,
     )
-    return _further(data, peak=1e-5)
+    return further_training(data, peak=1e-5)
 
 
 def dpo() -> Trainer.Config:
     """Return the config of training on pairs of answers; `--modify orpo` names another task."""
     data = PreferenceData.Config(seq_len=128, batch_size=8, validation_batches=32)
-    return evolve(_further(data, peak=1e-6), task=DPO.Config())
+    return evolve(further_training(data, peak=1e-6), task=DPO.Config())
 
 
 def kto() -> Trainer.Config:
     """Return the config of training on answers that were labelled one by one."""
     source = ChatFiles.Config(reads=LabelledChats.Config())
     data = PreferenceData.Config(source=source, seq_len=128, batch_size=8, validation_batches=32)
-    return evolve(_further(data, peak=1e-6), task=KTO.Config())
+    return evolve(further_training(data, peak=1e-6), task=KTO.Config())
 
 
 def reward_model() -> Trainer.Config:
@@ -168,11 +168,11 @@ def reward_model() -> Trainer.Config:
     data = PreferenceData.Config(
         seq_len=128, batch_size=8, validation_batches=32, has_targets=False
     )
-    cfg = evolve(_further(data, peak=1e-5), task=RewardModel.Config())
+    cfg = evolve(further_training(data, peak=1e-5), task=RewardModel.Config())
     return evolve(cfg, init_from=BaseModel.Config(edits=(FreshHead(),)))
 
 
-def _further(data: DataLoader.Config, *, peak: float) -> Trainer.Config:
+def further_training(data: DataLoader.Config, *, peak: float) -> Trainer.Config:
     """Return the config of training a base further, at a low rate."""
     return Trainer.Config(
         model=_STAND_IN,

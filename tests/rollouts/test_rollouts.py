@@ -17,7 +17,7 @@ from axcore.inference import EngineConfig
 from axcore.layers import whole_rows
 from axcore.module import functional
 from axcore.rollouts import PromptFiles
-from axcore.rollouts.experiments import grpo
+from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.testing.tiny import trainer_on
 from axcore.trainer import StepsDone
@@ -26,7 +26,7 @@ from axcore.trainer import StepsDone
 def small(**changes):
     """Returns `grpo` with so few and short completions that a step takes no time."""
     return update_config(
-        grpo(),
+        grpo_reverse(),
         {
             "model.dim": 16,
             "**.hidden_dim": 16,
