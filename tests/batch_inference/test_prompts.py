@@ -66,7 +66,7 @@ def test_gzip_empty_lines_and_a_missing_last_line_end_change_nothing(read, tmp_p
     ("line", "said"),
     [
         ("{", "line 2 is not JSON"),
-        ("[1]", "line 2 holds a list, not an object"),
+        ("[1]", "line 2 contains a list, not an object"),
         ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' is twice"),
         ({"promt": "a"}, "expected one of the fields 'prompt', 'messages' and 'prompt_tokens'"),
         ({}, "it has nothing"),
