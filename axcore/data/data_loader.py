@@ -244,6 +244,12 @@ class DataLoader(Configurable, ABC):
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterable[Any]:
         """Return the batches to evaluate on, with as many for every process; maybe none."""
 
+    def check_task(self, task: Any) -> None:
+        """Check that batches fit the task, or the model, that is trained on them.
+
+        A trainer asks once, before anything is compiled.
+        """
+
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights are evaluated, where the batches of `validation` follow them.
 

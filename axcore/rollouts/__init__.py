@@ -4,6 +4,7 @@ from axcore.rollouts.prompts import Arithmetic, PromptFiles, ReversedStrings
 from axcore.rollouts.rewards import ExactMatch, MatchingCharacters, Reward, WeightedReward
 from axcore.rollouts.rollout import Rollout
 from axcore.rollouts.rollouts import Rollouts
+from axcore.rollouts.samples import RolloutSamples
 
 __all__ = [
     "Arithmetic",
@@ -13,6 +14,7 @@ __all__ = [
     "ReversedStrings",
     "Reward",
     "Rollout",
+    "RolloutSamples",
     "Rollouts",
     "WeightedReward",
 ]

@@ -187,6 +187,30 @@ class Rollouts(DataLoader):
             )()
             yield self.batch([*found, *[None] * (size - len(found))])
 
+    def check_task(self, task: Any) -> None:
+        """Check that there are the rewards that a task reads, and that it has our temperature.
+
+        Raises:
+            ConfigError: There are none, or it has another: ratios would be of two distributions.
+        """
+        if not self.config.rewards and getattr(task, "reads_rewards", True):
+            raise ConfigError(
+                "there is no reward",
+                where="data.rewards",
+                hint='rewards={"exact": WeightedReward(reward=ExactMatch.Config())}',
+            )
+        sampled = self.config.sampling.temperature
+        trained = getattr(task.config, "temperature", sampled)
+        if sampled == trained:
+            return
+        hint = f"--set task.temperature={sampled}" if sampled else ""
+        raise ConfigError(
+            f"data.sampling.temperature is {sampled}, and task.temperature {trained}: the task "
+            "would compare probabilities of two distributions",
+            where="task.temperature",
+            hint=hint or f"--set data.sampling.temperature={trained}",
+        )
+
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights the completions of `validation` are sampled with."""
         self._evaluated = policy
@@ -395,12 +419,6 @@ def _check(cfg: Rollouts.Config) -> None:
             "prompts are chosen by rewards, which are not there yet",
             where="data.max_sampling_rounds",
             hint="--set data.max_lag=0",
-        )
-    if not cfg.rewards:
-        raise ConfigError(
-            "there is no reward",
-            where="data.rewards",
-            hint='rewards={"exact": WeightedReward(reward=ExactMatch.Config())}',
         )
     if cfg.max_new_tokens > cfg.seq_len:
         raise ConfigError(

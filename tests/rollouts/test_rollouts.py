@@ -2,6 +2,7 @@
 
 import json
 import signal
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,13 @@ from axcore.config import evolve, update_config
 from axcore.data import Policy
 from axcore.errors import ConfigError, DataError
 from axcore.inference import EngineConfig
+from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
 from axcore.module import functional
-from axcore.rollouts import PromptFiles
+from axcore.rollouts import PromptFiles, RolloutSamples
 from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
+from axcore.runs.text_samples import read_samples
 from axcore.testing.tiny import trainer_on
 from axcore.trainer import StepsDone
 
@@ -113,8 +116,19 @@ def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path, set
     jax.tree.map(np.testing.assert_array_equal, whole.state.model, resumed.state.model)
 
 
-def test_the_sampler_and_the_trainer_agree_to_rounding(tmp_path):
-    data = small().data.build()
+def mass_of_text(data, model, state, batch, temperature):
+    """Returns the probability of the tokens that a sampler may draw."""
+    info = whole_rows(*(jnp.asarray(batch[name]) for name in ("tokens", "token_mask")))
+    logits, _ = functional(model, state, jnp.asarray(batch["tokens"]), info, method="logits")
+    allowed = allowed_tokens(logits.shape[-1], data.tokenizer)
+    bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: logits.shape[-1]]
+    return jnp.sum(jax.nn.softmax(logits / temperature), where=bits > 0, axis=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_sampler_and_the_trainer_agree_to_rounding(temperature):
+    data = small(**{"data.sampling.temperature": temperature}).data.build()
     model = small().model.build()
     policy = Policy(model, 0, model.init(0))
     found = data.begin_rollout(policy, [0, 1])()
@@ -128,8 +142,11 @@ def test_the_sampler_and_the_trainer_agree_to_rounding(tmp_path):
         tokens,
         targets,
         whole_rows(tokens, mask),
+        temperature,
         method="log_probs_and_entropies",
     )
+    if temperature != 1:
+        log_probs = log_probs - jnp.log(mass_of_text(data, model, policy.state, batch, temperature))
     gap = np.abs(log_probs - batch["sampler_log_probs"])[batch["loss_weights"] > 0]
     assert gap.max() < 1e-5
 
@@ -145,8 +162,7 @@ def test_a_rollout_survives_being_written(reward):
     ("changes", "error"),
     [
         ({"data.batch_size": 9}, "groups of 4 do not divide"),
-        ({"data.rewards": {}}, "no reward"),
-        ({"data.max_new_tokens": 17}, "a row has 16 tokens"),
+        ({"data.max_new_tokens": 17}, "max_new_tokens is 17, and a row"),
     ],
 )
 def test_what_does_not_fit_is_named(changes, error):
@@ -177,3 +193,18 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, capsys):
     cfg = evolve(small().data, prompts=PromptFiles.Config(path=str(path)), validation_fraction=0.0)
     assert "1 prompts" in cfg.build().summary()
     assert "1 prompts of" in capsys.readouterr().err
+
+
+def test_the_best_and_the_worst_completion_are_kept_to_read(tmp_path):
+    trainer = SimpleNamespace(data=small().data.build())
+    guard = RolloutSamples.Config(every_steps=2).build()
+    guard.on_start(trainer, tmp_path)
+    ends = trainer.data.tokenizer.end_ids[:1]
+    texts = {text: tuple(trainer.data.tokenizer.encode(text).tolist()) for text in ("ab", "c")}
+    rows = [rollout(0, 0, 0.0, texts["ab"]), rollout(0, 1, 1.0, (*texts["c"], *ends)), None]
+    for step in (1, 2):
+        guard.on_batch(step, batch_of(rows, 8, 0, ("exact",)))
+    best, worst = read_samples(tmp_path)
+    assert (best["step"], best["text"], best["is_ended"]) == (2, "c", True)
+    assert (worst["text"], worst["is_ended"]) == ("ab", False)
+    assert "reward 1" in best["prompt"]
