@@ -9,6 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
@@ -232,6 +233,9 @@ class DataLoader(Configurable, ABC):
     @abstractmethod
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterable[Any]:
         """Return the batches to evaluate on, with as many for every process; maybe none."""
+
+    def on_run(self, directory: Path) -> None:
+        """Hear of the run that is about to train: where it keeps its files."""
 
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights are evaluated, where the batches of `validation` follow them.

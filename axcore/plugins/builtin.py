@@ -29,6 +29,7 @@ PACKAGES = (
     "models",
     "modifiers",
     "ops",
+    "rewards",
     "rollouts",
     "runs",
     "tasks",

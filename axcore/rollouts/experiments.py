@@ -5,8 +5,8 @@ from axcore.config import evolve, update_config
 from axcore.experiments.tiny import tiny
 from axcore.inference import EngineConfig
 from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.rewards import ExactMatch, MatchingCharacters
 from axcore.rollouts.prompts import ReversedStrings
-from axcore.rollouts.rewards import ExactMatch, MatchingCharacters, WeightedReward
 from axcore.rollouts.rollouts import Rollouts
 from axcore.tasks import GRPO
 from axcore.trainer import Trainer
@@ -25,8 +25,8 @@ def grpo() -> Trainer.Config:
             min_length=1, max_length=3, alphabet="abcdef", num_prompts=200
         ),
         rewards={
-            "characters": WeightedReward(reward=MatchingCharacters.Config()),
-            "exact": WeightedReward(reward=ExactMatch.Config(), weight=0.0),
+            "characters": MatchingCharacters.Config(),
+            "exact": ExactMatch.Config(weight=0.0),
         },
         batch_size=256,
         group_size=16,

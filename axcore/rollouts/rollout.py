@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from axcore.data.packing.packing import Batch
-from axcore.tasks.policy_gradient import REWARD_PREFIX
+from axcore.tasks.policy_gradient import FAILED_PREFIX, REWARD_PREFIX
 
 
 @attrs.frozen(kw_only=True)
@@ -74,7 +74,11 @@ def batch_of(
         "sampler_log_probs": np.zeros((num_rows, seq_len), np.float32),
         "rewards": np.zeros(num_rows, np.float32),
         "row_weights": np.zeros(num_rows, np.float32),
-        **{REWARD_PREFIX + name: np.zeros(num_rows, np.float32) for name in reward_names},
+        **{
+            prefix + name: np.zeros(num_rows, np.float32)
+            for prefix in (REWARD_PREFIX, FAILED_PREFIX)
+            for name in reward_names
+        },
     }
     for row, one in enumerate(rollouts):
         if one is not None:
@@ -90,6 +94,8 @@ def _write_row(batch: Batch, row: int, one: Rollout) -> None:
     batch["token_mask"][row, :length] = True
     batch["loss_weights"][row, begin:length] = 1
     batch["sampler_log_probs"][row, begin:length] = one.log_probs
+    for name, value in one.rewards.items():
+        batch[FAILED_PREFIX + name][row] = not np.isfinite(value)
     if np.isfinite(one.reward):
         batch["rewards"][row], batch["row_weights"][row] = one.reward, 1
         for name, value in one.rewards.items():

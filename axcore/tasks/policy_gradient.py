@@ -48,6 +48,9 @@ OLD_LOG_PROBS = "old_log_probs"
 REWARD_PREFIX = "reward."
 """What the arrays of single rewards begin with."""
 
+FAILED_PREFIX = "failed."
+"""What the arrays begin with that are 1 where a reward failed."""
+
 _SMALLEST_STD = 1e-4
 """Is added to a standard deviation before rewards are divided by it, as TRL does."""
 
@@ -190,6 +193,10 @@ class PolicyGradient(ReferenceTask):
         for name in ("rewards", *(one for one in batch if one.startswith(REWARD_PREFIX))):
             label = "reward" if name == "rewards" else name
             self.add_measure(label, jnp.sum(batch[name] * weights_B), num_rows)
+        # Of all completions, those that weigh nothing included; rows of padding have no tokens.
+        num_completions = jnp.sum(jnp.any(batch["loss_weights"] > 0, axis=1).astype(jnp.float32))
+        for name in (one for one in batch if one.startswith(FAILED_PREFIX)):
+            self.add_measure(name, jnp.sum(batch[name]), num_completions)
         self.add_measure("completion_tokens", num_tokens, num_rows)
         self.add_measure("entropy", jnp.sum(entropies_BT * mask_BT), num_tokens)
         self.add_measure("clip_fraction", jnp.sum(is_clipped_BT * mask_BT), num_tokens)
@@ -226,7 +233,8 @@ class PolicyGradient(ReferenceTask):
         name, arrays = type(self).__qualname__, batch.arrays
         missing = [one for one in ROLLOUT_ARRAYS if one not in arrays]
         known = (*ROLLOUT_ARRAYS, OLD_LOG_PROBS)
-        unread = [one for one in arrays if one not in known and not one.startswith(REWARD_PREFIX)]
+        of_rewards = (REWARD_PREFIX, FAILED_PREFIX)
+        unread = [one for one in arrays if one not in known and not one.startswith(of_rewards)]
         if missing or unread:
             what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unread)} too"
             raise ConfigError(
