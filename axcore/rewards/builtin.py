@@ -36,8 +36,9 @@ class NumericAnswer(Reward):
     r"""1 where the final answer of the completion equals that of the field `answer`; else 0.
 
     The final answer of a text is the content of its last `\boxed{}`, else what follows its last
-    `####`, else its last number; of the field, else all of it. Two that are numbers are compared as numbers, `1,234`, `3/4`,
-    `\frac{3}{4}`, `50%` (which is 50) and `$5.00` among them; others as texts without white space.
+    `####`, else its last number; of the field, else all of it. Two that are numbers are compared as
+    numbers, `1,234`, `3/4`, `\frac{3}{4}`, `50%` (which is 50) and `$5.00` among them; others as
+    texts without white space.
     """
 
     @config
