@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from functools import partial
 from os import cpu_count
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -27,6 +26,9 @@ from axcore.rewards.worker import NotScored, RewardWorker, WorkerNotStarted, wor
 from axcore.rewards.worker_process import SHOWN
 
 _MAX_WORKERS = 8
+_MAX_AT_A_TIME, _TURNS = 32, 8
+"""Completions that a worker is handed at once, and how often it is handed some in a step."""
+
 _SHOWN_TEXT = 200
 _NUM_PRINTED, _NUM_LOGGED, _NUM_RAISED = 3, 20, 3
 """How many failures of a reward a process prints, writes to the run's events, and has in the error
@@ -216,25 +218,30 @@ def _not_started(name: str, error: WorkerNotStarted) -> DataError:
     )
 
 
+Job = tuple[ScoreRequest, "Future[float]"]
+
+
 class _WorkerGroup:
     """The workers of one reward, each with a thread that waits for it."""
 
     def __init__(self, name: str, cfg: WorkerReward.Config) -> None:
         self._name, self._cfg = name, cfg
         self._setup = worker_setup(cfg)
-        self._jobs: queue.SimpleQueue[tuple[ScoreRequest, Future[float]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.SimpleQueue[list[Job] | None] = queue.SimpleQueue()
         self._is_ended = threading.Event()
         self._workers: list[RewardWorker] = []
 
     def submit(self, requests: Sequence[ScoreRequest]) -> "list[Future[float]]":
         """Return what will be the scores."""
         scores: list[Future[float]] = [Future() for _ in requests]
-        for job in zip(requests, scores, strict=True):
-            self._jobs.put(job)
+        jobs = list(zip(requests, scores, strict=True))
         most = self._cfg.num_workers or min(cpu_count() or 1, _MAX_WORKERS)
-        for _ in range(min(most, len(requests)) - len(self._workers)):
+        # Several at a time, as handing one over takes longer than a quick reward; and few enough
+        # that no worker is left with much while the others have ended.
+        size = max(1, min(_MAX_AT_A_TIME, len(jobs) // (_TURNS * most)))
+        for begin in range(0, len(jobs), size):
+            self._jobs.put(jobs[begin : begin + size])
+        for _ in range(min(most, len(jobs)) - len(self._workers)):
             worker = RewardWorker(self._setup, self._cfg.time_limit_s)
             self._workers.append(worker)
             # A daemon: nothing waits for a reward that hangs when the interpreter ends.
@@ -253,15 +260,28 @@ class _WorkerGroup:
             self._jobs.put(None)
 
 
-def _serve(worker: RewardWorker, jobs: Any, is_ended: threading.Event) -> None:
+def _serve(
+    worker: RewardWorker,
+    queued: "queue.SimpleQueue[list[Job] | None]",
+    is_ended: threading.Event,
+) -> None:
     """Let a worker do jobs until the group ends."""
-    while (job := jobs.get()) is not None and not is_ended.is_set():
-        request, score = job
+    while (jobs := queued.get()) is not None and not is_ended.is_set():
         try:
-            score.set_result(worker.score(request))
-        # Any error: whoever waits for the score would wait for ever.
+            found = worker.scores([request for request, _ in jobs])
+            for (_, score), result in zip(jobs, found, strict=True):
+                if isinstance(result, NotScored):
+                    score.set_exception(result)
+                else:
+                    score.set_result(result)
+                # Or a worker that was killed would start again for what is left.
+                if is_ended.is_set():
+                    break
+        # Any error: whoever waits for the scores would wait for ever.
         except BaseException as error:
-            score.set_exception(error)
+            for _, score in jobs:
+                if not score.done():
+                    score.set_exception(error)
     worker.close()
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +17,7 @@ from typing import IO, Any
 from axcore.config import walk
 from axcore.config.values import is_config
 from axcore.rewards.reward import ScoreRequest, WorkerReward
-from axcore.rewards.worker_process import SHOWN
+from axcore.rewards.worker_process import SHOWN, SLACK
 
 _START_S = 300.0
 """Seconds until a worker has imported what the reward needs: torch takes half a minute."""
@@ -62,29 +62,34 @@ class RewardWorker:
         self._lifeline = -1
         self._stacks: IO[bytes] | None = None
 
-    def score(self, request: ScoreRequest) -> float:
-        """Return the score of a completion.
+    def scores(self, requests: Sequence[ScoreRequest]) -> Iterator[float | NotScored]:
+        """Yield the score of each completion, or why it has none, as they come.
 
         Raises:
-            NotScored: The reward failed.
-            WorkerNotStarted: It cannot be made.
+            WorkerNotStarted: The reward cannot be made.
         """
-        if self._process is None:
-            self._start()
+        todo = list(requests)
+        while todo:
+            if self._process is None:
+                self._start()
+            # In one message, or each score would wait for two changes of processes.
+            with contextlib.suppress(OSError):  # it ended meanwhile, which reading finds
+                self._connection.send_bytes(pickle.dumps(todo))
+            while todo and self._process is not None:
+                yield self._next_score()
+                del todo[0]
+
+    def _next_score(self) -> float | NotScored:
         began = time.monotonic()
         try:
-            self._connection.send_bytes(pickle.dumps(request))
-            reply = self._reply(self._limit_s + _GRACE_S)
+            reply = self._reply((1 + SLACK) * self._limit_s + _GRACE_S)
         except (EOFError, OSError):
-            passed_s = time.monotonic() - began
-            raise self._ended(passed_s) from None
-        if "score" not in reply:
-            raise NotScored(reply["error"], reply["details"])
-        score: float = reply["score"]
-        return score
+            return self._ended(time.monotonic() - began)
+        score: float | None = reply.get("score")
+        return NotScored(reply["error"], reply["details"]) if score is None else score
 
-    # Called from another thread than `score`, and without a lock
-    # on purpose: the pipe breaks, and `score` ends with EOFError.
+    # Called from another thread than `scores`, and without a lock
+    # on purpose: the pipe breaks, and reading a score ends with EOFError.
     def kill(self) -> None:
         """End the process, and what it started."""
         process = self._process
@@ -151,7 +156,8 @@ class RewardWorker:
             stacks = os.pread(self._stacks.fileno(), SHOWN, 0)
         status = self.close()
         details = _of_reward(stacks.decode("utf-8", "replace"))
-        if passed_s >= self._limit_s:
+        # The worker's own clock decides: this process may have looked late.
+        if passed_s >= self._limit_s or details.startswith("Timeout"):
             return NotScored(f"it took longer than {self._limit_s:g} s", details)
         if status < 0:
             return NotScored(f"it was ended by {_signal_name(-status)}", details)
