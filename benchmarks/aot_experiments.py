@@ -32,7 +32,7 @@ BFLOAT16 = "replace(target=axcore.layers:Fp8Current, new=axcore.layers:PlainDot,
 WITHOUT_INT8 = "replace(target=axcore.layers:Int8Dynamic, new=axcore.layers:PlainDot, at=model.**)"
 """Undoes the rule by which v5e multiplies in int8."""
 
-NARROW = {"float8": Fp8Current, "int8": Int8Dynamic}
+LOW_PRECISION = {"float8": Fp8Current, "int8": Int8Dynamic}
 """Formats of products that a rule may ask for in place of bfloat16."""
 
 FASTEST = ("kernels.choice=fastest",)
@@ -193,7 +193,11 @@ def compiled(case: Case) -> dict[str, Any]:
         "predicted_mfu": time.mfu if time else None,
         "mfu_divides_by": time.mfu_peak if time else "",
         "products": next(
-            (name for name, dot in NARROW.items() if find_config(resolved.config.model, dot)),
+            (
+                name
+                for name, dot in LOW_PRECISION.items()
+                if find_config(resolved.config.model, dot)
+            ),
             "bfloat16",
         ),
         "published_step_s": dict(case.published_step_s),

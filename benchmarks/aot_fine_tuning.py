@@ -32,7 +32,7 @@ FOR_TARGET = {
     "gpu-h100-1": (WIDE.format("Fp8Current"), "remat(policy=full)"),
     "tpu-v5e-1": (WIDE.format("Int8Dynamic"),),
 }
-"""Makes the step of both machines' mesh rules the same: wide products, layers recomputed."""
+"""Makes the step of both machines' mesh rules the same: full precision, layers recomputed."""
 
 PAGE = Path(__file__).parents[1] / "docs" / "lora.md"
 BEGIN = "<!-- table: aot_fine_tuning.py -->\n"

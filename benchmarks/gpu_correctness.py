@@ -25,9 +25,14 @@ from axcore.testing import (
     attention_case,
     grouped_matmul_case,
 )
-from axcore.testing.contracts import CrossEntropyTestCase, cross_entropy_case
-from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case
-from axcore.testing.rms_norm_contract import RmsNormTestCase, rms_norm_case
+from axcore.testing.contracts import (
+    CrossEntropyTestCase,
+    DecodeTestCase,
+    RmsNormTestCase,
+    cross_entropy_case,
+    decode_case,
+    rms_norm_case,
+)
 
 KERNEL = "GPU_KERNEL"
 """The variable that names the kernel to the process of the tests."""

@@ -57,7 +57,7 @@ def measure(subject: str, is_quick: bool, skip: int) -> None:
 
 def compile_for(subject: str, target: str) -> None:
     """Record the temporaries of a subject's rivals, compiled for a target."""
-    from axl_gpu.aot import devices
+    from axl_gpu.compiler import devices
 
     from axcore.plugins import Hardware
 

@@ -10,7 +10,7 @@ portable one and with full logits, and writes `results/gpu_loss_memory.json`. No
 import jax
 import jax.numpy as jnp
 from _record import record
-from axl_gpu.aot import devices
+from axl_gpu.compiler import devices
 from jax import Array
 
 from axcore.ops import KernelPolicy, cross_entropy, use_policy

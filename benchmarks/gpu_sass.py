@@ -73,7 +73,7 @@ def _use_tools(folder: Path, nvdisasm: Path) -> None:
 def _kernels(name: str, folder: Path) -> dict[str, Any]:
     """Return the kernels of a program that no program before had."""
     import jax
-    from axl_gpu.aot import devices
+    from axl_gpu.compiler import devices
     from gpu_kernels import SUBJECTS as CONTESTS
 
     from axcore.plugins import Hardware

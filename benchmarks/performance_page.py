@@ -35,7 +35,7 @@ class Goal:
         unit: Of both, as it is written behind a number.
         results: The file that has the figure.
         path: To it, by keys.
-        is_least: Whether the bound is the least that the figure may be instead.
+        is_min: Whether the bound is the least that the figure may be instead.
     """
 
     what: str
@@ -43,20 +43,20 @@ class Goal:
     unit: str
     results: str
     path: tuple[str, ...]
-    is_least: bool = False
+    is_min: bool = False
 
     def row(self) -> tuple[str, ...]:
         """Return what is measured, the bound, what was found, whether it holds, and the file."""
         found = _at(_figures(self.results), self.path)
         shown = "not measured" if found is None else _number(found) + self.unit
-        goal = f"{'>=' if self.is_least else '<='} {self.bound:g}{self.unit}"
+        goal = f"{'>=' if self.is_min else '<='} {self.bound:g}{self.unit}"
         return self.what, goal, shown, self._is_met(found), f"`{self.results}.json`"
 
     def _is_met(self, found: float | None) -> str:
         if found is None:
             return ""
         over = round(found, 3) - self.bound
-        return "yes" if (over >= 0 if self.is_least else over <= 0) else "no"
+        return "yes" if (over >= 0 if self.is_min else over <= 0) else "no"
 
 
 _STARTS = ("axcore_train_tiny_to_first_step", "compiled_before", "in_all_s")
@@ -159,7 +159,7 @@ def gpu_goals(chip: str) -> tuple[Goal, ...]:
             "",
             step,
             (_BEST, "mfu", "axcore"),
-            is_least=True,
+            is_min=True,
         ),
         Goal(
             "the same in float8, speed-up",
@@ -167,7 +167,7 @@ def gpu_goals(chip: str) -> tuple[Goal, ...]:
             " times",
             step,
             (_BEST, "fp8_speedup"),
-            is_least=True,
+            is_min=True,
         ),
         Goal(
             "the same, speed-up over PyTorch",
@@ -175,7 +175,7 @@ def gpu_goals(chip: str) -> tuple[Goal, ...]:
             " times",
             step,
             (_BEST, "speedup_over_torch"),
-            is_least=True,
+            is_min=True,
         ),
         Goal(
             f"causal attention of 4k on an {card} / cuDNN's, both passes",

@@ -17,7 +17,7 @@ from typing import Any
 
 from _record import record
 from _train_step_axcore import config, trainer
-from axl_gpu.aot import devices
+from axl_gpu.compiler import devices
 from gpu_train_step import Axcore, Size
 
 from axcore.aot.cost.measure import analyse

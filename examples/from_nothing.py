@@ -40,8 +40,8 @@ def replace(cfg: Any, target: type, new: Any) -> Any:
 
 
 # 4. Modules read like imperative Python but must be pure functions for jax. A context, set while a
-#    call runs, squares the two: it contains the state of the module at work, and gathers what
-# modules #    add. It is kept in a context variable, because two threads may run two models.
+#    call runs, squares the two: it has the state of the module at work, and gathers what modules
+#    add. It is kept in a context variable, because two threads may run two models.
 class Context(NamedTuple):
     module: Any
     state: Any

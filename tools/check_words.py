@@ -1,6 +1,6 @@
 """Finds words of tools/words.toml in the files that git knows: `python tools/check_words.py`.
 
-In Python files only comments and texts count; names are free.
+Words count in prose: text files, and comments and texts of Python. Names count in code too.
 """
 
 import fnmatch
@@ -12,23 +12,44 @@ import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 WORDS = ROOT / "tools" / "words.toml"
 PROSE = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1))
 
-Rule = tuple[re.Pattern[str], re.Pattern[str] | None, str]
+
+class Rule(NamedTuple):
+    """What to find and where, what to leave out of a line first, and what to write instead."""
+
+    pattern: re.Pattern[str]
+    but_not: re.Pattern[str] | None
+    files: tuple[str, ...]
+    instead: str
+    is_name: bool
+
+    def applies_to(self, name: str) -> bool:
+        """Whether the rule is one for a file; without patterns it is for all."""
+        return not self.files or any(fnmatch.fnmatch(name, pattern) for pattern in self.files)
+
+    def found_in(self, line: str) -> Iterator[str]:
+        """Yield the words of a line that break the rule."""
+        rest = self.but_not.sub("", line) if self.but_not else line
+        yield from (match[0] for match in self.pattern.finditer(rest))
 
 
-def rules(table: dict) -> list[Rule]:
-    """Return what to find, what to leave out of a line first, and what to write instead."""
+def rules(table: dict[str, Any]) -> list[Rule]:
+    """Return the rules for `words` of prose, and for `names`, which count in their own case."""
     return [
-        (
-            re.compile(rf"\b({one['pattern']})\b", re.IGNORECASE),
-            re.compile("|".join(one["but_not"]), re.IGNORECASE) if "but_not" in one else None,
+        Rule(
+            re.compile(rf"\b({one['pattern']})\b", flags),
+            re.compile("|".join(one["but_not"]), flags) if "but_not" in one else None,
+            tuple(one.get("files", ())),
             one["instead"],
+            is_name=kind == "names",
         )
-        for one in table["words"]
+        for kind, flags in (("words", re.IGNORECASE), ("names", re.NOFLAG))
+        for one in table.get(kind, ())
     ]
 
 
@@ -44,16 +65,22 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def found_in(path: Path, wanted: list[Rule]) -> Iterator[str]:
-    """Yield a line for each word that is found in a file."""
-    for number, line in lines_of(path):
-        for pattern, but_not, instead in wanted:
-            for match in pattern.finditer(but_not.sub("", line) if but_not else line):
-                yield f"{path.relative_to(ROOT)}:{number}: {match[0]!r}; write: {instead}"
+    """Yield a line for each word, and each name, that is found in a file."""
+    name = path.relative_to(ROOT).as_posix()
+    wanted = [rule for rule in wanted if rule.applies_to(name)]
+    prose = [(line, False) for line in lines_of(path)]
+    every = [(line, True) for line in enumerate(path.read_text("utf-8").splitlines(), start=1)]
+    for (number, line), is_name in [*prose, *every]:
+        for rule in wanted:
+            if rule.is_name is is_name:
+                for word in rule.found_in(line):
+                    yield f"{name}:{number}: {word!r}; write: {rule.instead}"
 
 
 def main() -> int:
     """Print what is found; returns 1 if there is any."""
     table = tomllib.loads(WORDS.read_text(encoding="utf-8"))
+    wanted = rules(table)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, check=True, capture_output=True, text=True,
@@ -65,7 +92,7 @@ def main() -> int:
         and not (ROOT / name).is_symlink()
         and not any(fnmatch.fnmatch(name, pattern) for pattern in table["skip"])
     ]
-    found = [line for name in names for line in found_in(ROOT / name, rules(table))]
+    found = [line for name in names for line in found_in(ROOT / name, wanted)]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0
 

@@ -17,7 +17,7 @@ from axcore.aot.hlo.buffers import peak_of
 from axcore.aot.hlo.program import ModuleNames, module_paths, parse_program
 from axcore.aot.report.report import Memory, show_bytes
 from axcore.errors import AxcoreError, TrainingError
-from axcore.hardware.process_memory import host_bytes
+from axcore.hardware.host_memory import host_bytes
 from axcore.trainer.callbacks import Event, RunStarted, StepsDone
 from axcore.whole_files import write_whole
 

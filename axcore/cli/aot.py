@@ -45,19 +45,21 @@ def _rows(context: Any, parameter: Any, text: str | None) -> tuple[int, ...] | N
 
 
 OPTIONS: tuple[Decorator, ...] = (
-    click.option("--serve", "serves", is_flag=True, help="Compile what serves the model instead."),
+    click.option(
+        "--serve", "serves", is_flag=True, help="Compile the programs of a server instead."
+    ),
     click.option(
         "--rows",
         metavar="N,...",
         callback=_rows,
-        help="Of --serve: sequences that decode at once; max_num_seqs of the engine by default.",
+        help="With --serve: sequences that decode at once; max_num_seqs of the engine by default.",
     ),
-    click.option("--prompt", type=int, metavar="N", help="Of --serve: tokens of a prompt."),
+    click.option("--prompt", type=int, metavar="N", help="With --serve: tokens of a prompt."),
     click.option(
         "--context",
         type=int,
         metavar="N",
-        help="Of --serve: tokens of each row in caches; the training length by default.",
+        help="With --serve: tokens of each row in caches; the training length by default.",
     ),
 )
 
@@ -71,7 +73,7 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @options.experiment
-@click.option("--target", metavar="NAME", required=True, help="Hardware, as cpu-8.")
+@click.option("--target", metavar="NAME", required=True, help="Hardware, such as cpu-8.")
 @options.modify
 @options.overrides
 @options.as_json
@@ -95,10 +97,11 @@ def aot(
     serves: bool,
     **wanted: Any,
 ) -> None:
-    """Compile the train step of EXPERIMENT for hardware you need not have, and report.
+    """Compile the train step of EXPERIMENT for hardware you do not have, and report.
 
-    The hardware's own compiler does it where a plugin brings it: does the step fit, where does the
-    memory go, how long will it take. With --serve, the same of what serves the model.
+    The report shows whether the step fits, where memory goes, and how long a step should take. It
+    needs the hardware's plugin, and its compiler. With --serve it is about the programs of a
+    server.
     """
     plugin_host().require_healthy()
     hardware = Hardware.parse(target)

@@ -139,9 +139,9 @@ def golden(
 
 @config.command()
 @options.experiment
-@click.option("--at", default="", metavar="PATH", help="Show what is below a path only.")
+@click.option("--at", default="", metavar="PATH", help="Show only what is below a path.")
 @click.option("--search", default="", metavar="TEXT", help="Show fields whose line has a text.")
-@click.option("--depth", type=click.IntRange(min=1), help="Show so many levels only.")
+@click.option("--depth", type=click.IntRange(min=1), help="Show only this many levels.")
 @options.modify
 @options.overrides
 @options.target
@@ -156,9 +156,9 @@ def explore(
     target: str | None,
     as_json: bool,
 ) -> None:
-    """Show each field of EXPERIMENT's config: what it may hold, holds, and is for.
+    """Show each field of EXPERIMENT's config: its type, value and meaning.
 
-    Values that differ from their defaults are marked by a star.
+    A star marks values that differ from their defaults.
     """
     from axcore.experiments.named import load_config
 

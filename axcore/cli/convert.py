@@ -24,14 +24,12 @@ _USAGE = (
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16", "q8_0"]),
-    help="What weights become; by default they stay as they are. q8_0 is for gguf:FILE alone.",
+    help="Dtype to convert weights to; by default they keep theirs. q8_0 is for gguf:FILE only.",
 )
-@click.option("--max-shard-size", help="Of a file of weights.  [default: 5GB]")
+@click.option("--max-shard-size", help="Size of the largest file of weights.  [default: 5GB]")
 @click.option("--step", type=int, help="Checkpoint to export; by default the newest.")
-@click.option(
-    "--base", help="Folder of the model that adapters correct; by default, the one they name."
-)
-@click.option("--merged", is_flag=True, help="Add adapters to the weights that they correct.")
+@click.option("--base", help="Folder of the adapters' base model; by default, the one they name.")
+@click.option("--merged", is_flag=True, help="Merge adapters into the weights of their base model.")
 @options.trust_code
 @options.allow_unknown_fields
 def convert(
@@ -47,8 +45,8 @@ def convert(
 ) -> None:
     """Convert hf:FOLDER, a pretrained checkpoint, to a run directory, or a run to hf:FOLDER.
 
-    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER holds
-    these, in the format of PEFT; a folder of such adapters makes a run of the model they correct.
+    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER has
+    these, in the format of PEFT; a folder of such adapters makes a run of their base model.
     """
     from axcore.runs import export_gguf, export_run, import_run, load_run
 
@@ -117,7 +115,13 @@ def _num_bytes(text: str) -> int:
 @click.option("--to", "target", required=True, metavar="FOLDER", help="Where to write.")
 @click.option("--weights", metavar="W,W,...", help="Of the models.  [default: all the same]")
 @click.option("--base", metavar="MODEL", help="The model that ties takes differences from.")
-@click.option("--density", type=float, default=0.2, show_default=True, help="Share ties keeps.")
+@click.option(
+    "--density",
+    type=float,
+    default=0.2,
+    show_default=True,
+    help="Share of the differences that ties keeps.",
+)
 @options.trust_code
 def merge(
     method: Any,

@@ -15,7 +15,7 @@ _PACKINGS = ("concatenate", "best_fit", "one_document")
 
 @click.group()
 def data() -> None:
-    """Build a token store, which training reads in no time, or look at one."""
+    """Build a token store, which training reads fast, or inspect one."""
 
 
 @data.command()
@@ -67,7 +67,7 @@ def build(
 @click.option("--packing", type=click.Choice(_PACKINGS), default=_PACKINGS[0], show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of the batch's order.")
 def show(store: Path, as_json: bool, html: Path | None, **batch: Any) -> None:
-    """Show what STORE holds, and what made it; or, with --html, its first packed batch."""
+    """Show what STORE contains, and what made it; or, with --html, its first packed batch."""
     from axcore.data import open_store
 
     opened = open_store(store)

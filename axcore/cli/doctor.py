@@ -37,7 +37,7 @@ TIMEOUT_S = 120.0
 @click.option("--fix", "fixes", is_flag=True, help="Fix what can be fixed here, and look again.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(fixes: bool, as_json: bool) -> None:
-    """Look at versions, plugins, variables, caches and devices, and say how to fix what is wrong.
+    """Look at versions, plugins, variables, caches and devices, and show how to fix what is wrong.
 
     --fix removes or changes nothing but what axcore can make again.
     """

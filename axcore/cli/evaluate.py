@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 )
 @click.option("--limit", type=click.IntRange(1), help="Only so many samples of each task.")
 @click.option("--num-shots", type=click.IntRange(0), help="Solved examples before each question.")
+@click.option("--output", type=options.OutputPath(is_folder=True), help="Folder for results.")
 @click.option(
-    "--output", type=options.OutputPath(is_folder=True), help="Folder where results are kept."
+    "--restart", is_flag=True, help="Evaluate everything again, and use no stored answers."
 )
-@click.option("--restart", is_flag=True, help="Ask everything again, whatever is kept.")
-@click.option("--rows", default=16, show_default=True, help="Answers that are sampled at once.")
+@click.option("--rows", default=16, show_default=True, help="Answers to sample at once.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for an answer at most.")
 @click.option("--step", type=int, help="Checkpoint of a run to use; by default the newest.")
 @click.option(

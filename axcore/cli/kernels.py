@@ -37,11 +37,11 @@ def kernels() -> None:
 @click.option("--all", "show_all", is_flag=True, help="Show kernels of other hardware, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, of all kernels.")
 def show(op: str | None, target: str | None, show_all: bool, as_json: bool) -> None:
-    """List the kernels of OP, or of every op, and whether each serves what models ask of it.
+    """List the kernels of OP, or of every op, and whether each supports the calls of models.
 
-    Each is asked about a typical call in bfloat16, which is shown; VALIDATED says whether it has
-    run on that chip and was timed there. Where `kernels.choice` matters, each value's kernel is
-    shown. Portable kernels must be allowed where the hardware's plugin brings kernels for the op.
+    Each is checked against a typical call in bfloat16, which is shown; VALIDATED shows whether it
+    has run on that chip and was timed there. Where `kernels.choice` matters, each value's kernel is
+    shown. Portable kernels must be allowed where the hardware's plugin has kernels for the op.
     """
     from axcore.ops.verdicts import verdicts as verdicts_on
 
@@ -93,7 +93,13 @@ def _plugins_of_other_hardware(hardware: Hardware) -> set[str]:
 @click.argument("kernel", metavar="OP/KERNEL")
 @click.option("--case", "cases", metavar="NAME", multiple=True, help="Time only this call.")
 @click.option("--dtype", default="bfloat16", show_default=True, help="Of the calls' arrays.")
-@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1), help="Of a time.")
+@click.option(
+    "--repeats",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Measurements of each time.",
+)
 @click.option(
     "--out",
     metavar="FILE",
@@ -104,7 +110,7 @@ def tune(kernel: str, cases: tuple[str, ...], dtype: str, repeats: int, out: Pat
     """Measure on this machine which block sizes of OP/KERNEL are best, and write the table.
 
     Calls are those of models, forward and backward; an entry is kept for each chip and kind of
-    call. Nothing is ever tuned unasked.
+    call. No other command tunes kernels.
     """
     from axcore.cli.kernels_tune import tune_kernel
 

@@ -56,20 +56,20 @@ def _described(record: JobLauncher) -> str:
     "--supervise/--no-supervise",
     "supervises",
     default=None,
-    help="Start processes again that are lost or hang. By default local runs of several are.",
+    help="Restart processes that die or hang. On by default for local runs of several processes.",
 )
 @click.option(
     "--policy",
     "policies",
     metavar="NAME=VALUE",
     multiple=True,
-    help="How a supervisor does that; see docs/reliability.md. Repeatable.",
+    help="Settings of the supervisor; see docs/reliability.md. Repeatable.",
 )
 @click.option(
     "--submit/--show",
     "submits",
     default=None,
-    help="Give the job to the engine, or print what it would be given. Only local starts unasked.",
+    help="Submit the job to the engine, or print it. By default only local submits.",
 )
 def launch(
     engine: str,
@@ -85,7 +85,7 @@ def launch(
     """Start `axcore train EXPERIMENT` on ENGINE.
 
     Options that are not listed here are those of `axcore train`: --dir, --set, --modify, --target.
-    What is wrong with them shows here, before anything is started.
+    They are checked before anything is started.
     """
     plugin_host().require_healthy()
     launcher = configured(find_launcher(engine), settings)

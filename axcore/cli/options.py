@@ -114,7 +114,7 @@ overrides: Decorator = click.option(
 target: Decorator = click.option(
     "--target",
     metavar="NAME",
-    help="Hardware, as cpu-8; by default what is here.",
+    help="Hardware, such as cpu-8; by default this machine.",
     shell_complete=_complete_target,
 )
 
@@ -135,7 +135,7 @@ modify: Decorator = click.option(
     "changes",
     metavar="NAME[(FIELD=VALUE,...)]",
     multiple=True,
-    help="Make a named change, before --set: a modifier, layer variant, data source or tokenizer.",
+    help="Apply a modifier, layer variant, data source or tokenizer by name, before --set.",
     shell_complete=_complete_change,
 )
 

@@ -136,7 +136,7 @@ def plugin() -> None:
 @plugin.command()
 @click.argument("name")
 @click.option(
-    "--kind", type=click.Choice(sorted(KINDS)), required=True, help="What the plugin is to bring."
+    "--kind", type=click.Choice(sorted(KINDS)), required=True, help="What the plugin adds."
 )
 @click.option(
     "--dir",
@@ -159,7 +159,7 @@ def new(name: str, kind: str, directory: Path | None) -> None:
 @click.option("--here", is_flag=True, help="Test on this machine's accelerator, not on its host.")
 @click.option("--show", is_flag=True, help="Show the test file instead of running it.")
 def check(name: str, here: bool, show: bool) -> None:
-    """Run the suites of `axcore.testing` on all that the plugin NAME brings.
+    """Run the suites of `axcore.testing` on everything that the plugin NAME adds.
 
     Exits with 1 where a test fails. Kernels for hardware you do not have are skipped, and say so.
     """

@@ -144,7 +144,7 @@ _PROFILE_HEADER = ("MODULE", "MS A STEP", "BACKWARD", "SHARE")
 def profile(
     arguments: tuple[str, ...], top: int, html: Path | None, trust_code: bool, as_json: bool
 ) -> None:
-    """Show what the time of a step of RUN went to, as `axcore train --profile` recorded it.
+    """Show the step-time breakdown of RUN that `axcore train --profile` recorded.
 
     RUN is a run directory, whose newest recording is shown, or one of the folders in RUN/profiles.
     """

@@ -45,24 +45,28 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     show_default=True,
     help="0 takes any that is free.",
 )
-@click.option("--name", help="What requests call the model; by default, its directory's name.")
-@click.option("--step", type=int, help="Checkpoint to use; by default the newest, now and later.")
+@click.option("--name", help="Name of the model in requests; by default, its directory's name.")
+@click.option(
+    "--step",
+    type=int,
+    help="Checkpoint to serve; by default the newest, and newer ones once they are saved.",
+)
 @click.option(
     "--adapter",
     "adapters",
     metavar="NAME=DIR",
     multiple=True,
-    help="A run of LoRA or a folder of PEFT's that requests may name as their model. Repeatable.",
+    help="A LoRA run or a folder in PEFT's format, which requests select by NAME. Repeatable.",
 )
 @click.option(
     "--draft",
     metavar="DIR",
-    help="A smaller model with the same tokens, a run or a checkpoint, that drafts them.",
+    help="A smaller model with the same tokenizer for speculative decoding: a run or a checkpoint.",
 )
 @click.option(
     "--chat-template",
     metavar="NAME|FILE",
-    help="Chat template in the place of the tokenizer's: a file, or one of axcore's, as qwq.",
+    help="Chat template to use instead of the tokenizer's: a file, or a name such as qwq.",
 )
 @click.option(
     "--api-key-file",
@@ -76,7 +80,9 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     multiple=True,
     help="Another name than --host that requests may use for this server. Repeatable.",
 )
-@click.option("--proxy", metavar="ADDRESS", help="A proxy that is believed who its clients are.")
+@click.option(
+    "--proxy", metavar="ADDRESS", help="A proxy whose information about clients is trusted."
+)
 @options.modify
 @options.overrides
 @options.target
@@ -87,8 +93,8 @@ def serve(
 ) -> None:
     """Serve MODEL, a run directory or the folder of a pretrained checkpoint.
 
-    --set changes how, as engine.max_num_seqs=32 or limits.max_requests=100, --modify the model, as
-    'kv_cache(dtype=int8)'; see docs/serving.md.
+    --set changes settings, such as engine.max_num_seqs=32 or limits.max_requests=100, and --modify
+    the model, such as 'kv_cache(dtype=int8)'; see docs/serving.md.
     """
     _check_installed()
     with _ends_at(signal.SIGTERM):

@@ -6,8 +6,8 @@ import sys
 import click
 
 from axcore.errors import PluginError
+from axcore.hardware.families import DEVICE_COUNT
 from axcore.hardware.host_memory import keep_freed_memory
-from axcore.hardware.host_platform import DEVICE_COUNT
 from axcore.plugins import Finding, Hardware, set_environment_flags
 from axcore.plugins.flags import expected_hardware, present_family
 

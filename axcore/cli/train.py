@@ -35,7 +35,7 @@ _OPTIONS = (
         "--coordinator",
         envvar=COORDINATOR,
         metavar="HOST:PORT",
-        help="Process 0 of a run of several; engines say it themselves.",
+        help="Address of process 0 in a run of several; launchers set it.",
     ),
     click.option(
         "--num-processes", "process_count", type=int, envvar=NUM_PROCESSES, help="Processes in all."
@@ -79,13 +79,13 @@ def _process_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--from-step",
     metavar="N",
     type=click.IntRange(min=0),
-    help="Resume from the checkpoint of step N, 0 for the start; later ones are set aside.",
+    help="Resume from the checkpoint of step N, 0 for the start; later ones are quarantined.",
 )
 @click.option(
     "--launch-id",
     metavar="ID",
     default="",
-    help="Of all starts with one ID, the first goes back to --from-step; launchers name one.",
+    help="Only the first start with an ID goes back to --from-step; launchers set it.",
 )
 @click.option(
     "--profile",
@@ -98,8 +98,8 @@ def _process_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--reference-steps",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Train nothing: compute N steps from the newest checkpoint on by these kernels and by "
-    "axcore's own, and name those that differ.",
+    help="Do not train: compute N steps from the newest checkpoint with these kernels and with "
+    "axcore's own, and report those that differ.",
 )
 @options.modify
 @options.overrides

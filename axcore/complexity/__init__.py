@@ -6,8 +6,8 @@ from axcore.complexity.growth import Growth, fit_growth, measure_growth
 from axcore.complexity.lines import code_lines, lines_to_write
 from axcore.complexity.meter import (
     KindCosts,
-    Lack,
     Measurement,
+    MissingFeature,
     VariantGrowth,
     check_gate,
     measure_feature,
@@ -24,8 +24,8 @@ __all__ = [
     "Growth",
     "Kind",
     "KindCosts",
-    "Lack",
     "Measurement",
+    "MissingFeature",
     "Operation",
     "Trace",
     "VariantGrowth",

@@ -25,7 +25,7 @@ MOST_LINES = 10
 
 
 @attrs.frozen
-class Lack:
+class MissingFeature:
     """A model that does not have a feature after it was added.
 
     Args:
@@ -49,7 +49,7 @@ class KindCosts:
 
     glue: int
     unseen: int
-    lacks: tuple[Lack, ...]
+    lacks: tuple[MissingFeature, ...]
 
 
 @attrs.frozen
@@ -71,7 +71,7 @@ class Measurement:
     existing: tuple[str, ...]
     kinds: KindCosts
     models: int
-    lacks: tuple[Lack, ...]
+    lacks: tuple[MissingFeature, ...]
     growth: Growth
 
     def problems(self) -> tuple[str, ...]:
@@ -167,7 +167,9 @@ def measure_feature(
         existing=modules_that_import(feature.implementation),
         kinds=kinds,
         models=models * variants,
-        lacks=tuple(Lack(name, reason) for name, reason in reasons.items() if reason is not None),
+        lacks=tuple(
+            MissingFeature(name, reason) for name, reason in reasons.items() if reason is not None
+        ),
         growth=measure_growth(count, models=models, variants=variants),
     )
 
@@ -181,7 +183,9 @@ def measure_kinds(feature: Feature) -> KindCosts:
     return KindCosts(
         glue=glue_lines(apply, feature.implementation, runs) if feature.apply else 0,
         unseen=len(reasons),
-        lacks=tuple(Lack(name, reason) for name, reason in reasons.items() if reason is not None),
+        lacks=tuple(
+            MissingFeature(name, reason) for name, reason in reasons.items() if reason is not None
+        ),
     )
 
 

@@ -43,6 +43,7 @@ from axcore.config.values import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    UnitInterval,
     is_config,
 )
 
@@ -61,6 +62,7 @@ __all__ = [
     "PositiveFloat",
     "PositiveInt",
     "Resumable",
+    "UnitInterval",
     "apply_overrides",
     "check_golden",
     "class_tag",

@@ -164,7 +164,8 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-# Functions in Python let other threads run between two numbers of a long list.
+# Hooks in Python give other threads a turn between two numbers; the decoder in C would block them
+# for as long as a long list takes.
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_without_doubles, parse_int=_integer, parse_float=_fraction
 )

@@ -24,6 +24,7 @@ from axcore.config.values import (
     PositiveFloat,
     PositiveInt,
     Range,
+    UnitInterval,
     is_config,
     is_config_class,
 )
@@ -44,6 +45,7 @@ _LIMITS: Mapping[Range, Mapping[str, float]] = {
         (PositiveFloat, {"exclusiveMinimum": 0}),
         (NonNegativeFloat, {"minimum": 0}),
         (Fraction, {"minimum": 0, "exclusiveMaximum": 1}),
+        (UnitInterval, {"minimum": 0, "maximum": 1}),
     )
 }
 

@@ -89,6 +89,7 @@ PositiveFloat = Annotated[float, Range("a finite number above 0", lambda x: 0 < 
 NonNegativeFloat = Annotated[
     float, Range("a finite number of 0 or more", lambda x: 0 <= x < math.inf)
 ]
+UnitInterval = Annotated[float, Range("0 to 1", lambda value: 0 <= value <= 1)]
 Fraction = Annotated[float, Range("0 or more and less than 1", lambda value: 0 <= value < 1)]
 
 

@@ -36,7 +36,7 @@ _NARROW = {"float64": "float32", "int64": "int32", "uint64": "int32"}
 if TYPE_CHECKING:
     ArraysOrPath = str | Mapping[str, ArrayLike]
 else:
-    ArraysOrPath = str  # what a config holds, once `_stored` has made a path of arrays
+    ArraysOrPath = str  # what a config contains, once `_stored` has made a path of arrays
 
 
 def _stored(arrays: Any) -> Any:

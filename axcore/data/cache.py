@@ -113,9 +113,8 @@ def _is_copy(path: Path, remote: RemoteFile) -> bool:
 
 def _fetch(path: Path, remote: RemoteFile) -> None:
     check_unchanged(remote)
-    # The version goes first and comes last: whenever this is killed, what is left is not taken for
-    # a copy.
-    # Before the file: a copy without a version is none.
+    # The version is removed first and written last: a copy without a version is not used, so a
+    # kill at any moment leaves nothing that is taken for a copy.
     _beside(path, _VERSION).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     with whole_file(path) as draft:

@@ -36,6 +36,13 @@ _ORDER = 3
 _LONGEST_STOP_S = 10.0
 
 
+def _jit(fn: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    found: Callable[..., Any] = jax.jit(fn)
+    return found
+
+
 @attrs.define(eq=False)
 class Policy:
     """A handle on the model in training, for batches that are sampled from it.
@@ -45,11 +52,15 @@ class Policy:
         step: How many steps made its present weights: their version.
         state: Its present state, on the devices; None while another one is restored. The next step
             takes the memory of these arrays: keep the handle, and none of them.
+        jit: Jits a function of arrays; a trainer's traces it for its mesh, rules and kernels.
     """
 
     module: "Module"
     step: int = 0
     state: Any = attrs.field(default=None, repr=False)
+    jit: Callable[[Callable[..., Any]], Callable[..., Any]] = attrs.field(
+        factory=lambda: _jit, repr=False
+    )
 
 
 class TrainBatches(Iterator[Batch]):
@@ -304,7 +315,8 @@ class PrefetchedBatches(Iterator[Batch]):
         try:
             if self._reader is None:
                 batch = next(self._batches)
-                self._state = self._batches.get_state()
+                if not self.follows_policy:
+                    self._state = self._batches.get_state()
             else:
                 batch, self._state = self._reader.take()
         finally:
@@ -313,7 +325,8 @@ class PrefetchedBatches(Iterator[Batch]):
 
     def get_state(self) -> State:
         """Return the position after the batches that were taken."""
-        return self._state
+        # Asked for when it is saved: that of sampled batches is costly, and no thread is ahead.
+        return self._batches.get_state() if self.follows_policy else self._state
 
     def set_state(self, state: State) -> None:
         """Go to a saved position; see `TrainBatches.set_state`."""

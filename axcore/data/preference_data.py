@@ -36,6 +36,7 @@ _SEQUENCE_ARRAYS = {
     "token_mask": "bool",
     "loss_weights": "float32",
 }
+_OF_TARGETS = ("targets", "loss_weights")
 
 
 @attrs.frozen(eq=False)
@@ -70,6 +71,8 @@ class PreferenceData(DataLoader):
             source: Conversations, read by `ChatPairs` or `LabelledChats`.
             tokenizer: How text becomes tokens; it has a chat template.
             seq_len: T. What is longer loses its end, and is left out where no answer is left.
+            has_targets: Whether a batch has `targets` and `loss_weights`. Without them, as for a
+                reward model, the last token of a sequence is among its `tokens` too.
             batch_size: B of the global batch, over all processes.
             seed: Decides the order of training rows.
             shuffle: Whether rows are read in another order each epoch.
@@ -80,6 +83,7 @@ class PreferenceData(DataLoader):
         source: FileSource.Config = ChatFiles.Config(reads=ChatPairs.Config())
         tokenizer: Tokenizer.Config = ByteTokenizer.Config()
         seq_len: PositiveInt = REQUIRED
+        has_targets: bool = True
         seed: int = 0
         shuffle: bool = True
         validation_fraction: Fraction = 0.05
@@ -101,6 +105,17 @@ class PreferenceData(DataLoader):
         self.tokenizer = cfg.tokenizer.build()
         self.has_labels = isinstance(_reads(cfg.source), LabelledChats.Config)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence at most: one more than a row, where there is a last target."""
+        return int(self.config.seq_len + self.config.has_targets)
+
+    @property
+    def sequence_arrays(self) -> dict[str, str]:
+        """The arrays of a batch that have a number for each token, and their dtypes."""
+        left_out = () if self.config.has_targets else _OF_TARGETS
+        return {name: one for name, one in _SEQUENCE_ARRAYS.items() if name not in left_out}
+
     def batch_spec(self) -> BatchSpec:
         """Return the arrays of a batch."""
         cfg = self.config
@@ -113,7 +128,7 @@ class PreferenceData(DataLoader):
                 dtype=dtype,
                 num_values=values.get(name),
             )
-            for name, dtype in _SEQUENCE_ARRAYS.items()
+            for name, dtype in self.sequence_arrays.items()
         }
         of_rows = ("row_weights", "is_good") if self.has_labels else ("row_weights",)
         of_each_row = {
@@ -173,8 +188,7 @@ class PreferenceData(DataLoader):
                     hint="Set source.reads to ChatPairs.Config() or LabelledChats.Config().",
                 )
             found = document.fields[SEQUENCES]
-            # One token more than the row, for its last target.
-            cut = tuple(_cut(one, cfg.seq_len + 1) for one in found)
+            cut = tuple(_cut(one, self.longest) for one in found)
             # The first token is not a target, so it does not count.
             if not all(one.counts[1:].any() for one in cut):
                 num_left_out += 1
@@ -233,7 +247,7 @@ class LabelledRows:
         fill = {"tokens": pad, "targets": pad}
         made = {
             name: np.full(shape, fill.get(name, 0), dtype)
-            for name, dtype in _SEQUENCE_ARRAYS.items()
+            for name, dtype in self.data.sequence_arrays.items()
         }
         made["row_weights"] = np.array([row != PADDING_ROW for row in rows], np.float32)
         if self.data.has_labels:
@@ -242,7 +256,9 @@ class LabelledRows:
         for place, row in enumerate(rows):
             if row != PADDING_ROW:
                 for index, one in enumerate(self._sequences(row)):
-                    _fill({name: made[name][place, index] for name in _SEQUENCE_ARRAYS}, one)
+                    _fill(
+                        {name: made[name][place, index] for name in self.data.sequence_arrays}, one
+                    )
         return made
 
     @property
@@ -265,7 +281,7 @@ class LabelledRows:
         # one, and is the same in every epoch.
         # A fixed neighbor, and no random one, so that a row needs nothing but its number.
         other = self.examples[(row + 1) % len(self.examples)].sequences[0]
-        return own[0], _cut(_with_answer(own[0], other), self.data.config.seq_len + 1)
+        return own[0], _cut(_with_answer(own[0], other), self.data.longest)
 
 
 def _with_answer(one: ChatTokens, other: ChatTokens) -> ChatTokens:
@@ -282,6 +298,10 @@ def _cut(one: ChatTokens, length: int) -> ChatTokens:
 
 
 def _fill(row: Batch, one: ChatTokens) -> None:
+    if "targets" not in row:
+        row["tokens"][: len(one.tokens)] = one.tokens
+        row["token_mask"][: len(one.tokens)] = True
+        return
     here = slice(len(one.tokens) - 1)
     row["tokens"][here] = one.tokens[:-1]
     row["targets"][here] = one.tokens[1:]

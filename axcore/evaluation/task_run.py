@@ -241,7 +241,7 @@ class TaskRun:
         yield from waiting
 
     def _asked(self, model: LanguageModel, kept: KeptAnswers) -> Iterator[_Asked]:
-        """Yield each sample, asked unless it was answered; malformed ones are set aside."""
+        """Yield each sample, asked unless it was answered; malformed ones are quarantined."""
         solved = self._task.solved()
         for index, sample in enumerate(self._task.samples()):
             if isinstance(sample, BadSample):

@@ -8,6 +8,7 @@ from axcore.inference.generate import Generation, Generator
 from axcore.inference.kv_cache import serving_mesh
 from axcore.inference.replicas import AnyEngine, Replicas, open_engine
 from axcore.inference.request import Draining, QueueFull, Request, Sampling
+from axcore.inference.sample_many import sample_many, sample_seed
 from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
 __all__ = [
@@ -32,5 +33,7 @@ __all__ = [
     "SampledToken",
     "Sampling",
     "open_engine",
+    "sample_many",
+    "sample_seed",
     "serving_mesh",
 ]

@@ -135,6 +135,91 @@ class PagePool:
         assert {digest: page for page, digest in self._digests.items()} == self._pages
 
 
+class PrefilledPrompts:
+    """Prompts that were read to their end, as long as others with the same tokens wait.
+
+    They hold their pages, the partly full last one too: whoever shares a prompt begins with all of
+    them, and writes on a copy of the last.
+
+    Args:
+        pool: All pages.
+        max_prompts: How many are kept at most; each has a row of logits on the device.
+    """
+
+    def __init__(self, pool: PagePool, max_prompts: int) -> None:
+        self._pool, self._max_prompts = pool, max_prompts
+        self._num_waiting: Counter[bytes] = Counter()
+        # In the order in which they were read: the oldest goes first where pages are short.
+        self._pages: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._pages
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def pages(self, digest: bytes) -> tuple[int, ...]:
+        """Return the pages of a prompt that is here."""
+        return self._pages[digest]
+
+    @property
+    def held_pages(self) -> Iterable[Sequence[int]]:
+        """The pages of each prompt."""
+        return self._pages.values()
+
+    def wait(self, sequence: SequenceState, size: int) -> None:
+        """Count a sequence whose full pages have digests among those that wait.
+
+        Args:
+            sequence: Whose prompt is not read.
+            size: Tokens of a page.
+        """
+        before = sequence.digests[-1] if sequence.digests else sequence.salt
+        tail = sequence.text[len(sequence.digests) * size :]
+        sequence.prompt_digest = next_digest(before, tail)
+        self._num_waiting[sequence.prompt_digest] += 1
+
+    def leave(self, sequence: SequenceState) -> None:
+        """Count a sequence no more: its prompt is read, or it is over."""
+        digest, sequence.prompt_digest = sequence.prompt_digest, None
+        if digest is None:
+            return
+        self._num_waiting[digest] -= 1
+        if not self._num_waiting[digest]:
+            del self._num_waiting[digest]
+            self._drop(digest)
+
+    def add(self, sequence: SequenceState) -> bytes | None:
+        """Keep the prompt of a sequence that has read it; returns its digest if others wait."""
+        digest = sequence.prompt_digest
+        self.leave(sequence)
+        if digest is None or digest not in self._num_waiting:
+            return None
+        assert digest not in self._pages, "nobody reads a prompt that is here"
+        if len(self._pages) == self._max_prompts:
+            self.drop_oldest()
+        # All pages of the text: the one of the next token is none of them yet.
+        self._pages[digest] = tuple(sequence.pages)
+        for page in sequence.pages:
+            self._pool.hold(page)
+        return digest
+
+    def drop_oldest(self) -> bool:
+        """Release the pages of a prompt; returns whether there was one."""
+        if not self._pages:
+            return False
+        self._drop(next(iter(self._pages)))
+        return True
+
+    def clear(self) -> None:
+        """Release the pages of all prompts."""
+        while self.drop_oldest():
+            pass
+
+    def _drop(self, digest: bytes) -> None:
+        self._pool.release(self._pages.pop(digest, ()))
+
+
 _Holders = Sequence[int] | np.ndarray
 """How many texts hold each page."""
 
@@ -148,6 +233,7 @@ class BlockManager:
 
     Attributes:
         pool: All pages.
+        prompts: Those that others will share.
         sequences: At each slot.
         copies: Pages that this step copies before all else, from and to.
         num_shared: Tokens of prompts that were found in the prefix cache.
@@ -157,6 +243,7 @@ class BlockManager:
         self.limits = limits
         self.rows = rows
         self.pool = PagePool(limits.num_pages)
+        self.prompts = PrefilledPrompts(self.pool, limits.num_slots)
         self.sequences: list[SequenceState | None] = [None] * limits.num_slots
         self.copies: list[tuple[int, int]] = []
         self.num_shared = 0
@@ -207,12 +294,31 @@ class BlockManager:
             rows.set_pages(slot, first, sequence.pages[first:])
             # The last token is always computed: its logits are not in the cache.
             rows.num_cached[slot] = min(len(sequence.pages) * limits.page_size, target - 1)
-            # What is found after a preemption is its own earlier
-            # work, which would make the hit rate look better.
-            if not sequence.num_preemptions:
-                shared = int(rows.num_cached[slot]) - start
-                sequence.num_shared += shared
-                self.num_shared += shared
+            self._count_shared(sequence, int(rows.num_cached[slot]) - start)
+
+    def wait_for_prompt(self, sequence: SequenceState) -> None:
+        """Let a sequence share its prefill with others of the same text, if it can."""
+        # A text that is scored needs the logits of every token, which nobody keeps.
+        if self.limits.enable_prefix_caching and not sequence.reads_alone:
+            self.extend_digests(sequence, sequence.text)
+            self.prompts.wait(sequence, self.limits.page_size)
+
+    def fork(self, sequence: SequenceState) -> bytes:
+        """Give a sequence the pages of its prompt, which another has read; returns its digest."""
+        digest, slot, rows = sequence.prompt_digest, sequence.slot, self.rows
+        assert digest is not None
+        assert slot is not None
+        pages = self.prompts.pages(digest)
+        for page in pages:
+            self.pool.hold(page)
+        # After the others are held: some may be the same.
+        self.pool.release(sequence.pages)
+        sequence.pages = list(pages)
+        rows.set_pages(slot, 0, sequence.pages)
+        self._count_shared(sequence, int(rows.target[slot] - rows.num_cached[slot]))
+        rows.num_cached[slot] = rows.target[slot]
+        self.prompts.leave(sequence)
+        return digest
 
     def allocate(self, slot: int, count: int) -> None:
         """Allocate so many more pages to a row."""
@@ -231,6 +337,9 @@ class BlockManager:
             holders: How many texts hold each page then.
         """
         limits = self.limits
+        if sequence.prompt_digest in self.prompts:
+            # That of the next token: a new one, or a copy of the last of the prompt.
+            return 1
         # One more than the text: room for the first sampled token.
         missing = -(-(len(sequence.text) + 1) // limits.page_size)
         shares = limits.enable_prefix_caching and not sequence.reads_alone
@@ -270,7 +379,7 @@ class BlockManager:
             place = int(self.rows.num_cached[slot]) // self.limits.page_size
             page, own = sequence.pages[place], self.pool.take()
             self.copies.append((page, own))
-            # Our hold goes to the copy. The page keeps its digest, for those who share it.
+            # This text uses the copy from now on. The page keeps its digest for the other texts.
             self.pool.release([page])
             sequence.pages[place] = self.rows.page_table[slot, place] = own
 
@@ -286,10 +395,16 @@ class BlockManager:
         for slot, start, count in zip(read.slots, read.starts, read.sizes, strict=True):
             sequence = self.sequences[slot]
             assert sequence is not None
+            # By another program: who finds it would get bits that depend on what else ran.
+            if self.limits.fixed_calls and sequence.reads_alone:
+                continue
             self._cache(sequence, range(int(start) // size, int(start + count) // size))
 
     def cache_decoded(self, slots: np.ndarray) -> None:
         """Add pages that sampled tokens filled to the prefix cache, once they are known."""
+        # Decoding computes other bits than reading the same text would.
+        if self.limits.fixed_calls:
+            return
         rows, size = self.rows, self.limits.page_size
         # Known on the host and computed on the device: the
         # token sampled last has no keys and values yet.
@@ -323,23 +438,38 @@ class BlockManager:
         return found if len(found) == count else []
 
     def _shared(self, slots: np.ndarray, holders: _Holders) -> list[int]:
-        """Return the slots whose next token is to be written on a page that others hold too.
+        """Return the slots whose next token needs a copy of a page that others hold too.
 
-        That is so only of a text whose every page was found: its last token is computed again, for
-        what follows it.
+        That is so of a text whose every page was found, whose last token is computed again for what
+        follows it, and of the first token after a prompt that is shared to its last, partly full
+        page.
         """
         if not self.limits.enable_prefix_caching:
             return []
         rows, size = self.rows, self.limits.page_size
         # See the docstring: these are the only rows that can write on a shared page.
-        found = slots[rows.num_cached[slots] == rows.target[slots] - 1]
+        missing = rows.target[slots] - rows.num_cached[slots]
+        found = slots[(missing == 0) | (missing == 1)]
         place = rows.num_cached[found] // size
         is_held = place < rows.num_pages[found]
         found, place = found[is_held], place[is_held]
-        pages = rows.page_table[found, place]
-        return [
-            int(slot) for slot, page in zip(found, pages, strict=True) if holders[int(page)] > 1
-        ]
+        pages = rows.page_table[found, place].tolist()
+        left = {page: int(holders[page]) for page in pages}
+        shared = []
+        for slot, page in zip(found.tolist(), pages, strict=True):
+            # Whoever comes last has the page for itself: it needs no copy, and with
+            # fixed shapes there are not more pages than rows need without sharing.
+            if left[page] > 1:
+                left[page] -= 1
+                shared.append(slot)
+        return shared
+
+    def _count_shared(self, sequence: SequenceState, count: int) -> None:
+        # What is found after a preemption is its own earlier
+        # work, which would make the hit rate look better.
+        if not sequence.num_preemptions:
+            sequence.num_shared += count
+            self.num_shared += count
 
     def _cache(self, sequence: SequenceState, places: range) -> None:
         for place in places:

@@ -3,7 +3,6 @@
 A text that fills the context continues from its last half, which is read again.
 """
 
-import hashlib
 from collections.abc import Hashable
 from typing import Any
 
@@ -14,6 +13,7 @@ from axcore.errors import ConfigError
 from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
 from axcore.inference.request import Request, SamplerKind, Sampling, kind_for
+from axcore.inference.sample_many import sample_seed
 from axcore.module import Module
 
 _PREFILL_TOKENS = 64
@@ -144,7 +144,7 @@ class Generator:
                 prompt=tuple(seen),
                 max_tokens=min(sample.num_left, self.context - len(seen)),
                 sampling=sampling,
-                seed=_seed(f"{key}/{sample.number}"),
+                seed=sample_seed(key, sample.number),
             )
             answers.append(engine.submit(request))
         for sample, answer in zip(samples, answers, strict=True):
@@ -175,7 +175,3 @@ class Generator:
 
     def _finished(self, prompt: str, sampled: list[int], sample: _Sample) -> Generation:
         return Generation(prompt, decoded(self.tokenizer, sampled), len(sampled), sample.is_ended)
-
-
-def _seed(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from axcore.errors import ConfigError, ShardingError
-from axcore.hardware.process_memory import host_bytes
+from axcore.hardware.host_memory import host_bytes
 from axcore.inference.cached_model import CachedModel, mesh_of
 from axcore.inference.config import EngineConfig
 from axcore.inference.speculation import AnyCachedModel, Draft, DraftedModel

@@ -369,6 +369,11 @@ def copy_page(caches: Any, pages: Int[Array, " 2"]) -> tuple[Any]:
     return (jax.tree.map(lambda held: held.at[pages[1]].set(held[pages[0]]), caches),)
 
 
+def take_row(logits: Float[Array, "B V"], row: Int[Array, " 1"]) -> tuple[Float[Array, "1 V"]]:
+    """Return the logits of one row."""
+    return (jax.lax.dynamic_slice_in_dim(logits, row[0], 1),)
+
+
 def start_history(
     sampler_state: SamplerState,
     slots: Int[Array, " 1"],

@@ -66,6 +66,7 @@ class ModelRunner:
             scheduler, self._slots, end_ids=end_ids, vocab_size=programs.vocab_size
         )
         self._in_flight: deque[InFlightBatch] = deque()
+        self._prompt_logits: dict[bytes, Array] = {}
         self._has_drafts = has_drafts
 
     def use(self, stage: Stage) -> None:
@@ -114,6 +115,10 @@ class ModelRunner:
         if not plan.is_empty:
             self.num_steps += 1
             self._launch(plan)
+        # Logits of prompts that nobody waits for any more, or that gave way to others.
+        for prompt in [*self._prompt_logits]:
+            if prompt not in self.scheduler.pages.prompts:
+                del self._prompt_logits[prompt]
         # After the launch, while the device is busy with it.
         self._process(num_before)
         # Waiting for the device is not the host's own time.
@@ -143,7 +148,15 @@ class ModelRunner:
         # Before decoding: a row that is read to its end samples its first token in
         # this step, and the order of calls is the order of the caches' changes.
         if plan.prefill is not None:
-            self._prefill(plan.prefill)
+            logits = self._prefill(plan.prefill)
+            for row, prompt in plan.prefilled:
+                self._prompt_logits[prompt] = self.programs.take_row(logits, row)
+        for fork in plan.forks:
+            # One by one, by the program that samples for a prompt that is read alone: so
+            # the bits of a first token, too, do not depend on how many share the prompt.
+            array = self._slots.array(fork.batch, 1, 0)
+            sampled = self._sample(self._prompt_logits[fork.prompt], fork.batch, array)
+            self._add(fork.batch, sampled, None)
         if plan.decode is not None:
             self._decode(plan.decode)
 
@@ -156,8 +169,12 @@ class ModelRunner:
             # Counting the prompt's tokens costs a program's call, which only penalties need.
             self.programs.start_history(slot, sequence.text, sequence.num_prompt)
 
-    def _prefill(self, batch: ScheduledBatch) -> None:
-        """Read tokens of prompts; rows that are read to their end sample their first token."""
+    def _prefill(self, batch: ScheduledBatch) -> Array:
+        """Read tokens of prompts; rows that are read to their end sample their first token.
+
+        Returns:
+            The logits after the last token of each row, `[B, V]`.
+        """
         rows = self._buckets.prefill_bucket(len(batch.slots), batch.length)
         array = self._slots.array(batch, rows, batch.length)
         width = array.shape[1] - batch.length
@@ -181,6 +198,7 @@ class ModelRunner:
             sampled = self._sample(logits, batch, array[:, :width].copy())
         if sampled is not None or scores is not None:
             self._add(batch, sampled, scores)
+        return logits
 
     def _decode(self, batch: ScheduledBatch) -> None:
         """Sample the next tokens of rows: one, several in one call, or as many as are accepted."""

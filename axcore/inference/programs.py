@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt32
 
-from axcore.hardware.large_pages import use_large_pages
+from axcore.hardware.host_memory import use_large_pages
 from axcore.inference.cached_model import NUM_COLUMNS, mesh_of
 from axcore.inference.model_functions import (
     ModelFunctions,
@@ -27,6 +27,7 @@ from axcore.inference.model_functions import (
     copy_page,
     sample_rows,
     start_history,
+    take_row,
 )
 from axcore.inference.request import SamplerKind
 from axcore.inference.sampler import (
@@ -102,7 +103,7 @@ def program_table(
     - `prefill`: rows and tokens of each; `score_prompt`: tokens of one row; `decode`: rows.
     - `sample`: rows and the kind of sample; `multi_step_decode`: rows, tokens of each, and the
     kind; `verify_draft_tokens`: the same.
-    - `copy_page`: none; `start_history`: tokens.
+    - `take_row`: rows; `copy_page`: none; `start_history`: tokens.
 
     Args:
         calls: Those of the model.
@@ -116,10 +117,12 @@ def program_table(
     def call(rows: int, num_tokens: int = 0) -> Any:
         return _ints(rows, columns + num_tokens)
 
+    def logits(rows: int) -> Any:
+        return jax.ShapeDtypeStruct((rows, vocab_size), jnp.float32)  # type: ignore[no-untyped-call]
+
     def drawn_inputs(rows: int, _: Any) -> tuple[Any, ...]:
         masks = jax.ShapeDtypeStruct((rows, mask.shape[1]), mask.dtype, sharding=mask.sharding)  # type: ignore[no-untyped-call]
-        logits = jax.ShapeDtypeStruct((rows, vocab_size), jnp.float32)  # type: ignore[no-untyped-call]
-        return masks, logits, call(rows)
+        return masks, logits(rows), call(rows)
 
     return {
         "prefill": Program(
@@ -160,6 +163,12 @@ def program_table(
             changes=("caches", "sampler_state"),
             inputs=lambda rows, length, kind: (call(rows, length),),
             options=lambda _rows, _length, kind: {"kind": kind},
+        ),
+        "take_row": Program(
+            function=take_row,
+            takes=(),
+            changes=(),
+            inputs=lambda rows: (logits(rows), _ints(1)),
         ),
         "copy_page": Program(
             function=copy_page,
@@ -364,6 +373,13 @@ class Programs:
         """
         sampled, counts = self._run(("verify_draft_tokens", len(call), length, kind), call)
         return sampled, counts
+
+    def take_row(self, logits: Float[Array, "B V"], row: int) -> Float[Array, "1 V"]:
+        """Return the logits of one row."""
+        if len(logits) == 1:
+            return logits
+        (found,) = self._run(("take_row", len(logits)), logits, np.asarray([row], np.int32))
+        return found  # type: ignore[no-any-return]
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page of all caches."""

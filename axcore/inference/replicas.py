@@ -407,7 +407,8 @@ class SentPrompts:
 
     def digests(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
         """Return digests of a prompt, read with an adapter, up to the end of each full page."""
-        # Not the salt of the scheduler, which knows of the weights' epoch: `forget` does that here.
+        # The scheduler's salt has the number of the weights too. It is not needed here, since
+        # `forget` drops all digests when weights are replaced.
         size, found = self._page_size, [(adapter or "").encode()]
         text = np.asarray(prompt, np.int64)
         for start in range(0, len(text) - size + 1, size):

@@ -96,6 +96,7 @@ class SequenceState:
         slot: Where it runs, None while it waits.
         pages: Those it holds.
         digests: Of its text up to the end of each full page.
+        prompt_digest: Of all its text, while it may share its prefill; None otherwise.
         num_shared: Tokens of the prompt that others had computed.
         num_preemptions: How often it lost its pages.
         is_over: Whether it is finished or cancelled.
@@ -112,6 +113,7 @@ class SequenceState:
     slot: int | None = None
     pages: list[int] = attrs.field(factory=list)
     digests: list[bytes] = attrs.field(factory=list)
+    prompt_digest: bytes | None = None
     num_shared: int = 0
     num_preemptions: int = 0
     is_over: bool = False
@@ -152,25 +154,43 @@ class ScheduledBatch:
 
 
 @attrs.frozen(eq=False)
+class Fork:
+    """A row that begins with the pages of a prompt that another row has read.
+
+    Args:
+        prompt: Digest of the prompt, whose logits it samples its first token from.
+        batch: The row alone.
+    """
+
+    prompt: bytes
+    batch: ScheduledBatch
+
+
+@attrs.frozen(eq=False)
 class SchedulerOutput:
     """What one step does, in this order.
 
     Args:
         copies: Pages to copy, from and to.
         prefill: Pieces of texts to read.
+        prefilled: Row of `prefill` of each prompt whose logits others need, now or later, and the
+            digest of the prompt.
+        forks: Rows that sample from the logits of a prompt that another row has read.
         decode: Rows that decode tokens.
         started: Sequences that got a slot.
     """
 
     copies: tuple[tuple[int, int], ...]
     prefill: ScheduledBatch | None
+    prefilled: tuple[tuple[int, bytes], ...]
+    forks: tuple[Fork, ...]
     decode: ScheduledBatch | None
     started: tuple[SequenceState, ...]
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to run."""
-        return self.prefill is None and self.decode is None
+        return self.prefill is None and self.decode is None and not self.forks
 
 
 class SequenceTable:

@@ -17,6 +17,7 @@ import numpy as np
 
 from axcore.inference.block_manager import BlockManager
 from axcore.inference.schedule import (
+    Fork,
     ScheduledBatch,
     SchedulerConfig,
     SchedulerOutput,
@@ -59,7 +60,7 @@ class Scheduler:
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence."""
-        self.pages.extend_digests(sequence, sequence.text)
+        self.pages.wait_for_prompt(sequence)
         self._wait(sequence)
 
     def finish(self, sequence: SequenceState) -> None:
@@ -68,6 +69,7 @@ class Scheduler:
         if sequence.is_over:
             return
         sequence.is_over = True
+        self.pages.prompts.leave(sequence)
         if sequence.slot is None:
             # It stays in the heap, from which only the
             # first can be taken cheaply; `_admit` skips it.
@@ -104,9 +106,13 @@ class Scheduler:
         sample = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
         # Counted as done although they are not: calls run in the order in which they are
         # planned, so a row that finds these pages reads them after they were filled.
+        prefilled: tuple[tuple[int, bytes], ...] = ()
         if read is not None:
             self.pages.cache_prefilled(read)
-        return SchedulerOutput(tuple(self.pages.copies), read, sample, started)
+            prefilled = tuple(self._prefilled_prompts(read))
+        # After the prompts of this step, which some of them wait for.
+        forks = tuple(self._forks())
+        return SchedulerOutput(tuple(self.pages.copies), read, prefilled, forks, sample, started)
 
     def update_from_output(self, call: ScheduledBatch, sampled: np.ndarray) -> np.ndarray:
         """Write down the tokens that a call sampled, `[rows, sampled at most]`.
@@ -149,6 +155,13 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache: new weights compute other keys and values."""
+        self.pages.prompts.clear()
+        # What they have read is of the old weights, so nobody shares it who begins later.
+        for slot in self.rows.reading().tolist():
+            sequence = self.sequences[slot]
+            assert sequence is not None
+            if self.rows.num_cached[slot]:
+                self.pages.prompts.leave(sequence)
         self.pool.clear_cache()
 
     def _wait(self, sequence: SequenceState) -> None:
@@ -182,7 +195,11 @@ class Scheduler:
             return False
         # Pages for the full text at once: with fewer it would
         # be preempted half-way, and what it read thrown away.
-        return self.pages.num_pages_needed(sequence, self.pool.holders) <= self.pool.num_free
+        while self.pages.num_pages_needed(sequence, self.pool.holders) > self.pool.num_free:
+            # Prompts that wait to be shared give way to whoever runs now.
+            if not self.pages.prompts.drop_oldest():
+                return False
+        return True
 
     def _fits_after_preemption(self, sequence: SequenceState) -> bool:
         """Return whether a sequence would fit if all rows after it were preempted."""
@@ -272,6 +289,7 @@ class Scheduler:
             return waiting, 0
         chosen: list[int] = []
         computing: set[bytes] = set()
+        prompts: set[bytes] = set()
         length = 0
         for slot in waiting.tolist():
             sequence = self.sequences[slot]
@@ -279,6 +297,11 @@ class Scheduler:
             # `reads_alone` needs a program of its own; it waits for a step in which it comes first.
             if sequence.reads_alone and chosen:
                 continue
+            # Of rows with one text the first reads it; the others begin where it has ended.
+            if (prompt := sequence.prompt_digest) is not None:
+                if prompt in prompts or prompt in self.pages.prompts:
+                    continue
+                prompts.add(prompt)
             if limits.enable_prefix_caching:
                 # Asked again at every chunk: another request
                 # may have computed the next pages meanwhile.
@@ -298,6 +321,8 @@ class Scheduler:
             if sequence.reads_alone or len(chosen) == most:
                 break
         slots = np.asarray(chosen, np.int64)
+        if not chosen:  # all of them begin with a prompt that was read
+            return slots, 0
         missing = rows.target[slots] - rows.num_cached[slots]
         return slots[: limits.num_read(length, missing)], length
 
@@ -308,7 +333,10 @@ class Scheduler:
         missing = np.maximum(-(-ends // self.limits.page_size) - rows.num_pages[slots], 0)
         got = np.ones(len(slots), bool)
         # Copies of shared pages count as well: they are taken from the same pool.
-        self._was_short = int(missing.sum()) + self.pages.num_copies(slots) > self.pool.num_free
+        while is_short := (int(missing.sum()) + self.pages.num_copies(slots) > self.pool.num_free):
+            if not self.pages.prompts.drop_oldest():
+                break
+        self._was_short = is_short
         if not self._was_short:
             for place in np.flatnonzero(missing > 0).tolist():
                 self.pages.allocate(int(slots[place]), int(missing[place]))
@@ -338,6 +366,31 @@ class Scheduler:
         self.pages.allocate(slot, missing)
         self.pages.copy_on_write(one)
         return True
+
+    def _prefilled_prompts(self, read: ScheduledBatch) -> Iterable[tuple[int, bytes]]:
+        """Keep prompts that a call reads to their end and others wait for; yield their rows."""
+        for row in np.flatnonzero(read.num_sampled).tolist():
+            sequence = self.sequences[read.slots[row]]
+            assert sequence is not None
+            digest = self.pages.prompts.add(sequence)
+            if digest is not None:
+                yield row, digest
+
+    def _forks(self) -> Iterable[Fork]:
+        """Yield rows whose prompt another one has read; they need no page before they decode."""
+        prompts, rows = self.pages.prompts, self.rows
+        for slot in rows.reading().tolist() if len(prompts) else ():
+            sequence = self.sequences[slot]
+            assert sequence is not None
+            if sequence.prompt_digest in prompts:
+                digest = self.pages.fork(sequence)
+                one = np.asarray([slot])
+                yield Fork(digest, self._sampling(one, rows.target[one]))
+
+    def _sampling(self, slots: np.ndarray, ends: np.ndarray) -> ScheduledBatch:
+        """Return rows that read nothing, and sample the token after their text."""
+        none, ones = np.zeros(len(slots), np.int32), np.ones(len(slots), np.int32)
+        return ScheduledBatch(slots, self.rows.generation[slots], ends, none, 1, ends, ones)
 
     def _call(
         self, slots: np.ndarray, sizes: np.ndarray, length: int, *, is_read: bool

@@ -101,6 +101,8 @@ def program_keys(
     keys += [("sample", size, kind) for size in sorted(drawing) for kind in kinds]
     if limits.enable_prefix_caching:
         keys.append(("copy_page",))
+        reading = {size for sizes in buckets.prefill_buckets for size in sizes}
+        keys += [("take_row", size) for size in sorted(reading - {1})]
     return [*keys, ("start_history", limits.max_length)]
 
 

@@ -69,6 +69,7 @@ from axcore.interop.pretrained import (
 )
 from axcore.interop.weight_edits import (
     ExtendPositions,
+    FreshHead,
     GrowVocabulary,
     RenameWeights,
     StackDepth,
@@ -129,6 +130,7 @@ __all__ = [
     "Field",
     "Fields",
     "Fixed",
+    "FreshHead",
     "GGUFEntry",
     "GGUFMap",
     "GGUFRope",

@@ -127,7 +127,7 @@ class _ChangedBase(Protocol):
 
 
 def find_adapter_format(folder: Path | str) -> AdapterFormat | None:
-    """Return the format of the adapters that a folder holds; None where it contains none."""
+    """Return the format of the adapters in a folder; None where it contains none."""
     for record in plugin_host().records(AdapterFormatRecord):
         made: AdapterFormat = record.call("format", returns=object)
         if made.is_in(Path(folder).expanduser()):

@@ -21,6 +21,7 @@ from axcore.interop.canonical import base_config, canonical
 from axcore.interop.config_map import IRRELEVANT, ConfigEntry, Fields, sorted_out
 from axcore.interop.decoder_maps import NUM_LAYERS, LayerKinds
 from axcore.interop.gguf_map import GGUFMap
+from axcore.interop.reward_models import is_reward_model, reward_family
 from axcore.interop.weight_map import BoundMap, WeightMap, listed
 from axcore.plugins import HuggingFaceFamily, plugin_host
 
@@ -150,7 +151,8 @@ class Family:
         # Fields that an entry takes are crossed off; what is left was read by nobody.
         fields, cfg = Fields(flat), self.template()
         if self.layers is not None:
-            # Folded, so that an entry can set a field of all layers of a kind at once.
+            # Layers of one kind are folded into one config, so that an entry can set a field of
+            # all of them at once; `unfold` below makes them layers again.
             cfg, _ = self.layers.fold(cfg)
         for entry in self.config:
             cfg = entry.read(cfg, fields)
@@ -302,6 +304,8 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
     for record in order:
         family = family_named(record.name)
         try:
+            if is_reward_model(cfg):
+                family = reward_family(family)
             values = family.write(cfg)
         # A family that cannot write the model says why, and only if none can is it of interest.
         except AxcoreError as error:

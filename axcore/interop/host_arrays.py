@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from axcore.errors import CheckpointError
-from axcore.hardware.process_memory import host_bytes
+from axcore.hardware.host_memory import host_bytes
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

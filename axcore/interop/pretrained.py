@@ -36,6 +36,7 @@ from axcore.interop.family import (
     files_beside,
     name_of,
 )
+from axcore.interop.reward_models import is_classifier, reward_family
 from axcore.interop.tensor_files import DTYPES, new_folder
 from axcore.interop.weight_edits import WeightEdit
 from axcore.interop.weight_plan import EVERYTHING, Selection, WeightPlan, plan_weights
@@ -95,6 +96,8 @@ class PretrainedCheckpoint:
         # Before the family: a classifier's weights would load and its head be missing at the end.
         _check_head(self.values, str(path))
         self.family: Family = family_named(self.values["model_type"])
+        if any(map(is_classifier, self.values.get("architectures") or ())):
+            self.family = reward_family(self.family)
 
     @property
     def max_length(self) -> int | None:
@@ -200,21 +203,26 @@ class PretrainedCheckpoint:
         return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
 
 
+_OTHER_HEAD = re.compile(
+    r"For(?!(CausalLM|ConditionalGeneration|SequenceClassification)$)[A-Z]\w*$|DoubleHeadsModel$"
+)
+
+
 def _check_head(values: Mapping[str, Any], where: str) -> None:
-    """Check that a model ends with a head over tokens.
+    """Check that a model ends with a head over tokens, or with one label as a reward model.
 
     Raises:
         ConfigError: Its class in transformers has another one, a classifier for example.
     """
     for name in values.get("architectures") or ():
         # An architecture may be of a family that is known and still have another head.
-        if re.search(r"For(?!CausalLM$|ConditionalGeneration$)[A-Z]\w*$|DoubleHeadsModel$", name):
+        if _OTHER_HEAD.search(name):
             raise ConfigError(
                 f"config.json has the architecture {name}, which is not a language model: its "
                 "head is not over tokens",
                 where=where,
-                hint="name the folder of the language model that it was made of; the heads of "
-                "classifiers and reward models are not read",
+                hint="name the folder of the language model that it was made of; of other heads, "
+                "that of a reward model is read: ...ForSequenceClassification with one label",
             )
 
 

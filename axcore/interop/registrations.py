@@ -22,6 +22,7 @@ def modifiers() -> Iterator[Modifier]:
     for name, config, summary in (
         ("rename_weights", "RenameWeights", "Initial weights under other names"),
         ("grow_vocabulary", "GrowVocabulary", "Initial weights for more tokens"),
+        ("scalar_head", "FreshHead", "One number instead of logits, as a reward model ends with"),
         ("extend_positions", "ExtendPositions", "Initial weights for more learned positions"),
         ("upcycle", "Upcycle", "Initial weights of experts from a feed-forward"),
         ("stack_depth", "StackDepth", "Initial weights of more layers, or of some of them"),

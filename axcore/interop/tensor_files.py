@@ -42,9 +42,8 @@ _DTYPES: dict[str, Any] = {
 }
 DTYPES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
-# The limit of the reference implementation: a length of garbage must not be allocated.
+# The limit of the reference library: a damaged length must not be allocated.
 _MAX_HEADER_BYTES = 100_000_000
-"""The bound of the reference library."""
 
 
 @attrs.frozen

@@ -16,8 +16,10 @@ from axcore.config import (
     REQUIRED,
     config,
     evolve,
+    field_names,
     is_config,
     map_config,
+    replace_config,
     suggest_names,
     update_config,
     walk,
@@ -34,6 +36,8 @@ from axcore.interop.array_source import (
 )
 from axcore.interop.canonical import arranged, layers_of
 from axcore.interop.weight_map import Shape
+from axcore.layers import ScalarHead
+from axcore.module import Module
 from axcore.plugins import Hardware
 
 
@@ -87,6 +91,10 @@ class WeightEdit(ABC):
     def undone(self, target: Any, source: Any) -> Any:
         """Return the config of the model without what the edit has changed of the source's."""
         return target
+
+    def changed(self, model: Any) -> Any:
+        """Return the config of a base's model with what the edit itself decides; mostly nothing."""
+        return model
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
         """Return a trainer's config whose initial weights are edited so, after all other edits.
@@ -395,6 +403,62 @@ class ExtendPositions(WeightEdit):
         if extended_candidates == candidates:
             raise self.nothing(f"has nothing to do: {', '.join(tables)} are not longer")
         return extended_candidates
+
+
+_HEAD = "head"
+
+
+@config
+class FreshHead(WeightEdit):
+    """Another head, which is randomly initialized; the source's is left out.
+
+    As a modifier, and in a `BaseModel`, it puts the head into the model too.
+
+    Args:
+        head: Takes the place of the model's head; by default one for a reward model.
+    """
+
+    head: Module.Config = ScalarHead.Config()
+
+    def changed(self, model: Any) -> Any:
+        """Return a model's config with the head.
+
+        Raises:
+            ConfigError: The model has no head, or has this one already.
+        """
+        if _HEAD not in field_names(model):
+            raise ConfigError(
+                f"FreshHead has nothing to replace: {type(model).__qualname__} has no head",
+                where="model",
+                hint="language models have one, such as that of: axcore train tiny",
+            )
+        if type(model.head) is type(self.head):
+            raise ConfigError(
+                f"the model's head is a {type(self.head).__qualname__} already, and its weights "
+                "would be lost",
+                where="model.head",
+                hint="to train it further, leave the edit out: --set 'init_from.edits=()'",
+            )
+        return replace_config(model, lambda _: True, self.head, at=_HEAD)
+
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
+        """Return the arrays without those of the source's head."""
+        arrays = {name: one for name, one in candidates.arrays.items() if not _is_of_head(name)}
+        fresh = {name for name in models.shapes if _is_of_head(name)}
+        return CandidateArrays(arrays, candidates.fresh | fresh)
+
+    def undone(self, target: Any, source: Any) -> Any:
+        """Return the model with the source's head."""
+        return evolve(target, head=source.head)
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return a trainer's config whose model has the head."""
+        changed = evolve(cfg, model=self.changed(cfg.model))
+        return changed if cfg.init_from is None else super().apply(changed, hardware)
+
+
+def _is_of_head(name: str) -> bool:
+    return name.partition(".")[0] == _HEAD
 
 
 def _part(name: str) -> str:

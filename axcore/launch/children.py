@@ -146,8 +146,9 @@ def first_failure(children: Iterable[Child]) -> Child | None:
 
 
 _ABORTED_OR_LOST = (1, -signal.SIGABRT, 9)
-# Ranked by how little it says: an abort or an error 1 may be what losing a peer looks like.
-"""How a process may end because it lost another one: the surest sign of that last."""
+# Sorted by how much an exit code says: an abort or exit code 1 may also be the effect of losing a
+# peer.
+"""Exit codes of a process that lost another one; the surest sign of that comes last."""
 
 
 def _rank(code: int | None) -> int:

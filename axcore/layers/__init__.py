@@ -27,8 +27,7 @@ from axcore.layers.attention.self_attention import (
     Attention,
 )
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
-from axcore.layers.embedding import Embedding
-from axcore.layers.linear import Dot, Linear, PackedLinear, PlainDot, use_decode_matmul
+from axcore.layers.linear import Dot, Embedding, Linear, PackedLinear, PlainDot, use_decode_matmul
 from axcore.layers.moe.experts import CapacityLimited, Dropless, Experts, MoE
 from axcore.layers.moe.router import GroupLimit, Router, Routing
 from axcore.layers.norm import Dropout, LayerNorm, PostNorm, PreNorm, Residual, RMSNorm
@@ -41,14 +40,18 @@ from axcore.layers.quantization.frozen_linear import (
 )
 from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
-from axcore.layers.stack import ScannedLayers, Sequence, Stack, alternating
+from axcore.layers.scalar_head import ScalarHead
 from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
 from axcore.layers.transformer import (
     Activation,
     FeedForward,
     PlainFeedForward,
+    ScannedLayers,
+    Sequence,
+    Stack,
     TransformerLayer,
     activation_fn,
+    alternating,
 )
 from axcore.parallel import shard
 
@@ -100,6 +103,7 @@ __all__ = [
     "RoPE",
     "Router",
     "Routing",
+    "ScalarHead",
     "ScannedLayers",
     "Sequence",
     "SlidingCache",

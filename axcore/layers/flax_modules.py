@@ -177,7 +177,7 @@ class LinenModule(Module):
         flags = {} if flag is None else {flag: not cfg.flag_in_training}
         self.linen = call.build()
         # Shapes alone: a model is built many times, and for hardware that is not available, before
-        # any # array is made.
+        # any array is made.
         leaves = jax.eval_shape(lambda: _initialised(self.linen, jax.random.key(0), shapes, flags))
         self.arrays = _FlaxArrays(
             self,

@@ -1,4 +1,4 @@
-"""Linear layers: the product (`Dot`), `Linear`, and `PackedLinear`, laid out for CPUs.
+"""Layers of one matrix: `Linear` and its product (`Dot`), `PackedLinear` for CPUs, `Embedding`.
 
 Another precision is another config in a layer's `dot` field; the layer does not know.
 
@@ -17,17 +17,17 @@ from jaxtyping import Array, Float, Int
 
 from axcore._jax_compat import user_context
 from axcore.config import REQUIRED, PositiveInt, config
-from axcore.layers.tokens import TOKEN_MASK
-from axcore.module import Initializer, Module, Param, VarianceScaling, entry
+from axcore.layers.tokens import TOKEN_MASK, TokenInfo
+from axcore.module import Initializer, Module, Normal, Param, VarianceScaling, entry
 from axcore.ops import (
     PANEL_WIDTH,
     decode_matmul,
     grouped_matmul,
     in_panels,
-    narrow_product,
+    low_precision_product,
     num_panels,
 )
-from axcore.parallel import is_sharded
+from axcore.parallel import is_sharded, shard
 
 Input = Float[Array, "*batch in_dim"]
 Weight = Float[Array, "in_dim out_dim"]
@@ -128,7 +128,7 @@ def matmul_transposed(
     if _uses_decode_matmul(x):
         return decode_matmul(x, rows, transposed=True)
     # No `x @ rows.T`: the contraction reads rows as they are stored, where a transpose may be
-    # written # down first.
+    # written down first.
     return dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
 
 
@@ -139,7 +139,7 @@ def quantized_product(
     return (
         decode_matmul(x, values, scale)
         if _uses_decode_matmul(x)
-        else narrow_product(x, values, scale)
+        else low_precision_product(x, values, scale)
     )
 
 
@@ -268,3 +268,45 @@ def take_by_group(
 ) -> Float[Array, "rows dim"]:
     """Return for each row the values of its copy."""
     return jnp.take(values, row_groups(sizes, num_rows), axis=0)
+
+
+class Embedding(Module):
+    """Look tokens up in a table `[vocab_size, dim]`.
+
+    Slot protocol: the parent fills `vocab_size` and `dim`, calls it with the tokens and their info,
+    and reads `weight`, the table, which a tied head projects by.
+    """
+
+    @config
+    class Config(Module.Config["Embedding"]):
+        """The config of an `Embedding`.
+
+        Args:
+            vocab_size: Number of rows.
+            dim: Size of a row.
+            scale: Factor on the vectors that are looked up.
+            weight_init: First value of the table.
+        """
+
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        scale: float = 1.0
+        weight_init: Initializer = Normal(std=0.02)
+
+    def setup(self, cfg: Config) -> None:
+        """Declare the table."""
+        self.weight = Param(
+            (cfg.vocab_size, cfg.dim), axes=("vocab", "embed"), init=cfg.weight_init
+        )
+        # A lookup multiplies nothing, so the count of FLOPs leaves the table out.
+        self.inactive_params = cfg.vocab_size * cfg.dim
+
+    def forward(
+        self, tokens: Int[Array, "*batch"], info: TokenInfo | None = None
+    ) -> Float[Array, "*batch dim"]:
+        """Return the tokens' vectors in the compute dtype; their positions change nothing."""
+        # Rows are read whole: split along `embed`, as it is stored, the result would first have to
+        # be gathered on every device.
+        table = shard(self.weight, "vocab", "embed")
+        x = jnp.take(table, tokens, axis=0)
+        return x if self.config.scale == 1.0 else x * jnp.asarray(self.config.scale, x.dtype)

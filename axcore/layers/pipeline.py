@@ -120,7 +120,7 @@ class Pipeline(Module):
                 where="num_micro_batches",
                 hint="change num_micro_batches of the Pipeline, or data.batch_size",
             )
-        # A batch to evaluate may have any number of rows; in one part it is slower, and right.
+        # A batch to evaluate may have any number of rows; in one part it is slower, but right.
         return PipelineSchedule(num_stages, 1, cfg.num_rounds)
 
 

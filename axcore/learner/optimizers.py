@@ -89,7 +89,7 @@ class AdamW(Optimizer):
             weight_decay=cfg.weight_decay,
             # Of the specs, which know about stacked dimensions; by shape
             # alone, the biases of scanned layers would look like matrices.
-            mask=_decays(specs),
+            mask=_weight_decay_mask(specs),
         )
 
 
@@ -140,7 +140,7 @@ class Adafactor(Optimizer):
             momentum=cfg.momentum,
             eps=cfg.epsilon,
             weight_decay_rate=cfg.weight_decay,
-            weight_decay_mask=_decays(specs),
+            weight_decay_mask=_weight_decay_mask(specs),
         )
 
 
@@ -170,7 +170,7 @@ class Lion(Optimizer):
         """Return `optax.lion`."""
         import optax
 
-        cfg, mask = self.config, _decays(specs)
+        cfg, mask = self.config, _weight_decay_mask(specs)
         return optax.lion(
             learning_rate, b1=cfg.b1, b2=cfg.b2, weight_decay=cfg.weight_decay, mask=mask
         )
@@ -256,14 +256,14 @@ class Muon(Optimizer):
             beta=cfg.beta,
             nesterov=cfg.is_nesterov,
             weight_decay=cfg.weight_decay,
-            weight_decay_mask=_decays(specs),
+            weight_decay_mask=_weight_decay_mask(specs),
             consistent_rms=cfg.match_rms,
             preconditioning=cfg.preconditioning,
             muon_weight_dimension_numbers=_map(matrix, specs),
         )
 
 
-def _decays(specs: Any) -> Any:
+def _weight_decay_mask(specs: Any) -> Any:
     return _map(lambda spec: spec.decay, specs)
 
 

@@ -51,7 +51,7 @@ class Schedule(Configurable):
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         warmup: int | float = cfg.warmup_steps
-        # Rounded, so that a share of few steps may be none.
+        # Rounded and not raised to 1, so that a small share of a short run means no warmup.
         self.warmup_steps = warmup if isinstance(warmup, int) else round(warmup * cfg.total_steps)
         if self.warmup_steps >= cfg.total_steps:
             raise ConfigError(

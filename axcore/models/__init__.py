@@ -9,12 +9,14 @@ from axcore.models.causal_lm import (
     TOY,
     CausalLM,
     Decoder,
+    Head,
     Sizes,
+    TiedHead,
+    UntiedHead,
     flops_per_token,
     of_size,
     transformer,
 )
-from axcore.models.head import Head, TiedHead, UntiedHead
 from axcore.models.llama import llama2, llama3
 from axcore.models.mistral import mistral, mixtral
 from axcore.models.qwen2 import qwen2

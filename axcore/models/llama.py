@@ -21,8 +21,7 @@ from axcore.interop import (
     activation,
     interleaved_heads,
 )
-from axcore.models.causal_lm import TOY, CausalLM, Sizes, of_size, transformer
-from axcore.models.head import TiedHead, UntiedHead
+from axcore.models.causal_lm import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 
 _LLAMA2_SIZES: Sizes = {
     "7b": {

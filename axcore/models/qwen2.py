@@ -13,8 +13,7 @@ from axcore.interop import (
     GGUFRope,
     MustBe,
 )
-from axcore.models.causal_lm import TOY, CausalLM, Sizes, of_size, transformer
-from axcore.models.head import TiedHead, UntiedHead
+from axcore.models.causal_lm import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 from axcore.models.llama import LLAMA_LIKE, smallest
 
 _QWEN2_SIZES: Sizes = {

@@ -18,7 +18,7 @@ from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.interop.array_source import ArrayChange
 from axcore.interop.weight_edits import CandidateArrays, ModelPair, WeightEdit
-from axcore.layers import BatchedLoRALinear, Dropout, Linear, LoRALinear
+from axcore.layers import BatchedLoRALinear, Dropout, Linear, LoRALinear, ScalarHead
 from axcore.layers.adapters.lora import ADAPTERS, MAGNITUDES
 from axcore.layers.quantization import FrozenLinear, with_full_precision_weights
 from axcore.layers.quantization.frozen_linear import CODES, FrozenForm, FrozenFormat
@@ -32,7 +32,7 @@ ROUTERS = ("**.router.**",)
 
 @config
 class LoRA:
-    """Put a `LoRALinear` around linear layers, and freeze all else.
+    """Put a `LoRALinear` around linear layers, and freeze all else but the head of a reward model.
 
     Args:
         targets: Paths or globs of linear layers, or of modules that contain some.
@@ -55,7 +55,7 @@ class LoRA:
     use_dora: bool = False
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Return `cfg` with adapters; a trainer's learner trains them only.
+        """Return `cfg` with adapters; a trainer's learner trains them, and a `ScalarHead`.
 
         Raises:
             ConfigError: A target matches no linear layer, or adapters are there already.
@@ -79,6 +79,9 @@ class LoRA:
             for path, base in self._targets(cfg).items()
         }
         trainable = (*ADAPTERS, *MAGNITUDES) if self.use_dora else ADAPTERS
+        # A reward model's head begins at random, so that frozen it would mean nothing.
+        heads = find_config(cfg, ScalarHead)
+        trainable = (*trainable, *(f"{one.path.removeprefix('model.')}.**" for one in heads))
         for learner in find_config(cfg, Learner):
             changes[learner.path] = evolve(learner.node, trainable=trainable)
         return update_config(cfg, changes)

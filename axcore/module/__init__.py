@@ -2,24 +2,36 @@
 
 from axcore.module.batch_spec import ArraySpec, BatchSpec, LossGroups, ModelFlops
 from axcore.module.context import LayerPosition
-from axcore.module.dtypes import DType, DTypes
 from axcore.module.functional import functional
-from axcore.module.initializers import ConstantInit, Initializer, Normal, VarianceScaling
-from axcore.module.microbatch import (
+from axcore.module.module import Module, entry
+from axcore.module.outputs import (
+    NATS_A_TOKEN,
+    Loss,
+    Outputs,
+    apply_updates,
     merge_buffer,
     merge_microbatches,
     merge_outputs,
     split_microbatches,
 )
-from axcore.module.module import Module, entry
-from axcore.module.outputs import NATS_A_TOKEN, Loss, Outputs, apply_updates
-from axcore.module.param import Axes, Merge, Param, ParamSpec, count_params
+from axcore.module.param import (
+    Axes,
+    ConstantInit,
+    DType,
+    DTypes,
+    Initializer,
+    Merge,
+    Normal,
+    Param,
+    ParamSpec,
+    VarianceScaling,
+    count_params,
+)
 from axcore.module.remat import Remat, named, named_bits
 from axcore.module.restack import restacked, restacked_arrays
 from axcore.module.rng import Path
-from axcore.module.stack_runner import StackRunner
+from axcore.module.stacked_module import StackedModule, StackRunner
 from axcore.module.summary import summary_table
-from axcore.module.transforms import StackedModule
 
 __all__ = [
     "NATS_A_TOKEN",

@@ -13,7 +13,7 @@ from axcore.module.invoke import rematerialise, run
 from axcore.module.module import Module
 from axcore.module.outputs import Outputs
 from axcore.module.rng import Path, as_key, format_path
-from axcore.module.tree import index_of
+from axcore.module.stacked_module import index_of
 
 SHOWN = 12
 Result = TypeVar("Result")

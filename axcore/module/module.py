@@ -16,13 +16,12 @@ from axcore.errors import ModuleError
 from axcore.module import invoke
 from axcore.module.batch_spec import BatchSpec, ModelFlops
 from axcore.module.context import Context, LayerPosition, current_context
-from axcore.module.dtypes import ROOT_DTYPES, DTypes
 from axcore.module.outputs import Loss, unused
-from axcore.module.param import ParamDeclaration, param_spec_of, sample_params
+from axcore.module.param import ROOT_DTYPES, DTypes, ParamDeclaration, param_spec_of, sample_params
 from axcore.module.remat import Remat
 from axcore.module.rng import Path, as_key, format_path
+from axcore.module.stacked_module import ModuleNode, index_of, unwrapped
 from axcore.module.summary import summary_html
-from axcore.module.tree import ModuleNode, index_of, unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -349,6 +348,9 @@ class Module(Configurable):
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
         """Return what a unit of such batches costs, forward and backward; None if not known."""
         return None
+
+    watched_metrics: tuple[str, ...] = ()
+    """Metrics besides the loss that progress lines show, where they are there."""
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the unit of `loss`, of each `loss/NAME` and of each measure, as people read it.

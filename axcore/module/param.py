@@ -1,4 +1,8 @@
-"""`Param`, which a module declares in `setup`, and `ParamSpec`, which `param_specs()` returns."""
+"""`Param`, which a module declares in `setup`, and `ParamSpec`, which `param_specs()` returns.
+
+A parameter's first value is from an initializer, a config that makes it of a key, a shape and fans;
+its dtype is from the module's `DTypes`.
+"""
 
 import itertools
 import math
@@ -11,10 +15,106 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from axcore.config import config
 from axcore.errors import ModuleError
-from axcore.module.dtypes import DTypes
-from axcore.module.initializers import ConstantInit, Initializer, VarianceScaling
 from axcore.module.rng import Path, fold_paths, format_path
+
+DType = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+@config
+class DTypes:
+    """The dtypes of a module. None inherits from the parent; the root's are float32.
+
+    Args:
+        param: Stored parameters. What is trained is stored in float32, or in bfloat16 where its
+            optimizer rounds that, as `LowPrecisionState` does; other learners refuse it.
+        compute: What `self.weight` reads as, and so what most arithmetic runs in.
+        output: What the module returns; by default what it computed.
+    """
+
+    param: DType | None = None
+    compute: DType | None = None
+    output: DType | None = None
+
+    def inheriting(self, parent: "DTypes") -> "DTypes":
+        """Return these dtypes with the parent's where they are None."""
+        return DTypes(
+            param=self.param or parent.param,
+            compute=self.compute or parent.compute,
+            output=self.output or parent.output,
+        )
+
+
+ROOT_DTYPES = DTypes(param="float32", compute="float32")
+
+
+Distribution = Literal["normal", "truncated_normal", "uniform"]
+
+
+@config
+class Initializer:
+    """Samples an initial value. Subclasses implement `sample`."""
+
+    def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
+        """Return a float32 array.
+
+        Args:
+            key: The parameter's own random key.
+            shape: The parameter's shape, without dimensions of stacked layers.
+            fans: Number of inputs that each output sums over, and of outputs each input reaches.
+        """
+        raise NotImplementedError
+
+
+@config
+class ConstantInit(Initializer):
+    """Every element is `value`."""
+
+    value: float = 0.0
+
+    def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
+        """Return a constant array."""
+        return jnp.full(shape, self.value, jnp.float32)
+
+
+@config
+class Normal(Initializer):
+    """Normal with standard deviation `std`, whatever the fans."""
+
+    std: float = 0.02
+
+    def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
+        """Return normal samples."""
+        return self.std * jax.random.normal(key, shape, jnp.float32)
+
+
+@config
+class VarianceScaling(Initializer):
+    """Zero mean and variance `scale / fan`.
+
+    Source: He et al. 2015, arXiv:1502.01852, eq. 10 (fan_in, scale 2); Glorot and Bengio 2010,
+    eq. 16 (fan_avg, scale 1).
+    """
+
+    scale: float = 1.0
+    fan: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in"
+    distribution: Distribution = "truncated_normal"
+
+    def sample(self, key: Array, shape: tuple[int, ...], fans: tuple[int, int]) -> Array:
+        """Return samples scaled by the fans."""
+        fan_in, fan_out = fans
+        fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.fan]
+        std = math.sqrt(self.scale / max(1.0, fan))
+        if self.distribution == "normal":
+            return std * jax.random.normal(key, shape, jnp.float32)
+        if self.distribution == "uniform":
+            limit = math.sqrt(3.0) * std
+            return jax.random.uniform(key, shape, jnp.float32, -limit, limit)
+        # A normal truncated at two standard deviations has 0.8796 of the deviation of a full one.
+        samples = jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
+        return std / 0.87962566103423978 * samples
+
 
 # Names of what a dimension is, not of mesh axes: a layer must not know how it is split.
 Axes = tuple[str | None, ...]

@@ -39,18 +39,18 @@ from axcore.ops.decode_attention.op import (
     decode_as_attention,
     decode_attention,
 )
-from axcore.ops.decode_matmul.kernels import narrow_product
+from axcore.ops.decode_matmul.kernels import low_precision_product
 from axcore.ops.decode_matmul.op import (
     PANEL_WIDTH,
     DecodeMatmulInputs,
     DecodeMatmulSpec,
     are_panels_wanted,
     decode_matmul,
+    full_precision_weight,
     in_panels,
     num_panels,
     packed_int4,
     unpacked_int4,
-    wide_weight,
 )
 from axcore.ops.dispatch import (
     Call,
@@ -85,7 +85,7 @@ from axcore.ops.quantized.quantize import (
     QuantizedDotSpec,
     amax_of,
 )
-from axcore.ops.quantized.vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT, narrow_input
+from axcore.ops.quantized.vjp import QUANTIZED_INPUT, QUANTIZED_WEIGHT, quantize_input
 from axcore.ops.rms_norm.op import RmsNormInputs, RmsNormSpec, rms_norm
 from axcore.ops.rope.op import RopeInputs, RopeSpec, rope
 
@@ -156,20 +156,21 @@ __all__ = [
     "dropout_rows",
     "explain",
     "finite_lse",
+    "full_precision_weight",
     "grouped_matmul",
     "grouped_matmul_portable",
     "how_to_continue_without",
     "in_panels",
+    "low_precision_product",
     "moved_bytes_of",
     "moved_bytes_scope",
     "named_heads",
-    "narrow_input",
-    "narrow_product",
     "num_panels",
     "occupancy_of",
     "occupancy_scope",
     "packed_int4",
     "power_of_two",
+    "quantize_input",
     "quantized_dot",
     "quantized_grouped_matmul",
     "recording_choices",
@@ -180,5 +181,4 @@ __all__ = [
     "sink_gradient",
     "unpacked_int4",
     "use_policy",
-    "wide_weight",
 ]

@@ -74,19 +74,19 @@ def branch(chosen: Array, first: Callable[[], T], second: Callable[[], T]) -> T:
 
 
 def bounded_fori_loop(
-    start: Array, stop: Array, step: Callable[[Array, T], T], carry: T, *, most: int
+    start: Array, stop: Array, step: Callable[[Array, T], T], carry: T, *, max_steps: int
 ) -> T:
     """Return the carry after `step(i, carry)` for each `start <= i < stop`.
 
-    Where the policy's hardware cannot branch, every `i` below `most` is computed, and the carry of
-    those outside is selected away.
+    Where the policy's hardware cannot branch, every `i` below `max_steps` is computed, and the
+    carry of those outside is selected away.
 
     Args:
         start: The first.
-        stop: One more than the last; at most `most`.
+        stop: One more than the last; at most `max_steps`.
         step: From a number and the carry to the next carry.
         carry: The first carry.
-        most: How many there are at most.
+        max_steps: Number of steps at most.
     """
     if current_policy().hardware.can_branch:
         result: T = lax.fori_loop(start, stop, step, carry)
@@ -95,7 +95,7 @@ def bounded_fori_loop(
     def guarded(i: Array, carry: T) -> T:
         return _select((start <= i) & (i < stop), step(i, carry), carry)
 
-    padded: T = lax.fori_loop(0, most, guarded, carry)
+    padded: T = lax.fori_loop(0, max_steps, guarded, carry)
     return padded
 
 

@@ -27,14 +27,14 @@ def ops() -> Iterator[Op]:
         name="decode_attention",
         fn=Ref("axcore.ops:decode_attention"),
         summary="Attention of the newest tokens over a cache, contiguous or in pages",
-        contract=Ref("axcore.testing.decode_attention_contract:DECODE_ATTENTION"),
+        contract=Ref("axcore.testing.contracts:DECODE_ATTENTION"),
         arg_spec=Ref("axcore.ops.decode_attention.contract:arg_spec"),
     )
     yield Op(
         name="decode_matmul",
         fn=Ref("axcore.ops:decode_matmul"),
         summary="A few rows times a weight, in full or low precision",
-        contract=Ref("axcore.testing.decode_matmul_contract:DECODE_MATMUL"),
+        contract=Ref("axcore.testing.contracts:DECODE_MATMUL"),
         arg_spec=Ref("axcore.ops.decode_matmul.contract:arg_spec"),
     )
     yield Op(
@@ -55,42 +55,42 @@ def ops() -> Iterator[Op]:
         name="rms_norm",
         fn=Ref("axcore.ops:rms_norm"),
         summary="Normalisation by the root of the mean square",
-        contract=Ref("axcore.testing.rms_norm_contract:RMS_NORM"),
+        contract=Ref("axcore.testing.contracts:RMS_NORM"),
         arg_spec=Ref("axcore.ops.rms_norm.contract:arg_spec"),
     )
     yield Op(
         name="rms_norm_backward",
         fn=Ref("axcore.ops.rms_norm.op:RMS_NORM_OP.custom_vjp"),
         summary="The gradient of rms_norm, for kernels that JAX does not differentiate",
-        contract=Ref("axcore.testing.rms_norm_contract:RMS_NORM_BACKWARD"),
+        contract=Ref("axcore.testing.contracts:RMS_NORM_BACKWARD"),
         arg_spec=Ref("axcore.ops.rms_norm.contract:backward_arg_spec"),
     )
     yield Op(
         name="rope",
         fn=Ref("axcore.ops:rope"),
         summary="Rotary positions: pairs of a head's dimensions, rotated",
-        contract=Ref("axcore.testing.rope_contract:ROPE"),
+        contract=Ref("axcore.testing.contracts:ROPE"),
         arg_spec=Ref("axcore.ops.rope.contract:arg_spec"),
     )
     yield Op(
         name="grouped_matmul",
         fn=Ref("axcore.ops:grouped_matmul"),
         summary="Rows sorted by group, each group with a matrix of its own",
-        contract=Ref("axcore.testing.grouped_matmul_contract:GROUPED_MATMUL"),
+        contract=Ref("axcore.testing.contracts:GROUPED_MATMUL"),
         arg_spec=Ref("axcore.ops.grouped_matmul.contract:arg_spec"),
     )
     yield Op(
         name="grouped_matmul_backward",
         fn=Ref("axcore.ops.grouped_matmul.op:GROUPED_MATMUL_OP.custom_vjp"),
         summary="The gradient of grouped_matmul, for kernels that JAX does not differentiate",
-        contract=Ref("axcore.testing.grouped_matmul_contract:GROUPED_MATMUL_BACKWARD"),
+        contract=Ref("axcore.testing.contracts:GROUPED_MATMUL_BACKWARD"),
         arg_spec=Ref("axcore.ops.grouped_matmul.contract:backward_arg_spec"),
     )
     yield Op(
         name="quantized_dot",
         fn=Ref("axcore.ops:quantized_dot"),
         summary="Products of int8 or float8 operands, and those of its gradients",
-        contract=Ref("axcore.testing.quantized_dot_contract:QUANTIZED_DOT"),
+        contract=Ref("axcore.testing.contracts:QUANTIZED_DOT"),
     )
 
 

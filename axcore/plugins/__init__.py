@@ -4,9 +4,9 @@ import types
 import typing
 
 from axcore.hardware.hardware import Hardware as Hardware
+from axcore.hardware.hardware import requires as requires
 from axcore.hardware.mesh_rules import check_mesh_rules as check_mesh_rules
 from axcore.hardware.mesh_rules import find_mesh_rule as find_mesh_rule
-from axcore.hardware.predicates import requires as requires
 from axcore.plugins.discovery import Plugin as Plugin
 from axcore.plugins.flags import set_environment_flags as set_environment_flags
 from axcore.plugins.flags import wanted_compiler_options as wanted_compiler_options

@@ -11,8 +11,7 @@ from importlib.machinery import PathFinder
 
 import axcore
 from axcore.errors import PluginError
-from axcore.hardware.hardware import Hardware
-from axcore.hardware.predicates import requires
+from axcore.hardware.hardware import Hardware, requires
 from axcore.plugins.records import AotTarget, EnvironmentFlags, HardwareFamily, MeshRule, hook
 from axcore.registration import Ref
 
@@ -44,7 +43,7 @@ def hardware_families() -> Iterator[HardwareFamily]:
     yield HardwareFamily(
         name="cpu",
         hosts=(Hardware(family="cpu", features={"int8"}),),
-        detect=Ref("axcore.hardware.host_platform:detect_cpu"),
+        detect=Ref("axcore.hardware.families:detect_cpu"),
         summary="Host processors, or devices that XLA fakes on them",
         is_one_host=True,
     )
@@ -57,7 +56,7 @@ def environment_flags() -> Iterator[EnvironmentFlags]:
         name="cpu_devices",
         variable="XLA_FLAGS",
         requires=requires(family="cpu"),
-        fn=Ref("axcore.hardware.host_platform:device_count_flag"),
+        fn=Ref("axcore.hardware.families:device_count_flag"),
         summary="XLA shows the host's processors as several devices",
     )
 

@@ -17,9 +17,8 @@ import attrs
 from axcore import __version__
 from axcore.config import suggest_names
 from axcore.errors import PluginError
-from axcore.hardware.families import HardwareFamily
+from axcore.hardware.families import FamilyLookup, HardwareFamily
 from axcore.hardware.hardware import attach_lookup
-from axcore.hardware.targets import FamilyLookup
 from axcore.plugins.discovery import (
     BLOCK,
     LEVEL,
@@ -57,6 +56,13 @@ class PluginHost:
     installed: tuple[Plugin, ...]
     plugin_filter: PluginFilter = attrs.field(factory=PluginFilter)
     problem: PluginError | None = attrs.field(default=None, eq=False)
+    _records: tuple[Record, ...] = attrs.field(init=False, eq=False, repr=False)
+
+    @_records.default
+    def _sorted_records(self) -> tuple[Record, ...]:
+        # Once for all: each choice of a kernel asks for them.
+        found = (record for plugin in self.installed for record in plugin.records)
+        return tuple(sorted(found, key=lambda record: record.key))
 
     def plugins(self) -> tuple[Plugin, ...]:
         """Return every plugin, whatever its state; the core first, then by name."""
@@ -76,13 +82,7 @@ class PluginHost:
 
     def records(self, kind: type[R]) -> tuple[R, ...]:
         """Return all records of a kind that loaded plugins brought, sorted by key."""
-        found = [
-            record
-            for plugin in self.installed
-            for record in plugin.records
-            if isinstance(record, kind)
-        ]
-        return tuple(sorted(found, key=lambda record: record.key))
+        return tuple(record for record in self._records if isinstance(record, kind))
 
     def require_healthy(self) -> None:
         """Let a run continue only where nothing that is installed and not blocked is broken.

@@ -145,7 +145,7 @@ class TrackedProcess:
         """Ask the process for its stacks; one that is stopped is woken to answer."""
         self.child.send(STACKS_SIGNAL)
         if self.is_stopped:
-            # A stopped process handles no signal; it will end with the others anyway.
+            # The dump needs a signal, which a stopped process does not handle, so it runs again.
             self.child.send(signal.SIGCONT)
 
     def stacks(self) -> str:

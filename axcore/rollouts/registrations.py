@@ -19,8 +19,9 @@ def data_sources() -> Iterator[DataSource]:
 @hook.experiments
 def experiments() -> Iterator[Experiment]:
     """What is trained by rewards with the core alone."""
-    yield Experiment(
-        name="grpo",
-        fn=Ref("axcore.rollouts.experiments:grpo"),
-        summary="A small transformer that learns to reverse strings from rewards alone",
-    )
+    for name, function, summary in (
+        ("grpo", "grpo", "Rewards of sampled answers, to train a base further"),
+        ("grpo-reverse", "grpo_reverse", "Learns to reverse strings from rewards alone; minutes"),
+    ):
+        fn = Ref(f"axcore.rollouts.experiments:{function}")
+        yield Experiment(name=name, fn=fn, summary=summary)

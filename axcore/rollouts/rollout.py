@@ -3,6 +3,9 @@
 Letters: B rows, T tokens of a row.
 """
 
+import base64
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +13,7 @@ import attrs
 import numpy as np
 
 from axcore.data.packing.packing import Batch
-from axcore.tasks.policy_gradient import FAILED_PREFIX, REWARD_PREFIX
+from axcore.tasks.policy_gradient import FAILED_PREFIX, OLD_LOG_PROBS, REWARD_PREFIX
 
 
 @attrs.frozen(kw_only=True)
@@ -23,10 +26,12 @@ class Rollout:
         log_probs: Theirs, by the sampler.
         is_ended: Whether the policy ended it.
         rewards: What it is worth by each reward; nan where a reward failed.
-        reward: Their weighted sum; nan where one of them is.
+        reward: Their weighted sum; nan where one is that weighs something.
         group: Which prompt of the run it answers, from 0.
         sample: Which of the answers to it, from 0.
         weight_version: Steps that made the weights which sampled it.
+        old_log_probs: The tokens' log-probabilities as the trainer computed them with these
+            weights; empty where it is trained on before they change.
     """
 
     prompt: tuple[int, ...]
@@ -38,10 +43,14 @@ class Rollout:
     group: int
     sample: int
     weight_version: int
+    old_log_probs: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
-        return attrs.asdict(self)
+        packed = {name: _packed(getattr(self, name), kind) for name, kind in _PACKED.items()}
+        # JSON has no nan: a reward that failed is null.
+        rewards = {name: _finite(value) for name, value in self.rewards.items()}
+        return {**attrs.asdict(self), **packed, "rewards": rewards, "reward": _finite(self.reward)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Rollout":
@@ -51,10 +60,41 @@ class Rollout:
             TypeError: It is not one.
             KeyError: It is not one.
         """
-        known = {**data}
-        for name in ("prompt", "tokens", "log_probs"):
-            known[name] = tuple(known[name])
-        return cls(**known)
+        arrays = {name: _unpacked(data[name], kind) for name, kind in _PACKED.items()}
+        rewards = {name: _number(value) for name, value in data["rewards"].items()}
+        rest = {"rewards": rewards, "reward": _number(data["reward"])}
+        return cls(**{**data, **arrays, **rest})
+
+
+_PACKED = {"prompt": "<i4", "tokens": "<i4", "log_probs": "<f4", "old_log_probs": "<f4"}
+"""Fields that are written as bytes, which is shorter than digits."""
+
+
+def _packed(values: Sequence[float], kind: str) -> str:
+    return base64.b64encode(np.asarray(values, kind).tobytes()).decode()
+
+
+def _unpacked(text: str, kind: str) -> tuple[Any, ...]:
+    return tuple(np.frombuffer(base64.b64decode(text), kind).tolist())
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def groups_of(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """Return rollouts by the prompt that they answer, in their order."""
+    return [list(group) for _, group in itertools.groupby(rollouts, lambda one: one.group)]
+
+
+def has_equal_rewards(group: Sequence[Rollout]) -> bool:
+    """Return whether no completion of a group is worth more than another."""
+    found = {one.reward for one in group if math.isfinite(one.reward)}
+    return len(found) < 2
 
 
 def batch_of(
@@ -83,8 +123,20 @@ def batch_of(
     for row, one in enumerate(rollouts):
         if one is not None:
             _write_row(batch, row, one)
+    if any(one is not None and one.old_log_probs for one in rollouts):
+        batch[OLD_LOG_PROBS] = _of_tokens(rollouts, seq_len)
     batch |= _statistics(rollouts, batch["rewards"], batch["row_weights"])
     return batch
+
+
+def _of_tokens(rollouts: Sequence[Rollout | None], seq_len: int) -> np.ndarray:
+    """Return the old log-probability of each sampled token at its place, else 0."""
+    found = np.zeros((len(rollouts), seq_len), np.float32)
+    for row, one in enumerate(rollouts):
+        if one is not None and one.old_log_probs:
+            begin = len(one.prompt) - 1
+            found[row, begin : begin + len(one.tokens)] = one.old_log_probs
+    return found
 
 
 def _write_row(batch: Batch, row: int, one: Rollout) -> None:
@@ -95,11 +147,11 @@ def _write_row(batch: Batch, row: int, one: Rollout) -> None:
     batch["loss_weights"][row, begin:length] = 1
     batch["sampler_log_probs"][row, begin:length] = one.log_probs
     for name, value in one.rewards.items():
-        batch[FAILED_PREFIX + name][row] = not np.isfinite(value)
+        is_failed = not np.isfinite(value)
+        batch[FAILED_PREFIX + name][row] = is_failed
+        batch[REWARD_PREFIX + name][row] = 0 if is_failed else value
     if np.isfinite(one.reward):
         batch["rewards"][row], batch["row_weights"][row] = one.reward, 1
-        for name, value in one.rewards.items():
-            batch[REWARD_PREFIX + name][row] = value
 
 
 def _statistics(

@@ -1,34 +1,46 @@
 """`Rollouts`: a data loader whose batches the policy in training samples."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
 
 import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 from axcore.config import (
     REQUIRED,
     Fraction,
+    NonNegativeInt,
     PositiveInt,
     config,
     evolve,
 )
-from axcore.data import ByteTokenizer, DataLoader, Policy, Source, Tokenizer, TrainBatches
+from axcore.data import ByteTokenizer, DataLoader, Policy, Source, Tokenizer
 from axcore.data.document import Document, is_validation
 from axcore.data.packing.batches import Order, train_order
 from axcore.data.packing.packing import Batch
 from axcore.errors import ConfigError, DataError
 from axcore.inference import Completion, EngineConfig, SampledToken, Sampling
-from axcore.module import ArraySpec, BatchSpec
+from axcore.layers import whole_rows
+from axcore.module import ArraySpec, BatchSpec, Module, functional
 from axcore.rewards import COMPLETION_TOKENS, FailureBudget, RewardPool, ScoreRequest
 from axcore.rewards.named import RewardConfigs
+from axcore.rollouts.batches import RolloutBatches
 from axcore.rollouts.prompts import MESSAGES, ReversedStrings
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.rollouts.sampler import PolicySampler, PromptRequest
-from axcore.tasks.policy_gradient import FAILED_PREFIX, REWARD_PREFIX, ROLLOUT_ARRAYS
+from axcore.tasks.policy_gradient import (
+    FAILED_PREFIX,
+    OLD_LOG_PROBS,
+    REWARD_PREFIX,
+    ROLLOUT_ARRAYS,
+)
 
 _TOKEN_ARRAYS = {
     "tokens": "int32",
@@ -71,6 +83,12 @@ class Rollouts(DataLoader):
                 counted.
             sampling: How tokens are sampled.
             engine: How much is sampled at once; its `max_length` is filled.
+            batches_per_rollout: Batches that are sampled by the same weights.
+            epochs_per_rollout: How often each of them is trained on.
+            max_lag: Rollouts that are sampled ahead, while steps run: by weights that are so many
+                rollouts older. 0 samples by the weights of the step itself.
+            max_sampling_rounds: Groups whose rewards are all equal teach nothing. Up to so many
+                times further prompts are asked in their place; 1 keeps them.
             seed: Decides the order of prompts and the samples.
             shuffle: Whether prompts are asked in another order each epoch.
             validation_fraction: Share of the prompts that is never trained on, in [0, 1).
@@ -89,6 +107,10 @@ class Rollouts(DataLoader):
         engine: EngineConfig = EngineConfig(
             max_num_seqs=64, sampler_kinds=("greedy", "plain", "full")
         )
+        batches_per_rollout: PositiveInt = 1
+        epochs_per_rollout: PositiveInt = 1
+        max_lag: NonNegativeInt = 0
+        max_sampling_rounds: PositiveInt = 1
         seed: int = 0
         shuffle: bool = True
         validation_fraction: Fraction = 0.05
@@ -115,6 +137,7 @@ class Rollouts(DataLoader):
             cfg.seed,
         )
         self._evaluated: Policy | None = None
+        self._old_log_probs: Any = None
 
     def batch_spec(self) -> BatchSpec:
         """Return the arrays of a batch."""
@@ -135,6 +158,8 @@ class Rollouts(DataLoader):
             name: ArraySpec(shape=(rows,), axes=("batch",), dtype="float32")
             for name in (*names, *_arrays_of(cfg.rewards))
         }
+        if self.has_old_log_probs:
+            tokens[OLD_LOG_PROBS] = tokens["sampler_log_probs"]
         return BatchSpec(
             arrays={**tokens, **of_rows},
             unit="token",
@@ -142,7 +167,7 @@ class Rollouts(DataLoader):
             sized_by={"batch": "batch_size", "time": "seq_len"},
         )
 
-    def train(self, *, process_index: int = 0, process_count: int = 1) -> "RolloutBatches":
+    def train(self, *, process_index: int = 0, process_count: int = 1) -> RolloutBatches:
         """Return an iterator without end.
 
         Raises:
@@ -165,9 +190,9 @@ class Rollouts(DataLoader):
         size = cfg.batch_size
         for begin in range(0, len(prompts), size):
             asked = {begin + i: one for i, one in enumerate(prompts[begin : begin + size])}
-            found = self._sample(
+            found = self._begin(
                 self._evaluated, asked, num_samples=1, sampling=sampling, stream="validation"
-            )
+            )()
             yield self.batch([*found, *[None] * (size - len(found))])
 
     def on_run(self, directory: Path) -> None:
@@ -186,12 +211,22 @@ class Rollouts(DataLoader):
             f"{self.config.group_size} completions each"
         )
 
-    def rollouts(self, policy: Policy | None, numbers: Sequence[int]) -> list[Rollout]:
-        """Return the groups of some prompts of the endless order, by the weights of a policy."""
+    def begin_rollout(
+        self, policy: Policy | None, numbers: Sequence[int]
+    ) -> Callable[[], list[Rollout]]:
+        """Begin to sample the groups of some prompts of the endless order.
+
+        Args:
+            policy: Whose present weights sample.
+            numbers: Which prompts.
+
+        Returns:
+            A function that waits for the rollouts, and returns them in the order of the prompts.
+        """
         prompts = self._prompts[0]
         asked = {number: prompts[self._order[number]] for number in numbers}
         cfg = self.config
-        return self._sample(
+        return self._begin(
             policy, asked, num_samples=cfg.group_size, sampling=cfg.sampling, stream="train"
         )
 
@@ -200,7 +235,7 @@ class Rollouts(DataLoader):
         cfg = self.config
         return batch_of(rollouts, cfg.seq_len, self.tokenizer.pad_id, tuple(cfg.rewards))
 
-    def _sample(
+    def _begin(
         self,
         policy: Policy | None,
         asked: Mapping[int, _Prompt],
@@ -208,32 +243,72 @@ class Rollouts(DataLoader):
         num_samples: int,
         sampling: Sampling,
         stream: str,
-    ) -> list[Rollout]:
+    ) -> Callable[[], list[Rollout]]:
         if policy is None or policy.state is None:
             raise DataError(
                 "rollouts are asked for before there are weights to sample them with",
                 where="data",
                 hint="call on_policy(Policy(module, step, state)) first; a Trainer does",
             )
-        found = self._sampler.sample(
-            policy,
+        state, version = policy.state, policy.step
+        if self.config.max_lag:
+            # Steps take the memory of the policy's own arrays while these are still in use.
+            state = jax.tree.map(jnp.copy, state)
+        sampled = self._sampler.begin(
+            policy.module,
+            state,
             [PromptRequest(one.tokens, number) for number, one in asked.items()],
             num_samples=num_samples,
             max_tokens=self.config.max_new_tokens,
             sampling=sampling,
             stream=stream,
         )
-        sampled = [
-            (number, sample, prompt, completion)
-            for (number, prompt), group in zip(asked.items(), found, strict=True)
-            for sample, completion in enumerate(group)
-        ]
-        # All together: rewards that run in processes are computed side by side.
-        scores = self._rewards.score([_score_request(*one[2:]) for one in sampled])
-        return [
-            self._rollout(*one, rewards, policy.step)
-            for one, rewards in zip(sampled, scores, strict=True)
-        ]
+
+        def finished() -> list[Rollout]:
+            completions = [
+                (number, sample, prompt, completion)
+                for (number, prompt), group in zip(asked.items(), sampled(), strict=True)
+                for sample, completion in enumerate(group)
+            ]
+            # All together: rewards that run in processes are computed side by side.
+            scores = self._rewards.score([_score_request(*one[2:]) for one in completions])
+            rollouts = [
+                self._rollout(*one, rewards, version)
+                for one, rewards in zip(completions, scores, strict=True)
+            ]
+            if self.has_old_log_probs:
+                return self._with_old_log_probs(policy, state, rollouts)
+            return rollouts
+
+        # Once: whoever saves the position asks, and whoever trains.
+        return lru_cache(finished)
+
+    @property
+    def has_old_log_probs(self) -> bool:
+        """Whether batches may be trained on by other weights than sampled them."""
+        cfg = self.config
+        return cfg.batches_per_rollout * cfg.epochs_per_rollout > 1 or cfg.max_lag > 0
+
+    def _with_old_log_probs(
+        self, policy: Policy, state: Any, rollouts: list[Rollout]
+    ) -> list[Rollout]:
+        """Return rollouts with log-probabilities as the trainer computes them."""
+        if self._old_log_probs is None:
+            temperature = self.config.sampling.temperature
+            self._old_log_probs = policy.jit(partial(_log_probs, policy.module, temperature))
+        found = []
+        size = self.config.batch_size
+        for begin in range(0, len(rollouts), size):
+            rows: list[Rollout | None] = [*rollouts[begin : begin + size]]
+            batch = self.batch([*rows, *[None] * (size - len(rows))])  # one shape, one program
+            names = ("tokens", "targets", "token_mask")
+            arrays = (batch[name] for name in names)
+            log_probs_BT = np.asarray(self._old_log_probs(state, *arrays))
+            for row, one in enumerate(rollouts[begin : begin + size]):
+                is_sampled_T = batch["loss_weights"][row] > 0
+                old = tuple(log_probs_BT[row][is_sampled_T].tolist())
+                found.append(attrs.evolve(one, old_log_probs=old))
+        return found
 
     def _rollout(
         self,
@@ -251,11 +326,16 @@ class Rollouts(DataLoader):
             log_probs=tuple(float(token.logprob or 0.0) for token in sampled),
             is_ended=completion.end is not None,
             rewards=rewards,
-            reward=sum(rewards[name] * one.weight for name, one in self.config.rewards.items()),
+            reward=self._weighted_sum(rewards),
             group=group,
             sample=sample,
             weight_version=version,
         )
+
+    def _weighted_sum(self, rewards: Mapping[str, float]) -> float:
+        # Without what only measures: 0 times a nan is one.
+        weights = {name: one.weight for name, one in self.config.rewards.items() if one.weight}
+        return float(sum(rewards[name] * weight for name, weight in weights.items()))
 
     @cached_property
     def _prompts(self) -> tuple[list[_Prompt], list[_Prompt]]:
@@ -307,7 +387,18 @@ class Rollouts(DataLoader):
         for one in self._prompts[0]:
             fields = sorted(one.document.fields.items())
             digest.update(repr((one.tokens, fields)).encode("utf-8", "surrogateescape"))
-        names = ("batch_size", "group_size", "max_new_tokens", "seq_len", "seed", "shuffle")
+        names = (
+            "batch_size",
+            "group_size",
+            "max_new_tokens",
+            "seq_len",
+            "batches_per_rollout",
+            "epochs_per_rollout",
+            "max_lag",
+            "max_sampling_rounds",
+            "seed",
+            "shuffle",
+        )
         return {
             "prompts": digest.hexdigest(),
             "sampling": repr(cfg.sampling),
@@ -342,6 +433,13 @@ def _check(cfg: Rollouts.Config) -> None:
             where="data.batch_size",
             hint=f"--set data.batch_size={-(-cfg.batch_size // cfg.group_size) * cfg.group_size}",
         )
+    if cfg.max_lag and cfg.max_sampling_rounds > 1:
+        raise ConfigError(
+            f"max_lag is {cfg.max_lag} and max_sampling_rounds {cfg.max_sampling_rounds}: further "
+            "prompts are chosen by rewards, which are not there yet",
+            where="data.max_sampling_rounds",
+            hint="--set data.max_lag=0",
+        )
     if not cfg.rewards:
         raise ConfigError(
             "there is no reward",
@@ -356,41 +454,19 @@ def _check(cfg: Rollouts.Config) -> None:
         )
 
 
-class _Rolled:
-    """Batches one after the other; the position is their number."""
-
-    def __init__(self, data: Rollouts) -> None:
-        self.policy: Policy | None = None
-        self._data = data
-        self._next = 0
-
-    def __iter__(self) -> "_Rolled":
-        return self
-
-    def __next__(self) -> Batch:
-        cfg = self._data.config
-        num_prompts = cfg.batch_size // cfg.group_size
-        begin = self._next * num_prompts
-        found = self._data.rollouts(self.policy, range(begin, begin + num_prompts))
-        self._next += 1
-        return self._data.batch(found)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"next_index": self._next}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._next = int(state["next_index"])
-
-
-class RolloutBatches(TrainBatches):
-    """Batches that the policy of each step samples."""
-
-    follows_policy = True
-
-    def __init__(self, data: Rollouts, identity: dict[str, Any]) -> None:
-        self._rolled = _Rolled(data)
-        super().__init__(self._rolled, identity)
-
-    def on_policy(self, policy: Policy) -> None:
-        """Hear which weights sample from now on."""
-        self._rolled.policy = policy
+def _log_probs(
+    module: Module, temperature: float, state: Any, tokens: Array, targets: Array, mask: Array
+) -> Array:
+    """Return what the trainer will compute, `[batch, time]`, without dropout."""
+    info = whole_rows(tokens, mask)
+    (log_probs, _), _ = functional(
+        module,
+        state,
+        tokens,
+        targets,
+        info,
+        temperature,
+        method="log_probs_and_entropies",
+    )
+    found: Array = log_probs
+    return found

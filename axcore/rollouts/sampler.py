@@ -6,13 +6,14 @@ sampled together decides the shapes of calls, and so the rounding of logits, but
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 
-from axcore.data import Policy, Tokenizer
-from axcore.inference import Completion, Engine, EngineConfig, Request, Sampling
+from axcore.data import Tokenizer
+from axcore.inference import Completion, CompletionStream, Engine, EngineConfig, Request, Sampling
+from axcore.module import Module
 
 
 @attrs.frozen
@@ -40,28 +41,37 @@ class PolicySampler:
     def __init__(self, tokenizer: Tokenizer, engine: EngineConfig, seed: int) -> None:
         self._tokenizer, self._config, self._seed = tokenizer, engine, seed
         self._engine: Engine | None = None
+        self._running: Sequence[CompletionStream] = ()
 
-    def sample(
+    def begin(
         self,
-        policy: Policy,
+        module: Module,
+        state: Any,
         prompts: Sequence[PromptRequest],
         *,
         num_samples: int,
         max_tokens: int,
         sampling: Sampling,
         stream: str,
-    ) -> list[list[Completion]]:
-        """Return completions of each prompt by the policy's present weights.
+    ) -> Callable[[], list[list[Completion]]]:
+        """Begin to sample completions of each prompt.
 
         Args:
-            policy: The policy.
+            module: The policy.
+            state: Its weights.
             prompts: What to complete.
             num_samples: Completions of each prompt.
             max_tokens: Tokens sampled at most.
             sampling: How tokens are sampled.
             stream: What the samples are for: training and evaluation draw other noise.
+
+        Returns:
+            A function that waits for the completions, and returns them by prompt.
         """
-        engine = self._with_weights(policy)
+        # What is still being sampled would continue with the new weights.
+        for one in self._running:
+            one.result()
+        engine = self._with_weights(module, state)
         requests = [
             Request(
                 prompt=one.tokens,
@@ -75,8 +85,15 @@ class PolicySampler:
         ]
         # Together, so that which calls compute them follows from the prompts, and not from how
         # fast they come: a run that resumes samples the same bits.
-        found = [one.result() for one in engine.submit_all(requests)]
-        return [found[begin : begin + num_samples] for begin in range(0, len(found), num_samples)]
+        streams = self._running = engine.submit_all(requests)
+
+        def finished() -> list[list[Completion]]:
+            found = [one.result() for one in streams]
+            return [
+                found[begin : begin + num_samples] for begin in range(0, len(found), num_samples)
+            ]
+
+        return finished
 
     def close(self) -> None:
         """End the engine."""
@@ -84,12 +101,11 @@ class PolicySampler:
             self._engine.close()
             self._engine = None
 
-    def _with_weights(self, policy: Policy) -> Engine:
+    def _with_weights(self, module: Module, state: Any) -> Engine:
         if self._engine is None:
-            module: Any = policy.module
-            self._engine = Engine(module, policy.state, self._tokenizer, self._config)
+            self._engine = Engine(module, state, self._tokenizer, self._config)
         else:
-            self._engine.replace_weights(policy.state)
+            self._engine.replace_weights(state)
         return self._engine
 
 

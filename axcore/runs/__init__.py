@@ -1,6 +1,7 @@
 """Runs: opening what training left in a directory, and making runs of pretrained checkpoints."""
 
 from axcore.runs.base_model import BaseModel
+from axcore.runs.distill import DistillFrom
 from axcore.runs.export import (
     export_gguf,
     export_run,
@@ -8,15 +9,17 @@ from axcore.runs.export import (
     open_checkpoint,
 )
 from axcore.runs.opening import OpenedModel, merge_models_and_runs, open_model
+from axcore.runs.rewards import reward_of
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
 from axcore.runs.run_weights import FromRun, RunWeights
-from axcore.runs.text_samples import DrawSamples, TextSamples
+from axcore.runs.text_samples import GenerateSamples, TextSamples
 
 __all__ = [
     "BaseModel",
-    "DrawSamples",
+    "DistillFrom",
     "FromRun",
+    "GenerateSamples",
     "OpenedModel",
     "RestoredModel",
     "Run",
@@ -31,5 +34,6 @@ __all__ = [
     "no_text_reason",
     "open_checkpoint",
     "open_model",
+    "reward_of",
     "run_facts",
 ]

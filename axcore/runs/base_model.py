@@ -2,6 +2,7 @@
 
 axcore train sft --set init_from.path=DIR --set data.source.path=chats.jsonl
 axcore train dpo --set init_from.path=DIR --set data.source.path=pairs.jsonl
+axcore train reward-model --set init_from.path=DIR --set data.source.path=pairs.jsonl
 """
 
 from pathlib import Path
@@ -12,14 +13,14 @@ from axcore.config import REQUIRED, config, evolve, field_names, update_config
 from axcore.data import ChatFiles, Data, DataLoader, LabelledChats, PreferenceData
 from axcore.errors import CheckpointError, ConfigError
 from axcore.experiments.tiny import tiny
-from axcore.interop import HuggingFace, PretrainedCheckpoint, WeightPlan, WeightSource
+from axcore.interop import FreshHead, HuggingFace, PretrainedCheckpoint, WeightPlan, WeightSource
 from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.module import DTypes
 from axcore.runs.export import checkpoint_tokenizer
 from axcore.runs.opening import is_published
 from axcore.runs.run import Run
 from axcore.runs.run_weights import RunWeights
-from axcore.tasks import DPO, KTO
+from axcore.tasks import DPO, KTO, RewardModel
 from axcore.trainer import Trainer
 
 _STAND_IN = tiny().model
@@ -69,7 +70,10 @@ class BaseModel(WeightSource):
                 )
             folder = Path(self.path).expanduser()
             _check_is_there(folder)
-            return _of_published(self, cfg) if is_published(folder) else _of_run(self, cfg)
+            cfg = _of_published(self, cfg) if is_published(folder) else _of_run(self, cfg)
+            for edit in self.edits:
+                cfg = evolve(cfg, model=edit.changed(cfg.model))
+            return cfg
 
     folder_fields = ("path", "adapters")
 
@@ -143,23 +147,32 @@ def sft() -> Trainer.Config:
         repacks_each_epoch=True,
         validation_batches=32,
     )
-    return _further(data, peak=1e-5)
+    return further_training(data, peak=1e-5)
 
 
 def dpo() -> Trainer.Config:
     """Return the config of training on pairs of answers; `--modify orpo` names another task."""
     data = PreferenceData.Config(seq_len=128, batch_size=8, validation_batches=32)
-    return evolve(_further(data, peak=1e-6), task=DPO.Config())
+    return evolve(further_training(data, peak=1e-6), task=DPO.Config())
 
 
 def kto() -> Trainer.Config:
     """Return the config of training on answers that were labelled one by one."""
     source = ChatFiles.Config(reads=LabelledChats.Config())
     data = PreferenceData.Config(source=source, seq_len=128, batch_size=8, validation_batches=32)
-    return evolve(_further(data, peak=1e-6), task=KTO.Config())
+    return evolve(further_training(data, peak=1e-6), task=KTO.Config())
 
 
-def _further(data: DataLoader.Config, *, peak: float) -> Trainer.Config:
+def reward_model() -> Trainer.Config:
+    """Return the config of a reward model of pairs: the base, with a head of one number."""
+    data = PreferenceData.Config(
+        seq_len=128, batch_size=8, validation_batches=32, has_targets=False
+    )
+    cfg = evolve(further_training(data, peak=1e-5), task=RewardModel.Config())
+    return evolve(cfg, init_from=BaseModel.Config(edits=(FreshHead(),)))
+
+
+def further_training(data: DataLoader.Config, *, peak: float) -> Trainer.Config:
     """Return the config of training a base further, at a low rate."""
     return Trainer.Config(
         model=_STAND_IN,

@@ -19,6 +19,11 @@ def experiments() -> Iterator[Experiment]:
         summary="A run or a pretrained checkpoint, trained further on answers chosen over others",
     )
     yield Experiment(
+        name="reward-model",
+        fn=Ref("axcore.runs.base_model:reward_model"),
+        summary="A run or a pretrained checkpoint, trained to score answers by pairs of them",
+    )
+    yield Experiment(
         name="kto",
         fn=Ref("axcore.runs.base_model:kto"),
         summary="A run or a pretrained checkpoint, trained further on answers labelled one by one",
@@ -29,12 +34,17 @@ def experiments() -> Iterator[Experiment]:
 def modifiers() -> Iterator[Modifier]:
     """Run that begin with another run, and text samples of a run."""
     yield Modifier(
+        name="distill",
+        config=Ref("axcore.runs:DistillFrom"),
+        summary="A run learns from the probabilities of a teacher, which is in memory too",
+    )
+    yield Modifier(
         name="from_run",
         config=Ref("axcore.runs:FromRun"),
         summary="A run begins with the weights of another run",
     )
     yield Modifier(
-        name="draw_samples",
-        config=Ref("axcore.runs:DrawSamples"),
+        name="generate_samples",
+        config=Ref("axcore.runs:GenerateSamples"),
         summary="Text generated at each evaluation, and kept with the run",
     )

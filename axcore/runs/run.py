@@ -1,4 +1,4 @@
-"""`Run`: what a run directory holds, opened to look at, to generate from and to evaluate."""
+"""`Run`: what a run directory contains, opened to look at, to generate from and to evaluate."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -15,6 +15,7 @@ from axcore.config import evolve
 from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError, ConfigError, DataError
 from axcore.inference import Generation, Generator, Sampling
+from axcore.layers import ScalarHead
 from axcore.markup import Html, card, curve, element, joined, table
 from axcore.ops import use_policy
 from axcore.report.page import REPORT_NAME
@@ -227,6 +228,8 @@ def no_text_reason(trainer: Trainer) -> str | None:
     model, data = type(trainer.model), type(trainer.data)
     if not hasattr(model, "logits"):
         return f"{model.__qualname__} has no entry `logits`"
+    if isinstance(getattr(trainer.model, "head", None), ScalarHead):
+        return "its head gives one number, a reward, and no token"
     if not hasattr(trainer.data, "tokenizer"):
         return f"{data.__qualname__} has no tokenizer"
     return None

@@ -62,7 +62,7 @@ class TextSamples(Guard):
             raise ConfigError(
                 f"no text can be sampled: {reason}",
                 where="guards",
-                hint="leave draw_samples out, or TextSamples out of `guards`",
+                hint="leave generate_samples out, or TextSamples out of `guards`",
             )
         self._trainer, self._path = trainer, directory / SAMPLES_NAME
 
@@ -92,8 +92,8 @@ class TextSamples(Guard):
 
 
 @config
-class DrawSamples:
-    """Text samples at each evaluation: `--modify 'draw_samples(max_tokens=100)'`.
+class GenerateSamples:
+    """Text samples at each evaluation: `--modify 'generate_samples(max_tokens=100)'`.
 
     Args:
         prompts: What is continued; the prompt of the run's config where empty.

@@ -257,8 +257,8 @@ class _Sandbox:
             with contextlib.suppress(ProcessLookupError):  # all of it ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            # Its child comes to this process where that is the first one of a container, and would
-            # otherwise stay there as a zombie, one for each program.
+            # In a container, this process may be the first one, which adopts the child. Without
+            # the wait, each program would leave a zombie.
             with contextlib.suppress(ChildProcessError):
                 while True:
                     os.waitpid(-process.pid, 0)

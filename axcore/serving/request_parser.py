@@ -188,7 +188,8 @@ def check_texts(content: Any, where: str = "") -> None:
     # Encoded in one piece at first: walking a body of a million values costs seconds.
     if _is_text(json.dumps(content, ensure_ascii=False)):
         return
-    # Only now the path is of use: a long name above many values would be copied for each of them.
+    # The path is made here and not on the way down: a long name above many values would be
+    # copied for each of them.
     if isinstance(content, str):
         checked_text(content, where or "the body")
     elif isinstance(content, list):

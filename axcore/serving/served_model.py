@@ -171,7 +171,7 @@ class ServedModel:
         return self.checked(await self.encoded(prompt, param, options), param)
 
     async def encoded(
-        self, text: str, param: str, options: PromptOptions, *, most: int | None = None
+        self, text: str, param: str, options: PromptOptions, *, max_bytes: int | None = None
     ) -> tuple[int, ...]:
         """Return the tokens of a text; one that has too many bytes is not even tokenized.
 
@@ -179,13 +179,13 @@ class ServedModel:
             text: The text.
             param: The field that contains it.
             options: How it becomes tokens.
-            most: Its bytes at most; by default those of a prompt.
+            max_bytes: Its bytes at most; by default those of a prompt.
 
         Raises:
             ApiError: It has more.
         """
         # Before tokenizing, whose time grows with the text: a long prompt is refused at once.
-        self._check_bytes(text, param, self.max_prompt_bytes if most is None else most)
+        self._check_bytes(text, param, self.max_prompt_bytes if max_bytes is None else max_bytes)
         encode = partial(options.tokens, self.tokenizer, text)
         found = await self.work.compute(encode, size=len(text))
         return tuple(found.tolist())
@@ -196,8 +196,8 @@ class ServedModel:
         Raises:
             ApiError: It is far longer than a prompt may be.
         """
-        most = max(self.max_prompt_bytes, _SHORT_TOKENIZE)
-        return await self.encoded(text, "prompt", options, most=most)
+        max_bytes = max(self.max_prompt_bytes, _SHORT_TOKENIZE)
+        return await self.encoded(text, "prompt", options, max_bytes=max_bytes)
 
     async def chat_tokens(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
@@ -311,7 +311,7 @@ class ServedModel:
             raise self._refused(error) from error
         # The engine's compilation runs in this process and cannot be
         # stopped; it is safe only because the worker's has just ended well.
-        # The engine compiles it again, which takes as long: that has its turn with grammars.
+        # The engine compiles it again, which takes as long, so it waits in the grammars' queue.
         return await self.work.grammars.pool.run(work, when_late=_cancel)
 
     def _submit(self, requests: Sequence[Request]) -> list[CompletionStream]:

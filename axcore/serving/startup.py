@@ -202,8 +202,8 @@ def _with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> En
                 where=_FLAG,
                 hint=f"--set engine.adapter_rank={adapter.rank}",
             )
-    # The slots are compiled into the programs, so they are added
-    # for those that were named at the start, at least.
+    # Programs are compiled for a number of slots, so there is at least one for each adapter that
+    # is named at the start.
     return evolve(cfg, num_adapters=max(cfg.num_adapters, len(adapters)))
 
 

@@ -88,7 +88,7 @@ class WeightsWatch:
                 self._refused = None
             except Exception as error:  # whatever it is, the old weights answer, and it is said
                 # The same error every few seconds would hide the rest of the log.
-                if str(error) != self._refused:  # said once, not every few seconds
+                if str(error) != self._refused:
                     is_known = isinstance(error, (AxcoreError, OSError))
                     LOGGER.warning(
                         "newer weights are not taken over: %s", error, exc_info=not is_known

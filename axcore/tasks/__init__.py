@@ -1,5 +1,6 @@
 """Tasks: objectives around a model, which add losses from a batch."""
 
+from axcore.tasks.distillation import Distill, DistillationTask, divergence, kl_divergence
 from axcore.tasks.policy_gradient import (
     DAPO,
     GRPO,
@@ -21,6 +22,7 @@ from axcore.tasks.preference import (
     ReferenceTask,
     SimPO,
 )
+from axcore.tasks.reward_model import RewardModel, rewards
 from axcore.tasks.supervised import Classification, Regression, SupervisedTask
 from axcore.tasks.task import FrozenModel, Task
 
@@ -37,6 +39,8 @@ __all__ = [
     "Answers",
     "Classification",
     "Clip",
+    "Distill",
+    "DistillationTask",
     "DrGRPO",
     "FrozenModel",
     "KLPenalty",
@@ -44,7 +48,11 @@ __all__ = [
     "PreferenceTask",
     "ReferenceTask",
     "Regression",
+    "RewardModel",
     "SimPO",
     "SupervisedTask",
     "Task",
+    "divergence",
+    "kl_divergence",
+    "rewards",
 ]

@@ -61,7 +61,7 @@ class Advantage:
 
     Args:
         baseline: What is subtracted: the mean of the group, or of the group's other completions.
-        scale: What is divided by: the standard deviation of the group, of the whole batch, or
+        scale: What is divided by: the standard deviation of the group, of the full batch, or
             nothing.
     """
 
@@ -135,6 +135,7 @@ class PolicyGradient(ReferenceTask):
         max_sampler_ratio: PositiveFloat | None = 2.0
 
     config: Config
+    watched_metrics = ("reward", "loss/kl", "entropy", "clip_fraction", "completion_tokens")
 
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Add the loss by the name `policy`, the penalty as `kl`, and what is measured of both."""
@@ -190,13 +191,14 @@ class PolicyGradient(ReferenceTask):
     ) -> None:
         weights_B, num_tokens = batch["row_weights"], jnp.sum(mask_BT)
         num_rows = jnp.sum(weights_B)
-        for name in ("rewards", *(one for one in batch if one.startswith(REWARD_PREFIX))):
-            label = "reward" if name == "rewards" else name
-            self.add_measure(label, jnp.sum(batch[name] * weights_B), num_rows)
+        self.add_measure("reward", jnp.sum(batch["rewards"] * weights_B), num_rows)
         # Of all completions, those that weigh nothing included; rows of padding have no tokens.
-        num_completions = jnp.sum(jnp.any(batch["loss_weights"] > 0, axis=1).astype(jnp.float32))
+        is_sampled_B = jnp.any(batch["loss_weights"] > 0, axis=1).astype(jnp.float32)
+        for name in (one for one in batch if one.startswith(REWARD_PREFIX)):
+            failed_B = batch[FAILED_PREFIX + name.removeprefix(REWARD_PREFIX)]
+            self.add_measure(name, jnp.sum(batch[name]), jnp.sum(is_sampled_B - failed_B))
         for name in (one for one in batch if one.startswith(FAILED_PREFIX)):
-            self.add_measure(name, jnp.sum(batch[name]), num_completions)
+            self.add_measure(name, jnp.sum(batch[name]), jnp.sum(is_sampled_B))
         self.add_measure("completion_tokens", num_tokens, num_rows)
         self.add_measure("entropy", jnp.sum(entropies_BT * mask_BT), num_tokens)
         self.add_measure("clip_fraction", jnp.sum(is_clipped_BT * mask_BT), num_tokens)
@@ -208,7 +210,7 @@ class PolicyGradient(ReferenceTask):
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of what is measured."""
-        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl"), "nats a token")
+        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl"), "nats")
         shares = {"clip_fraction": "of tokens", "equal_groups": "of completions"}
         return {"loss": "a completion", "completion_tokens": "tokens", **nats, **shares}
 

@@ -154,10 +154,7 @@ class PreferenceTask(ReferenceTask):
         self, rewards: Float[Array, "batch 2"], weights: Float[Array, " batch"]
     ) -> None:
         """Report by how much the chosen answer is ahead, and in what share of rows it is."""
-        margin = rewards[:, 0] - rewards[:, 1]
-        count = jnp.sum(weights)
-        self.add_measure("reward_margin", jnp.sum(margin * weights), count)
-        self.add_measure("reward_accuracy", jnp.sum(jnp.where(margin > 0, weights, 0)), count)
+        add_reward_measures(self, rewards, weights)
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the unit of the loss, and that the accuracy is a share of pairs."""
@@ -190,14 +187,33 @@ class PreferenceTask(ReferenceTask):
                 hint="train it on axcore.data.PreferenceData, whose source reads by "
                 + ("LabelledChats" if self.extra_arrays else "ChatPairs"),
             )
-        cfg: Any = self.model.config
-        size, num_tokens = cfg.vocab_size, batch.arrays["tokens"].num_values
-        if size < num_tokens:
-            raise ConfigError(
-                f"vocab_size is {size}, but the tokenizer has {num_tokens} tokens",
-                where="model.vocab_size",
-                hint=f"--set model.vocab_size={num_tokens}",
-            )
+        check_vocabulary(self.model, batch)
+
+
+def add_reward_measures(
+    task: Task, rewards: Float[Array, "batch 2"], weights: Float[Array, " batch"]
+) -> None:
+    """Report of a task by how much the chosen answer is ahead, and in what share of rows it is."""
+    margin = rewards[:, 0] - rewards[:, 1]
+    count = jnp.sum(weights)
+    task.add_measure("reward_margin", jnp.sum(margin * weights), count)
+    task.add_measure("reward_accuracy", jnp.sum(jnp.where(margin > 0, weights, 0)), count)
+
+
+def check_vocabulary(model: Module, batch: BatchSpec) -> None:
+    """Check that a model has room for each token of a batch.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    cfg: Any = model.config
+    size, num_tokens = cfg.vocab_size, batch.arrays["tokens"].num_values
+    if size < num_tokens:
+        raise ConfigError(
+            f"vocab_size is {size}, but the tokenizer has {num_tokens} tokens",
+            where="model.vocab_size",
+            hint=f"--set model.vocab_size={num_tokens}",
+        )
 
 
 def _flat(array: Array) -> Array:

@@ -13,6 +13,7 @@ def training_tasks() -> Iterator[TrainingTask]:
         ("ipo", "IPO", "Answers chosen over others by a set margin, against a frozen copy"),
         ("orpo", "ORPO", "Answers to give, and others to make less likely"),
         ("simpo", "SimPO", "Answers chosen over others by their mean log-probability"),
+        ("reward_model", "RewardModel", "A score for each answer, by answers chosen over others"),
         ("kto", "KTO", "Answers that were labelled one by one, against a frozen copy"),
         ("grpo", "GRPO", "Rewards of sampled answers, compared within those to a prompt"),
         ("dr_grpo", "DrGRPO", "GRPO whose loss favours no length and no difficulty"),

@@ -8,13 +8,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from axcore.testing.command_line import CommandLine, Ran
+    from axcore.testing.command_line import CommandLine, Ran, make_dist
     from axcore.testing.compile_suite import CompileSuite
-    from axcore.testing.contracts import AttentionTestCase, Case, OpContract, attention_case
+    from axcore.testing.contracts import (
+        AttentionTestCase,
+        Case,
+        GroupedMatmulTestCase,
+        OpContract,
+        attention_case,
+        grouped_matmul_case,
+    )
     from axcore.testing.data_source_suite import DataSourceSuite
-    from axcore.testing.dist import make_dist
     from axcore.testing.experiment_suite import ExperimentSuite
-    from axcore.testing.grouped_matmul_contract import GroupedMatmulTestCase, grouped_matmul_case
     from axcore.testing.kernel_suite import KernelSuite
     from axcore.testing.launcher_suite import LauncherSuite
     from axcore.testing.layer_suite import LayerSuite
@@ -23,9 +28,8 @@ if TYPE_CHECKING:
     from axcore.testing.observer_suite import ObserverSuite
     from axcore.testing.plugin_suite import PluginSuite
     from axcore.testing.storage_suite import StorageSuite
-    from axcore.testing.tiny import small_experiment
+    from axcore.testing.tiny import small_experiment, trainer_on
     from axcore.testing.tokenizer_suite import TokenizerSuite
-    from axcore.testing.trainers import trainer_on
     from axcore.testing.writer_suite import WriterSuite
 
 _HOMES = {
@@ -35,7 +39,7 @@ _HOMES = {
     "CompileSuite": "compile_suite",
     "DataSourceSuite": "data_source_suite",
     "ExperimentSuite": "experiment_suite",
-    "GroupedMatmulTestCase": "grouped_matmul_contract",
+    "GroupedMatmulTestCase": "contracts",
     "KernelSuite": "kernel_suite",
     "LauncherSuite": "launcher_suite",
     "LayerSuite": "layer_suite",
@@ -49,10 +53,10 @@ _HOMES = {
     "TokenizerSuite": "tokenizer_suite",
     "WriterSuite": "writer_suite",
     "attention_case": "contracts",
-    "grouped_matmul_case": "grouped_matmul_contract",
-    "make_dist": "dist",
+    "grouped_matmul_case": "contracts",
+    "make_dist": "command_line",
     "small_experiment": "tiny",
-    "trainer_on": "trainers",
+    "trainer_on": "tiny",
 }
 
 __all__ = [

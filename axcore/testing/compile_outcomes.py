@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from axcore._jax_compat import forget_compiled, handing_over_programs
-from axcore.testing.lowered_programs import program_digest
+from axcore.testing.programs import program_digest
 
 
 class _OnlyLoweredError(Exception):

@@ -6,9 +6,9 @@ from typing import Any
 import attrs
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
 
 from axcore.errors import PluginError
-from axcore.ops import Call
 from axcore.ops.attention.blockwise import blockwise_backward
 from axcore.ops.attention.contract import ATTENTION_TEST_CASES, AttentionTestCase
 from axcore.ops.attention.kernels import attention_reference
@@ -21,7 +21,35 @@ from axcore.ops.cross_entropy.kernels import (
     token_statistics_reference,
 )
 from axcore.ops.cross_entropy.op import CROSS_ENTROPY_OP
+from axcore.ops.decode_attention.contract import DECODE_TEST_CASES, DecodeTestCase
+from axcore.ops.decode_attention.kernels import decode_attention_reference
+from axcore.ops.decode_attention.op import (
+    DECODE_ATTENTION_OP,
+)
+from axcore.ops.decode_matmul.contract import DECODE_MATMUL_TEST_CASES, DecodeMatmulTestCase
+from axcore.ops.decode_matmul.kernels import decode_matmul_reference
+from axcore.ops.decode_matmul.op import (
+    DECODE_MATMUL_OP,
+)
+from axcore.ops.dispatch import Call
+from axcore.ops.grouped_matmul.contract import GROUPED_MATMUL_TEST_CASES, GroupedMatmulTestCase
+from axcore.ops.grouped_matmul.kernels import (
+    grouped_matmul_portable_backward,
+    grouped_matmul_reference,
+)
+from axcore.ops.grouped_matmul.op import GROUPED_MATMUL_OP
 from axcore.ops.op import KernelOp
+from axcore.ops.quantized.contract import QUANTIZED_DOT_TEST_CASES
+from axcore.ops.quantized.kernels import emulated_matmul
+from axcore.ops.quantized.op import QUANTIZED_DOT_OP, matmul_calls
+from axcore.ops.quantized.quantize import MATMULS, QuantizedDotSpec
+from axcore.ops.quantized.vjp import quantized_custom_vjp
+from axcore.ops.rms_norm.contract import RMS_NORM_TEST_CASES, RmsNormTestCase
+from axcore.ops.rms_norm.kernels import rms_norm_portable_backward, rms_norm_reference
+from axcore.ops.rms_norm.op import RMS_NORM_OP
+from axcore.ops.rope.contract import ROPE_TEST_CASES, RopeTestCase
+from axcore.ops.rope.kernels import rope_reference
+from axcore.ops.rope.op import ROPE_OP, RopeInputs, RopeSpec, rope_custom_vjp
 from axcore.plugins import Kernel, Op, plugin_host
 
 __all__ = [
@@ -29,14 +57,32 @@ __all__ = [
     "ATTENTION_BACKWARD",
     "CROSS_ENTROPY",
     "CROSS_ENTROPY_BACKWARD",
+    "DECODE_ATTENTION",
+    "DECODE_MATMUL",
+    "GROUPED_MATMUL",
+    "GROUPED_MATMUL_BACKWARD",
+    "QUANTIZED_DOT",
+    "RMS_NORM",
+    "RMS_NORM_BACKWARD",
+    "ROPE",
     "AttentionTestCase",
     "Case",
+    "DecodeMatmulTestCase",
+    "DecodeTestCase",
+    "GroupedMatmulTestCase",
     "OpContract",
+    "RmsNormTestCase",
+    "RopeTestCase",
     "attention_backward_case",
     "attention_case",
     "backward_contract",
     "contract_of",
+    "decode_case",
+    "decode_matmul_case",
     "functions_of",
+    "grouped_matmul_case",
+    "rms_norm_case",
+    "rope_case",
 ]
 
 Make = Callable[[Any], tuple[Any, Any]]
@@ -247,3 +293,131 @@ CROSS_ENTROPY = OpContract(
 )
 
 CROSS_ENTROPY_BACKWARD = backward_contract(CROSS_ENTROPY)
+
+
+def rms_norm_case(sample: RmsNormTestCase) -> Case:
+    """Return the case of a sample."""
+    return Case(name=sample.name, make=sample.make, call=RMS_NORM_OP.call)
+
+
+RMS_NORM = OpContract(
+    op=RMS_NORM_OP,
+    reference=rms_norm_reference,
+    forward=rms_norm_reference,
+    backward=rms_norm_portable_backward,
+    cases=tuple(rms_norm_case(sample) for sample in RMS_NORM_TEST_CASES),
+    model_cases=tuple(
+        rms_norm_case(RmsNormTestCase(name=f"width_{width}", shape=(2, 4096, width)))
+        for width in (2048, 4096, 8192)
+    ),
+)
+
+RMS_NORM_BACKWARD = backward_contract(RMS_NORM)
+
+
+def _run_rope(function: Any, inputs: RopeInputs, spec: RopeSpec) -> Any:
+    """Run the op with the kernel for the gradient, too."""
+    return rope_custom_vjp(inputs, spec, forward=function)
+
+
+def rope_case(sample: RopeTestCase) -> Case:
+    """Return the case of a sample."""
+    return Case(name=sample.name, make=sample.make, call=ROPE_OP.call, run=_run_rope)
+
+
+ROPE = OpContract(
+    op=ROPE_OP,
+    reference=rope_reference,
+    cases=tuple(rope_case(sample) for sample in ROPE_TEST_CASES),
+    model_cases=tuple(
+        rope_case(RopeTestCase(name=f"heads_{heads}", tokens=4096, heads=heads, width=128))
+        for heads in (8, 32)
+    ),
+)
+
+
+def grouped_matmul_case(sample: GroupedMatmulTestCase) -> Case:
+    """Return the case of a sample."""
+    return Case(
+        name=sample.name, make=lambda dtype: (sample.make(dtype), None), call=GROUPED_MATMUL_OP.call
+    )
+
+
+GROUPED_MATMUL = OpContract(
+    op=GROUPED_MATMUL_OP,
+    reference=grouped_matmul_reference,
+    forward=grouped_matmul_reference,
+    backward=grouped_matmul_portable_backward,
+    cases=tuple(grouped_matmul_case(sample) for sample in GROUPED_MATMUL_TEST_CASES),
+    model_cases=tuple(
+        grouped_matmul_case(
+            GroupedMatmulTestCase(
+                name=f"{num_groups}_experts_of_{width}_by_{out_width}",
+                group_sizes=tuple(16384 // num_groups + shift for shift in (-8, 8))
+                * (num_groups // 2),
+                num_rows=16384,
+                width=width,
+                out_width=out_width,
+            )
+        )
+        for num_groups, width, out_width in ((8, 4096, 14336), (40, 2048, 1408))
+    ),
+)
+
+GROUPED_MATMUL_BACKWARD = backward_contract(GROUPED_MATMUL)
+
+
+def _forward_call(inputs: Any, spec: QuantizedDotSpec) -> Call:
+    return matmul_calls(inputs.x_RK.shape, inputs.w_KN.shape, spec, dtype=inputs.x_RK.dtype.name)[
+        "forward"
+    ]
+
+
+def _run_quantized(kernel: Any, inputs: Any, spec: QuantizedDotSpec) -> Any:
+    """Run the op with the kernel for all three products, the gradients' included."""
+    kernels = dict.fromkeys(MATMULS, kernel)
+    return quantized_custom_vjp(inputs.x_RK, inputs.w_KN, spec, kernels, amaxes=inputs.amaxes)
+
+
+QUANTIZED_DOT = OpContract(
+    op=QUANTIZED_DOT_OP,
+    reference=emulated_matmul,
+    cases=tuple(
+        Case(name=sample.name, make=sample.make, call=_forward_call, run=_run_quantized)
+        for sample in QUANTIZED_DOT_TEST_CASES
+    ),
+)
+
+
+def _without_gradients(kernel: Any, inputs: Any, spec: Any) -> Array:
+    """Run a kernel of an op that asks for no gradients."""
+    out: Array = lax.stop_gradient(kernel(lax.stop_gradient(inputs), spec))
+    return out
+
+
+def decode_case(sample: DecodeTestCase) -> Case:
+    """Return the case of a sample."""
+    return Case(
+        name=sample.name, make=sample.make, call=DECODE_ATTENTION_OP.call, run=_without_gradients
+    )
+
+
+DECODE_ATTENTION = OpContract(
+    op=DECODE_ATTENTION_OP,
+    reference=decode_attention_reference,
+    cases=tuple(decode_case(sample) for sample in DECODE_TEST_CASES),
+)
+
+
+def decode_matmul_case(sample: DecodeMatmulTestCase) -> Case:
+    """Return the case of a sample."""
+    return Case(
+        name=sample.name, make=sample.make, call=DECODE_MATMUL_OP.call, run=_without_gradients
+    )
+
+
+DECODE_MATMUL = OpContract(
+    op=DECODE_MATMUL_OP,
+    reference=decode_matmul_reference,
+    cases=tuple(decode_matmul_case(sample) for sample in DECODE_MATMUL_TEST_CASES),
+)

@@ -6,7 +6,7 @@ from axcore.config import evolve, from_json, render_config, to_json
 from axcore.plugins import Experiment, HardwareFamily, MeshRule, plugin_host
 from axcore.registration import Record
 from axcore.testing.suite import Suite
-from axcore.testing.trainers import trainer_on
+from axcore.testing.tiny import trainer_on
 
 
 class ExperimentSuite(Suite):

@@ -10,7 +10,7 @@ import attrs
 import click
 
 from axcore.config import find_config, is_config
-from axcore.hardware.targets import parse_target
+from axcore.hardware.families import parse_target
 from axcore.plugins import (
     CheckpointStorage,
     Command,

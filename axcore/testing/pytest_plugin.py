@@ -114,7 +114,7 @@ def make_dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     `axcore.testing.make_dist`. `plugin_host()` finds it from then on.
     """
     from axcore.plugins import plugin_host
-    from axcore.testing.dist import make_dist as write
+    from axcore.testing.command_line import make_dist as write
 
     root = tmp_path / "installed"
     root.mkdir()

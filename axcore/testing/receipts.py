@@ -4,7 +4,7 @@ A file for each target is in `compile_receipts` next to the tests, for git to ke
 receipt still holds need not compile anything. It holds for the same compilers and either
 
 - the same sources, which takes no tracing to find out, or
-- the same programs (see `axcore.testing.lowered_programs`), lowered by a test whose own code, which
+- the same programs (see `axcore.testing.programs`), lowered by a test whose own code, which
   says what was expected of them, is the same.
 
 All sources count without their comments and docstrings. They are:
@@ -38,9 +38,13 @@ import pytest
 import axcore
 from axcore.config.json_files import read_json_file
 from axcore.plugins import Hardware, Kernel, Ref
-from axcore.testing.imports import imported_files, steps_of
-from axcore.testing.op_sources import op_files
-from axcore.testing.own_code import drop_docstrings, own_code
+from axcore.testing.receipt_sources import (
+    drop_docstrings,
+    imported_files,
+    op_files,
+    own_code,
+    steps_of,
+)
 
 FOLDER = "compile_receipts"
 AXCORE = Path(axcore.__file__).parent

@@ -1,11 +1,16 @@
-"""A training config so small that a run of it takes a second or two, compilation included."""
+"""A training config so small that a run takes a second or two, and a trainer on some devices."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from axcore.config import update_config
 from axcore.data import TextFiles
 from axcore.experiments.tiny import tiny
+
+if TYPE_CHECKING:
+    from axcore.trainer import Trainer
+
 
 _LINE = "The {} dog jumps over the lazy fox, and nobody minds.\n"
 
@@ -36,3 +41,14 @@ def small_experiment(folder: Path) -> Any:
             "logging.every_steps": 1,
         },
     )
+
+
+def trainer_on(cfg: Any, devices: int | Sequence[Any]) -> "Trainer":
+    """Return the trainer of a config, resolved for these devices, or the first so many."""
+    import jax
+
+    from axcore.plugins import Hardware
+    from axcore.trainer import Trainer, resolve
+
+    chosen = jax.devices()[:devices] if isinstance(devices, int) else devices
+    return Trainer(resolve(cfg, Hardware.detect(chosen)), devices=chosen)

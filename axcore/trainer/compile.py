@@ -185,6 +185,10 @@ class StepCompiler:
         """The jitted evaluation `(model_state, batch) -> losses`."""
         return self._jitted("evaluation", self.step.evaluate, out_shardings=self._replicated)
 
+    def jitted_policy(self, fn: Any) -> Any:
+        """Return a function of the model's arrays jitted, for batches that follow the weights."""
+        return self._jitted("policy", fn)
+
     @cached_property
     def lowered_step(self) -> Any:
         """The step traced for the state and the batch that it runs on, not yet compiled."""

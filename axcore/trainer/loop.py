@@ -89,7 +89,9 @@ class TrainLoop:
         self.run_directory = run
         self.emit = observers
         self.guards = guards
-        self.at = Position(batches=batches, policy=Policy(trainer.model))
+        self.at = Position(
+            batches=batches, policy=Policy(trainer.model, jit=trainer.compiler.jitted_policy)
+        )
         self.log = MetricLog(trainer, run.path, self.at)
         self.saver = Saver(trainer, run, guards, observers, self.at)
         self.recovery = Recovery(trainer, run.path, self.saver, observers)
@@ -381,6 +383,7 @@ def announce(trainer: "Trainer", run: LockedRun, emit: Observers, *, step: int) 
             config_changes=run.changes,
             initial_weights=_initial_weights(trainer, run.path, step),
             units=immutabledict(units),
+            watched=tuple(trainer.task.watched_metrics),
         )
     )
 

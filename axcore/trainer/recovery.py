@@ -84,7 +84,7 @@ class Recovery:
         data = position.batches.get_state()
         good = self._known_good(request, from_step - request.steps)
         suspects = self.suspects(good or 0)
-        # Before anything is restored or set aside: a run
+        # Before anything is restored or quarantined: a run
         # that gives up leaves the directory as it found it.
         self._rollbacks.check_budget(request, step=from_step, good=good, suspects=suspects)
         self._restore(at_or_before=good)
@@ -322,7 +322,8 @@ class SkippedSteps:
             TrainingError: Too many in the window.
         """
         step = self.newest_applied + self.in_a_row
-        # In a row first, which a rollback may cure; spread over a window they point at settings.
+        # Steps in a row are checked first, because a rollback may help there. Steps spread over
+        # a window point at wrong settings, which a rollback would meet again.
         if self.in_a_row > self._max_in_a_row:
             raise RollbackRequest(
                 f"{self.in_a_row} steps in a row had {what}, which is more than "

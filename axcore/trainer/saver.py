@@ -175,7 +175,7 @@ class Saver:
 
     def restore_snapshot(self, template: Any) -> Restored | None:
         """Return the newest state in host memory, if it is newer than all checkpoints."""
-        # What a snapshot must surpass.
+        # A snapshot is restored only if it is newer than the newest checkpoint.
         self.saved_step = max(self.checkpointer.steps(), default=0)
         return self.snapshots.restore(template, newer_than=self.saved_step)
 

@@ -200,9 +200,9 @@ class TrainStep:
         A step whose loss or gradient norm is not finite, or whose loss is a spike to the learner,
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
-        # `seed` itself samples the initial values, which dropout must not follow. The key depends
-        # on # So no key is part of the state, and none can be restored wrongly.
-        # the step alone, so a run that resumes samples what one without an interruption does.
+        # `seed` itself gives the initial values, which dropout must not follow. The key depends on
+        # the step alone, so a run that resumes uses the keys of one without an interruption, and
+        # no key in the state can be restored wrongly.
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
         gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)

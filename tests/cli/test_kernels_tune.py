@@ -10,7 +10,7 @@ from axcore.cli.kernels_tune import _kernel, tune_kernel
 from axcore.errors import KernelError
 from axcore.ops.grouped_matmul.kernels import BLOCK_SIZES, RowTiles
 from axcore.plugins import Hardware, Ref
-from axcore.testing import grouped_matmul_contract
+from axcore.testing import contracts
 
 KEY = "grouped_matmul/portable"
 
@@ -18,9 +18,9 @@ KEY = "grouped_matmul/portable"
 @pytest.fixture
 def small(monkeypatch):
     """The contract, with small calls in place of those of models."""
-    contract = grouped_matmul_contract.GROUPED_MATMUL
+    contract = contracts.GROUPED_MATMUL
     small = attrs.evolve(contract, model_cases=contract.cases[:2])
-    monkeypatch.setattr(grouped_matmul_contract, "GROUPED_MATMUL", small)
+    monkeypatch.setattr(contracts, "GROUPED_MATMUL", small)
 
 
 def tune(out, **options):
@@ -41,7 +41,7 @@ def test_best_candidate_of_each_kind_of_call_is_written_and_then_used(
     assert entry["bucket"] == {"dtype": "float32", "width": 16, "out_width": 32}
     assert entry["seconds"] <= entry["default"]["seconds"]
     monkeypatch.setattr(type(BLOCK_SIZES), "file", lambda table: out)
-    (case, _) = grouped_matmul_contract.GROUPED_MATMUL.model_cases
+    (case, _) = contracts.GROUPED_MATMUL.model_cases
     used = BLOCK_SIZES.entry(case.abstract_call("float32"), Hardware.parse("cpu-8"))
     assert attrs.asdict(used.block_sizes) == entry["block_sizes"]
     assert used.source.startswith("tuned on cpu, ")

@@ -9,7 +9,7 @@ from several_processes import free_address
 from axcore.cli.main import group
 from axcore.cli.target import use_target
 from axcore.errors import AxcoreError, PluginError
-from axcore.hardware.host_platform import COLLECTIVE_TIMEOUT, DEVICE_COUNT, device_count_flag
+from axcore.hardware.families import COLLECTIVE_TIMEOUT, DEVICE_COUNT, device_count_flag
 from axcore.plugins import Hardware
 
 

@@ -159,3 +159,24 @@ def test_held_out_rows_are_padded_to_whole_batches(tmp_path):
     held = made.summary().validation_rows
     assert held + made.summary().train_rows == 60
     assert sum(batch["row_weights"].sum() for batch in batches) == held > 0
+
+
+def test_without_targets_the_last_token_is_read_too(tmp_path):
+    with_targets, without = (
+        next(data(tmp_path, PAIR, PAIR, has_targets=has_targets).train())
+        for has_targets in (True, False)
+    )
+    assert without.keys() == {"tokens", "token_mask", "row_weights"}
+    for place in np.ndindex(2, 2):
+        read = with_targets["token_mask"][place]
+        whole = [*with_targets["tokens"][place][read], with_targets["targets"][place][read][-1]]
+        assert without["tokens"][place][without["token_mask"][place]].tolist() == whole
+
+
+def test_without_targets_a_sequence_is_cut_to_the_row(tmp_path, capsys):
+    long = {**PAIR, "chosen": "4" * 80}
+    built = data(tmp_path, long, PAIR, has_targets=False, seq_len=40)
+    batch = next(built.train())
+    assert batch["token_mask"][0, 0].all()
+    assert batch["tokens"].shape == built.batch_spec().arrays["tokens"].shape == (2, 2, 40)
+    assert "1 rows lost the end of an answer" in capsys.readouterr().err

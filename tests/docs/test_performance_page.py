@@ -43,7 +43,7 @@ def test_a_goal_without_a_figure_is_neither_met_nor_missed(pages, tmp_path, monk
 def test_a_goal_that_is_the_least_is_missed_below_it(pages, tmp_path, monkeypatch):
     (tmp_path / "steps.json").write_text('{"figures": {"mfu": 0.599}}')
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
-    row = pages.Goal("a step", 0.6, "", "steps", ("mfu",), is_least=True).row()
+    row = pages.Goal("a step", 0.6, "", "steps", ("mfu",), is_min=True).row()
     assert row[1:4] == (">= 0.6", "0.599", "no")
 
 

@@ -33,7 +33,8 @@ OTHERS = {("llama2-70b", "gpu-h100-8"): {"attention:cudnn_attention", "quantized
 LARGE = sorted(
     record.name
     for record in plugin_host().records(Experiment)
-    if record.plugin == "core" and record.name not in ("tiny", "sft", "dpo", "kto")  # of its size
+    if record.plugin == "core"
+    and record.name not in ("tiny", "sft", "dpo", "kto", "reward-model")  # of its size
 )
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from axcore.errors import PluginError
-from axcore.hardware.targets import detect_hardware, parse_target
+from axcore.hardware.families import detect_hardware, parse_target
 from axcore.plugins import Hardware, HardwareFamily, Ref
 
 DETECT = Ref("axl_acme.detect:detect")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from axcore.hardware.large_pages import PAGE_BYTES, use_large_pages
+from axcore.hardware.host_memory import PAGE_BYTES, use_large_pages
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system has no large pages")
 SMAPS = Path("/proc/self/smaps")

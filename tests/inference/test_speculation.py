@@ -20,7 +20,7 @@ from axcore.inference.sampler import (
 )
 from axcore.inference.speculation import NGramDrafter, NGramLookup, verify_draft_tokens
 
-VOCAB, ROWS, GUESSES = 6, 30_000, 3
+VOCAB, ROWS, NUM_DRAFTS = 6, 30_000, 3
 RANDOM = np.random.default_rng(0)
 TABLE = jnp.asarray(RANDOM.normal(0, 1.5, (VOCAB, VOCAB)), jnp.float32)
 """Logits after each token, of the model."""
@@ -42,9 +42,9 @@ def rows_of(sampling, count=ROWS):
 
 @jax.jit
 def chain(table, rows):
-    """Returns the tokens that are sampled one after the other, `[B, GUESSES + 1]`."""
+    """Returns the tokens that are sampled one after the other, `[B, NUM_DRAFTS + 1]`."""
     last, sampled = jnp.full(len(rows.seed), START), []
-    for index in range(GUESSES + 1):
+    for index in range(NUM_DRAFTS + 1):
         last = sample(table[last], rows, row_keys(rows.seed, jnp.full(len(last), index)))
         sampled.append(last)
     return jnp.stack(sampled, axis=1)
@@ -54,7 +54,7 @@ def chain(table, rows):
 def verified(draft_tokens, rows):
     known = jnp.concatenate([jnp.full((len(draft_tokens), 1), START), draft_tokens], axis=1)
     zeros = jnp.zeros(len(draft_tokens), jnp.int32)
-    count = jnp.full(len(draft_tokens), GUESSES)
+    count = jnp.full(len(draft_tokens), NUM_DRAFTS)
     return verify_draft_tokens(
         TABLE[known], draft_tokens, rows, first=zeros, num_draft_tokens=count
     )
@@ -62,11 +62,11 @@ def verified(draft_tokens, rows):
 
 def random_guesses(rows):
     """Returns draft tokens that do not depend on what is sampled, as those from the text."""
-    return jax.random.randint(jax.random.key(9), (len(rows.seed), GUESSES), 0, VOCAB)
+    return jax.random.randint(jax.random.key(9), (len(rows.seed), NUM_DRAFTS), 0, VOCAB)
 
 
 def drafted_guesses(rows):
-    return chain(DRAFT, rows)[:, :GUESSES]
+    return chain(DRAFT, rows)[:, :NUM_DRAFTS]
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(temperature=0)], ids=str)
@@ -74,7 +74,7 @@ def drafted_guesses(rows):
 def test_tokens_are_those_of_plain_decoding(sampling, propose):
     rows = rows_of(sampling, 500)
     found, plain = verified(propose(rows), rows), np.asarray(chain(TABLE, rows))
-    taken = np.arange(GUESSES + 1) < np.asarray(found.counts)[:, None]
+    taken = np.arange(NUM_DRAFTS + 1) < np.asarray(found.counts)[:, None]
     np.testing.assert_array_equal(np.where(taken, found.tokens, -1), np.where(taken, plain, -1))
     assert len(set(np.asarray(found.counts).tolist())) > 1 or sampling.temperature == 0
 
@@ -120,18 +120,18 @@ def test_a_drafting_model_is_right_as_often_as_the_bound_says(sampling):
     share = float((np.asarray(verified(draft_tokens, rows).counts) > 1).mean())
     assert share > (1 - distance) / (1 + distance) - 0.01
     assert share < 1 - distance + 0.01
-    same = verified(chain(TABLE, rows)[:, :GUESSES], rows)
-    assert set(np.asarray(same.counts).tolist()) == {GUESSES + 1}
+    same = verified(chain(TABLE, rows)[:, :NUM_DRAFTS], rows)
+    assert set(np.asarray(same.counts).tolist()) == {NUM_DRAFTS + 1}
 
 
 @pytest.mark.slow
 def test_only_guesses_that_there_are_count():
     rows = rows_of(Sampling(temperature=0), 3)
     plain = chain(TABLE, rows)
-    known = jnp.concatenate([jnp.full((3, 1), START), plain[:, :GUESSES]], axis=1)
+    known = jnp.concatenate([jnp.full((3, 1), START), plain[:, :NUM_DRAFTS]], axis=1)
     found = verify_draft_tokens(
         TABLE[known],
-        plain[:, :GUESSES],
+        plain[:, :NUM_DRAFTS],
         rows,
         first=jnp.zeros(3, jnp.int32),
         num_draft_tokens=jnp.asarray([0, 1, 3]),

@@ -26,7 +26,7 @@ from axcore.config import replace_config, update_config
 from axcore.errors import CheckpointError, ConfigError
 from axcore.layers import RMSNorm
 from axcore.models import UntiedHead, llama2, llama3, mistral, mixtral, qwen2
-from axcore.models.head import TiedHead
+from axcore.models.causal_lm import TiedHead
 from axcore.models.llama import LLAMA
 
 

@@ -26,7 +26,7 @@ from axcore.interop import (
 from axcore.interop.checkpoint_arrays import checkpoint_arrays
 from axcore.layers import RMSNorm
 from axcore.models import llama2, mixtral, qwen2
-from axcore.models.head import TiedHead
+from axcore.models.causal_lm import TiedHead
 from axcore.runs import import_run
 
 CFG = qwen2("toy")
@@ -234,7 +234,7 @@ def test_a_damaged_config_is_an_error(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["LlamaForSequenceClassification", "Qwen2ForRewardModel", "GPT2DoubleHeadsModel"]
+    "name", ["LlamaForTokenClassification", "Qwen2ForRewardModel", "GPT2DoubleHeadsModel"]
 )
 def test_a_model_with_a_head_that_is_not_over_tokens_is_refused_as_what_it_is(folder, name):
     values = json.loads((folder / "config.json").read_text())

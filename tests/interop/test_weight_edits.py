@@ -8,10 +8,10 @@ from numpy_state import numpy_state
 
 from axcore.config import update_config
 from axcore.errors import CheckpointError, ConfigError
-from axcore.interop import GrowVocabulary, HuggingFace, to_hugging_face
+from axcore.interop import FreshHead, GrowVocabulary, HuggingFace, to_hugging_face
 from axcore.interop.array_source import GrownByMean, InterpolatedRows, RepeatedRows, Zeroed
 from axcore.models import llama2, qwen2
-from axcore.models.head import TiedHead
+from axcore.models.causal_lm import TiedHead
 
 OLD, NEW = 264, 300
 
@@ -114,3 +114,26 @@ def test_changes_are_the_same_in_host_memory_and_on_devices(change):
     on_host, on_device = change(array), change(jnp.asarray(array))
     np.testing.assert_allclose(on_host, on_device, atol=1e-6)
     assert on_host.dtype == on_device.dtype == np.float32
+
+
+@pytest.mark.parametrize("head", [llama2("toy").head, TiedHead.Config()])
+def test_a_fresh_head_takes_the_place_of_the_one_that_was_there(tmp_path, head):
+    base = update_config(qwen2("toy"), {"head": head})
+    to_hugging_face(tmp_path / "hf", base, state_of(base))
+    new, table = first(tmp_path / "hf", FreshHead().changed(base), edits=(FreshHead(),))
+    assert new["head"]["weight"].shape == (1, base.dim)
+    assert "head.weight" in table
+    assert table.count("randomly initialized") == 1
+    jax.tree.map(np.testing.assert_array_equal, new["decoder"], state_of(base)["decoder"])
+
+
+def test_a_fresh_head_does_not_explain_other_differences(folder):
+    other = update_config(FreshHead().changed(llama2("toy")), {"**.theta": 5.0})
+    with pytest.raises(ConfigError, match="theta"):
+        first(folder, other, edits=(FreshHead(),))
+
+
+def test_a_head_that_is_there_is_not_lost():
+    with pytest.raises(ConfigError, match=r"is a ScalarHead\.Config already") as caught:
+        FreshHead().changed(FreshHead().changed(llama2("toy")))
+    assert "init_from.edits=()" in caught.value.hint

@@ -17,7 +17,7 @@ from axcore.layers.quantization.stored_weights import SCALE, VALUES
 from axcore.models import transformer
 from axcore.modifiers import NAMED_WEIGHTS, LoRA, QuantizedWeights, with_packed_weights
 from axcore.module import functional
-from axcore.ops import KernelPolicy, unpacked_int4, use_policy, wide_weight
+from axcore.ops import KernelPolicy, full_precision_weight, unpacked_int4, use_policy
 from axcore.parallel import make_mesh
 
 ROOM = KVCacheConfig(num_rows=2, capacity=64, max_length=64)
@@ -56,7 +56,7 @@ def widened(weights):
     if VALUES not in weights:
         return {name: widened(below) for name, below in weights.items()}
     values, scale = weights[VALUES], weights[SCALE]
-    one = lambda values, scale: wide_weight(  # noqa: E731
+    one = lambda values, scale: full_precision_weight(  # noqa: E731
         unpacked_int4(values) if values.dtype == "uint8" else values, scale
     )
     wide = one(values, scale) if values.ndim == 2 else jax.vmap(one)(values, scale)

@@ -16,7 +16,7 @@ from axcore.ops import (
     KernelPolicy,
     Quantization,
     QuantizedDotSpec,
-    narrow_input,
+    quantize_input,
     quantized_dot,
     recording_choices,
     use_policy,
@@ -161,7 +161,7 @@ def test_one_vector_is_a_row(operands):
 def test_a_narrow_input_that_is_given_gives_what_one_made_here_gives(operands, place):
     x, w, dy = operands
     x, dy = x[place], dy[place]
-    shared = lambda x, w: quantized_dot(x, w, FLOAT8, narrow_x=narrow_input(x, FLOAT8))  # noqa: E731
+    shared = lambda x, w: quantized_dot(x, w, FLOAT8, quantized_x=quantize_input(x, FLOAT8))  # noqa: E731
     with use_policy(EMULATED):
         given = value_and_gradients(shared, x, w, dy)
         made_here = value_and_gradients(by(FLOAT8), x, w, dy)
@@ -394,13 +394,13 @@ def test_amaxes_that_do_not_fit_are_named(operands):
 
 def test_a_narrow_input_that_does_not_fit_is_named(operands):
     x, w, _ = operands
-    narrow = narrow_input(x, FLOAT8)
-    with pytest.raises(KernelError, match="narrow_x is given for an input with a scale per chan"):
-        quantized_dot(x, w, INT8, narrow_x=narrow)
+    narrow = quantize_input(x, FLOAT8)
+    with pytest.raises(KernelError, match="quantized_x is given for an input with a scale per"):
+        quantized_dot(x, w, INT8, quantized_x=narrow)
     with pytest.raises(
-        KernelError, match=r"narrow_x is float8_e4m3fn\[4, 6, 48\]; expected .*\[6, 48"
+        KernelError, match=r"quantized_x is float8_e4m3fn\[4, 6, 48\]; expected .*\[6, 48"
     ):
-        quantized_dot(x[0], w, FLOAT8, narrow_x=narrow)
+        quantized_dot(x[0], w, FLOAT8, quantized_x=narrow)
 
 
 def test_choices_that_do_not_exist_are_named():

@@ -28,10 +28,15 @@ from axcore.ops.rope.kernels import rope_portable
 from axcore.parallel import ActivationSharding, make_mesh, sharding_activations
 from axcore.plugins import Kernel, Ref
 from axcore.testing import attention_case, grouped_matmul_case
-from axcore.testing.contracts import Case, contract_of, cross_entropy_case
-from axcore.testing.decode_attention_contract import decode_case
-from axcore.testing.rms_norm_contract import rms_norm_case
-from axcore.testing.rope_contract import RopeTestCase, rope_case
+from axcore.testing.contracts import (
+    Case,
+    RopeTestCase,
+    contract_of,
+    cross_entropy_case,
+    decode_case,
+    rms_norm_case,
+    rope_case,
+)
 
 MESHES = ({"data": 2, "model": 2}, {"fsdp": 2, "seq": 2, "model": 2})
 

@@ -1,11 +1,13 @@
 """Rollouts: what a batch is, and that a run which resumes samples the same bits."""
 
+import json
 import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attrs import evolve as evolved
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
@@ -15,16 +17,16 @@ from axcore.inference import EngineConfig
 from axcore.layers import whole_rows
 from axcore.module import functional
 from axcore.rollouts import PromptFiles
-from axcore.rollouts.experiments import grpo
+from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
-from axcore.testing.trainers import trainer_on
+from axcore.testing.tiny import trainer_on
 from axcore.trainer import StepsDone
 
 
 def small(**changes):
     """Returns `grpo` with so few and short completions that a step takes no time."""
     return update_config(
-        grpo(),
+        grpo_reverse(),
         {
             "model.dim": 16,
             "**.hidden_dim": 16,
@@ -89,11 +91,24 @@ def test_groups_are_compared_within_themselves_and_without_failed_rewards():
     assert batch["failed.exact"].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
 
 
+SETTINGS = {
+    "one batch a rollout": {},
+    "two batches, trained on twice": {
+        "data.batches_per_rollout": 2,
+        "data.epochs_per_rollout": 2,
+    },
+    "sampled ahead": {"data.max_lag": 2},
+    "groups that differ": {"data.max_sampling_rounds": 3},
+}
+
+
 @pytest.mark.slow
-def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path):
-    trainer = trainer_on(small(), 1)
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path, setting, step):
+    trainer = trainer_on(small(**SETTINGS[setting]), 1)
     whole = trainer.run(tmp_path / "whole")
-    trainer.run(tmp_path / "parts", [stop_at(2)], returns_when_stopped=True)
+    trainer.run(tmp_path / "parts", [stop_at(step)], returns_when_stopped=True)
     resumed = trainer.run(tmp_path / "parts")
     assert (resumed.step, whole.validation) == (4, resumed.validation)
     jax.tree.map(np.testing.assert_array_equal, whole.state.model, resumed.state.model)
@@ -103,7 +118,7 @@ def test_the_sampler_and_the_trainer_agree_to_rounding(tmp_path):
     data = small().data.build()
     model = small().model.build()
     policy = Policy(model, 0, model.init(0))
-    found = data.rollouts(policy, [0, 1])
+    found = data.begin_rollout(policy, [0, 1])()
     batch = data.batch(found)
     tokens, targets, mask = (
         jnp.asarray(batch[name]) for name in ("tokens", "targets", "token_mask")
@@ -118,6 +133,13 @@ def test_the_sampler_and_the_trainer_agree_to_rounding(tmp_path):
     )
     gap = np.abs(log_probs - batch["sampler_log_probs"])[batch["loss_weights"] > 0]
     assert gap.max() < 1e-5
+
+
+@pytest.mark.parametrize("reward", [0.25, float("nan")])
+def test_a_rollout_survives_being_written(reward):
+    wanted = evolved(rollout(3, 1, reward), old_log_probs=(-1.5, -2.25, 0.0))
+    found = Rollout.from_json(json.loads(json.dumps(wanted.to_json(), allow_nan=False)))
+    assert repr(found) == repr(wanted)  # nan differs from itself
 
 
 @pytest.mark.parametrize(

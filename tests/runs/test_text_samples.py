@@ -9,7 +9,7 @@ import pytest
 import axcore as ax
 from axcore.errors import ConfigError
 from axcore.hardware import Hardware
-from axcore.runs import DrawSamples, run_facts
+from axcore.runs import GenerateSamples, run_facts
 from axcore.runs.text_samples import SAMPLES_NAME, read_samples
 from axcore.testing import small_experiment, trainer_on
 
@@ -22,7 +22,7 @@ def test_each_evaluation_has_a_sample_and_training_is_the_same(tmp_path):
         small_experiment(tmp_path / "texts"),
         {"mesh": {"fsdp": 1}, "max_steps": 4, "eval_every_steps": 2, "prompt": "a"},
     )
-    drawn = DrawSamples(prompts=("a", "b"), max_tokens=5).apply(plain, CPU)
+    drawn = GenerateSamples(prompts=("a", "b"), max_tokens=5).apply(plain, CPU)
     states = [
         trainer_on(cfg, 1).run(tmp_path / name, quiet=True).state
         for name, cfg in (("plain", plain), ("drawn", drawn))
@@ -62,7 +62,7 @@ def test_lines_that_are_no_samples_are_named(tmp_path):
 
 def test_a_model_without_text_is_refused(tmp_path, monkeypatch):
     cfg = ax.update_config(small_experiment(tmp_path / "texts"), {"mesh": {"fsdp": 1}})
-    trainer = trainer_on(DrawSamples().apply(cfg, CPU), 1)
+    trainer = trainer_on(GenerateSamples().apply(cfg, CPU), 1)
     (guard,) = (one.build() for one in trainer.config.guards)
     monkeypatch.delattr(type(trainer.model), "logits")
     with pytest.raises(ConfigError, match="no text can be sampled: CausalLM has no entry"):

@@ -36,8 +36,7 @@ from axcore.plugins import (
     wanted_compiler_options,
 )
 from axcore.plugins.flags import present_family
-from axcore.testing.tiny import small_experiment
-from axcore.testing.trainers import trainer_on
+from axcore.testing.tiny import small_experiment, trainer_on
 from axcore.trainer import RunFinished
 from axcore.trainer.callbacks.events import Observers, named_observers
 from axcore.trainer.callbacks.writers import Writers, find_writers

@@ -85,8 +85,9 @@ class Simulation:
         pages, size = self.limits.num_pages, self.limits.page_size
         self.sampler_state = [[NOTHING] * size for _ in range(pages)]
         self.num_weights = 0  # how often there were new ones
-        self.pending = []
+        self.pending, self.logits = [], {}
         self.sequences, self.texts, self.oldest_weights = [], {}, {}
+        self.prompts, self.num_forks = [], 0
         self.common = [rng.randrange(6) for _ in range(self.limits.max_length)]
 
     def submit(self):
@@ -95,6 +96,10 @@ class Simulation:
         keep = rng.randint(0, size)
         prompt = self.common[:keep] + [rng.randrange(6) for _ in range(size - keep)]
         adapter = rng.choice(ADAPTERS)
+        if self.sequences and rng.random() < 0.4:  # another sample of a prompt
+            prompt, adapter = self.prompts[rng.randrange(len(self.prompts))]
+            size = len(prompt)
+        self.prompts.append((prompt, adapter))
         sequence = SequenceState(
             number=len(self.sequences),
             priority=rng.choice((0, 0, 0, -1, 1)),
@@ -136,12 +141,26 @@ class Simulation:
         for source, target in plan.copies:
             self.sampler_state[target] = list(self.sampler_state[source])
         scheduler.pool.check(
-            [sequence.pages for sequence in scheduler.sequences if sequence is not None]
+            [
+                *(sequence.pages for sequence in scheduler.sequences if sequence is not None),
+                *scheduler.pages.prompts.held_pages,
+            ]
         )
         self.assert_within_limits(plan)
-        for call in (plan.prefill, plan.decode):
+        self.logits |= {prompt: plan.prefill.slots[row] for row, prompt in plan.prefilled}
+        # Their pages are shared from here on, which the call is still to write.
+        self.shared = {
+            page
+            for row, _ in plan.prefilled
+            for page in scheduler.sequences[plan.prefill.slots[row]].pages
+        }
+        for fork in plan.forks:
+            assert fork.prompt in self.logits, "nobody has read this prompt"
+        self.num_forks += len(plan.forks)
+        for call in (plan.prefill, *(fork.batch for fork in plan.forks), plan.decode):
             if call is not None:
                 self.launch(call, is_guessed=self.draft_tokens and call is plan.decode)
+        self.logits = {p: s for p, s in self.logits.items() if p in scheduler.pages.prompts}
         while len(self.pending) > (0 if self.rng.random() < 0.3 else 2):
             self.take_in(*self.pending.pop(0))
         if plan.is_empty:
@@ -226,7 +245,7 @@ class Simulation:
         size = self.limits.page_size
         for place in range(start, end):
             page = sequence.pages[place // size]
-            assert self.scheduler.pool.holders[page] == 1
+            assert self.scheduler.pool.holders[page] == 1 or page in self.shared
             what = digest(sequence, text[: place + 1]) if place < right else None
             self.sampler_state[page][place % size] = (what, self.num_weights) if what else NOTHING
         return {sequence.pages[place // size] for place in range(start, end)}

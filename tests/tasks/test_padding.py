@@ -21,6 +21,7 @@ from axcore.data.packing.packing import PADDING_ROW, PackedRows, TokenStore
 from axcore.data.packing.row_layout import row_layout
 from axcore.errors import ModuleError
 from axcore.inference.cached_model import CachedModel
+from axcore.interop import HuggingFace
 from axcore.layers import (
     CapacityLimited,
     Dropless,
@@ -29,6 +30,7 @@ from axcore.layers import (
     Int8Dynamic,
     MoE,
     Router,
+    ScalarHead,
 )
 from axcore.models import transformer
 from axcore.modifiers.quantization import with_dot
@@ -36,7 +38,7 @@ from axcore.module import functional
 from axcore.ops import KernelPolicy, use_policy
 from axcore.plugins import Hardware, TrainingTask, plugin_host
 from axcore.rollouts.rollout import Rollout, batch_of
-from axcore.tasks import KLPenalty, PolicyGradient
+from axcore.tasks import Distill, FrozenModel, KLPenalty, PolicyGradient
 
 DENSE = transformer(vocab_size=264, dim=8, num_layers=1, num_heads=2, hidden_dim=8)
 ROUTER = Router.Config(balance_loss=0.5, z_loss=0.1, bias_rate=0.01)
@@ -57,6 +59,8 @@ POLICY_TASKS = {
     name: one for name, one in CORE_TASKS.items() if issubclass(one, PolicyGradient.Config)
 }
 TASKS = {name: one for name, one in CORE_TASKS.items() if name not in POLICY_TASKS}
+HEADS = {"reward_model": ScalarHead.Config()}
+"""Of the tasks whose models give no logits."""
 
 
 def experts(dispatch):
@@ -86,7 +90,7 @@ def texts(seq_len, rows, *, masks_documents=True, num_prompt=0):
     return batch
 
 
-def labelled(folder, has_labels):
+def labelled(folder, *, has_labels=False, has_targets=True):
     """Returns what makes batches of two labelled conversations."""
     answers = (
         {"completion": "4", "label": True} if has_labels else {"chosen": "4", "rejected": "5!"}
@@ -100,13 +104,15 @@ def labelled(folder, has_labels):
         seq_len=48,
         batch_size=2,
         validation_fraction=0.0,
+        has_targets=has_targets,
     )
     return lambda seq_len, rows: evolve(cfg, seq_len=seq_len).build()._rows[0].batch(rows)
 
 
 def with_pad_id(batch, pad_id):
     mask = batch["segment_ids"] > 0 if "segment_ids" in batch else batch["token_mask"]
-    return batch | {name: np.where(mask, batch[name], pad_id) for name in ("tokens", "targets")}
+    names = [name for name in ("tokens", "targets") if name in batch]
+    return batch | {name: np.where(mask, batch[name], pad_id) for name in names}
 
 
 def assert_padding_counts_for_nothing(cfg, batch_of, length, *, gradient, training=True):
@@ -181,8 +187,9 @@ def test_of_an_evaluation():
 @pytest.mark.every_case
 @pytest.mark.parametrize("task", TASKS)
 def test_of_labelled_answers(task, gradient, tmp_path):
-    cfg = evolve(TASKS[task](), model=MODEL)
-    batch_of = labelled(tmp_path, has_labels=task == "kto")
+    model = evolve(MODEL, head=HEADS.get(task, MODEL.head))
+    cfg = evolve(TASKS[task](), model=model)
+    batch_of = labelled(tmp_path, has_labels=task == "kto", has_targets=task not in HEADS)
     assert_padding_counts_for_nothing(cfg, batch_of, 48, gradient=gradient)
 
 
@@ -221,6 +228,12 @@ def test_of_rollouts(task, gradient):
         max_tokens=8,
     )
     assert_padding_counts_for_nothing(cfg, rollouts, 9, gradient=gradient)
+
+
+def test_of_a_student():
+    teacher = FrozenModel.Config(model=DENSE, init_from=HuggingFace.Config(path="none"))
+    cfg = Distill.Config(teacher=teacher, model=MODEL, beta=0.5, cross_entropy_weight=0.5)
+    assert_padding_counts_for_nothing(cfg, answers, 8, gradient=False)
 
 
 @pytest.mark.slow

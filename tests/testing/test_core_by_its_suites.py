@@ -16,7 +16,8 @@ from axcore.data import (
     TextFiles,
     build_store,
 )
-from axcore.interop import HuggingFace
+from axcore.interop import HuggingFace, to_hugging_face
+from axcore.models import llama2
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
 from axcore.testing import (
@@ -98,7 +99,7 @@ class TestModifiers(ModifierSuite):
 
     repeats = (  # each adds an edit of initial weights, a task, or a factor
         "accumulate",
-        "draw_samples",
+        "generate_samples",
         "evaluate",
         "extend_positions",
         "grow_vocabulary",
@@ -106,6 +107,15 @@ class TestModifiers(ModifierSuite):
         "stack_depth",
         "upcycle",
     )
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def teacher(cls, tmp_path_factory):
+        """Writes the one model that a modifier reads, from which `distill` learns."""
+        folder = tmp_path_factory.mktemp("teacher") / "published"
+        model = llama2("toy")
+        to_hugging_face(folder, model, model.build().init(0))
+        cls.values = {**cls.values, "distill": {"teacher": str(folder)}}
 
     def subject(self, folder):
         weights = HuggingFace.Config(path="other")

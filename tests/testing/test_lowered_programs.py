@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore._jax_compat import handing_over_programs
 from axcore.parallel import make_mesh
-from axcore.testing.lowered_programs import program_digest
+from axcore.testing.programs import program_digest
 
 SOURCE = """
 import jax

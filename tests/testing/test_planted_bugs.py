@@ -114,7 +114,7 @@ BUGS = {
     "numbers of its own": (layer("DrawsByItself"), "nothing_but", "is another program"),
     "first weights by chance": (layer("OtherFirstWeights"), "nothing_but", "other parameters"),
     "depends on the number of rows": (layer("KnowsItsRows"), "vmap", "a row alone gives other"),
-    "a config that no file holds": (layer("HoldsAFunction"), "saved_and_read_back", "function"),
+    "a config that no file can store": (layer("HoldsAFunction"), "saved_and_read_back", "function"),
     # kernels
     "the wrong dtype": (
         kernel("wrong_dtype", dtypes=("bfloat16",)),

@@ -8,8 +8,7 @@ import pytest
 
 from axcore.plugins import Kernel, Ref, plugin_host
 from axcore.testing.compile_tests import CompileTest, Outcome, keep_receipts, versions_for
-from axcore.testing.imports import imported_files
-from axcore.testing.op_sources import op_files
+from axcore.testing.receipt_sources import imported_files, op_files
 from axcore.testing.receipts import (
     AXCORE,
     NOT_COMPILED,
@@ -50,7 +49,7 @@ def norm_of(inputs, spec):
 FILES = {"one.py": ONE, "shared.py": SHARED, "other.py": SHARED.replace("norm_of", "norm")}
 SUITE = """
 from axcore.testing import CompileSuite
-from axcore.testing.rms_norm_contract import RMS_NORM
+from axcore.testing.contracts import RMS_NORM
 
 class TestCompile(CompileSuite):
     plugin = "axl-acme"

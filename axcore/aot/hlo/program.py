@@ -10,7 +10,7 @@ import attrs
 
 from axcore.module import Module
 from axcore.module.rng import format_path
-from axcore.module.tree import index_of
+from axcore.module.stacked_module import index_of
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _SPACE = re.compile(r"S\((\d+)\)")

@@ -196,8 +196,8 @@ class _View:
         after = self.trace(place + 1)
         begin, end = span or (0, len(after.text))
         for what, text, other in _parts(message):
-            # A long text that is found word for word is there; short ones may
-            # be by chance, so the template is asked with another in its place.
+            # A long text that is found word for word cannot be there by chance. A short one can,
+            # so the template renders the conversation with another text in its place.
             if len(text) >= _LONG and text in after.text[begin:end]:
                 continue
             messages = [*self.chat.messages[:place], other]
@@ -343,7 +343,8 @@ def _answered(view: _View, place: int) -> tuple[str, list[Span]]:
         written, asks = written.lstrip(), asks.lstrip()
     num_common = _num_common(asks, written)
     header = written[:num_common]
-    # Cut back to before an open mark: half of a mark in common is none.
+    # If the common part ends inside of a mark such as `<think`, cut it before the mark: half of a
+    # mark is not a mark.
     if num_common < len(asks) and header.rfind("<") > header.rfind(">"):
         num_common = header.rfind("<")  # two marks that begin alike
     more = asks[num_common:]

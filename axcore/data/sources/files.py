@@ -29,7 +29,7 @@ OnBad = Literal["error", "skip"]
 # Neither is UTF-8, nor the beginning of a tar whose first name is: no text is taken for one.
 _MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 COMPRESSED_SUFFIXES = tuple(_MAGIC)
-# As much as zstd and gzip like to be given at a time.
+# Larger reads make zstd and gzip no faster.
 _CHUNK = 1 << 15
 
 

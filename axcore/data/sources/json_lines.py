@@ -275,7 +275,7 @@ def _line_spans(file: NamedFile, size: int, target: int) -> Iterator[FileSpan]:
         return
     begin = num_lines = 0
     with file.path.open("rb") as stream:
-        # Pieces of at least `target`, so that the last is none of a few bytes.
+        # Pieces have at least `target` bytes, so that the last one is not tiny.
         while begin + 2 * target <= size:
             end, lines = _skip_lines(stream, target)
             if end >= size:

@@ -22,7 +22,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # what a source prints must not mix with the answers
         # The plan may contain configs of the user's own packages. The parent has imported them, so
-        # it # is safe to import them here.
+        # it is safe to import them here.
         with trusting(packages):
             builder: PartBuilder | None = None
             for line in sys.stdin:

@@ -21,6 +21,7 @@ from axcore.data.chat.conversation import (
     template_values,
 )
 from axcore.data.document import Document
+from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 from axcore.errors import DataError
 
@@ -158,7 +159,9 @@ class ChatPairs(Transform):
                     hint='Add "prompt": [{"role": "user", "content": ...}].',
                 )
             made = tuple(
-                _tokens([*prompt, *end], len(prompt) + shared, record, tools, self.config)
+                answer_tokens(
+                    [*prompt, *end], len(prompt) + shared, record, tools.tokenizer, self.config
+                )
                 for end in ends
             )
         return _document(document, made)
@@ -210,7 +213,7 @@ class LabelledChats(Transform):
             else:
                 messages = _messages(record.get("messages") or record.get("conversations"), "user")
                 prompt = messages[:-1]
-            made = _tokens(messages, len(prompt), record, tools, self.config)
+            made = answer_tokens(messages, len(prompt), record, tools.tokenizer, self.config)
         return _document(document, (made,), label=record[LABEL])
 
 
@@ -230,14 +233,25 @@ def _num_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
     )
 
 
-def _tokens(
+def answer_tokens(
     messages: Sequence[Any],
     num_before: int,
     record: Mapping[str, Any],
-    tools: TransformTools,
-    cfg: "ChatPairs.Config | LabelledChats.Config",
+    tokenizer: Tokenizer,
+    cfg: ChatPairs.Config | LabelledChats.Config,
 ) -> ChatTokens:
-    """Return the tokens of a conversation of which answers from a message on count."""
+    """Return the tokens of a conversation of which answers from a message on count.
+
+    Args:
+        messages: Of the conversation.
+        num_before: How many of them are the prompt.
+        record: What holds them, and perhaps `tools` and `system`.
+        tokenizer: Has the chat template.
+        cfg: How they are read.
+
+    Raises:
+        DataError: They are not a conversation, or the template cannot write it as one text.
+    """
     extras = {name: record[name] for name in EXTRAS if name in record}
     chat = read_conversation({"messages": messages, **extras}, roles=cfg.roles)
     num_added = len(chat.messages) - len(messages)  # a system message in front
@@ -252,7 +266,7 @@ def _tokens(
     chat = Conversation(chat.messages, tuple(weights), chat.tools)
     values = template_values(record, cfg.chat_template_kwargs)
     made = tokenize_chat(
-        chat, tools.tokenizer, values=values, leaves_out_unwritten=cfg.leaves_out_unwritten
+        chat, tokenizer, values=values, leaves_out_unwritten=cfg.leaves_out_unwritten
     )
     if len(made) > 1:
         raise DataError(

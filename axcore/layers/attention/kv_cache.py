@@ -353,7 +353,8 @@ class GappedCache(Module):
         marks = self._is_there(info, call)[:, :, None, None].astype(k.dtype)
         # A mark for all tokens of the call: 0 for a skipped one, over what was there before.
         marks, _, _ = self.marks(marks, marks, call)
-        # To the cache the layer's tokens are all that the call has; it would refuse a part of them.
+        # The cache refuses calls with only some of the tokens, so it gets the layer's tokens as if
+        # they were the full call.
         keys, values, read = self.cache(k, v, info._replace(call=info.tokens))
         return keys, values, read._replace(call=info.call, key_mask=marks[..., 0, 0] > 0)
 

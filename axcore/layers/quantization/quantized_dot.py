@@ -17,7 +17,7 @@ from axcore.ops import (
     QuantizedDotSpec,
     amax_of,
     amax_of_groups,
-    narrow_input,
+    quantize_input,
     quantized_dot,
     quantized_grouped_matmul,
 )
@@ -100,8 +100,8 @@ class Fp8Current(Dot):
 
         def product(rows: Array) -> Array:
             # Layers that share an input, as gate and up, share its float8 form.
-            narrow = self.made_once("float8", x, lambda: narrow_input(rows, FLOAT8))
-            return quantized_dot(rows, weight, FLOAT8, narrow_x=narrow)
+            narrow = self.made_once("float8", x, lambda: quantize_input(rows, FLOAT8))
+            return quantized_dot(rows, weight, FLOAT8, quantized_x=narrow)
 
         return over_rows(product, x)
 
@@ -115,7 +115,7 @@ _History = Float[Array, "*groups history"]
 _Amax = Float[Array, "*groups"]
 
 FIRST_INPUT, FIRST_WEIGHT, FIRST_GRADIENT = 16.0, 1.0, 2.0**-4
-"""Used as the largest magnitudes before any was seen. float8 has an exponent of its own: it holds
+"""Used as the largest magnitudes before any was seen. float8 has its own exponent: it represents
 values down to 2^-17 of the largest for inputs and weights, and to 2^-31 for gradients."""
 
 
@@ -164,9 +164,9 @@ class Fp8Delayed(Dot):
             narrow = self.made_once(
                 f"float8 by {self.config.history} steps",
                 x,
-                lambda: narrow_input(rows, FLOAT8, amax=amaxes.inputs),
+                lambda: quantize_input(rows, FLOAT8, amax=amaxes.inputs),
             )
-            return quantized_dot(rows, weight, FLOAT8, narrow_x=narrow, amaxes=amaxes)
+            return quantized_dot(rows, weight, FLOAT8, quantized_x=narrow, amaxes=amaxes)
 
         return over_rows(product, x)
 

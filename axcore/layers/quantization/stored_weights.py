@@ -27,10 +27,10 @@ from axcore.module import Module, Param, ParamSpec
 from axcore.ops import (
     Quantization,
     QuantizedArray,
+    full_precision_weight,
     grouped_matmul,
     packed_int4,
     unpacked_int4,
-    wide_weight,
 )
 from axcore.ops.quantized.quantize import SMALLEST, amax_of, quantized
 
@@ -117,14 +117,14 @@ class QuantizedLinear(GroupedRows, Module):
         if len(rows) < len(values):
             arrays = (values, scale, bias)
             # A token of one row goes to a few experts of many: all of them in full precision would
-            # be the # largest array of the call.
+            # be the largest array of the call.
             own = row_groups(sizes, len(rows))
             values, scale, bias = jax.tree.map(lambda array: array[own], arrays)
             sizes = jnp.ones(len(rows), sizes.dtype)
         if self.config.format == "int4":
             values = jax.vmap(unpacked_int4)(values)
         if self._num_groups > 1:
-            values = jax.vmap(wide_weight)(values, scale)
+            values = jax.vmap(full_precision_weight)(values, scale)
         y = grouped_matmul(rows, values.astype(rows.dtype), sizes)
         if self._num_groups == 1:  # one scale a column leaves the sum: it multiplies fewer numbers
             y = y.astype(jnp.float32) * take_by_group(scale[:, 0], sizes, len(rows))

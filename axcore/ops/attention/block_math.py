@@ -131,7 +131,7 @@ def block_gradients(
     probabilities = probabilities.astype(jnp.float32)
     kept = probabilities if dropout is None else probabilities * dropout
     # Probabilities are larger than keys or values, so they are multiplied as they are stored. The
-    # other # order has XLA transpose them on a CPU, before both products.
+    # other order has XLA transpose them on a CPU, before both products.
     dv_BKVS = _matmul("bkgtv,bkgts->bkvs", do_BKGTV, kept.astype(v_BKSV.dtype))
     dp = _matmul("bkgtv,bksv->bkgts", do_BKGTV, v_BKSV)
     if dropout is not None:
@@ -182,8 +182,8 @@ def sink_gradient(sinks_N: Array | None, lse_BTN: Array, delta_BTN: Array) -> Ar
     """Return the gradient of the sinks: what a sink takes of each row, it takes from the keys."""
     if sinks_N is None:
         return None
-    # The sink's own probability, by the log-sum-exp that holds it: nothing but that need be kept
-    # for it.
+    # The log-sum-exp includes the sink, so the sink's probability follows from it, and nothing
+    # else has to be stored for it.
     share_BTN = jnp.exp(sinks_N.astype(jnp.float32)[None, None, :] - finite_lse(lse_BTN))
     return -jnp.sum(share_BTN * delta_BTN, axis=(0, 1)).astype(sinks_N.dtype)
 

@@ -348,7 +348,7 @@ def blockwise_backward(
         return added, None
 
     # Sums are laid out as `block_gradients` returns gradients of keys and values, and are turned
-    # back # once, when they are whole.
+    # back once, when they are whole.
     keys = (jnp.swapaxes(x, -1, -2) for x in (call.k, call.v))
     q, k, v = (jnp.zeros(x.shape, jnp.float32) for x in (call.q, *keys))
     start = _Sums(q, k, v, None if call.bias is None else call.bias.zeros())

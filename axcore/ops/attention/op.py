@@ -66,7 +66,7 @@ HEADS = "kv_heads"
 def attention_sharding(inputs: AttentionInputs, spec: AttentionSpec) -> OpSharding:
     """Return how a call is split: kernels see rows and heads split, and time whole.
 
-    Where time is split it is split around them: see `context_parallel`.
+    Where time is split it is split around them: see `context_parallel_attention`.
     """
     row, head = axes("batch", "time"), axes("batch", "time", HEADS)
     return OpSharding(

@@ -68,8 +68,8 @@ def cross_entropy_custom_vjp(
         return _losses(forward(tokens, spec), spec)
 
     def run_forward(tokens: CrossEntropyTokens) -> tuple[_Losses, _Residuals]:
-        # By this a kernel knows that the mean, a second product over the vocabulary, will be
-        # wanted.
+        # `for_gradient` asks the kernel for the mean too, which takes a second product over the
+        # vocabulary.
         statistics = forward(tokens, attrs.evolve(spec, for_gradient=True))
         return _losses(statistics, spec), (tokens, statistics)
 

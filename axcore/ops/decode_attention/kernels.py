@@ -139,8 +139,8 @@ def _attend(inputs: DecodeInputs, spec: DecodeSpec, block_size: int) -> Array:
         k_BKSH, v_BKSV = (
             swap_heads(jnp.where(is_written_BS[..., None, None], x, 0)) for x in (k_BSKH, v_BSKV)
         )
-        # With many queries the product is what takes the time, and with keys first its result
-        # would be turned around, which is then the larger array.
+        # With many queries the product takes most of the time. With keys first, its result, which
+        # is then the larger array, would have to be transposed.
         if math.prod(q_BKGTH.shape[2:4]) > FEW_QUERIES:
             as_attention = spec.as_attention()
             logits = block_logits(q_BKGTH, k_BKSH, as_attention, bias=None, mask=mask).value
@@ -151,7 +151,9 @@ def _attend(inputs: DecodeInputs, spec: DecodeSpec, block_size: int) -> Array:
     start = OnlineSoftmax.start(q_BKGTH.shape[:-1], inputs.v.shape[-1], inputs.sinks_N)
     first, last = _span(lengths_B, num_queries, spec.left, inputs.capacity)
     most = -(-inputs.capacity // size)
-    running = bounded_fori_loop(first // size, (last + size - 1) // size, step, start, most=most)
+    running = bounded_fori_loop(
+        first // size, (last + size - 1) // size, step, start, max_steps=most
+    )
     return ungroup_heads(running.finish()[0]).astype(inputs.q_BTNH.dtype)
 
 

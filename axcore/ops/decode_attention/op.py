@@ -57,7 +57,7 @@ class DecodeSpec:
         return AttentionSpec(scale=self.scale, left=self.left, right=0, soft_cap=self.soft_cap)
 
 
-NARROW = ("int8", "float8_e4m3fn", "float8_e5m2")
+LOW_PRECISION = ("int8", "float8_e4m3fn", "float8_e5m2")
 """Dtypes of keys and values that come with scales."""
 
 
@@ -196,10 +196,10 @@ def _check_dtypes(inputs: DecodeInputs) -> None:
                 hint="cast k and v to the compute dtype before the call, or give scales",
             )
         return
-    if not (k == v and str(k) in NARROW):
+    if not (k == v and str(k) in LOW_PRECISION):
         raise KernelError(
             f"decode_attention: there are scales, and k is {k}, v {v}; expected one of "
-            f"{', '.join(NARROW)} for both."
+            f"{', '.join(LOW_PRECISION)} for both."
         )
     for scale, x in zip(scales, (inputs.k, inputs.v), strict=True):
         if scale is None or scale.shape != x.shape[:3] or scale.dtype != jnp.float32:

@@ -12,8 +12,8 @@ from jax import Array
 from axcore.ops.decode_matmul.op import (
     DecodeMatmulInputs,
     DecodeMatmulSpec,
-    narrow_values,
-    wide_weight,
+    full_precision_weight,
+    low_precision_values,
     without_panels,
 )
 from axcore.ops.dispatch import current_policy
@@ -24,7 +24,7 @@ def decode_matmul_reference(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) 
     x, weight, scale = inputs
     wide = without_panels(weight, spec.out_dim).astype(jnp.float32)
     if scale is not None:
-        wide = wide_weight(narrow_values(weight), scale)
+        wide = full_precision_weight(low_precision_values(weight), scale)
     y = x.astype(jnp.float32) @ (wide.T if spec.transposed else wide)
     return y.astype(x.dtype)
 
@@ -42,16 +42,16 @@ def decode_matmul_portable(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -
     if spec.transposed:
         return _compared(x, weight)
     weight = without_panels(weight, spec.out_dim)
-    return _times(x, weight) if scale is None else narrow_product(x, weight, scale)
+    return _times(x, weight) if scale is None else low_precision_product(x, weight, scale)
 
 
-def narrow_product(x_RK: Array, weight: Array, scale_GN: Array) -> Array:
+def low_precision_product(x_RK: Array, weight: Array, scale_GN: Array) -> Array:
     """Return `x` times a low-precision weight, which is converted in the product, in x's dtype."""
-    values = narrow_values(weight)
+    values = low_precision_values(weight)
     if len(scale_GN) > 1:
-        return x_RK @ wide_weight(values, scale_GN).astype(x_RK.dtype)
+        return x_RK @ full_precision_weight(values, scale_GN).astype(x_RK.dtype)
     # The scale of a full column leaves the sum: multiplied after it, no full-precision weight is
-    # ever # written.
+    # ever written.
     y = x_RK @ values.astype(x_RK.dtype)
     return (y.astype(jnp.float32) * scale_GN).astype(x_RK.dtype)
 

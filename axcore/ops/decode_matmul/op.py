@@ -26,9 +26,9 @@ INT4_PAIRS = "uint8"
 class DecodeMatmulInputs(NamedTuple):
     """The arrays of one call, a pytree.
 
-    The weight is `[K, N]`, `[N, K]` where it is transposed, or `[P, K, C]` in panels. One that is
-    kept narrow has a scale; in int4 it is `[K / 2, N]`: row `k` of it has the low halves of bytes,
-    row `k + K / 2` the high ones.
+    The weight is `[K, N]`, `[N, K]` where it is transposed, or `[P, K, C]` in panels. One in
+    low precision has a scale; in int4 it is `[K / 2, N]`: row `k` of it has the low halves of
+    bytes, row `k + K / 2` the high ones.
     """
 
     x_RK: Array
@@ -58,12 +58,12 @@ def without_panels(weight: Array, out_dim: int | None) -> Array:
     return weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)[:, :out_dim]
 
 
-def narrow_values(weight: Array) -> Array:
+def low_precision_values(weight: Array) -> Array:
     """Return the numbers `[K, N]` of a low-precision weight, those of int4 as int8."""
     return unpacked_int4(weight) if weight.dtype == INT4_PAIRS else weight
 
 
-def wide_weight(values_KN: Array, scale_GN: Array) -> Array:
+def full_precision_weight(values_KN: Array, scale_GN: Array) -> Array:
     """Return what numbers and their scales are, `[K, N]` in float32."""
     grouped = values_KN.astype(jnp.float32).reshape(scale_GN.shape[0], -1, scale_GN.shape[1])
     return (grouped * scale_GN[:, None, :]).reshape(values_KN.shape)
@@ -129,7 +129,7 @@ DECODE_MATMUL_OP = KernelOp[Array](
     results=_results,
 )
 
-NARROW = ("int8", INT4_PAIRS, "float8_e4m3fn")
+LOW_PRECISION = ("int8", INT4_PAIRS, "float8_e4m3fn")
 
 
 def decode_matmul(
@@ -194,11 +194,11 @@ def _check(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> None:
                 hint="cast both to the compute dtype, or give the scale of a low-precision weight",
             )
         return
-    if str(weight.dtype) not in NARROW or spec.transposed or is_in_panels:
+    if str(weight.dtype) not in LOW_PRECISION or spec.transposed or is_in_panels:
         raise KernelError(
             f"decode_matmul: there is a scale, and the weight is {weight.dtype} of shape "
             f"{weight.shape}{', transposed' if spec.transposed else ''}; expected a matrix of "
-            f"{' or '.join(NARROW)}, not transposed."
+            f"{' or '.join(LOW_PRECISION)}, not transposed."
         )
     matches = scale.ndim == 2 and scale.shape[1] == weight.shape[1]
     if not matches or depth % scale.shape[0] or scale.dtype != jnp.float32:

@@ -209,7 +209,7 @@ class _Blocks:
     def loop(self, step: Callable[[Array, T], T], carry: T) -> T:
         """Return the carry after a step for each block that holds a row."""
         first, most = jnp.zeros_like(self.num_used), self.group_P.shape[0]
-        return bounded_fori_loop(first, self.num_used, step, carry, most=most)
+        return bounded_fori_loop(first, self.num_used, step, carry, max_steps=most)
 
     def padded(self, x_RD: Array) -> Array:
         """Return rows with room for a block after the last."""

@@ -126,7 +126,7 @@ QUANTIZED_DOT_OP = KernelOp[Array](
     results=_results,
 )
 
-WIDE = ("bfloat16", "float16", "float32")
+FULL_PRECISION = ("bfloat16", "float16", "float32")
 """Dtypes that arrays can be quantized to."""
 
 
@@ -135,7 +135,7 @@ def quantized_dot(
     w_KN: Array,
     spec: QuantizedDotSpec,
     *,
-    narrow_x: QuantizedArray | None = None,
+    quantized_x: QuantizedArray | None = None,
     amaxes: Amaxes | None = None,
     key: Array | None = None,
 ) -> Array:
@@ -150,8 +150,8 @@ def quantized_dot(
         x_RK: Any number of leading dimensions.
         w_KN: Of x's dtype.
         spec: How each operand is quantized.
-        narrow_x: What `narrow_input` returned for `x`, for several products of one input; made here
-            where None. Only with one scale per tensor.
+        quantized_x: What `quantize_input` returned for `x`, for several products of one input;
+            made here where None. Only with one scale per tensor.
         amaxes: Magnitudes to scale by; those of the operands themselves where None. Only with one
             scale per tensor.
         key: Random key for stochastic rounding, which rounds to nearest without one.
@@ -160,15 +160,15 @@ def quantized_dot(
         KernelError: Shapes, dtypes or choices do not fit, or no kernel can serve a product.
     """
     _check(x_RK, w_KN, spec, amaxes)
-    _check_narrow(narrow_x, x_RK, spec)
+    _check_narrow(quantized_x, x_RK, spec)
     if x_RK.ndim == 1:
-        row = narrow_x and QuantizedArray(narrow_x.values[None], narrow_x.scale)
-        return quantized_dot(x_RK[None], w_KN, spec, narrow_x=row, amaxes=amaxes, key=key)[0]
+        row = quantized_x and QuantizedArray(quantized_x.values[None], quantized_x.scale)
+        return quantized_dot(x_RK[None], w_KN, spec, quantized_x=row, amaxes=amaxes, key=key)[0]
     calls = matmul_calls(x_RK.shape, w_KN.shape, spec, dtype=x_RK.dtype.name)
     kernels = matmul_kernels(calls)
     data = None if key is None else jax.random.key_data(key)
     return quantized_custom_vjp(
-        x_RK, w_KN, spec, kernels, narrow_x=narrow_x, amaxes=amaxes, key=data
+        x_RK, w_KN, spec, kernels, quantized_x=quantized_x, amaxes=amaxes, key=data
     )
 
 
@@ -205,10 +205,10 @@ def _check(x: Array, w: Array, spec: QuantizedDotSpec, amaxes: Amaxes | None) ->
         raise KernelError(
             f"quantized_dot: x has shape {x.shape} and w {w.shape}; expected [..., K] and [K, N]."
         )
-    if not (x.dtype == w.dtype and x.dtype.name in WIDE):
+    if not (x.dtype == w.dtype and x.dtype.name in FULL_PRECISION):
         raise KernelError(
             f"quantized_dot: dtypes are x {x.dtype} and w {w.dtype}; expected one of "
-            f"{', '.join(WIDE)} for both.",
+            f"{', '.join(FULL_PRECISION)} for both.",
             hint="cast both to the compute dtype before the call",
         )
     if amaxes is None:
@@ -231,15 +231,15 @@ def _check_narrow(narrow: QuantizedArray | None, x: Array, spec: QuantizedDotSpe
         return
     if spec.inputs.per == "channel":
         raise KernelError(
-            "quantized_dot: narrow_x is given for an input with a scale per channel.",
+            "quantized_dot: quantized_x is given for an input with a scale per channel.",
             hint="leave it out, or take one scale per tensor",
         )
     values = narrow.values
     if values.shape != x.shape or values.dtype.name != spec.inputs.format:
         raise KernelError(
-            f"quantized_dot: narrow_x is {values.dtype}{list(values.shape)}; expected "
+            f"quantized_dot: quantized_x is {values.dtype}{list(values.shape)}; expected "
             f"{spec.inputs.format}{list(x.shape)}.",
-            hint="make it of this very input: narrow_input(x, spec)",
+            hint="make it of this very input: quantize_input(x, spec)",
         )
 
 

@@ -181,7 +181,7 @@ _Residuals: TypeAlias = tuple[Operand, Operand, Array | None, Amaxes | None, Arr
 _Cotangents: TypeAlias = tuple[Array, None, Array, None, Amaxes | None, None]
 
 
-def narrow_input(
+def quantize_input(
     x: Array,
     spec: QuantizedDotSpec,
     *,
@@ -200,7 +200,7 @@ def quantized_custom_vjp(
     spec: QuantizedDotSpec,
     kernels: Kernels,
     *,
-    narrow_x: QuantizedArray | None = None,
+    quantized_x: QuantizedArray | None = None,
     group_sizes: Array | None = None,
     amaxes: Amaxes | None = None,
     key: Array | None = None,
@@ -209,12 +209,12 @@ def quantized_custom_vjp(
 
     Arguments are those of `quantized_dot` or, with `group_sizes`, of `quantized_grouped_matmul`,
     checked; `key` is a key's data. `x` is quantized outside of what is differentiated, so that
-    products which are given the same `narrow_x` also keep it once for backward.
+    products which are given the same `quantized_x` also keep it once for backward.
     """
     x_dtype, like_w = x.dtype.name, w
-    if narrow_x is None:
+    if quantized_x is None:
         given_x = amaxes.inputs if amaxes else None
-        narrow_x = narrow_input(x, spec, group_sizes=group_sizes, amax=given_x)
+        quantized_x = quantize_input(x, spec, group_sizes=group_sizes, amax=given_x)
 
     @jax.custom_vjp
     def run(
@@ -240,7 +240,7 @@ def quantized_custom_vjp(
         quantized_w = _named(layout.weights(w, spec.weights, "forward", given_w), QUANTIZED_WEIGHT)
         y = layout.times(_narrow(kernels, "forward"), quantized_x, quantized_w, x_dtype)
         # Low-precision operands serve backward only with a scale per tensor: a scale per channel is
-        # of # the axis that this product sums over, and backward sums over another.
+        # of the axis that this product sums over, and backward sums over another.
         kept_x = quantized_x if spec.inputs.per == "tensor" and spec.weight_gradient else x
         kept_w = quantized_w if spec.weights.per == "tensor" else w
         return y, (kept_x, kept_w, sizes, amaxes, key)
@@ -272,7 +272,7 @@ def quantized_custom_vjp(
         return dx, None, dw, None, seen, None
 
     run.defvjp(run_forward, run_backward)
-    y: Array = run(x, narrow_x, w, group_sizes, amaxes, key)
+    y: Array = run(x, quantized_x, w, group_sizes, amaxes, key)
     return y
 
 

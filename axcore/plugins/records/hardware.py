@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import attrs
 
-from axcore.hardware.predicates import Predicate, requires
+from axcore.hardware.hardware import Predicate, requires
 from axcore.registration import (
     Record,
     Ref,
@@ -80,7 +80,7 @@ class CompilerOptions(Record):
     summary: str = attrs.field(validator=of_type(str))
 
 
-HOST_ENVIRONMENT = Ref("axcore.hardware.host_platform:host_environment")
+HOST_ENVIRONMENT = Ref("axcore.hardware.families:host_environment")
 
 
 @record(hook="aot_targets")

@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from axcore.errors import PluginError
-from axcore.hardware.hardware import Hardware
-from axcore.hardware.predicates import Predicate, predicate_reason, requires
+from axcore.hardware.hardware import Hardware, Predicate, predicate_reason, requires
 from axcore.registration import (
     Record,
     Ref,

@@ -163,13 +163,13 @@ class MLflowWriter:
         address = os.environ.get("MLFLOW_TRACKING_URI")
         if not address:
             address = (directory / MLFLOW_FOLDER).resolve().as_uri()
-            # Without it, the library wants a database in the place of files.
+            # By default MLflow refuses a folder of files and asks for a database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         library = import_extra("mlflow.tracking", used_by=_USED_BY, error=TrainingError)
         entities = import_extra("mlflow.entities", used_by=_USED_BY, error=TrainingError)
         self._metric, self._param = entities.Metric, entities.Param
         self._client = library.MlflowClient(tracking_uri=address)
-        self._run_id = self._take_up(directory) or self._create(directory)
+        self._run_id = self._resume(directory) or self._create(directory)
 
     def write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
         """Add a point to each curve."""
@@ -184,7 +184,7 @@ class MLflowWriter:
         """Mark the run as ended."""
         self._client.set_terminated(self._run_id)
 
-    def _take_up(self, directory: Path) -> str | None:
+    def _resume(self, directory: Path) -> str | None:
         """Return the id of the run that an earlier start made; None where there is none."""
         experiment, identity = self._experiment(), _identity(directory)
         condition = f"tags.`{ID_TAG}` = '{identity}'"

@@ -40,7 +40,8 @@ class RunStarted(Event):
     `config_changes` is what differs from the start before, a line for each value.
     `unit` is what throughput counts. `flops`, what one of them costs the model, and `peak_flops`,
     all chips' peak in the compute dtype, are for the model FLOPs utilisation; None where not known.
-    `units` has those of metrics, by name, as the task says them.
+    `units` has those of metrics, by name, as the task says them; `watched` are those that people
+    watch besides the loss.
     `initial_weights` is a table of what was read and what is random, at the start only.
     """
 
@@ -59,6 +60,7 @@ class RunStarted(Event):
     config_changes: tuple[str, ...] = ()
     initial_weights: str = ""
     units: Mapping[str, str] = immutabledict()
+    watched: tuple[str, ...] = ()
 
 
 Phase = Literal["start", "compile", "restore", "data_wait", "step", "evaluation", "save", "idle"]

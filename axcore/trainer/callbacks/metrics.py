@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from axcore.config.json_files import parse_json
-from axcore.hardware.process_memory import peak_resident_bytes
+from axcore.hardware.host_memory import peak_resident_bytes
 from axcore.module import NATS_A_TOKEN, Loss, LossGroups
 from axcore.whole_files import read_regular, write_whole
 
@@ -221,7 +221,7 @@ def validation_line(metrics: Mapping[str, float], units: Mapping[str, str]) -> s
 
 
 def _mean(loss: Loss) -> float:
-    # As in `Loss.contribution`: 0 / 0 is not a warning.
+    # As in `Loss.contribution`: 0 / 0 gives no warning.
     weight = np.asarray(loss.weight)
     mean = np.where(weight != 0, loss.sum / np.where(weight != 0, weight, 1), 0)
     return float(np.sum(mean))

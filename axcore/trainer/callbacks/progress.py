@@ -86,7 +86,11 @@ def _mfu(event: RunStarted) -> str:
 def figures(metrics: Mapping[str, float], started: RunStarted) -> str:
     """Return the figures of a step that people watch."""
     units_per_s = metrics[f"{started.unit}s_per_s"]
-    text = f"loss {metrics['loss']:.4f}  {units_per_s:,.0f} {started.unit}s/s"
+    text = f"loss {metrics['loss']:.4f}"
+    for name in started.watched:
+        if name in metrics:
+            text += f"  {name.removeprefix('loss/')} {metrics[name]:.3g}"
+    text += f"  {units_per_s:,.0f} {started.unit}s/s"
     if started.peak_flops and started.flops:
         text += f"  MFU {units_per_s * started.flops.per_unit / started.peak_flops:.1%}"
     if metrics["skipped_steps"]:

@@ -72,8 +72,8 @@ def renew_code(run: Path, code: RunCode) -> str:
         for place, source in earlier.items():
             _write(kept / place, source.encode())
             (run / CODE / place).unlink(missing_ok=True)
-        # A file of one start alone is of a guard, say, that the config named there: the changes of
-        # the config say so.
+        # Only files of both starts are compared. A file of one start belongs to something that only
+        # that start's config names, and the comparison of configs shows it.
         changes = diff_sources(*({k: v for k, v in one.items() if k in both} for one in pair))
         changes += f"\nthe code before is kept in {kept}" if changes else ""
     _write_json(run, before | _copied_code(run, code))

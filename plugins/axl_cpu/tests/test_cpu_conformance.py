@@ -9,9 +9,13 @@ from axl_cpu.kernels.decode_matmul.api import cpu_decode_matmul
 from other_processors import SHORTER, on
 
 from axcore.testing import KernelSuite, PluginSuite
-from axcore.testing.contracts import Case
-from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case
-from axcore.testing.decode_matmul_contract import DecodeMatmulTestCase, decode_matmul_case
+from axcore.testing.contracts import (
+    Case,
+    DecodeMatmulTestCase,
+    DecodeTestCase,
+    decode_case,
+    decode_matmul_case,
+)
 
 
 class TestPlugin(PluginSuite):

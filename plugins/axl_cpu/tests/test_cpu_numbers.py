@@ -13,7 +13,7 @@ from axl_cpu.llvm.numbers import exp, tanh, widened
 from other_processors import RUNNING_HERE, on
 
 from axcore.ops.decode_attention.kernels import decode_attention_reference
-from axcore.testing.decode_attention_contract import DecodeTestCase
+from axcore.testing.contracts import DecodeTestCase
 
 
 @attrs.frozen

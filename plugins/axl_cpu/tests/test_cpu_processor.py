@@ -9,8 +9,7 @@ from axl_cpu.kernels.decode_matmul.api import cpu_decode_matmul
 from axl_cpu.llvm.processor import Processor
 from other_processors import assemblies
 
-from axcore.testing.decode_attention_contract import DecodeTestCase
-from axcore.testing.decode_matmul_contract import DecodeMatmulTestCase
+from axcore.testing.contracts import DecodeMatmulTestCase, DecodeTestCase
 
 X86, ARM, APPLE = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "arm64-apple-macosx14.0"
 AVX512 = "+avx2,+avx512f,+fma"

@@ -11,8 +11,7 @@ from axl_cpu.kernels.decode_matmul.api import cpu_decode_matmul
 from axcore.ops.contract import TOLERANCES, relative_error
 from axcore.ops.decode_attention.kernels import decode_attention_reference
 from axcore.ops.decode_matmul.kernels import decode_matmul_reference
-from axcore.testing.decode_attention_contract import DecodeTestCase
-from axcore.testing.decode_matmul_contract import DecodeMatmulTestCase
+from axcore.testing.contracts import DecodeMatmulTestCase, DecodeTestCase
 
 NUM_THREADS, CALLS_OF_EACH = 8, 100
 

@@ -43,8 +43,8 @@ def aot_targets() -> Iterator[AotTarget]:
     yield AotTarget(
         name="cuda",
         requires=requires(family="gpu"),
-        devices=Ref("axl_gpu.aot:devices"),
-        environment=Ref("axl_gpu.topology:environment"),
+        devices=Ref("axl_gpu.compiler:devices"),
+        environment=Ref("axl_gpu.compiler:environment"),
         modules=("absl", "jax_cuda13_plugin", "nvidia.cu13", "nvidia.cudnn"),
         install="axl-gpu[aot]",
         summary="XLA's compiler for CUDA, with NVIDIA's assembler and cuDNN",
@@ -231,8 +231,7 @@ def features() -> Iterator[Feature]:
         name="cudnn_attention",
         evidence=Ref("axl_gpu.features:has_cudnn_attention"),
         implementation=tuple(
-            f"axl_gpu.kernels.attention.{part}"
-            for part in ("cudnn", "cudnn_call", "cudnn_flash", "cudnn_packed")
+            f"axl_gpu.kernels.attention.{part}" for part in ("cudnn", "cudnn_call", "cudnn_packed")
         ),
         target="gpu-h100-8",
         summary="A new kernel: cuDNN attention where a GPU has it",

@@ -2,8 +2,8 @@
 
 import attrs
 import pytest
+from axl_gpu.compiler import target_config, topology
 from axl_gpu.hardware import hosts
-from axl_gpu.topology import target_config, topology
 
 from axcore.aot.cost.measure import measure
 from axcore.aot.targets import find_aot_target

@@ -9,7 +9,7 @@ import functools
 import jax
 import pytest
 from axl_gpu.kernels.attention.cudnn import cudnn_attention
-from axl_gpu.kernels.attention.cudnn_flash import CUDNN
+from axl_gpu.kernels.attention.cudnn_call import CUDNN
 from axl_gpu.kernels.attention.cudnn_packed import cudnn_packed_attention
 from axl_gpu.kernels.grouped_matmul.kernels import matrices_of_groups
 from axl_gpu.kernels.grouped_matmul.mosaic import (

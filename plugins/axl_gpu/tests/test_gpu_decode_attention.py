@@ -13,7 +13,7 @@ from axl_gpu.kernels.attention.block_sizes import FORWARD_BLOCK_SIZES
 from axl_gpu.kernels.attention.matmuls import ARITHMETIC
 from axl_gpu.kernels.decode.api import (
     BLOCK_SIZES,
-    NARROW_DTYPES,
+    QUANTIZED_DTYPES,
     DecodeBlockSizes,
     gpu_decode_attention,
     unsupported_reason,
@@ -28,7 +28,7 @@ from axcore.ops.attention.blockwise import blockwise_forward
 from axcore.ops.contract import relative_error
 from axcore.ops.decode_attention.kernels import decode_attention_reference
 from axcore.testing import CompileSuite, KernelSuite
-from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case
+from axcore.testing.contracts import DecodeTestCase, decode_case
 
 KEY = ("decode_attention/gpu_decode_attention",)
 INTERPRETED = partial(partial_sums, products=ARITHMETIC._replace(interpreter=INTERPRETER))
@@ -236,7 +236,9 @@ class TestCompileForH200(TestCompile):
 
 
 @pytest.mark.compile("gpu-h100-8")
-@pytest.mark.parametrize("narrow", [None, "int8", "float8_e4m3fn"], ids=["16_bits", *NARROW_DTYPES])
+@pytest.mark.parametrize(
+    "narrow", [None, "int8", "float8_e4m3fn"], ids=["16_bits", *QUANTIZED_DTYPES]
+)
 @pytest.mark.parametrize("width", [128, 256])
 def test_registers_suffice(narrow, width, compile_devices, capfd, monkeypatch):
     monkeypatch.setenv(ptxas.REPORTS, "1")

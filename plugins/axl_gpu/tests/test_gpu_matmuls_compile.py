@@ -8,9 +8,13 @@ from axcore.ops import KernelPolicy, cross_entropy, use_policy
 from axcore.ops.quantized.contract import E4M3, FLOAT8, QuantizedDotTestCase
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, GroupedMatmulTestCase, grouped_matmul_case
-from axcore.testing.contracts import CrossEntropyTestCase, cross_entropy_case
-from axcore.testing.quantized_dot_contract import QUANTIZED_DOT
-from axcore.testing.rms_norm_contract import RmsNormTestCase, rms_norm_case
+from axcore.testing.contracts import (
+    QUANTIZED_DOT,
+    CrossEntropyTestCase,
+    RmsNormTestCase,
+    cross_entropy_case,
+    rms_norm_case,
+)
 
 MOSAIC = 'custom_call_target="mosaic_gpu'
 

@@ -20,7 +20,7 @@ from plain_matmuls import PLAIN_RMS_NORM
 
 from axcore.ops import Call, RmsNormInputs, RmsNormSpec
 from axcore.testing import KernelSuite
-from axcore.testing.rms_norm_contract import RmsNormTestCase, rms_norm_case
+from axcore.testing.contracts import RmsNormTestCase, rms_norm_case
 
 INTERPRETED = tuple(partial(one, interpreter=INTERPRETER) for one in (forward_rows, backward_rows))
 SMALL = RmsNormBlockSizes(rows=2, backward_rows=3)

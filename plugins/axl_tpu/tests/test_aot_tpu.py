@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_tpu.compiler import wide_fusions
-from axl_tpu.topology import environment, slice_shape, topology_name, topology_options
+from axl_tpu.compiler import environment, slice_shape, topology_name, topology_options, wide_fusions
 from jax.sharding import SingleDeviceSharding
 
 from axcore.aot.cost.measure import measure

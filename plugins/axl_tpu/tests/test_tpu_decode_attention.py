@@ -20,7 +20,7 @@ from axcore.ops.contract import relative_error
 from axcore.ops.decode_attention.kernels import decode_attention_reference
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, KernelSuite
-from axcore.testing.decode_attention_contract import DecodeTestCase, decode_case
+from axcore.testing.contracts import DecodeTestCase, decode_case
 
 KEYS = ("decode_attention/tpu_decode_attention",)
 

@@ -21,7 +21,7 @@ from axcore.ops.rms_norm.kernels import rms_norm_portable
 from axcore.ops.rms_norm.op import RMS_NORM_OP
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, KernelSuite
-from axcore.testing.rms_norm_contract import RmsNormTestCase, rms_norm_case
+from axcore.testing.contracts import RmsNormTestCase, rms_norm_case
 
 KEYS = ("rms_norm/tpu_rms_norm",)
 SMALL = RmsNormBlockSizes(block_rows=32, chunk_rows=16)

@@ -9,7 +9,7 @@ from axl_tpu.kernels.rope.api import tpu_rope, unsupported_reason
 from axcore.ops import Call, KernelPolicy, choose
 from axcore.plugins import Hardware
 from axcore.testing import CompileSuite, KernelSuite
-from axcore.testing.rope_contract import RopeTestCase, rope_case
+from axcore.testing.contracts import RopeTestCase, rope_case
 
 KEYS = ("rope/tpu_rope",)
 

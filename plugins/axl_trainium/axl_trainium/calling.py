@@ -1,18 +1,22 @@
-"""Calling an NKI kernel from JAX.
+"""Calling an NKI kernel from JAX, and rows of an array as tiles for a NeuronCore's partitions.
 
 With AWS's SDK a kernel takes JAX arrays as it is. The simulator's kernels take numpy arrays, so
 they run on the host, by a callback. Neuron's own JAX has no host callbacks, and there the simulator
 is refused.
+
+Letters: M tiles of P rows, D width.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from axcore.errors import KernelError
+from axl_trainium.hardware import PARTITIONS
 from axl_trainium.sdk import IS_SDK
 
 
@@ -56,3 +60,19 @@ def call_kernel(kernel: Callable[..., Any], outputs: Any, *arrays: Array, **choi
 def float32_like(*shape: int) -> jax.ShapeDtypeStruct:
     """Return the description of a float32 array."""
     return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def tiled(x: Array, height: int = PARTITIONS) -> Array:
+    """Return the rows of the last dimension in tiles `[M, P, D]`, P at most `height`.
+
+    Rows of zeros fill the last tile.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    height = min(len(rows), height)
+    padded = jnp.pad(rows, ((0, -len(rows) % height), (0, 0)))
+    return padded.reshape(-1, height, x.shape[-1])
+
+
+def untiled(x_MPD: Array, shape: tuple[int, ...], *, num_rows: int) -> Array:
+    """Return the first rows in a shape, without those that filled the last tile."""
+    return x_MPD.reshape(-1, x_MPD.shape[-1])[:num_rows].reshape(shape)

@@ -23,8 +23,8 @@ def hardware_families() -> Iterator[HardwareFamily]:
     yield HardwareFamily(
         name="trainium",
         hosts=hosts(),
-        detect=Ref("axl_trainium.detect:detect"),
-        present=Ref("axl_trainium.detect:present"),
+        detect=Ref("axl_trainium.hardware:detect"),
+        present=Ref("axl_trainium.hardware:present"),
         summary="AWS Trainium in hosts of sixteen chips",
     )
 
@@ -104,8 +104,8 @@ def features() -> Iterator[Feature]:
     """What these chips add to any model."""
     yield Feature(
         name="trainium",
-        evidence=Ref("axl_trainium.features:runs_on_trainium"),
-        implementation=("axl_trainium.hardware", "axl_trainium.detect"),
+        evidence=Ref("axl_trainium.hardware:runs_on_trainium"),
+        implementation=("axl_trainium.hardware",),
         target="trainium-trn2-16",
         summary="A new chip: any model runs on Trainium",
     )

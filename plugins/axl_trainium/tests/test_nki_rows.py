@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from axl_trainium.kernels.cross_entropy import api as cross_entropy
-from axl_trainium.kernels.cross_entropy.api import nki_cross_entropy, nki_cross_entropy_backward
+from axl_trainium.kernels.cross_entropy.api import (
+    nki_cross_entropy,
+    nki_cross_entropy_backward,
+    tiles_for,
+)
 from axl_trainium.kernels.cross_entropy.nki_backward import cross_entropy_dw, cross_entropy_dx
-from axl_trainium.kernels.cross_entropy.tiles import tiles_for
 from axl_trainium.kernels.rms_norm import api as rms_norm
 from axl_trainium.kernels.rms_norm.nki_kernels import rms_norm_backward
 from axl_trainium.sdk import IS_SDK

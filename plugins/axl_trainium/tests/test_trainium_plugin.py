@@ -1,9 +1,8 @@
 """What axl-trainium brings: its generations, how they are recognised, its mesh rules, its check."""
 
 import pytest
-from axl_trainium.detect import detect, present
 from axl_trainium.doctor import neuron_finding, nki_finding
-from axl_trainium.hardware import hosts
+from axl_trainium.hardware import detect, hosts, present
 
 from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host, wanted_flags
 

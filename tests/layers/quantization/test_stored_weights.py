@@ -13,11 +13,11 @@ from axcore.layers import Linear, PackedLinear, QuantizedLinear, quantize_weight
 from axcore.layers.linear import GROUP_SIZES
 from axcore.layers.quantization.stored_weights import (
     FORMS,
+    full_precision_weight,
     kept_weight,
     packed_int4,
     quantized_weight,
     unpacked_int4,
-    wide_weight,
 )
 from axcore.module import DTypes, Module, StackedModule, functional
 
@@ -36,7 +36,7 @@ def weight_of(seed, rows=64, columns=12):
 def test_each_number_is_off_by_half_a_step_at_most(how, num_groups):
     weight = weight_of(0)
     values, scale = quantized_weight(weight, how, num_groups)
-    wide = wide_weight(unpacked_int4(values) if how == "int4" else values, scale)
+    wide = full_precision_weight(unpacked_int4(values) if how == "int4" else values, scale)
     error = np.abs(np.asarray(wide - weight))
     amax = np.abs(np.asarray(weight)).reshape(num_groups, -1, weight.shape[1]).max(1, keepdims=True)
     amax = np.broadcast_to(amax, (num_groups, 64 // num_groups, 12)).reshape(weight.shape)
@@ -76,7 +76,9 @@ def test_a_layer_multiplies_by_the_weight_that_it_keeps(how, group_size, dtype):
     x = jax.random.normal(jax.random.key(2), (2, 5, 64)).astype(dtype)
     found, _ = functional(narrow, kept, x)
     values = kept["weight_values"]
-    weight = wide_weight(unpacked_int4(values) if how == "int4" else values, kept["weight_scale"])
+    weight = full_precision_weight(
+        unpacked_int4(values) if how == "int4" else values, kept["weight_scale"]
+    )
     expected = np.asarray(x, np.float32) @ np.asarray(weight) + 3.0
     assert found.dtype == dtype
     tolerance = 1e-5 if dtype == "float32" else 0.05
@@ -134,7 +136,7 @@ def test_each_row_has_the_narrow_weight_of_its_expert(how, group_size, sizes):
 def test_a_column_of_zeros_stays_zero():
     for how in BYTES:
         values, scale = quantized_weight(jnp.zeros((8, 3)), how)
-        wide = wide_weight(unpacked_int4(values) if how == "int4" else values, scale)
+        wide = full_precision_weight(unpacked_int4(values) if how == "int4" else values, scale)
         assert not np.asarray(wide).any()
 
 

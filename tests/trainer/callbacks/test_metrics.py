@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.hardware.process_memory import peak_resident_bytes
+from axcore.hardware.host_memory import peak_resident_bytes
 from axcore.module import Loss
 from axcore.trainer.callbacks.metrics import LossMeter, MetricsFile, memory_metrics, summary_metrics
 
@@ -145,7 +145,7 @@ def test_host_processors_report_none_and_the_process_does():
 
 
 HOLD_AND_FREE = """
-from axcore.hardware.process_memory import peak_resident_bytes
+from axcore.hardware.host_memory import peak_resident_bytes
 held = bytearray(peak_resident_bytes() + (64 << 20))
 num_bytes = len(held)
 del held

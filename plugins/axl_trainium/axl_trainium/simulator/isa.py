@@ -2,12 +2,12 @@
 
 Every engine computes in float32 and rounds to the dtype of `dst`. Sources are the pages named in
 `axl_trainium.signatures`. Two demands are stricter than the documentation: copies by DMA do not
-convert, and products say whether they accumulate.
+convert, and products say whether they accumulate. Errors name the instruction and the operand.
 """
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Any
 
@@ -15,10 +15,72 @@ import numpy as np
 
 from axcore.errors import KernelError
 from axl_trainium.signatures import ISA
-from axl_trainium.simulator import checks
 from axl_trainium.simulator.language import ACTIVATIONS, BINARY, COMPARISONS, REDUCTIONS
 from axl_trainium.simulator.machine import Array, Memory
 from axl_trainium.simulator.tensor import Tensor
+
+_ON_CHIP = (Memory.SBUF, Memory.PSUM)
+
+
+def _check_memory(what: str, tensor: Any, *allowed: Memory) -> None:
+    """Refuse what is not a tensor in one of the memories."""
+    names = " or ".join(memory.value for memory in allowed)
+    if not isinstance(tensor, Tensor):
+        raise KernelError(f"{what} is {type(tensor).__name__}; expected a tensor in {names}.")
+    if tensor.memory not in allowed:
+        raise KernelError(f"{what} is in {tensor.memory.value}; the engine reaches {names}.")
+
+
+def _check_block_sizes(instruction: str, **tiles: Any) -> None:
+    """Refuse operands that are not two-dimensional tiles on chip."""
+    for name, tile in tiles.items():
+        _check_memory(f"{instruction}: {name}", tile, *_ON_CHIP)
+        if len(tile.shape) != 2:
+            raise KernelError(f"{instruction}: {name} is {tile.shape}; expected two dimensions.")
+
+
+def _check_same_shape(instruction: str, **tiles: Tensor) -> None:
+    """Refuse tiles of different shapes: engines do not broadcast."""
+    if len({tile.shape for tile in tiles.values()}) > 1:
+        shapes = ", ".join(f"{name} {tile.shape}" for name, tile in tiles.items())
+        raise KernelError(f"{instruction}: shapes differ: {shapes}.")
+
+
+def _check_not_both_psum(instruction: str, **tiles: Tensor) -> None:
+    """Refuse two inputs in PSUM, which has one port to the Vector Engine."""
+    if all(tile.memory is Memory.PSUM for tile in tiles.values()):
+        raise KernelError(
+            f"{instruction}: {' and '.join(tiles)} are both in psum; one of them must be in sbuf.",
+            hint="copy one with nisa.tensor_copy",
+        )
+
+
+def _check_vector(what: str, tile: Any, partitions: int) -> None:
+    """Refuse what is not one float32 a partition."""
+    _check_memory(what, tile, *_ON_CHIP)
+    if tile.shape != (partitions, 1) or tile.dtype != "float32":
+        raise KernelError(
+            f"{what} is {tile.dtype} {tile.shape}; expected float32 {(partitions, 1)}."
+        )
+
+
+def _check_float(instruction: str, **tiles: Tensor) -> None:
+    """Refuse integers where the engine computes in float32 and would round them."""
+    for name, tile in tiles.items():
+        if tile.dtype == "int32":
+            raise KernelError(
+                f"{instruction}: {name} is int32; expected floats.",
+                hint="convert it with nisa.tensor_copy",
+            )
+
+
+def _check_one_of(what: str, value: Any, allowed: Collection[Any]) -> None:
+    """Refuse an operator that the instruction has not."""
+    if value not in allowed:
+        names = sorted(getattr(one, "__name__", str(one)) for one in allowed)
+        name = getattr(value, "__name__", value)
+        raise KernelError(f"{what} is {name}; expected one of {', '.join(names)}.")
+
 
 STATIONARY_COLUMNS = 128
 MOVING_COLUMNS = 512
@@ -53,7 +115,7 @@ def _instruction(function: Callable[..., None]) -> Callable[..., None]:
 def dma_copy(dst: Tensor, src: Tensor) -> None:
     """Copy between HBM and SBUF, or within them."""
     for name, tensor in (("dst", dst), ("src", src)):
-        checks.check_memory(f"dma_copy: {name}", tensor, Memory.HBM, Memory.SBUF)
+        _check_memory(f"dma_copy: {name}", tensor, Memory.HBM, Memory.SBUF)
     if dst.dtype != src.dtype:
         raise KernelError(
             f"dma_copy: src is {src.dtype} and dst {dst.dtype}.",
@@ -65,14 +127,14 @@ def dma_copy(dst: Tensor, src: Tensor) -> None:
 @_instruction
 def memset(dst: Tensor, value: float) -> None:
     """Fill `dst`."""
-    checks.check_block_sizes("memset", dst=dst)
+    _check_block_sizes("memset", dst=dst)
     dst.write(np.full(dst.shape, value), "memset")
 
 
 @_instruction
 def iota(dst: Tensor, pattern: list[list[int]], offset: int, channel_multiplier: int = 0) -> None:
     """Write `offset + partition * channel_multiplier + step * column`."""
-    checks.check_memory("iota: dst", dst, Memory.SBUF)
+    _check_memory("iota: dst", dst, Memory.SBUF)
     if dst.dtype != "int32" or len(pattern) != 1:
         raise KernelError(f"iota: the simulator knows int32 and one step, not {dst.dtype}.")
     (step, count) = pattern[0]
@@ -84,7 +146,7 @@ def iota(dst: Tensor, pattern: list[list[int]], offset: int, channel_multiplier:
 def tensor_copy(dst: Tensor, src: Tensor) -> None:
     """Copy on chip, through float32 where dtypes differ."""
     what = "tensor_copy"
-    checks.check_block_sizes(what, dst=dst, src=src)
+    _check_block_sizes(what, dst=dst, src=src)
     dst.write(src.read(what) if dst.dtype == src.dtype else _float(src, what), what)
 
 
@@ -94,14 +156,14 @@ def nc_matmul(
 ) -> None:
     """Write or adds `stationary.T @ moving`; the Tensor Engine reads SBUF and writes PSUM."""
     what = "nc_matmul"
-    checks.check_block_sizes(what, dst=dst, stationary=stationary, moving=moving)
-    checks.check_memory(f"{what}: dst", dst, Memory.PSUM)
+    _check_block_sizes(what, dst=dst, stationary=stationary, moving=moving)
+    _check_memory(f"{what}: dst", dst, Memory.PSUM)
     for name, tile, columns in (
         ("stationary", stationary, STATIONARY_COLUMNS),
         ("moving", moving, MOVING_COLUMNS),
     ):
-        checks.check_memory(f"{what}: {name}", tile, Memory.SBUF)
-        checks.check_float(what, **{name: tile})
+        _check_memory(f"{what}: {name}", tile, Memory.SBUF)
+        _check_float(what, **{name: tile})
         if tile.shape[1] > columns:
             raise KernelError(f"{what}: {name} has {tile.shape[1]} columns; at most {columns}.")
     if stationary.shape[0] != moving.shape[0]:
@@ -126,9 +188,9 @@ def nc_matmul(
 def nc_transpose(dst: Tensor, data: Tensor) -> None:
     """Transpose a tile by the Tensor Engine, which reads SBUF and writes PSUM."""
     what = "nc_transpose"
-    checks.check_block_sizes(what, dst=dst, data=data)
-    checks.check_memory(f"{what}: dst", dst, Memory.PSUM)
-    checks.check_memory(f"{what}: data", data, Memory.SBUF)
+    _check_block_sizes(what, dst=dst, data=data)
+    _check_memory(f"{what}: dst", dst, Memory.PSUM)
+    _check_memory(f"{what}: data", data, Memory.SBUF)
     if data.shape[1] > STATIONARY_COLUMNS:
         raise KernelError(f"{what}: data is {data.shape}; at most 128 by {STATIONARY_COLUMNS}.")
     if dst.dtype != data.dtype:
@@ -149,24 +211,24 @@ def activation(
 ) -> None:
     """Write `op(data * scale + bias)`, and its sum over columns where that is asked for."""
     what = "activation"
-    checks.check_block_sizes(what, dst=dst, data=data)
-    checks.check_one_of(f"{what}: op", op, ACTIVATIONS)
-    checks.check_float(what, dst=dst, data=data)
+    _check_block_sizes(what, dst=dst, data=data)
+    _check_one_of(f"{what}: op", op, ACTIVATIONS)
+    _check_float(what, dst=dst, data=data)
     scaled = _float(data, what) * _operand(f"{what}: scale", scale, data)
     result = op(scaled + _operand(f"{what}: bias", 0.0 if bias is None else bias, data))
     dst.write(result, what)
     if reduce_res is not None:
-        checks.check_one_of(f"{what}: reduce_op", reduce_op, (np.add,))
+        _check_one_of(f"{what}: reduce_op", reduce_op, (np.add,))
         _check_resets(what, reduce_cmd)
-        checks.check_vector(f"{what}: reduce_res", reduce_res, data.shape[0])
+        _check_vector(f"{what}: reduce_res", reduce_res, data.shape[0])
         reduce_res.write(result.sum(axis=1, keepdims=True), what)
 
 
 @_instruction
 def reciprocal(dst: Tensor, data: Tensor) -> None:
     """Write `1 / data`."""
-    checks.check_block_sizes("reciprocal", dst=dst, data=data)
-    checks.check_float("reciprocal", dst=dst, data=data)
+    _check_block_sizes("reciprocal", dst=dst, data=data)
+    _check_float("reciprocal", dst=dst, data=data)
     dst.write(np.float32(1) / _float(data, "reciprocal"), "reciprocal")
 
 
@@ -176,11 +238,11 @@ def tensor_tensor(
 ) -> None:
     """Write `op(data1, data2)`."""
     what = "tensor_tensor"
-    checks.check_block_sizes(what, dst=dst, data1=data1, data2=data2)
-    checks.check_same_shape(what, data1=data1, data2=data2)
-    checks.check_not_both_psum(what, data1=data1, data2=data2)
-    checks.check_one_of(f"{what}: op", op, BINARY)
-    checks.check_float(what, dst=dst, data1=data1, data2=data2)
+    _check_block_sizes(what, dst=dst, data1=data1, data2=data2)
+    _check_same_shape(what, data1=data1, data2=data2)
+    _check_not_both_psum(what, data1=data1, data2=data2)
+    _check_one_of(f"{what}: op", op, BINARY)
+    _check_float(what, dst=dst, data1=data1, data2=data2)
     dst.write(_apply(op, _float(data1, what), _float(data2, what)), what)
 
 
@@ -197,13 +259,13 @@ def tensor_scalar(
 ) -> None:
     """Write `op1(op0(data, operand0), operand1)`; operands are one number, or one a partition."""
     what = "tensor_scalar"
-    checks.check_block_sizes(what, dst=dst, data=data)
-    checks.check_float(what, dst=dst, data=data)
-    checks.check_one_of(f"{what}: op0", op0, BINARY)
+    _check_block_sizes(what, dst=dst, data=data)
+    _check_float(what, dst=dst, data=data)
+    _check_one_of(f"{what}: op0", op0, BINARY)
     first = _operand(f"{what}: operand0", operand0, data)
     result = _apply(op0, _float(data, what), first, is_reversed=reverse0)
     if op1 is not None:
-        checks.check_one_of(f"{what}: op1", op1, BINARY)
+        _check_one_of(f"{what}: op1", op1, BINARY)
         second = _operand(f"{what}: operand1", operand1, data)
         result = _apply(op1, result, second, is_reversed=reverse1)
     dst.write(result, what)
@@ -222,12 +284,12 @@ def scalar_tensor_tensor(
 ) -> None:
     """Write `op1(op0(data, operand0), operand1)`, where `operand1` is a tile of data's shape."""
     what = "scalar_tensor_tensor"
-    checks.check_block_sizes(what, dst=dst, data=data, operand1=operand1)
-    checks.check_same_shape(what, data=data, operand1=operand1)
-    checks.check_not_both_psum(what, data=data, operand1=operand1)
-    checks.check_float(what, dst=dst, data=data, operand1=operand1)
+    _check_block_sizes(what, dst=dst, data=data, operand1=operand1)
+    _check_same_shape(what, data=data, operand1=operand1)
+    _check_not_both_psum(what, data=data, operand1=operand1)
+    _check_float(what, dst=dst, data=data, operand1=operand1)
     for name, op in (("op0", op0), ("op1", op1)):
-        checks.check_one_of(f"{what}: {name}", op, BINARY)
+        _check_one_of(f"{what}: {name}", op, BINARY)
     first = _operand(f"{what}: operand0", operand0, data)
     result = _apply(op0, _float(data, what), first, is_reversed=reverse0)
     dst.write(_apply(op1, result, _float(operand1, what), is_reversed=reverse1), what)
@@ -244,9 +306,9 @@ def tensor_reduce(
 ) -> None:
     """Write the reduction over columns; partitions cannot be reduced so."""
     what = "tensor_reduce"
-    checks.check_block_sizes(what, dst=dst, data=data)
-    checks.check_float(what, dst=dst, data=data)
-    checks.check_one_of(f"{what}: op", op, REDUCTIONS)
+    _check_block_sizes(what, dst=dst, data=data)
+    _check_float(what, dst=dst, data=data)
+    _check_one_of(f"{what}: op", op, REDUCTIONS)
     if axis != 1 or not keepdims:
         raise KernelError(f"{what}: the simulator knows axis=1 with keepdims=True, not {axis}.")
     result = op.reduce(_float(data, what), axis=1, keepdims=True)
@@ -272,13 +334,13 @@ def range_select(
     Only from NeuronCore-v3 on.
     """
     what = "range_select"
-    checks.check_block_sizes(what, dst=dst, on_true_tile=on_true_tile)
-    checks.check_float(what, dst=dst, on_true_tile=on_true_tile)
+    _check_block_sizes(what, dst=dst, on_true_tile=on_true_tile)
+    _check_float(what, dst=dst, on_true_tile=on_true_tile)
     for name, op in (("comp_op0", comp_op0), ("comp_op1", comp_op1)):
-        checks.check_one_of(f"{what}: {name}", op, COMPARISONS)
+        _check_one_of(f"{what}: {name}", op, COMPARISONS)
     partitions, columns = on_true_tile.shape
     for name, bound in (("bound0", bound0), ("bound1", bound1)):
-        checks.check_vector(f"{what}: {name}", bound, partitions)
+        _check_vector(f"{what}: {name}", bound, partitions)
     if on_false_value != LOWEST:
         raise KernelError(f"{what}: on_false_value is {on_false_value}; it must be {LOWEST}.")
     place = np.float32(range_start) + np.arange(columns, dtype=np.float32)[None, :]
@@ -286,9 +348,9 @@ def range_select(
     result = np.where(is_kept, _float(on_true_tile, what), np.float32(LOWEST))
     dst.write(result, what)
     if reduce_res is not None:
-        checks.check_one_of(f"{what}: reduce_op", reduce_op, (np.maximum,))
+        _check_one_of(f"{what}: reduce_op", reduce_op, (np.maximum,))
         _check_resets(what, reduce_cmd)
-        checks.check_vector(f"{what}: reduce_res", reduce_res, partitions)
+        _check_vector(f"{what}: reduce_res", reduce_res, partitions)
         reduce_res.write(result.max(axis=1, keepdims=True), what)
 
 
@@ -306,7 +368,7 @@ def _operand(what: str, value: Any, data: Tensor) -> Array:
     """Return a number, or a vector of one float32 a partition."""
     if isinstance(value, (int, float)):
         return np.asarray(value, np.float32)
-    checks.check_vector(what, value, data.shape[0])
+    _check_vector(what, value, data.shape[0])
     return value.read(what)
 
 

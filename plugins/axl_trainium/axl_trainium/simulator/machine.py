@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from axcore.errors import KernelError
-from axl_trainium.limits import PARTITIONS, SBUF_PARTITION_BYTES
+from axl_trainium.hardware import PARTITIONS, SBUF_PARTITION_BYTES
 
 PSUM_BANK_BYTES = 2 * 1024
 PSUM_BANKS = 8

@@ -292,7 +292,7 @@ class _Row:
         def of_query(head: Value, query: Value, time: Value) -> None:
             value = e.at(self.v, e.mul(e.add(token, head), form.value_width), form.dtype)
             # Value by value as they are stored, all heads of a token together: each line of the
-            # cache is # read once.
+            # cache is read once.
             weight = e.splat(e.load(e.at(self.weights, e.add(e.mul(query, e.lanes), lane))))
             held = e.at(self.values, e.mul(query, form.value_width))
             for j in range(0, form.value_width, e.lanes):

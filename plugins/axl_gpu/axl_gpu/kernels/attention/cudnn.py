@@ -10,8 +10,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call
-from axl_gpu.kernels.attention.cudnn_call import DTYPES, FlashArrays, FlashSpec
-from axl_gpu.kernels.attention.cudnn_flash import CUDNN, Library, flash
+from axl_gpu.kernels.attention.cudnn_call import (
+    CUDNN,
+    DTYPES,
+    FlashArrays,
+    FlashSpec,
+    Library,
+    flash,
+)
 
 MAX_WIDTH = 128
 """Largest head width on every generation."""
@@ -115,7 +121,7 @@ def flash_spec(spec: AttentionSpec, *, num_documents: int = 1) -> FlashSpec:
         mask = "PADDING_CAUSAL" if causal else "PADDING"
     else:
         mask = "CAUSAL" if causal else "NO_MASK"
-    # cuDNN counts the query's own key as one of the window, the op does not; 0 is not a window at
+    # cuDNN counts the query's own key as one of the window, the op does not; 0 means no window at
     # all.
     window = 0 if spec.left is None else spec.left + 1
     return FlashSpec(scale=spec.scale, mask=mask, window=window, num_documents=num_documents)

@@ -1,7 +1,8 @@
-"""The two custom calls by which XLA runs cuDNN's flash attention: forward and backward.
+"""cuDNN's flash attention: the custom calls of forward and backward, and both as one op.
 
-XLA knows them by name and builds a cuDNN graph of each when it compiles, for the GPU that it
-compiles for: nothing here asks a live device.
+XLA knows the calls by name and builds a cuDNN graph of each when it compiles, for the GPU that it
+compiles for: nothing here asks a live device. `flash` is differentiable, and what both forms of it,
+masked and packed, share. What forward leaves for backward is named, so that remat can save it.
 
 Letters: B batch, T queries, S keys, N query heads, K key heads, H key width, V value width, M
 documents of a row, P pairs of them and rows (B M).
@@ -10,12 +11,16 @@ Source: XLA, `xla/service/gpu/backend_configs.proto` (CudnnfMHABackendConfig).
 """
 
 import json
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import attrs
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+from axcore.module import named
+from axcore.ops import ATTENTION_LSE, ATTENTION_OUT
 
 Mask = Literal["NO_MASK", "CAUSAL", "PADDING", "PADDING_CAUSAL"]
 
@@ -182,3 +187,52 @@ def _config(arrays: FlashArrays, spec: FlashSpec, products: dict[str, Any]) -> s
         **products,
     }
     return json.dumps({"operation_queue_id": "0", "cudnn_fmha_backend_config": attention})
+
+
+class Library(NamedTuple):
+    """The halves of flash attention: functions like `flash_forward` and `flash_backward`."""
+
+    forward: Callable[..., tuple[Array, Array]]
+    backward: Callable[..., tuple[Array, Array, Array]]
+
+
+CUDNN = Library(flash_forward, flash_backward)
+
+
+def flash(arrays: FlashArrays, spec: FlashSpec, library: Library = CUDNN) -> Array:
+    """Return the output `[B, T, N, V]`; queries, keys and values have gradients, a bias has none.
+
+    Args:
+        arrays: Of the call.
+        spec: Its static choices.
+        library: cuDNN, or what stands in for it where there is no GPU.
+    """
+    others = arrays[3:]
+
+    @jax.custom_vjp
+    def run(q_BTNH: Array, k_BSKH: Array, v_BSKV: Array, others: _Others) -> Array:
+        return library.forward(FlashArrays(q_BTNH, k_BSKH, v_BSKV, *others), spec)[0]
+
+    def forward(
+        q_BTNH: Array, k_BSKH: Array, v_BSKV: Array, others: _Others
+    ) -> tuple[Array, tuple[FlashArrays, Array, Array]]:
+        arrays = FlashArrays(q_BTNH, k_BSKH, v_BSKV, *others)
+        o_BTNV, lse_PNT = library.forward(arrays, spec)
+        # Named inside of the forward rule: names outside would be of copies that no residual
+        # refers to, and remat would run cuDNN's forward pass again.
+        o_BTNV, lse_PNT = named(o_BTNV, ATTENTION_OUT), named(lse_PNT, ATTENTION_LSE)
+        return o_BTNV, (arrays, o_BTNV, lse_PNT)
+
+    def backward(
+        residuals: tuple[FlashArrays, Array, Array], do_BTNV: Array
+    ) -> tuple[Array, Array, Array, None]:
+        arrays, o_BTNV, lse_PNT = residuals
+        gradients = library.backward(arrays, spec, o_BTNV=o_BTNV, lse_PNT=lse_PNT, do_BTNV=do_BTNV)
+        return *gradients, None
+
+    run.defvjp(forward, backward)
+    o_BTNV: Array = run(*arrays[:3], others)
+    return o_BTNV
+
+
+_Others = tuple[Array | None, ...]

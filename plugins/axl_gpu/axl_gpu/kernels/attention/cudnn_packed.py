@@ -21,8 +21,7 @@ from axl_gpu.kernels.attention.cudnn import (
     unsupported_arrays_reason,
     unsupported_mask_reason,
 )
-from axl_gpu.kernels.attention.cudnn_call import FlashArrays
-from axl_gpu.kernels.attention.cudnn_flash import CUDNN, Library, flash
+from axl_gpu.kernels.attention.cudnn_call import CUDNN, FlashArrays, Library, flash
 
 MAX_DOCUMENTS = 32
 """In a row, padding not counted."""

@@ -36,7 +36,7 @@ from axl_gpu.kernels.attention.block import (
 from axl_gpu.kernels.attention.key_loop import KeyLoop
 from axl_gpu.kernels.attention.matmuls import Addition, Matmuls, Ref
 from axl_gpu.kernels.attention.ring_buffer import (
-    Turns,
+    WarpGroupTurns,
     at,
     fetch_more,
     ring_barriers,
@@ -136,7 +136,7 @@ def _body(
         return num_steps
 
     def consume(group: Array) -> None:
-        turns = Turns(scratch["turn"], group, blocks.num_groups)
+        turns = WarpGroupTurns(scratch["turn"], group, blocks.num_groups)
 
         def attend(walk: KeyLoop) -> None:
             batch, head, k_ring, v_ring = walk.batch, walk.head, walk.k_ring, walk.v_ring

@@ -159,7 +159,7 @@ def specialised(
 
 
 @attrs.frozen(eq=False)
-class Turns:
+class WarpGroupTurns:
     """Two warp groups that take turns: one multiplies while the other computes its softmax.
 
     `give` hands the matrix units over. The second group gives one more at the start, the first one

@@ -45,7 +45,7 @@ from axl_gpu.kernels.decode.kernel import (
 )
 
 DTYPES = ("bfloat16", "float16")
-NARROW_DTYPES = ("int8", "float8_e4m3fn")
+QUANTIZED_DTYPES = ("int8", "float8_e4m3fn")
 WIDTH_STEP = 64
 MAX_WIDTH = 256
 PAGES = (8, 16, 32)
@@ -69,7 +69,7 @@ def _default(call: Call, hardware: Hardware) -> DecodeBlockSizes:
     width = max(call.shape("k")[-1], call.shape("v")[-1])
     # A stage of heads of 256 in 16 bits takes 64 KiB, next to 96 for queries and results. Of heads
     # of 128 two thread blocks of two stages fit a processor, and hide each other's waits.
-    is_small = width <= 128 or call.dtype("k") in NARROW_DTYPES
+    is_small = width <= 128 or call.dtype("k") in QUANTIZED_DTYPES
     return DecodeBlockSizes(blocks_per_processor=2, stages=2 if is_small else 1)
 
 
@@ -100,8 +100,8 @@ def unsupported_reason(call: Call) -> str | None:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype('q')}"
     if not call.has("key_scale") and call.dtype("k") != call.dtype("q"):
         return f"takes keys of the queries' dtype, not {call.dtype('q')} and {call.dtype('k')}"
-    if call.has("key_scale") and call.dtype("k") not in NARROW_DTYPES:
-        return f"takes scales of {' and '.join(NARROW_DTYPES)}, not of {call.dtype('k')}"
+    if call.has("key_scale") and call.dtype("k") not in QUANTIZED_DTYPES:
+        return f"takes scales of {' and '.join(QUANTIZED_DTYPES)}, not of {call.dtype('k')}"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
         return f"takes no empty array, not q {call.shape('q')} and v {call.shape('v')}"
     page, key_heads = call.shape("k")[1:3]
@@ -197,7 +197,7 @@ def _arrays(inputs: DecodeInputs, spec: DecodeSpec) -> DecodeArrays:
     # The first query sees furthest back, and the last one to the end of the row.
     first_B, end_B = low_BI[:, 0] // KEYS, -(-lengths_B // KEYS)
     # Of pages that a row does not have a table may contain anything; a copy from outside of the
-    # pool # is a fault that ends the process.
+    # pool is a fault that ends the process.
     table_BP = jnp.clip(table_BP.astype(jnp.int32), 0, inputs.k.shape[0] - 1)
     return DecodeArrays(
         q_BKIH=jnp.pad(q_BKIH, ((0, 0), (0, 0), (0, filling), (0, 0))),

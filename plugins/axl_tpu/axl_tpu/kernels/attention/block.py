@@ -57,7 +57,8 @@ class BlockShape:
         """Return each score's key, counted from the block's first."""
         return lax.broadcasted_iota(jnp.int32, self.shape, 1 - int(self.by_keys))
 
-    # A row meets the scores as it is where queries are along lanes; a column has to be spread.
+    # Where queries are along lanes, a row broadcasts to the scores for free; a column of one number
+    # per query has to be spread over lanes.
     def of_queries(self, per_query: Array) -> Array:
         """Return a row or column of queries, able to meet the scores."""
         return per_query if self.by_keys else spread(per_query, self.shape[1])

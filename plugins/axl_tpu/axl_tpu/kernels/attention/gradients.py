@@ -106,8 +106,8 @@ def probabilities_and_ds(
     p = jnp.exp2(logits - lse)
     kept = p
     if factor is not None:
-        # `ds` takes `p` without the factor: dropout is behind the softmax, whose slope is that of
-        # all its weights, and `delta` has the factor in it by way of the output.
+        # `ds` takes `p` without the dropout factor: dropout comes after the softmax, whose
+        # derivative needs all its weights. `delta` has the factor through the output.
         kept, dp = p * factor, dp * factor
     ds = p * (dp - delta)
     return kept, ds if tanh is None else ds * (1.0 - tanh * tanh)

@@ -45,7 +45,7 @@ from axl_tpu.kernels.decode.block import (
 )
 
 DTYPES = ("bfloat16", "float32")
-NARROW_DTYPES = ("int8", "float8_e4m3fn")
+QUANTIZED_DTYPES = ("int8", "float8_e4m3fn")
 MAX_QUERY_ROWS = 512
 MAX_WIDTH = 512
 MAX_KEY_HEADS = 64
@@ -101,7 +101,7 @@ def unsupported_reason(call: Call) -> str | None:
     batch, queries, heads, _ = call.shape("q")
     if call.dtype("q") not in DTYPES:
         return f"takes bfloat16 and float32, not {call.dtype('q')}"
-    if call.has("key_scale") and call.dtype("k") not in NARROW_DTYPES:
+    if call.has("key_scale") and call.dtype("k") not in QUANTIZED_DTYPES:
         return f"takes scales of int8 and float8_e4m3fn, not of {call.dtype('k')}"
     if 0 in (*call.shape("q"), *call.shape("k"), *call.shape("v")):
         return f"takes no empty array, not q {call.shape('q')} and v {call.shape('v')}"

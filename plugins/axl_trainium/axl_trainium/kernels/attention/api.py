@@ -13,9 +13,9 @@ from jax import Array
 
 from axcore.ops import AttentionInputs, AttentionSpec, Call
 from axl_trainium.calling import call_kernel, float32_like
+from axl_trainium.hardware import PARTITIONS, SBUF_PARTITION_BYTES, unsupported_dtype_reason
 from axl_trainium.kernels.attention.items import Items, key_ranges, static_choices
 from axl_trainium.kernels.attention.nki_forward import FLOOR, attention_forward
-from axl_trainium.limits import PARTITIONS, SBUF_PARTITION_BYTES, unsupported_dtype_reason
 
 WIDEST = 512
 """A row of values, or of their gradients, must fit a bank of PSUM."""

@@ -191,7 +191,7 @@ def _logit_gradient(p, slope, dp, delta, scale, dtype):
     )
     if slope is not None:
         nisa.tensor_tensor(dst=gradient, data1=gradient, data2=slope, op=nl.multiply)
-    # Scaled in the pass that rounds, before it.
+    # One pass scales in float32 and then rounds; a rounded gradient would be rounded twice.
     rounded = nl.ndarray(p.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=rounded, data=gradient, op0=nl.multiply, operand0=scale)
     return rounded

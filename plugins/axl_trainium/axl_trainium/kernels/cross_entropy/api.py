@@ -7,19 +7,68 @@ Letters: B all leading dimensions but the last, T time, D width, V vocabulary; N
 
 from typing import Any, cast
 
+import attrs
 import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import Call, CrossEntropySpec, CrossEntropyTokens, TokenStatistics
-from axl_trainium.calling import call_kernel, float32_like
+from axl_trainium.calling import call_kernel, float32_like, tiled, untiled
+from axl_trainium.hardware import PARTITIONS, SBUF_PARTITION_BYTES, unsupported_dtype_reason
 from axl_trainium.kernels.cross_entropy.nki_backward import cross_entropy_dw, cross_entropy_dx
 from axl_trainium.kernels.cross_entropy.nki_forward import LOWEST, cross_entropy_forward
-from axl_trainium.kernels.cross_entropy.tiles import CrossEntropyTiles, tiles_for
-from axl_trainium.kernels.row_tiles import tiled, untiled
-from axl_trainium.limits import PARTITIONS, unsupported_dtype_reason
 
 LAST_TARGET = 2**24
 """Targets up to here are exact in float32."""
+
+
+WORKING_BYTES = 24 * 1024
+"""Of a partition of SBUF, for what does not grow with the width."""
+
+
+@attrs.frozen(kw_only=True)
+class CrossEntropyTiles:
+    """Block sizes of the kernels.
+
+    Args:
+        tokens: Tokens that one read of the projection serves, a multiple of 128.
+        columns: Columns of the projection that are read at once, at most 512.
+    """
+
+    tokens: int
+    columns: int
+
+    def bytes_of_partition(self, width: int, itemsize: int) -> int:
+        """Return the bytes of a partition of SBUF that the larger backward kernel needs."""
+        chunks = -(-width // PARTITIONS)
+        block = chunks * self.columns
+        row_blocks = -(-self.columns // PARTITIONS) * width
+        tiles = self.tokens // PARTITIONS
+        by_tokens = tiles * width * 4 + itemsize * (chunks * self.tokens + block + row_blocks)
+        by_columns = block * 4 + itemsize * (block + chunks * PARTITIONS)
+        return max(by_tokens, by_columns) + itemsize * width + WORKING_BYTES
+
+
+CHOICES = sorted(
+    (
+        CrossEntropyTiles(tokens=tiles * PARTITIONS, columns=columns)
+        for tiles in (1, 2, 4, 8)
+        for columns in (128, 256, 512)
+    ),
+    key=lambda tiles: (min(tiles.tokens, tiles.columns), tiles.tokens),
+    reverse=True,
+)
+"""Best first: the more columns and tokens, the more products for each byte that is read."""
+
+
+def tiles_for(width: int, dtype: str) -> CrossEntropyTiles | None:
+    """Return the first choice that fits the memory; None where the width is too large for all."""
+    itemsize = jnp.dtype(dtype).itemsize
+    fitting = (
+        tiles
+        for tiles in CHOICES
+        if tiles.bytes_of_partition(width, itemsize) <= SBUF_PARTITION_BYTES
+    )
+    return next(fitting, None)
 
 
 def unsupported_reason(call: Call) -> str | None:

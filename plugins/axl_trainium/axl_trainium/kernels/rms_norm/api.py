@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import Call, RmsNormInputs, RmsNormSpec
-from axl_trainium.calling import call_kernel, float32_like
+from axl_trainium.calling import call_kernel, float32_like, tiled, untiled
+from axl_trainium.hardware import SBUF_PARTITION_BYTES, unsupported_dtype_reason
 from axl_trainium.kernels.rms_norm.nki_kernels import rms_norm_backward, rms_norm_forward
-from axl_trainium.kernels.row_tiles import tiled, untiled
-from axl_trainium.limits import SBUF_PARTITION_BYTES, unsupported_dtype_reason
 
 
 def unsupported_reason(call: Call) -> str | None:

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from axcore.ops import Call, RopeInputs, RopeSpec
-from axl_trainium.calling import call_kernel
+from axl_trainium.calling import call_kernel, tiled, untiled
+from axl_trainium.hardware import SBUF_PARTITION_BYTES, unsupported_dtype_reason
 from axl_trainium.kernels.rope.nki_kernel import rope
-from axl_trainium.kernels.row_tiles import tiled, untiled
-from axl_trainium.limits import SBUF_PARTITION_BYTES, unsupported_dtype_reason
 
 
 def unsupported_reason(call: Call) -> str | None:

@@ -1,0 +1,123 @@
+"""`DistillFrom`: a run that learns from the model of another run, or from a pretrained checkpoint.
+
+axcore train sft --modify 'distill(teacher=RUN)' --set init_from.path=RUN2 ...
+"""
+
+from pathlib import Path
+from typing import Any
+
+from axcore.config import REQUIRED, PositiveFloat, UnitInterval, config, evolve
+from axcore.errors import CheckpointError, ConfigError
+from axcore.interop import HuggingFace, PretrainedCheckpoint
+from axcore.module import DTypes
+from axcore.plugins import Hardware
+from axcore.runs.export import checkpoint_tokenizer
+from axcore.runs.opening import is_published
+from axcore.runs.run import Run
+from axcore.runs.run_weights import RunWeights
+from axcore.tasks import Distill, FrozenModel
+
+
+@config
+class DistillFrom:
+    """Learn from the next-token probabilities of a teacher, which is in memory and frozen.
+
+    Args:
+        teacher: A run directory, or a folder that contains a pretrained checkpoint.
+        beta: Which divergence: 0 is KL(teacher, student), 1 is KL(student, teacher), between are
+            generalized Jensen-Shannon divergences.
+        temperature: Both models' logits are divided by it.
+        cross_entropy_weight: Share of the data's own cross-entropy in the loss.
+        allow_unknown_fields: Whether fields of a checkpoint's `config.json` that could matter are
+            ignored.
+    """
+
+    teacher: str = REQUIRED
+    beta: UnitInterval = 0.0
+    temperature: PositiveFloat = 1.0
+    cross_entropy_weight: UnitInterval = 0.0
+    allow_unknown_fields: bool = False
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return a trainer's config whose task is to learn from the teacher.
+
+        Raises:
+            ConfigError: The config has a task already, or the teacher has other tokens.
+            CheckpointError: The teacher is neither a run nor a pretrained checkpoint.
+        """
+        if cfg.task is not None:
+            raise ConfigError(
+                f"the config has the task {type(cfg.task).__qualname__} already",
+                where="task",
+                hint="distill a model of text, such as that of: axcore train sft",
+            )
+        teacher, tokenizer = _teacher(self.teacher, allow_unknown_fields=self.allow_unknown_fields)
+        check_same_tokens(getattr(cfg.data, "tokenizer", None), tokenizer, where=self.teacher)
+        task = Distill.Config(
+            teacher=teacher,
+            beta=self.beta,
+            temperature=self.temperature,
+            cross_entropy_weight=self.cross_entropy_weight,
+        )
+        return evolve(cfg, task=task)
+
+
+def _teacher(path: str, *, allow_unknown_fields: bool) -> tuple[FrozenModel.Config, Any]:
+    """Return the config of a model that is only read, and that of its tokenizer.
+
+    Raises:
+        CheckpointError: The path is neither a run nor a pretrained checkpoint.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            "the teacher is neither a run nor a pretrained checkpoint: it has no config.json",
+            where=path,
+            hint="name a run directory such as runs/tiny, or a folder with config.json and weights",
+        )
+    if not is_published(folder):
+        run: Any = Run(folder).opened_config
+        source = RunWeights.Config(path=path)
+        return FrozenModel.Config(model=run.model, init_from=source), _tokenizer(run.data)
+    checkpoint = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields)
+    # As it is stored: no optimizer needs more digits of weights that never change.
+    stored = DTypes(param=checkpoint.dtype, compute=checkpoint.dtype)
+    model = evolve(checkpoint.config, dtypes=stored)
+    weights = HuggingFace.Config(path=path, allow_unknown_fields=allow_unknown_fields)
+    return FrozenModel.Config(model=model, init_from=weights), checkpoint_tokenizer(checkpoint)
+
+
+def _tokenizer(data: Any) -> Any:
+    return getattr(data, "tokenizer", None)
+
+
+def check_same_tokens(student: Any, teacher: Any, *, where: str) -> None:
+    """Check that two configs are of tokenizers whose tokens have the same numbers.
+
+    Raises:
+        ConfigError: They are not; or one of the models is not of text.
+    """
+    if student is None or teacher is None:
+        raise ConfigError(
+            f"the {'student' if student is None else 'teacher'} has no tokenizer",
+            where=where,
+            hint="distill one model of text from another",
+        )
+    if student == teacher:
+        return
+    own, other = student.build(), teacher.build()
+    if own.vocab_size != other.vocab_size:
+        raise _other_tokens(f"{own.vocab_size:,} and {other.vocab_size:,} tokens", where)
+    for number in range(own.vocab_size):
+        texts = own.token_bytes(number), other.token_bytes(number)
+        if texts[0] != texts[1]:
+            raise _other_tokens(f"{texts[0]!r} and {texts[1]!r} as token {number}", where)
+
+
+def _other_tokens(what: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"the tokenizers of student and teacher have {what}; expected the same tokens",
+        where=where,
+        hint="take a teacher with the student's tokenizer; with another one, train on the answers "
+        "that it writes: axcore generate",
+    )
