@@ -72,7 +72,8 @@ class NumericAnswer(Reward):
         first, second = as_number(found), as_number(right)
         if first is None or second is None:
             return float("".join(found.split()) == "".join(right.split()))
-        return float(abs(first - second) <= self.config.tolerance * max(1, abs(second)))
+        allowed = self.config.tolerance * max(1.0, abs(float(second)))
+        return float(abs(first - second) <= allowed)
 
 
 _NUMBER = r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?"
@@ -189,7 +190,7 @@ class OverlongPenalty(Reward):
     def score(self, prompt: str, completion: str, fields: Mapping[str, Any]) -> float:
         """Return a number from -1 to 0."""
         cfg = self.config
-        num_over = fields[COMPLETION_TOKENS] - (cfg.max_tokens - cfg.buffer_tokens)
+        num_over: int = fields[COMPLETION_TOKENS] - (cfg.max_tokens - cfg.buffer_tokens)
         return -min(max(num_over / cfg.buffer_tokens, 0.0), 1.0)
 
 

@@ -147,7 +147,7 @@ def test_a_rollout_survives_being_written(reward):
     [
         ({"data.batch_size": 9}, "groups of 4 do not divide"),
         ({"data.rewards": {}}, "no reward"),
-        ({"data.max_new_tokens": 17}, "a row has 16 tokens"),
+        ({"data.max_new_tokens": 17}, "a row has 8 tokens"),
     ],
 )
 def test_what_does_not_fit_is_named(changes, error):
