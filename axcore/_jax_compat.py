@@ -59,8 +59,7 @@ def without_dead_code(jaxpr: Any) -> Any:
 def distributed_state() -> Any:
     """Return what this process knows of the run that it joined.
 
-    Its `client` is that of the coordination service, None where the process joined nobody. Orbax
-    takes it from here, too.
+    Its `client` is that of the coordination service, None where the process joined nobody.
     """
     from jax._src import distributed
 

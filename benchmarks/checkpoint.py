@@ -1,19 +1,22 @@
-"""How long saving and restoring a state of 32M parameters takes: 60 of them, with AdamW's moments.
+"""How long saving and restoring a state takes, and how many files a step has.
 
-    python benchmarks/checkpoint.py [DIRECTORY]
+    python benchmarks/checkpoint.py [--state NAME ...] [DIRECTORY]
 
-Saves and restores in turn, in DIRECTORY or a temporary one, and prints medians. "Save returns" is
-what a training loop waits; the write continues meanwhile. "Disk" is a plain write of as many bytes
-into one file, flushed to the disk: the least that a committed save can take.
+States are parameters with AdamW's moments: of the model `tiny`, of 32M and of 110M parameters in
+unrolled layers. Saves and restores in turn, in DIRECTORY or a temporary one, and prints medians.
+"Save returns" is what a training loop waits; the write continues meanwhile. "Disk" is a plain write
+of as many bytes into one file, flushed to the disk: the least that a committed save can take.
+Snapshots go into /dev/shm, where there is one. The processor time of all threads (`_cpu_s`) is
+printed, too: it depends less on what else the machine does.
 """
 
+import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +26,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _record import record
+from _record import record, recorded
 
-from axcore.checkpoint import Checkpointer
+from axcore.checkpoint import Checkpointer, MemorySnapshots
+from axcore.experiments import tiny
 
 ROUNDS = 6
-SHAPES = {
-    "qkv": (512, 1536),
-    "out": (512, 512),
-    "up": (512, 2048),
-    "down": (1024, 512),
-    "n": (512,),
-}
+MEMORY = "/dev/shm"
 
 
-def make_state() -> dict[str, Any]:
-    draw = np.random.default_rng(0)
+def layers(dim: int, hidden: int, vocab: int) -> dict[str, Any]:
+    """Return the shapes of twelve unrolled layers and an embedding."""
+    layer = {"qkv": (dim, 3 * dim), "out": (dim, dim), "up": (dim, hidden), "n": (dim,)}
+    layer["down"] = (hidden // 2 if vocab == 0 else hidden, dim)
+    shapes: dict[str, Any] = {f"layer{i}": layer for i in range(12)}
+    return shapes | ({"embedding": {"weight": (vocab, dim)}} if vocab else {})
 
-    def normal(shape: tuple[int, ...]) -> jax.Array:
-        return jnp.asarray(draw.standard_normal(shape, dtype=np.float32))
 
-    params = {f"layer{i}": {n: normal(s) for n, s in SHAPES.items()} for i in range(12)}
+def make_params(name: str) -> Any:
+    if name == "tiny":
+        return tiny().model.build().init(0)
+    shapes = layers(512, 2048, 0) if name == "32M" else layers(768, 3072, 32_000)
+    return jax.tree.map(filled, shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def filled(shape: tuple[int, ...]) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
+
+
+def make_state(name: str) -> dict[str, Any]:
+    params = make_params(name)
     moments = optax.adamw(1e-3).init(params)
-    filled = jax.tree.map(lambda x: normal(x.shape) if x.ndim else x, moments)
-    return {"params": params, "opt_state": filled}
-
-
-def timed(run: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - started
+    moments = jax.tree.map(lambda x: filled(x.shape) if x.ndim else x, moments)
+    return {"params": params, "opt_state": moments}
 
 
 def write_plainly(path: Path, data: bytes) -> None:
@@ -62,41 +68,77 @@ def write_plainly(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def measure(directory: Path) -> dict[str, Any]:
-    state = make_state()
+def measure(name: str, directory: Path, memory: Path) -> dict[str, Any]:
+    state = make_state(name)
     leaves = jax.tree.leaves(state)
     num_bytes = sum(leaf.nbytes for leaf in leaves)
     data = np.random.default_rng(1).bytes(num_bytes)
     template = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
-    times: dict[str, list[float]] = {
-        name: []
-        for name in ("save_returns_s", "save_committed_s", "restore_s", "verify_s", "disk_s")
-    }
+    times: dict[str, list[float]] = {}
+
+    @contextmanager
+    def noted(what: str) -> Iterator[None]:
+        started, cpu = time.perf_counter(), time.process_time()
+        yield
+        times.setdefault(f"{what}_s", []).append(time.perf_counter() - started)
+        times.setdefault(f"{what}_cpu_s", []).append(time.process_time() - cpu)
+
     with Checkpointer.Config(keep=2).build(directory=str(directory / "run")) as checkpoints:
         for step in range(1, ROUNDS + 1):
-            started = time.perf_counter()
-            times["save_returns_s"].append(timed(partial(checkpoints.save, step, state)))
-            checkpoints.wait()
-            times["save_committed_s"].append(time.perf_counter() - started)
-            times["restore_s"].append(timed(lambda: checkpoints.restore(template).state))
-            times["verify_s"].append(timed(partial(checkpoints.verify, step)))
-            times["disk_s"].append(timed(lambda: write_plainly(directory / "plain", data)))
+            with noted("save_committed"):
+                with noted("save_returns"):
+                    checkpoints.save(step, state)
+                checkpoints.wait()
+            with noted("restore"):
+                jax.block_until_ready(checkpoints.restore(template).state)
+            with noted("verify"):
+                checkpoints.verify(step)
+            with noted("disk"):
+                write_plainly(directory / "plain", data)
+        files = list((checkpoints.directory / f"step_{ROUNDS:08d}").rglob("*"))
+    snapshots = MemorySnapshots(
+        MemorySnapshots.Config(every_steps=1, directory=str(memory)), {"id": name}
+    )
+    snapshots.open(0)
+    for step in range(1, ROUNDS + 1):
+        with noted("snapshot_taken"):
+            with noted("snapshot_returns"):
+                snapshots.take(step, state, {})
+            snapshots.wait()
+        with noted("snapshot_restore"):
+            found = snapshots.restore(template, newer_than=0)
+            assert found is not None, "the snapshot was just taken"
+            jax.block_until_ready(found.state)
+        del found
+    snapshots.delete()
     return {
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(state["params"])),
         "num_leaves": len(leaves),
         "megabytes": round(num_bytes / 1e6, 1),
+        "num_files": sum(file.is_file() for file in files),
         "rounds": ROUNDS - 1,
-        **{name: round(statistics.median(found[1:]), 4) for name, found in times.items()},
+        **{what: round(statistics.median(found[1:]), 4) for what, found in times.items()},
     }
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
-        figures = measure(Path(folder))
-    for name, value in figures.items():
-        print(f"{name:20} {value}")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--state", nargs="+", default=["tiny", "32M", "110M"])
+    parser.add_argument("directory", nargs="?")
+    options = parser.parse_args()
+    memory = MEMORY if os.path.isdir(MEMORY) else None
+    figures = recorded("checkpoint")
+    for name in options.state:
+        with (
+            tempfile.TemporaryDirectory(dir=options.directory) as folder,
+            tempfile.TemporaryDirectory(dir=memory) as ram,
+        ):
+            figures[name] = measure(name, Path(folder), Path(ram))
+        print(name)
+        for what, value in figures[name].items():
+            print(f"  {what:20} {value}")
     print("written to", record("checkpoint", figures))
 
 

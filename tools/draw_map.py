@@ -88,7 +88,7 @@ def loads_jax(package: str) -> bool:
     left = [f"axcore.{package}"]
     while left:
         name = left.pop()
-        if name.split(".")[0] in ("jax", "jaxlib", "optax", "orbax"):
+        if name.split(".")[0] in ("jax", "jaxlib", "optax"):
             return True
         base = ROOT.joinpath(*name.split("."))
         for file in (base / "__init__.py", base.with_suffix(".py")):

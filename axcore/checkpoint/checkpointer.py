@@ -1,8 +1,8 @@
 """`Checkpointer`: saves the states of a run, and restores the newest that is undamaged.
 
 The parts: a storage (`storage.py`) commits and deletes steps, `writer.py` fills one, `reader.py`
-checks and restores one, `store.py` moves arrays through Orbax, `manifest.py`
-check that what is on the disk is what was saved.
+checks and restores one, `chunks.py` says which process writes what, `store.py` moves arrays to the
+disk and back, `manifest.py` checks that what is there is what was saved.
 """
 
 from collections.abc import Mapping
@@ -40,8 +40,8 @@ class Checkpointer(Configurable):
         training continue while a step is written; not on Python 3.12.0 to 3.12.2, which could not
         finish the save of a process that ends without `close`.
         `tries` is how often a step is written while the disk fails, with a warning each time: first
-        after `retry_after_s`, then after twice as long, at most a minute. More than one try keeps
-        the state in host memory until the step is committed.
+        after `retry_after_s`, then after twice as long, at most a minute. The state is kept in host
+        memory until the step is committed.
         `on_damage` says what `restore` does where the newest step is damaged and no step was asked
         for by number: go back to the newest intact one with a warning, or stop.
         """

@@ -16,10 +16,10 @@ from typing import Any
 
 import attrs
 
+from axcore.checkpoint.chunks import ChunkGrid
 from axcore.checkpoint.leaves import LeafSpec
-from axcore.checkpoint.storage import as_storage_errors
 from axcore.config.json_files import parse_json
-from axcore.distributed import all_gather_object, broadcast_object, shard_for_process
+from axcore.distributed import all_gather_object
 from axcore.errors import CheckpointError
 from axcore.whole_files import check_is_regular, read_regular, write_whole
 
@@ -27,7 +27,10 @@ MANIFEST_NAME = "manifest.json"
 
 FORMAT = "axcore-checkpoint"
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""What is written; version 1 is read, too, where Orbax wrote one database for all processes."""
+
+_DATABASE_OF_VERSION_1 = "arrays/state"
 
 
 # A multiple of every file system's block, so each piece is a whole number
@@ -54,12 +57,25 @@ class FileRecord:
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """What a committed checkpoint is made of."""
+    """What a committed checkpoint is made of.
+
+    Attributes:
+        step: Its number.
+        leaves: Shapes and dtypes by name.
+        files: What was measured, by path in the step's directory.
+        extra: The caller's values.
+        databases: The directories of arrays in the step's directory, by number.
+        grids: Of each leaf, which database has which chunk; a leaf that is not named is one chunk
+            of the first database.
+        axcore_version: Who wrote it.
+    """
 
     step: int
     leaves: Mapping[str, LeafSpec]
     files: Mapping[str, FileRecord]
     extra: Mapping[str, Any]
+    databases: tuple[str, ...]
+    grids: Mapping[str, ChunkGrid]
     axcore_version: str = attrs.field(factory=lambda: version("axcore"))
 
 
@@ -83,10 +99,10 @@ def read_manifest(directory: Path) -> Manifest:
     except OSError as error:
         raise DamagedCheckpointError(f"{MANIFEST_NAME}: {error}", where=str(path)) from error
     body = _verified(text, path)
-    if body["format_version"] != FORMAT_VERSION:
+    if body["format_version"] not in range(1, FORMAT_VERSION + 1):
         raise CheckpointError(
             f"the checkpoint has format {body['format_version']}, written by axcore "
-            f"{body['axcore_version']}; this axcore reads format {FORMAT_VERSION}",
+            f"{body['axcore_version']}; this axcore reads formats 1 to {FORMAT_VERSION}",
             where=str(path),
             hint=f"install axcore {body['axcore_version']} or newer",
         )
@@ -156,6 +172,10 @@ def _verified(text: bytes, path: Path) -> dict[str, Any]:
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
     """Return a manifest as values that JSON gives back."""
+    # Most leaves are cut alike, so who owns their chunks is written
+    # once: it is a number for every device of the run.
+    owners = list(dict.fromkeys(grid.owners for grid in manifest.grids.values()))
+    numbers = {one: number for number, one in enumerate(owners)}
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -163,39 +183,56 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
         "step": manifest.step,
         "extra": dict(manifest.extra),
         "leaves": {name: [s.dtype, list(s.shape)] for name, s in manifest.leaves.items()},
-        "files": {name: [r.num_bytes, list(r.crc32)] for name, r in manifest.files.items()},
+        "databases": list(manifest.databases),
+        "chunks": {
+            name: [list(grid.chunk_shape), numbers[grid.owners]]
+            for name, grid in manifest.grids.items()
+        },
+        "owners": [list(one) for one in owners],
+        "files": records_to_json(manifest.files),
     }
 
 
 def from_json(body: Mapping[str, Any]) -> Manifest:
-    """Return the manifest that `to_json` made the values of."""
+    """Return the manifest that `to_json` made the values of, in this version or an older one."""
+    owners = [tuple(one) for one in body.get("owners", [])]
     return Manifest(
         step=body["step"],
         leaves={name: LeafSpec(tuple(s), dtype) for name, (dtype, s) in body["leaves"].items()},
-        files={name: FileRecord(n, tuple(crcs)) for name, (n, crcs) in body["files"].items()},
+        files=records_from_json(body["files"]),
         extra=body["extra"],
+        databases=tuple(body.get("databases", [_DATABASE_OF_VERSION_1])),
+        grids={
+            name: ChunkGrid(tuple(shape), owners[number])
+            for name, (shape, number) in body.get("chunks", {}).items()
+        },
         axcore_version=body["axcore_version"],
     )
+
+
+def records_to_json(files: Mapping[str, FileRecord]) -> dict[str, Any]:
+    """Return records as values that JSON gives back."""
+    return {name: [one.num_bytes, list(one.crc32)] for name, one in files.items()}
+
+
+def records_from_json(body: Mapping[str, Any]) -> dict[str, FileRecord]:
+    """Return the records that `records_to_json` made the values of."""
+    return {name: FileRecord(size, tuple(crcs)) for name, (size, crcs) in body.items()}
 
 
 # -- Checksums of files ----------------------------------------------------------------------------
 #
 # A checksum is a CRC-32 of every 64 MiB piece. It finds every flipped bit and every burst of up to
-# 32 bits for certain, any other change with a chance of 1 - 2**-32. Pieces are read in parallel,
-# and by all processes of a run: each reads a part of the files.
+# 32 bits for certain, any other change with a chance of 1 - 2**-32. Pieces are read in parallel.
 
 
-def list_files(root: Path) -> dict[str, int]:
-    """Return the size of every file under `root`, by its path relative to `root`."""
-    return {
+def record_files(root: Path, folder: str = ".") -> dict[str, FileRecord]:
+    """Return the records of the files in a folder of `root`, by their paths relative to `root`."""
+    sizes = {
         path.relative_to(root).as_posix(): path.stat().st_size
-        for path in sorted(root.rglob("*"))
+        for path in sorted((root / folder).rglob("*"))
         if path.is_file()
     }
-
-
-def record_files(root: Path, sizes: Mapping[str, int]) -> dict[str, FileRecord]:
-    """Return the records of files of `root` with those sizes."""
     return _records(root, sizes)
 
 
@@ -260,39 +297,14 @@ def _piece_crc32(path: Path, start: int) -> str:
     return f"{crc:08x}"
 
 
-def record_together(root: Path) -> dict[str, FileRecord]:
-    """Return the records of the files under `root`."""
-
-    def listed() -> dict[str, int]:
-        with as_storage_errors(OSError):
-            return list_files(root)
-
-    def measured() -> dict[str, Any]:
-        # Errors must be of a kind that travels to the other processes as itself; an OSError
-        # would reach them as a ProcessError, and they would not retry when this one does.
-        with as_storage_errors(OSError):
-            records = record_files(root, dict(shard_for_process(list(sizes.items()))))
-        return {name: [record.num_bytes, *record.crc32] for name, record in records.items()}
-
-    # Process 0 alone lists. On a shared file system two hosts' views of a directory
-    # may differ for a moment, and then a file would be nobody's, or two processes'.
-    sizes = broadcast_object("listing a checkpoint", listed)
-    parts = all_gather_object("measuring a checkpoint", measured)
-    found = {name: values for part in parts for name, values in part.items()}
-    # In the order of the listing, not in the order of the parts: the
-    # manifest of a step must not depend on how many processes wrote it.
-    return {name: FileRecord(found[name][0], tuple(found[name][1:])) for name in sizes}
-
-
-def find_damage_together(name: str, root: Path, records: Mapping[str, FileRecord]) -> list[str]:
+def find_damage_together(name: str, root: Path, own: Mapping[str, FileRecord]) -> list[str]:
     """Return one sentence for each recorded file that is missing, changed or unreadable.
 
     Args:
         name: What this is for, not used by two threads at once.
         root: The directory of the files.
-        records: What they held when they were saved.
+        own: What the files that this process reads held when they were saved.
     """
-    own = dict(shard_for_process(list(records.items())))
     parts = all_gather_object(name, lambda: _problems(root, own))
     return [problem for part in parts for problem in part]
 

@@ -5,7 +5,8 @@
 
 A process writes its part and sends a copy to a process on the next host, in the background. Once
 all have done so the step before goes: at every instant one step is whole, and the loss of one host
-leaves a copy of all that it held. `peer_replicas.py` has the format and makes the copies.
+leaves a copy of all that it held. A part is a step with one database, as checkpoints have one of
+each process; `peer_replicas.py` makes the copies.
 """
 
 import shutil
@@ -18,14 +19,13 @@ from typing import Any
 
 import jax
 
+from axcore.checkpoint import store
+from axcore.checkpoint.chunks import HostState, copy_to_host, own_grids, stored_arrays
 from axcore.checkpoint.leaves import describe, leaf_spec, name_arrays, name_leaves
 from axcore.checkpoint.lock import this_process
 from axcore.checkpoint.manifest import DamagedCheckpointError, Manifest, check_extra, read_manifest
 from axcore.checkpoint.peer_replicas import (
-    HostShards,
     PeerExchange,
-    host_shards,
-    load_part,
     part_damage,
     part_fits,
     write_part,
@@ -72,7 +72,7 @@ class MemorySnapshots:
         place = Path(cfg.directory.format(process=process_index())).absolute()
         self.directory = place / f"axcore-{run['id']}"
         # A part is only used by a run with the same tag: with another number of processes the
-        # shards are cut otherwise, and after a rewind the same step has other numbers in it.
+        # chunks are cut otherwise, and after a rewind the same step has other numbers in it.
         self._tag: dict[str, Any] = {"run": dict(run), "processes": process_count()}
         self._exchange: PeerExchange | None = None
         self._kept: dict[int, StepDirectories] = {}
@@ -102,9 +102,11 @@ class MemorySnapshots:
         check_extra(dict(extra))
         arrays = name_arrays(state)
         leaves = {name: leaf_spec(array) for name, array in arrays.items()}
-        # `host_shards` runs here, on the training thread: after `take` returns the next
+        # `copy_to_host` runs here, on the training thread: after `take` returns the next
         # step donates these buffers. Only what needs no device is left to the worker.
-        keep = partial(self._store, step, host_shards(arrays), leaves, dict(extra))
+        stored = stored_arrays(arrays)
+        own = copy_to_host(stored, own_grids(stored, process_index()), 0)
+        keep = partial(self._store, step, own, leaves, dict(extra))
         assert self._worker is not None, "open was called"
         self._pending = self._worker.submit(keep)
 
@@ -120,10 +122,10 @@ class MemorySnapshots:
             pending.result()
 
     def _store(
-        self, step: int, shards: HostShards, leaves: Mapping[str, Any], extra: dict[str, Any]
+        self, step: int, own: HostState, leaves: Mapping[str, Any], extra: dict[str, Any]
     ) -> None:
         write = lambda staging: write_part(  # noqa: E731
-            staging, step, shards, leaves, {"tag": self._tag, "extra": extra}
+            staging, step, own, leaves, {"tag": self._tag, "extra": extra}
         )
         # The gather never raises for a full memory; each reports a sentence instead.
         # Otherwise one process would keep a step that the others have thrown away.
@@ -147,7 +149,8 @@ class MemorySnapshots:
             # a restart in place needs, until the others' problems throw it away as well.
             if peer is not None:
                 self._exchange.send(peer, own, step, self._kept[own].path(step))
-        except OSError as error:
+        # TensorStore raises ValueError where a file cannot be written.
+        except (OSError, ValueError) as error:
             return f"process {own}: {error}"
         return ""
 
@@ -245,8 +248,6 @@ class MemorySnapshots:
                 manifest = self._manifest(folder.path(step))
                 if (
                     manifest is not None
-                    # The tag before the fit: offsets of another run's
-                    # part may lack names that `part_fits` looks up.
                     and manifest.extra["tag"] == self._tag
                     and part_fits(manifest, wanted, process)
                 ):
@@ -304,7 +305,7 @@ class MemorySnapshots:
     ) -> Restored:
         directory = self._kept[process_index()].path(step)
         manifest = read_manifest(directory)
-        arrays = load_part(directory, manifest, wanted)
+        arrays = store.load(directory, manifest, wanted)
         state = jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in wanted])
         return Restored(step, state, dict(manifest.extra["extra"]))
 

@@ -36,7 +36,6 @@ from axcore.checkpoint.manifest import (
     PIECE_BYTES,
     DamagedCheckpointError,
     FileRecord,
-    list_files,
     record_files,
 )
 from axcore.checkpoint.replicated_storage import ReplicatedStorage
@@ -375,7 +374,7 @@ class ObjectSteps:
         self.abandon(step)
         # A new name for each try: a write that was given up on may still arrive.
         prefix = f"step_{step:08d}-{uuid.uuid4().hex}"
-        records = record_files(source, list_files(source))
+        records = record_files(source)
         # Noted before the first byte goes out: `abandon` can then remove a half-finished upload.
         self._uploaded[step] = prefix, records
         for name, record in records.items():

@@ -6,7 +6,6 @@ line back once they are complete there. A line without the process's secret is h
 
 import hmac
 import json
-import math
 import secrets
 import socket
 import threading
@@ -16,37 +15,30 @@ from typing import IO, Any
 
 import attrs
 import jax
-import numpy as np
 
+from axcore.checkpoint import store
+from axcore.checkpoint.chunks import HostState, has_chunks, stored_form
 from axcore.checkpoint.leaves import LeafSpec, leaf_spec, mismatches
 from axcore.checkpoint.manifest import (
     MANIFEST_NAME,
     DamagedCheckpointError,
     Manifest,
     find_damage,
-    list_files,
     read_manifest,
     record_files,
     write_manifest,
 )
 from axcore.config.json_files import parse_json
-from axcore.distributed import all_gather_object, reachable_host
+from axcore.distributed import all_gather_object, process_index, reachable_host
 
 # For one part to cross the network, and far below the barrier limit of
 # the gather that contains it, so that a stuck peer is reported by name.
 _LIMIT_S = 120.0
 _PIECE_BYTES = 1 << 20
-# A first line is a few hundred bytes. Whoever reaches the
-# port could otherwise send a line without end into memory.
+# A first line names the files of a part, a few hundred bytes. Whoever reaches
+# the port could otherwise send a line without end into memory.
 _LINE_BYTES = 1 << 16
 
-
-_SHARDS_NAME = "shards.bin"
-PART_FILES = (_SHARDS_NAME, MANIFEST_NAME)
-"""The files of a part, in the order in which they are written and copied."""
-
-# XLA's CPU client takes a buffer without a copy when it is aligned to 64 bytes.
-_ALIGNED_BYTES = 64
 
 Receive = Callable[[int, int, Callable[[Path], None]], None]
 """Takes in the part of a process at a step; gets a function that writes it into a directory."""
@@ -118,8 +110,7 @@ class PeerExchange:
             OSError: It did not arrive whole.
         """
         host, port, secret = self._peers[to]
-        paths = [directory / name for name in PART_FILES]
-        sizes = [path.stat().st_size for path in paths]
+        sizes = _sizes(directory)
         head = {"secret": secret, "process": process, "step": step, "sizes": sizes}
         with (
             # The connection is made for each part. Snapshots are minutes apart,
@@ -128,8 +119,8 @@ class PeerExchange:
             connection.makefile("rb") as answers,
         ):
             connection.sendall(json.dumps(head).encode() + b"\n")
-            for path in paths:
-                with path.open("rb") as file:
+            for name in sizes:
+                with (directory / name).open("rb") as file:
                     # `sendfile` goes from the page cache to the socket without
                     # passing through Python; the GIL stays free for training.
                     connection.sendfile(file)
@@ -175,9 +166,21 @@ class PeerExchange:
         _answer(stream, answer)
 
 
-def _write_files(stream: IO[bytes], sizes: Sequence[int], directory: Path) -> None:
-    for name, size in zip(PART_FILES, sizes, strict=True):
-        with (directory / name).open("wb") as file:
+def _sizes(directory: Path) -> dict[str, int]:
+    """Return the size of each file of a part by its path in it, that of the manifest last."""
+    paths = [path for path in directory.rglob("*") if path.is_file()]
+    paths.sort(key=lambda path: (path.name == MANIFEST_NAME, path))
+    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in paths}
+
+
+def _write_files(stream: IO[bytes], sizes: Mapping[str, int], directory: Path) -> None:
+    for name, size in sizes.items():
+        path = directory / name
+        # The sender has the secret, and still may not write elsewhere.
+        if not path.resolve().is_relative_to(directory.resolve()):
+            raise ValueError(f"{name} is not a path in a snapshot")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
             left = size
             while left:
                 data = stream.read(min(left, _PIECE_BYTES))
@@ -196,63 +199,28 @@ def _answer(stream: Any, text: str) -> None:
 
 # -- The part of one process -----------------------------------------------------------------------
 #
-# The shards of a process's devices are in one file, one after the other, so that a part is written
-# and read at the speed of memory. The manifest comes last; without it there is not part.
-
-
-HostShards = dict[str, dict[str, np.ndarray]]
-"""By leaf and place; the place of a shard is its range in each dimension, as "0:4,8:16"."""
-
-
-def host_shards(arrays: Mapping[str, jax.Array]) -> HostShards:
-    """Return copies in host memory of what this process's devices hold, replicas once."""
-    found = {
-        name: {
-            _shard_range(shard.index, array.shape): shard.data for shard in array.addressable_shards
-        }
-        for name, array in arrays.items()
-    }
-    # All copies are started before the first is waited for, so that they
-    # overlap; one by one, each would cost a round trip to the device.
-    for by_place in found.values():
-        for data in by_place.values():
-            data.copy_to_host_async()
-    return {
-        name: {place: np.asarray(data) for place, data in by_place.items()}
-        # On CPU this may be a view of the device's buffer. It contains a reference, which keeps jax
-        # from reusing that buffer while the part is written.
-        for name, by_place in found.items()
-    }
-
-
-def _shard_range(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
-    """Return the place of a shard that has an index into an array."""
-    ends = (one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
-    return ",".join(f"{begin}:{end}" for begin, end in ends)
+# A step of one database, with all that the process's devices hold. The manifest comes last; without
+# it there is no part.
 
 
 def write_part(
     directory: Path,
     step: int,
-    shards: HostShards,
+    own: HostState,
     leaves: Mapping[str, LeafSpec],
     extra: Mapping[str, Any],
 ) -> None:
     """Write a part into an empty directory."""
-    offsets: dict[str, dict[str, int]] = {name: {} for name in shards}
-    with (directory / _SHARDS_NAME).open("wb") as file:
-        for name, by_place in shards.items():
-            for place, data in by_place.items():
-                # Aligned, so that a shard is a view of the file's bytes, without a copy.
-                file.write(bytes(-file.tell() % _ALIGNED_BYTES))
-                offsets[name][place] = file.tell()
-                # bfloat16 and the float8 types are not types of buffers
-                # of Python; as bytes every dtype can be written.
-                file.write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
-    files = record_files(directory, list_files(directory))
-    # Offsets are in the manifest, which is checksummed: a
-    # wrong offset would restore the wrong tensor silently.
-    found = Manifest(step=step, leaves=leaves, files=files, extra={**extra, "offsets": offsets})
+    database = store.database_of(process_index())
+    store.write(directory / database, own)
+    found = Manifest(
+        step=step,
+        leaves=leaves,
+        files=record_files(directory),
+        extra=extra,
+        databases=(database,),
+        grids={name: leaf.grid for name, leaf in own.items()},
+    )
     write_manifest(directory, found)
 
 
@@ -265,48 +233,11 @@ def part_damage(directory: Path) -> list[str]:
 
 
 def part_fits(manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct], process: int) -> bool:
-    """Whether a part contains what the devices of a process are to hold."""
+    """Whether a part holds what the devices of a process are to hold, or more."""
     specs = {name: leaf_spec(leaf) for name, leaf in wanted.items()}
     return not mismatches(manifest.leaves, specs) and all(
-        # A superset is enough: a process on fewer devices may take its shards out of a larger part.
-        _places(leaf, process) <= manifest.extra["offsets"][name].keys()
+        # Parts of an older version, which memory may still have, say nothing of chunks.
+        name in manifest.grids and has_chunks(manifest.grids[name], stored_form(leaf), process)
         for name, leaf in wanted.items()
+        if leaf.size
     )
-
-
-def load_part(
-    directory: Path, manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct]
-) -> dict[str, jax.Array]:
-    """Return arrays of which this process's devices hold what a part does."""
-    # Into memory, not mapped: the file goes when the next snapshot is
-    # complete, while the arrays may still be views of these bytes.
-    content = np.fromfile(directory / _SHARDS_NAME, np.uint8)
-    offsets = manifest.extra["offsets"]
-    return {name: _load_leaf(content, offsets[name], leaf) for name, leaf in wanted.items()}
-
-
-def _load_leaf(
-    content: np.ndarray, offsets: Mapping[str, int], leaf: jax.ShapeDtypeStruct
-) -> jax.Array:
-    sharding = leaf.sharding
-    shape = sharding.shard_shape(leaf.shape)
-    num_bytes = math.prod(shape) * leaf.dtype.itemsize
-
-    def put(device: Any, index: Any) -> jax.Array:
-        begin = offsets[_shard_range(index, leaf.shape)]
-        data = content[begin : begin + num_bytes].view(leaf.dtype).reshape(shape)
-        array: jax.Array = jax.device_put(data, device)
-        return array
-
-    indices = sharding.addressable_devices_indices_map(leaf.shape)
-    parts = [put(device, index) for device, index in indices.items()]
-    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
-
-
-def _places(leaf: jax.ShapeDtypeStruct, process: int) -> set[str]:
-    indices = leaf.sharding.devices_indices_map(leaf.shape)
-    return {
-        _shard_range(index, leaf.shape)
-        for device, index in indices.items()
-        if device.process_index == process
-    }

@@ -19,11 +19,10 @@ from axcore.checkpoint.manifest import (
     to_json,
 )
 from axcore.checkpoint.storage import CheckpointWarning, StepStorage
-from axcore.distributed import broadcast_object, is_process_zero
+from axcore.distributed import broadcast_object, is_process_zero, shard_for_process
 from axcore.errors import CheckpointError
 from axcore.progress import working
 
-ARRAYS_NAME = "arrays"
 _Result = TypeVar("_Result")
 
 
@@ -112,7 +111,7 @@ class CheckpointReader:
 
     def load(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         """Return some arrays of a step that was verified."""
-        return store.load(self._steps.path(step) / ARRAYS_NAME, wanted)
+        return store.load(self._steps.path(step), self.manifest(step), wanted)
 
     def _from_whole(self, step: int, read: Callable[[], _Result]) -> _Result:
         try:
@@ -148,8 +147,8 @@ class CheckpointReader:
             # bit without a word.
             self.verify(step)
             try:
-                arrays = store.load(directory / ARRAYS_NAME, wanted)
-            # A note, not a wrapper: callers distinguish Orbax's and jax's errors by their types.
+                arrays = store.load(directory, manifest, wanted)
+            # A note, not a wrapper: callers distinguish errors by their types.
             except Exception as error:
                 error.add_note(f"while restoring step {step} from {directory}")
                 raise
@@ -187,7 +186,8 @@ class CheckpointReader:
         """Compare every file of a step with its record; each process reads a part of them."""
         files = self.manifest(step).files
         root = self._steps.path(step)
-        problems = find_damage_together("verifying a checkpoint", root, files)
+        own = dict(shard_for_process(list(files.items())))
+        problems = find_damage_together("verifying a checkpoint", root, own)
         if problems:
             raise self._damage(step, problems)
         self._status.set_intact(step)

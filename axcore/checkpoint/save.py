@@ -4,9 +4,9 @@ A step is written into a staging directory, `step_N.incomplete`; its files are m
 durable, the manifest is written, all of it is read back from the disk, and the directory is renamed
 to `step_N`. A process killed at any moment leaves the committed steps as they were.
 
-Of several processes each writes the shards that it owns and reads a part of the files; process 0
-alone makes and names directories. What process 0 sees go wrong is raised in all, so all try again
-alike; a part that one process alone fails to write makes the others wait at a barrier.
+Of several processes each writes a database of the chunks that it owns, measures it, and reads it
+back; process 0 alone makes and names the directory of the step. What goes wrong in one is raised in
+all, so all try again alike.
 """
 
 import time
@@ -18,20 +18,21 @@ from typing import Any
 
 import attrs
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from axcore.checkpoint import store
+from axcore.checkpoint.chunks import copy_to_host, shared_grids, stored_arrays
 from axcore.checkpoint.leaves import leaf_spec
 from axcore.checkpoint.manifest import (
     DamagedCheckpointError,
+    FileRecord,
     Manifest,
     find_damage_together,
     read_manifest,
-    record_together,
+    record_files,
+    records_from_json,
+    records_to_json,
     write_manifest,
 )
-from axcore.checkpoint.reader import ARRAYS_NAME
 from axcore.checkpoint.steps import drop_cached_tree, sync_tree
 from axcore.checkpoint.storage import (
     CheckpointWarning,
@@ -41,7 +42,13 @@ from axcore.checkpoint.storage import (
     describe_free_space,
     free_bytes,
 )
-from axcore.distributed import all_gather_object, broadcast_object, is_process_zero
+from axcore.distributed import (
+    all_gather_object,
+    broadcast_object,
+    is_process_zero,
+    process_count,
+    process_index,
+)
 from axcore.errors import CheckpointError
 
 # A disk that is full is freed by people or by a clean-up job, in minutes. Without this
@@ -78,17 +85,17 @@ class StepSave:
         extra: Mapping[str, Any],
         retry_policy: RetryPolicy,
     ) -> None:
-        """Start the first try, and return once `arrays` may be donated."""
+        """Copy what this process writes to the host, and return once `arrays` may be donated."""
         self.step = step
         self.num_bytes = sum(array.nbytes for array in arrays.values())
         self._steps = steps
         self._extra = extra
         self._retry_policy = retry_policy
         self._leaves = {name: leaf_spec(array) for name, array in arrays.items()}
-        self._finish_arrays = self._start_arrays(arrays)
-        # After the first try was started: it copies the shards to the host, and `np.asarray` in
-        # `Snapshot` then finds these copies with the shards instead of making second ones.
-        self._snapshot = Snapshot(arrays) if retry_policy.tries > 1 else None
+        stored = stored_arrays(arrays)
+        self._grids = shared_grids(stored)
+        # Kept until the commit: a donated state is gone when a try fails.
+        self._own = copy_to_host(stored, self._grids, process_index())
 
     def finish(self) -> None:
         """Commit the step.
@@ -96,14 +103,13 @@ class StepSave:
         Raises:
             CheckpointError: The storage still failed at the last try.
         """
-        # The state is in the first try's hands already; only a further try needs the snapshot.
-        self._retry(self._verify_and_commit, self._start_next_try)
+        self._retry(self._write_and_commit)
         # The step is committed by now: where copying it fails, only the copy is made again.
         replicate = partial(self._on_storage, self._steps.replicate)
         self._retry(partial(broadcast_object, "copying a checkpoint", replicate))
 
-    def _retry(self, act: Callable[[], None], prepare: Callable[[], None] = lambda: None) -> None:
-        """Act until the storage does as asked; call `prepare` after each failure."""
+    def _retry(self, act: Callable[[], None]) -> None:
+        """Act until the storage does as asked."""
         for failed, wait_s in enumerate(self._retry_policy.waits(), start=1):
             try:
                 return act()
@@ -112,30 +118,12 @@ class StepSave:
                 # Abandoned before the wait: a full disk gets its space back at once.
                 self._warn(f"{self._what(error)}; try {failed + 1} follows in {wait_s:g} s")
             time.sleep(wait_s)
-            prepare()
         # The last try is outside of the loop: its failure is an error, not a warning.
         try:
             return act()
         except StorageError as error:
             self._abandon()
             raise self._final_error(error) from error
-
-    def _start_next_try(self) -> None:
-        assert self._snapshot is not None, "there is more than one try"
-        self._finish_arrays = self._start_arrays(self._snapshot.arrays())
-
-    def _start_arrays(self, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
-        """Start to write arrays; what goes wrong is raised by the function that it returns."""
-        # The error is kept until `finish`: this runs on the thread that trains, which must not wait
-        # for a disk that is full for a second. The retry is on the other thread.
-        try:
-            # Process 0 decides for all: a process that began where
-            # another one could not would wait at Orbax's first barrier.
-            broadcast_object("beginning a checkpoint", self._begin)
-            with as_storage_errors(Exception):  # TensorStore raises ValueError, Orbax its own
-                return store.start_saving(self._staging_directory / ARRAYS_NAME, arrays)
-        except StorageError as error:
-            return partial(_raise, error)
 
     def _begin(self) -> None:
         with as_storage_errors(OSError):
@@ -145,25 +133,37 @@ class StepSave:
                 raise StorageError("there is too little free space")
             self._steps.begin(self.step)
 
-    def _verify_and_commit(self) -> None:
-        """Wait for the arrays, and commit what can be read back."""
-        # Each of these calls is a barrier, too: files are measured when every process has written,
-        # the manifest is written when all are measured, and the rename comes last.
-        # See `all_gather_object`: an error of one process
-        # arrives in all, so all leave for the next try together.
-        all_gather_object("writing a checkpoint", self._finish_writing)
-        files = record_together(self._staging_directory)
-        manifest = Manifest(step=self.step, leaves=self._leaves, files=files, extra=self._extra)
+    def _write_and_commit(self) -> None:
+        """Write the step, and commit what can be read back."""
+        # Each of these calls is a barrier, too: the manifest is written when every process has
+        # written and measured its files, and the rename comes last. See `all_gather_object`: an
+        # error of one process arrives in all, so all leave for the next try together.
+        broadcast_object("beginning a checkpoint", self._begin)
+        written = all_gather_object("writing a checkpoint", self._write_own)
+        files = [records_from_json(one) for one in written]
+        manifest = Manifest(
+            step=self.step,
+            leaves=self._leaves,
+            files={name: record for one in files for name, record in one.items()},
+            extra=self._extra,
+            databases=tuple(map(store.database_of, range(process_count()))),
+            grids=self._grids,
+        )
         broadcast_object("writing a manifest", partial(self._write_manifest, manifest))
-        self._read_back(manifest)
+        self._read_back(files[process_index()])
         commit = partial(self._on_storage, self._steps.commit)
         # Process 0 alone renames, and the others return
         # only after it: `latest` is then the same in all.
         broadcast_object("committing a checkpoint", commit)
 
-    def _finish_writing(self) -> None:
-        with as_storage_errors(Exception):
-            self._finish_arrays()
+    def _write_own(self) -> dict[str, Any]:
+        """Write this process's database, and return the records of its files."""
+        root, name = self._staging_directory, store.database_of(process_index())
+        with as_storage_errors(Exception):  # TensorStore raises ValueError
+            store.write(root / name, self._own)
+            # Here, and not by process 0 alone: another host's kernel has nothing of it to flush.
+            sync_tree(root / name)
+            return records_to_json(record_files(root, name))
 
     def _write_manifest(self, manifest: Manifest) -> None:
         with as_storage_errors(OSError, DamagedCheckpointError):
@@ -177,10 +177,11 @@ class StepSave:
             # that cannot be parsed again must not become a step.
             read_manifest(self._staging_directory)
 
-    def _read_back(self, manifest: Manifest) -> None:
-        problems = find_damage_together(
-            "reading a checkpoint back", self._staging_directory, manifest.files
-        )
+    def _read_back(self, own: dict[str, FileRecord]) -> None:
+        root = self._staging_directory
+        # As in `_write_manifest`; that was on the host of process 0.
+        drop_cached_tree(root / store.database_of(process_index()))
+        problems = find_damage_together("reading a checkpoint back", root, own)
         if problems:
             raise StorageError(f"files differ when they are read back: {'; '.join(problems)}")
 
@@ -211,63 +212,3 @@ class StepSave:
     def _warn(self, text: str) -> None:
         if is_process_zero():
             warnings.warn(f"{text} ({self._steps.root})", CheckpointWarning, stacklevel=3)
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-class Snapshot:
-    """A state in host memory, to write again after training has moved on.
-
-    It contains this process's shards. `np.asarray` keeps its result with the shard, so these are
-    mostly the very host copies that a save makes anyway.
-    """
-
-    def __init__(self, arrays: Mapping[str, jax.Array]) -> None:
-        self._leaves = {name: _Leaf.of(array) for name, array in arrays.items()}
-
-    def arrays(self) -> dict[str, jax.Array]:
-        """Return the state's leaves by name, sharded as they were."""
-        return {name: leaf.rebuild() for name, leaf in self._leaves.items()}
-
-
-@attrs.frozen
-class _Leaf:
-    shape: tuple[int, ...]
-    sharding: jax.sharding.Sharding
-    shards: list[tuple[Any, np.ndarray]]
-    key_impl: str | None
-
-    @classmethod
-    def of(cls, array: jax.Array) -> "_Leaf":
-        # Random keys have a dtype of jax's own that numpy lacks; their data are plain uint32.
-        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-        key_impl = str(jax.random.key_impl(array)) if is_key else None
-        plain = jax.random.key_data(array) if is_key else array
-        return cls(plain.shape, plain.sharding, _host_shards(plain), key_impl)
-
-    def rebuild(self) -> jax.Array:
-        sharding = self.sharding
-        # Back on the devices the state would be there twice, next to the one that trains.
-        if any(device.platform != "cpu" for device, _ in self.shards):
-            sharding = sharding.with_memory_kind("pinned_host")
-        kind = sharding.memory_kind
-        parts = [
-            jax.device_put(data, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
-            for device, data in self.shards
-        ]
-        whole = jax.make_array_from_single_device_arrays(self.shape, sharding, parts)
-        return jax.random.wrap_key_data(whole, impl=self.key_impl) if self.key_impl else whole
-
-
-def _host_shards(array: jax.Array) -> list[tuple[Any, np.ndarray]]:
-    """Return each device with its data; replicas share one copy, the one that is written."""
-    # Nothing is gathered: `addressable_shards` alone,
-    # so a process holds its part of the state only.
-    shards = sorted(array.addressable_shards, key=lambda shard: shard.replica_id)
-    # The lowest replica_id wins, as in Orbax: that shard has a host copy already.
-    written = {str(shard.index): shard.data for shard in reversed(shards)}
-    for data in written.values():
-        data.copy_to_host_async()
-    return [(shard.device, np.asarray(written[str(shard.index)])) for shard in shards]

@@ -32,7 +32,7 @@ from axcore.distributed import broadcast_object, process_count, process_index
 from axcore.errors import CheckpointError
 
 THREADS_START_AT_EXIT = not (3, 12) <= sys.version_info < (3, 12, 3)
-"""Whether a save can be finished while the interpreter ends; Orbax starts threads for it.
+"""Whether a save can be finished while the interpreter ends; it starts threads for checksums.
 
 Python 3.12.0 to 3.12.2 forbid that (https://github.com/python/cpython/issues/113964).
 """
@@ -57,12 +57,11 @@ class CheckpointWriter:
 
     def start(self, step: int, state: Any, extra: dict[str, Any]) -> None:
         """Start to save a state, after the one before is committed; see `Checkpointer.save`."""
-        # One save at a time: two would hold the state in host memory twice, and Orbax's barriers
-        # of two saves could meet in different orders on different processes.
+        # One save at a time: two would hold the state in host memory twice.
         self.wait()
         arrays = name_arrays(state)
         # All checks that can refuse come before the lock and the first byte, so that
-        # a wrong call leaves no staging directory and no half-started save in Orbax.
+        # a wrong call leaves no staging directory.
         check_extra(extra)
         self._check_order(step)
         _check_are_shared(arrays)
@@ -197,8 +196,8 @@ def _warn_of_old_python() -> None:
 
 
 def _check_are_shared(arrays: Mapping[str, jax.Array]) -> None:
-    # A fully addressable array exists in one process only; Orbax
-    # would write it from each of them, into the same file.
+    # A fully addressable array exists in one process only, and
+    # each has its own of that name: one would be written, the others lost.
     alone = [name for name, array in arrays.items() if array.is_fully_addressable]
     if process_count() > 1 and alone:
         raise CheckpointError(
@@ -213,8 +212,8 @@ def _check_are_shared(arrays: Mapping[str, jax.Array]) -> None:
 def _close_at_exit() -> "weakref.WeakSet[CheckpointWriter]":
     """Return the set of writers that are closed when the interpreter ends.
 
-    `atexit` would come too late: by then the thread pools that Orbax needs take no more work. What
-    `concurrent.futures` uses for itself runs first; without it, only `close` finishes a save.
+    `atexit` would come too late: by then thread pools take no more work. What `concurrent.futures`
+    uses for itself runs first; without it, only `close` finishes a save.
     """
     writers: weakref.WeakSet[CheckpointWriter] = weakref.WeakSet()
     register = getattr(threading, "_register_atexit", None)

@@ -59,6 +59,40 @@ def build(
 
 
 @data.command()
+@options.experiment
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--teacher", required=True, help="A run, or the folder of a pretrained checkpoint.")
+@click.option("--top-k", default=32, show_default=True, type=click.IntRange(1), help="Of a place.")
+@click.option("--rows", default=8, show_default=True, type=click.IntRange(1), help="At once.")
+@options.modify
+@options.overrides
+def teach(
+    experiment: str,
+    folder: Path,
+    teacher: str,
+    top_k: int,
+    rows: int,
+    changes: tuple[str, ...],
+    overrides: tuple[str, ...],
+) -> None:
+    """Write the tokens that a teacher finds likeliest in the rows of EXPERIMENT into FOLDER.
+
+    To train on them: axcore train EXPERIMENT --modify "distill_top_k(teacher_cache=FOLDER)"
+    """
+    from axcore.data import Data
+    from axcore.experiments.named import load_experiment
+    from axcore.runs import write_teacher_cache
+
+    cfg = load_experiment(experiment, overrides, changes=changes).data
+    if type(cfg) is not Data.Config:
+        raise ConfigError(
+            f"{experiment} trains on no packed text: its data is a {type(cfg).__qualname__}"
+        )
+    num_rows = write_teacher_cache(teacher, cfg, folder, top_k=top_k, batch_size=rows)
+    click.echo(f"{folder}: {num_rows:,} rows of {cfg.seq_len:,} tokens, {top_k} likeliest of each")
+
+
+@data.command()
 @click.argument("store", type=click.Path(path_type=Path))
 @options.as_json
 @click.option("--html", type=options.OutputPath(), help="Write a picture of a batch there.")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import attrs
 
@@ -169,10 +169,9 @@ class Data(DataLoader):
         """
         cfg = self.config
         shard = DataShard(cfg.batch_size, process_index, process_count)
-        rows = self._train_rows
         is_mixture = isinstance(self.source, Mixture)
         return TrainBatches(
-            batches(_joined(rows), self._order, shard),
+            batches(self.rows("train"), self._order, shard),
             self._identity,
             read_so_far=read_so_far if is_mixture else None,
         )
@@ -189,14 +188,27 @@ class Data(DataLoader):
         cfg = self.config
         shard = DataShard(cfg.batch_size, process_index, process_count)
         # One order over all sources would mix them by size; validation reads each in turn.
-        rows = [self._rows(corpus.validation) for corpus in self._corpora.values()]
-        lengths = [len(one) for one in rows]
+        lengths = [len(one) for one in self._validation_rows]
         return ValidationBatches.of(
-            _joined(rows),
+            self.rows("validation"),
             shard,
             max_batches=cfg.validation_batches,
-            reorder=(lambda order: JoinedOrder(lengths, order)) if len(rows) > 1 else None,
+            reorder=(lambda order: JoinedOrder(lengths, order)) if len(lengths) > 1 else None,
         )
+
+    def rows(self, split: Literal["train", "validation"]) -> Rows:
+        """Return the rows of a split, each made from its number alone.
+
+        Raises:
+            DataError: As `train` does.
+        """
+        return _joined(self._train_rows if split == "train" else self._validation_rows)
+
+    @property
+    def rows_identity(self) -> dict[str, Any]:
+        """Everything that the rows of both splits depend on."""
+        held_out = [corpus.validation.digest for corpus in self._corpora.values()]
+        return {**self._identity, "validation": held_out}
 
     def summary(self) -> DataSummary:
         """Read the source, and says how much text there is.
@@ -256,6 +268,10 @@ class Data(DataLoader):
             )
             for name, corpus in self._corpora.items()
         ]
+
+    @cached_property
+    def _validation_rows(self) -> list[PackedRows]:
+        return [self._rows(corpus.validation) for corpus in self._corpora.values()]
 
     @cached_property
     def _order(self) -> Order:

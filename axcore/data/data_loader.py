@@ -245,6 +245,12 @@ class DataLoader(Configurable, ABC):
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterable[Any]:
         """Return the batches to evaluate on, with as many for every process; maybe none."""
 
+    def check_task(self, task: Any) -> None:
+        """Check that batches fit the config of the task, or of the model, that is trained on them.
+
+        A trainer asks once, before anything is compiled.
+        """
+
     def on_run(self, directory: Path) -> None:
         """Hear of the run that is about to train: where it keeps its files."""
 

@@ -73,6 +73,9 @@ class Completion:
             but at least one.
         num_cached_prompt_tokens: Tokens of the prompt that another request had computed.
         end: The end token, where the model drew one.
+        weight_versions: Index of a sampled token and the version of the weights that sampled it and
+            those after it, where that changes; the first is of token 0. See
+            `Engine.replace_weights`.
     """
 
     text: str
@@ -82,6 +85,7 @@ class Completion:
     prompt_top_logprobs: tuple[TopLogprobs | None, ...] | None = None
     num_cached_prompt_tokens: int = 0
     end: SampledToken | None = None
+    weight_versions: tuple[tuple[int, int], ...] = ()
 
 
 class TokenLogprobs(NamedTuple):
@@ -124,6 +128,7 @@ class CompletionStream:
         prompt_logprobs: See `Completion`.
         prompt_top_logprobs: See `Completion`.
         num_cached_prompt_tokens: See `Completion`.
+        weight_version: Of the weights that sampled the last token; None before the first.
     """
 
     def __init__(
@@ -134,6 +139,8 @@ class CompletionStream:
         self.prompt_logprobs: tuple[float | None, ...] | None = None
         self.prompt_top_logprobs: tuple[TopLogprobs | None, ...] | None = None
         self.num_cached_prompt_tokens = 0
+        self.weight_version: int | None = None
+        self._weight_versions: list[tuple[int, int]] = []
         self._text = text
         self._cancel, self._is_cancelled = cancel, False
         # A deque: the engine's thread appends and readers take, each of which is atomic.
@@ -231,6 +238,7 @@ class CompletionStream:
             self.prompt_top_logprobs,
             self.num_cached_prompt_tokens,
             self._deltas[-1].end,
+            tuple(self._weight_versions),
         )
 
     def put(self, delta: TokenDelta) -> None:
@@ -249,6 +257,16 @@ class CompletionStream:
             self._add(delta)
         if self._num_waiting or self._wakers:
             self._wake()
+
+    def set_weight_version(self, version: int, first: int) -> None:
+        """Note the version of the weights that sampled a token and those after it.
+
+        Args:
+            version: Of the weights.
+            first: Index of the token.
+        """
+        self.weight_version = version
+        self._weight_versions.append((first, version))
 
     def fail(self, error: Exception) -> None:
         """End the completion with an error, which only the engine does."""

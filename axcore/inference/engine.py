@@ -284,28 +284,45 @@ class Engine:
             host_seconds_per_step=runner.host_seconds / max(1, runner.num_steps),
         )
 
-    def replace_weights(self, state: Any) -> None:
+    @property
+    def weight_version(self) -> int:
+        """The version of the weights in use; see `replace_weights`."""
+        return self._runner.weight_version
+
+    def replace_weights(
+        self, state: Any, *, version: int | None = None, is_partial: bool = False
+    ) -> None:
         """Replace the weights between two steps; return when the new ones are in use.
 
         Running requests continue with them; their keys and values in the cache remain those of the
         old weights. The prefix cache is cleared. Steps wait while array after array
         takes the place of the one before it.
 
+        Arrays that are already stored where the engine needs them, in the type that layers read,
+        are shared and not copied. A program that they are donated to later deletes them here too:
+        requests are refused from then on, and running ones fail, until the next call.
+
         Args:
             state: On any device, or in host memory as numpy's arrays, which leaves memory on
                 devices.
+            version: What completions call the new weights; by default one more than before, where
+                the first are 0.
+            is_partial: Whether the state has only the arrays that changed, as where all others
+                are frozen.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.
             ModuleError: An array has another shape.
             EngineError: The engine is closed, a step failed, or weights came in part only.
         """
-        self.check_weights(state)
+        self.check_weights(state, is_partial=is_partial)
 
         # In the engine's thread, so between two steps: no call
         # reads half of the old and half of the new weights.
         def replace() -> None:
-            self._programs.replace_weights(state)
+            self._programs.replace_weights(state, is_partial=is_partial)
+            before = self._runner.weight_version
+            self._runner.weight_version = before + 1 if version is None else version
             # The epoch is part of the salt of new requests' digests. Running ones keep
             # theirs, so pages of old weights are shared by nobody who began later.
             self._epoch += 1
@@ -313,14 +330,39 @@ class Engine:
 
         self._thread.do(replace)
 
-    def check_weights(self, state: Any) -> None:
+    def check_weights(self, state: Any, *, is_partial: bool = False) -> None:
         """Check that `replace_weights` takes a state.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.
             ModuleError: An array has another shape.
         """
-        self._programs.weights.check(state)
+        self._programs.weights.check(state, is_partial=is_partial)
+
+    def release_weights(self) -> None:
+        """Drop the weights, so that only others hold them; requests are refused without them.
+
+        Everything else stays: programs, caches, adapters. `replace_weights` brings new ones.
+
+        Raises:
+            EngineError: Requests are unfinished, or the engine is closed.
+        """
+        is_busy = False
+
+        def release() -> None:
+            nonlocal is_busy
+            with self._changed:  # so that no request comes between the look and the release
+                is_busy = bool(self._submitted or self._runner.output.requests)
+                if not is_busy:
+                    self._programs.weights.release()
+
+        self._thread.do(release)
+        # Raised here: in its thread, an EngineError ends the engine.
+        if is_busy:
+            raise EngineError(
+                "requests are unfinished, which need the weights",
+                hint="wait for their completions, or cancel them, before release_weights",
+            )
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Let requests choose an adapter by its name; one of other weights that has the name goes.
@@ -345,6 +387,7 @@ class Engine:
 
     def set_adapter(self, name: str, adapter: EngineAdapter) -> None:
         """Do what `add_adapter` does."""
+        self._programs.weights.check_present()
 
         def add() -> None:
             with self._changed:  # so that no request is given a number that changes its meaning
@@ -401,6 +444,8 @@ class Engine:
             # Open before full before draining: the first
             # that is true says best what the client can do.
             self._thread.check_open()
+            # Here and not in the step that would fail by it, which would end the engine.
+            self._programs.weights.check_present()
             if self._num_waiting() + len(states) > self.config.max_queue:
                 raise QueueFull(f"{self._num_waiting()} requests wait already")
             if self._is_draining:

@@ -192,6 +192,7 @@ class InFlightBatch(NamedTuple):
         sampled: The sampled tokens, if any.
         scores: Log-probabilities of a prompt's tokens, where they are wanted.
         counts: How many tokens of each row were accepted, with draft tokens.
+        weight_version: Version of the weights that the call was started with.
     """
 
     batch: ScheduledBatch
@@ -199,6 +200,7 @@ class InFlightBatch(NamedTuple):
     sampled: SamplerOutput | None
     scores: LogProbs | None
     counts: Array | None = None
+    weight_version: int = 0
 
     def logprobs(self) -> TokenLogprobs:
         """Return log-probabilities `[B, count]` and `[B, count, n]`."""

@@ -41,6 +41,7 @@ class ModelRunner:
         output: Hands out what is sampled.
         num_steps: Steps run so far.
         num_draft_tokens: Draft tokens proposed so far.
+        weight_version: Version of the weights that calls are started with.
         host_seconds: Time of all steps that was the host's own, not spent waiting for the device.
     """
 
@@ -58,6 +59,7 @@ class ModelRunner:
         self.scheduler = scheduler
         self.num_steps = 0
         self.num_draft_tokens = 0
+        self.weight_version = 0
         self.host_seconds = 0.0
         self._buckets = buckets
         self._kinds, self._min_kind = kinds, 0
@@ -242,7 +244,7 @@ class ModelRunner:
         sampled, counts = self.programs.verify_draft_tokens(
             array, batch.length, self._slots.kind_of(batch, self._min_kind)
         )
-        self._in_flight.append(InFlightBatch(batch, self._slots.of(batch), sampled, None, counts))
+        self._add(batch, sampled, None, counts)
 
     def _sample(self, logits: Array, batch: ScheduledBatch, array: np.ndarray) -> SamplerOutput:
         # A mask of its own for each row is a transfer;
@@ -277,6 +279,15 @@ class ModelRunner:
         return allowed
 
     def _add(
-        self, batch: ScheduledBatch, sampled: SamplerOutput | None, scores: LogProbs | None
+        self,
+        batch: ScheduledBatch,
+        sampled: SamplerOutput | None,
+        scores: LogProbs | None,
+        counts: Array | None = None,
     ) -> None:
-        self._in_flight.append(InFlightBatch(batch, self._slots.of(batch), sampled, scores))
+        # With the version of now: weights may be replaced before the results are read.
+        self._in_flight.append(
+            InFlightBatch(
+                batch, self._slots.of(batch), sampled, scores, counts, self.weight_version
+            )
+        )

@@ -103,6 +103,10 @@ class OutputProcessor:
             own = None
             if logprobs is not None and state.request.num_logprobs is not None:
                 own = TokenLogprobs(*(value[row, : count_of[row]] for value in logprobs))
+            # One comparison for each row: what is written down is where the version changes.
+            if state.completion.weight_version != launched.weight_version:
+                first = int(batch.first_sampled[row]) - len(state.request.prompt)
+                state.completion.set_weight_version(launched.weight_version, first)
             self._hand_out(state, sampled[row][: count_of[row]], reason, own)
 
     def _hand_out(

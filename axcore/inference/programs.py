@@ -38,7 +38,7 @@ from axcore.inference.sampler import (
     greedy_rows,
 )
 from axcore.inference.speculation import AnyCachedModel
-from axcore.inference.weights import ServedWeights, abstract
+from axcore.inference.weights import ServedWeights, abstract, is_present
 from axcore.ops import current_policy, use_policy
 from axcore.plugins import wanted_compiler_options
 
@@ -293,14 +293,14 @@ class Programs:
         """The KV cache, and other state of layers."""
         return self._held["caches"]
 
-    def replace_weights(self, state: Any) -> None:
-        """Replace the weights; see `ServedWeights.replace`."""
+    def replace_weights(self, state: Any, *, is_partial: bool = False) -> None:
+        """Replace the weights, or some; see `ServedWeights.replace`."""
         # The last call holds the old weights until it ends: without waiting for it, none of them is
         # freed while the new ones arrive, and the device needs room for both.
         # Caches are an output of the last call, so they are ready when it is done.
         for leaf in jax.tree.leaves(self.caches):
             leaf.block_until_ready()
-        self.weights.replace(state)
+        self.weights.replace(state, is_partial=is_partial)
         _use_large_pages(self.weights.value)
 
     def set_sampling(self, sampling: SamplingRows) -> None:
@@ -408,7 +408,12 @@ class Programs:
         # What a program changes is donated: its buffers are overwritten in place, and the old
         # arrays are invalid once the call has started. So nothing else may hold them, and the new
         # ones take their place here before anything else runs.
-        results, changed = self.compiled.of_call(key)(*taken, *inputs)
+        try:
+            results, changed = self.compiled.of_call(key)(*taken, *inputs)
+        except Exception:
+            # Says more clearly what is wrong, where that is why.
+            self.weights.check_present()
+            raise
         self._held.update(zip(program.changes, changed, strict=True))
         self.device_seconds += time.perf_counter() - start
         return results  # type: ignore[no-any-return]
@@ -444,6 +449,7 @@ def _use_large_pages(arrays: Any) -> None:
     use_large_pages(
         (part.unsafe_buffer_pointer(), part.nbytes)
         for leaf in jax.tree.leaves(arrays)
+        if is_present(leaf)
         for part in _parts(leaf)
         if part.nbytes >= _MIN_LARGE_PAGE_BYTES
     )

@@ -204,10 +204,17 @@ class Replicas:
             for one in self._engines
         )
 
-    def replace_weights(self, state: Any) -> None:
+    def replace_weights(
+        self, state: Any, *, version: int | None = None, is_partial: bool = False
+    ) -> None:
         """Take over another state of the model, one replica after the other; returns when all did.
 
         All that answer have it: a replica that has no room for it answers no more.
+
+        Args:
+            state: See `Engine.replace_weights`, as for the others.
+            version: What completions call the new weights.
+            is_partial: Whether the state has only the arrays that changed.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.
@@ -219,14 +226,27 @@ class Replicas:
                 raise self.error
             # On the first alone: all are of one model. A refusal must come
             # before any replica has changed, or they would answer differently.
-            self._engines[0].check_weights(state)
+            self._engines[0].check_weights(state, is_partial=is_partial)
+            replace = partial(
+                Engine.replace_weights, state=state, version=version, is_partial=is_partial
+            )
             for engine in self._engines:
-                self._change(engine, partial(Engine.replace_weights, state=state))
+                self._change(engine, replace)
             # After the last one: until then the pages that a replica
             # was sent are still of use on those that have not changed.
             with self._choosing:
                 for sent in self._sent:
                     sent.forget()
+
+    def release_weights(self) -> None:
+        """Drop the weights of all replicas; see `Engine.release_weights`.
+
+        Raises:
+            EngineError: Requests are unfinished, or the replicas are closed.
+        """
+        with self._changing:
+            for engine in self._engines:
+                self._change(engine, Engine.release_weights)
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Let requests choose an adapter by its name; see `Engine.add_adapter`.

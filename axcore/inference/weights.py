@@ -1,7 +1,7 @@
 """`WeightConversion`: from the state of a model as it is trained to what programs read of it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jaxtyping import Array
 
+from axcore.config import suggest_names
 from axcore.errors import ConfigError, EngineError
 from axcore.inference.adapters import AdapterFactors
 from axcore.interop.array_source import read_leaf
@@ -20,6 +21,9 @@ from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_
 from axcore.progress import working
 
 Names = tuple[str, ...]
+
+_Target = tuple[ParamSpec, Names, Any]
+"""Spec of an array that was trained, its path in the model that serves, and its layer there."""
 
 
 class WeightConversion:
@@ -67,15 +71,20 @@ class WeightConversion:
             for spec, path, layer in self._targets
         )
 
-    def check(self, state: Any) -> None:
+    def check(self, state: Any, *, is_partial: bool = False) -> None:
         """Check that arrays are those of a state of the model.
+
+        Args:
+            state: Its arrays.
+            is_partial: Whether branches and arrays of it may be missing.
 
         Raises:
             ConfigError: They are of another model, or differ in type.
             ModuleError: One has another shape.
         """
+        trained = _part_of(self._trained, state) if is_partial else self._trained
         given: Any = jax.tree.structure(state)
-        wanted: Any = jax.tree.structure(self._trained)
+        wanted: Any = jax.tree.structure(trained)
         if given != wanted:
             raise ConfigError(
                 f"the arrays are not those of the model: {given.num_leaves} in other places than "
@@ -83,7 +92,7 @@ class WeightConversion:
                 hint="give a state of the same model",
             )
         # By type, since a silent cast of a state in other precision would change the model.
-        for leaf, spec in zip(jax.tree.leaves(state), _leaves(self._trained), strict=True):
+        for leaf, spec in zip(jax.tree.leaves(state), _leaves(trained), strict=True):
             if leaf.dtype != spec.dtype:
                 raise ConfigError(
                     f"the arrays differ in type from those of the model: {spec.name} is "
@@ -91,17 +100,32 @@ class WeightConversion:
                     hint="give a state of the same model",
                 )
         # For its checks of shapes; nothing is read, as it is an iterator that nobody asks.
-        self._restacked(state)
+        self._restacked(state, trained, self._targets_of(trained))
 
-    def arrays(self, state: Any) -> Iterator[tuple[Names, Array]]:
+    @property
+    def paths(self) -> Iterator[Names]:
+        """The paths of all weights that a state decides."""
+        for spec, path, layer in self._targets:
+            for name in self._kept_names(spec, path[-1], layer):
+                yield (*path[:-1], name)
+
+    def arrays(self, state: Any, *, is_partial: bool = False) -> Iterator[tuple[Names, Array]]:
         """Yield the weights that a state decides, each with its path, where they are to be stored.
+
+        An array that is stored there already, of the type that its layer reads, is not copied.
+
+        Args:
+            state: Arrays of the model.
+            is_partial: Whether it has some of them only, which decide some of the weights.
 
         Raises:
             ModuleError: An array is missing, or has another shape.
             CheckpointError: One that is not read yet is damaged, or holds what is not a number.
         """
-        found = self._restacked(state)
-        for spec, path, layer in self._targets:  # no zip: it would hold an array and the next one
+        trained = _part_of(self._trained, state) if is_partial else self._trained
+        targets = self._targets_of(trained)
+        found = self._restacked(state, trained, targets)
+        for spec, path, layer in targets:  # no zip: it would hold an array and the next one
             for name, array in self._made(next(found), spec, path[-1], layer).items():
                 # Waited for, or the runtime would run ahead
                 # and hold many arrays on their way at once.
@@ -132,8 +156,28 @@ class WeightConversion:
 
         return jax.tree_util.tree_map_with_path(taken, self._served, is_leaf=_is_spec)
 
-    def _restacked(self, state: Any) -> Iterator[Array]:
-        found = restacked_arrays(state, self._trained, [spec for spec, _, _ in self._targets])
+    def _targets_of(self, trained: Any) -> list[_Target]:
+        """Return what a state with the arrays of some specs decides.
+
+        Raises:
+            ConfigError: It has a part only of what makes one array.
+        """
+        known = {path for spec in _leaves(trained) for path in spec.rng_paths()}
+        found = []
+        for target in self._targets:
+            given = [path in known for path in target[0].rng_paths()]
+            if any(given) and not all(given):
+                raise ConfigError(
+                    f"{target[0].name} is of {len(given)} layers, and there are arrays of "
+                    f"{sum(given)}",
+                    hint="give the arrays of all layers, or of none",
+                )
+            if all(given):
+                found.append(target)
+        return found
+
+    def _restacked(self, state: Any, trained: Any, targets: list[_Target]) -> Iterator[Array]:
+        found = restacked_arrays(state, trained, [spec for spec, _, _ in targets])
         return map(read_leaf, found)
 
     def _made(self, leaf: Any, spec: ParamSpec, name: str, layer: Any) -> dict[str, Array]:
@@ -147,10 +191,14 @@ class WeightConversion:
 
     def _at_once(self, spec: ParamSpec, name: str, layer: Any) -> list[ParamSpec]:
         """Return what is on devices while an array takes the place of an old one."""
+        kept = [layer[one] for one in self._kept_names(spec, name, layer)]
+        return kept if name in layer else [spec, *kept]
+
+    def _kept_names(self, spec: ParamSpec, name: str, layer: Any) -> list[str]:
+        """Return the names of what a layer keeps of an array."""
         if name in layer:
-            return [layer[name]]
-        kept = jax.eval_shape(lambda weight: kept_weight(layer, weight), spec.abstract)
-        return [spec, *(layer[one] for one in kept)]
+            return [name]
+        return list(jax.eval_shape(lambda weight: kept_weight(layer, weight), spec.abstract))
 
     def _placed(self, leaf: Any, spec: ParamSpec) -> Array:
         array: Array = jax.device_put(leaf, self._place(spec))
@@ -167,6 +215,23 @@ class WeightConversion:
     def _device_bytes(self, spec: ParamSpec) -> int:
         shape = self._place(spec).shard_shape(spec.shape)
         return math.prod(shape) * jnp.dtype(spec.dtype).itemsize
+
+
+def _part_of(specs: Any, state: Any, path: Names = ()) -> Any:
+    """Return the specs of the arrays of a state that has some of them.
+
+    Raises:
+        ConfigError: It has others.
+    """
+    if _is_spec(specs) or not isinstance(state, Mapping):
+        return specs
+    for name in state:
+        if name not in specs:
+            raise ConfigError(
+                f"the model has no array {'.'.join((*path, str(name)))!r}",
+                hint=suggest_names(str(name), specs),
+            )
+    return {name: _part_of(specs[name], below, (*path, name)) for name, below in state.items()}
 
 
 def _targets(specs: Any, kept: Any, path: Names = ()) -> Iterator[tuple[ParamSpec, Names, Any]]:
@@ -221,16 +286,37 @@ class ServedWeights:
             for leaf in jax.tree.leaves(self.value)
         )
 
-    def check(self, state: Any) -> None:
-        """Check that another state is of the model.
+    def check(self, state: Any, *, is_partial: bool = False) -> None:
+        """Check that another state is of the model, or a part of one.
 
         Raises:
             ConfigError: Its arrays are of another model, or differ in type.
             ModuleError: One has another shape.
         """
-        self._conversion.check(state)
+        self._conversion.check(state, is_partial=is_partial)
 
-    def replace(self, state: Any) -> None:
+    def check_present(self) -> None:
+        """Check that no array was released, or donated to another program by whoever shares it.
+
+        Raises:
+            EngineError: One was.
+        """
+        leaves = jax.tree.leaves(self.value)
+        missing = sum(not is_present(one) for one in leaves)
+        if missing:
+            raise EngineError(
+                f"{missing} of {len(leaves)} arrays of the engine's weights were released, or "
+                "deleted by a program that they were donated to",
+                hint="call replace_weights with the new state first",
+            )
+
+    def release(self) -> None:
+        """Drop the arrays that a state decides, until `replace`; adapters and a draft stay."""
+        shapes = abstract(self.value)
+        for path in self._conversion.paths:
+            self.value = _with_leaf(self.value, path, _leaf(shapes, path))
+
+    def replace(self, state: Any, *, is_partial: bool = False) -> None:
         """Take over a state that was checked; adapters and a draft stay.
 
         Each array takes the place of the one before it, which is freed if nobody else holds it: so
@@ -240,7 +326,7 @@ class ServedWeights:
             EngineError: An array could not be converted, after others were.
         """
         try:
-            for path, array in self._conversion.arrays(state):
+            for path, array in self._conversion.arrays(state, is_partial=is_partial):
                 # The old array is let go with this assignment, before the next one is read.
                 self.value = _with_leaf(self.value, path, array)
         # Whatever it was, old and new weights are mixed now, and no
@@ -269,10 +355,19 @@ def _with_leaf(tree: Any, path: Names, leaf: Array) -> Any:
     return {**tree, path[0]: _with_leaf(tree[path[0]], path[1:], leaf)}
 
 
+def _leaf(tree: Any, path: Names) -> Any:
+    return _leaf(tree[path[0]], path[1:]) if path else tree
+
+
+def is_present(leaf: Any) -> bool:
+    """Return whether an array is there: neither released nor donated to a program."""
+    return isinstance(leaf, jax.Array) and not leaf.is_deleted()
+
+
 def abstract(tree: Any) -> Any:
     """Return shape, type and place of each array."""
 
-    def of_leaf(leaf: Array) -> Any:
+    def of_leaf(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)  # type: ignore[no-untyped-call]
 
     return jax.tree.map(of_leaf, tree)

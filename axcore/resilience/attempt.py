@@ -34,7 +34,7 @@ from axcore.resilience.standby_workers import StandbyProcess, TrackedProcess
 WAITING = "step"
 """The phase of a process that only waits for the others, in a collective."""
 
-_WAITS = ("/axcore/distributed/host_collectives.py", "/orbax/checkpoint/_src/asyncio_utils.py")
+_WAITS = ("/axcore/distributed/host_collectives.py",)
 """Where a main thread is while it waits for other processes, or for a save that they share."""
 
 # How late a lost process without a closed pipe is noticed at most.

@@ -195,6 +195,24 @@ class Rollouts(DataLoader):
             )()
             yield self.batch([*found, *[None] * (size - len(found))])
 
+    def check_task(self, task: Any) -> None:
+        """Check that the task takes log-probabilities at the temperature that is sampled with.
+
+        Raises:
+            ConfigError: It has another temperature: ratios would be of different distributions.
+        """
+        sampled = self.config.sampling.temperature
+        trained = getattr(task, "temperature", sampled)
+        if sampled == trained:
+            return
+        hint = f"--set task.temperature={sampled}" if sampled else ""
+        raise ConfigError(
+            f"data.sampling.temperature is {sampled}, and task.temperature {trained}: the task "
+            "would compare probabilities of two distributions",
+            where="task.temperature",
+            hint=hint or f"--set data.sampling.temperature={trained}",
+        )
+
     def on_run(self, directory: Path) -> None:
         """Write failures of rewards to the events of the run."""
         self._rewards.log_to(directory)

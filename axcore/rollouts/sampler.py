@@ -56,6 +56,8 @@ class PolicySampler:
     ) -> Callable[[], list[list[Completion]]]:
         """Begin to sample completions of each prompt.
 
+        Log-probabilities are those of the distribution that was sampled.
+
         Args:
             module: The policy.
             state: Its weights.
@@ -72,6 +74,8 @@ class PolicySampler:
         for one in self._running:
             one.result()
         engine = self._with_weights(module, state)
+        # Raw ones where they are the same, since those cost no softmax of their own.
+        is_raw = sampling.is_plain and sampling.temperature in (0.0, 1.0)
         requests = [
             Request(
                 prompt=one.tokens,
@@ -79,6 +83,7 @@ class PolicySampler:
                 sampling=sampling,
                 seed=_seed(self._seed, stream, one.number, sample),
                 num_logprobs=0,
+                logprobs_mode="raw_logprobs" if is_raw else "processed_logprobs",
             )
             for one in prompts
             for sample in range(num_samples)

@@ -1,7 +1,7 @@
 """Runs: opening what training left in a directory, and making runs of pretrained checkpoints."""
 
 from axcore.runs.base_model import BaseModel
-from axcore.runs.distill import DistillFrom
+from axcore.runs.distill import DistillFrom, DistillFromCache
 from axcore.runs.export import (
     export_gguf,
     export_run,
@@ -13,11 +13,13 @@ from axcore.runs.rewards import reward_of
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
 from axcore.runs.run_weights import FromRun, RunWeights
+from axcore.runs.teacher_cache import write_teacher_cache
 from axcore.runs.text_samples import GenerateSamples, TextSamples
 
 __all__ = [
     "BaseModel",
     "DistillFrom",
+    "DistillFromCache",
     "FromRun",
     "GenerateSamples",
     "OpenedModel",
@@ -36,4 +38,5 @@ __all__ = [
     "open_model",
     "reward_of",
     "run_facts",
+    "write_teacher_cache",
 ]

@@ -6,7 +6,9 @@ axcore train sft --modify 'distill(teacher=RUN)' --set init_from.path=RUN2 ...
 from pathlib import Path
 from typing import Any
 
-from axcore.config import REQUIRED, PositiveFloat, UnitInterval, config, evolve
+from axcore.config import REQUIRED, PositiveFloat, UnitInterval, config, evolve, field_names
+from axcore.data import Data
+from axcore.data.teacher_cache import TaughtData, read_manifest
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import HuggingFace, PretrainedCheckpoint
 from axcore.module import DTypes
@@ -15,7 +17,7 @@ from axcore.runs.export import checkpoint_tokenizer
 from axcore.runs.opening import is_published
 from axcore.runs.run import Run
 from axcore.runs.run_weights import RunWeights
-from axcore.tasks import Distill, FrozenModel
+from axcore.tasks import Distill, DistillTopK, FrozenModel
 
 
 @config
@@ -45,12 +47,7 @@ class DistillFrom:
             ConfigError: The config has a task already, or the teacher has other tokens.
             CheckpointError: The teacher is neither a run nor a pretrained checkpoint.
         """
-        if cfg.task is not None:
-            raise ConfigError(
-                f"the config has the task {type(cfg.task).__qualname__} already",
-                where="task",
-                hint="distill a model of text, such as that of: axcore train sft",
-            )
+        _check_has_no_task(cfg)
         teacher, tokenizer = _teacher(self.teacher, allow_unknown_fields=self.allow_unknown_fields)
         check_same_tokens(getattr(cfg.data, "tokenizer", None), tokenizer, where=self.teacher)
         task = Distill.Config(
@@ -60,6 +57,51 @@ class DistillFrom:
             cross_entropy_weight=self.cross_entropy_weight,
         )
         return evolve(cfg, task=task)
+
+
+@config
+class DistillFromCache:
+    """Learn from the likeliest tokens of a teacher, which `axcore data teach` wrote to a folder.
+
+    Args:
+        teacher_cache: The folder.
+        beta: As of `DistillFrom`.
+        cross_entropy_weight: Share of the data's own cross-entropy in the loss.
+    """
+
+    teacher_cache: str = REQUIRED
+    beta: UnitInterval = 0.0
+    cross_entropy_weight: UnitInterval = 0.0
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return a trainer's config whose batches have the teacher's tokens.
+
+        Raises:
+            ConfigError: The config has a task already, or other data than packed documents.
+            DataError: The folder is not a teacher's cache.
+        """
+        _check_has_no_task(cfg)
+        if type(cfg.data) is not Data.Config:
+            raise ConfigError(
+                f"the data is {type(cfg.data).__qualname__}, and a teacher's cache is of packed "
+                "documents",
+                where="data",
+                hint="distill on axcore.data.Data, such as that of: axcore train sft",
+            )
+        shared = {name: getattr(cfg.data, name) for name in field_names(cfg.data)}
+        top_k = read_manifest(self.teacher_cache)["top_k"]
+        data = TaughtData.Config(**shared, teacher_cache=self.teacher_cache, top_k=top_k)
+        task = DistillTopK.Config(beta=self.beta, cross_entropy_weight=self.cross_entropy_weight)
+        return evolve(cfg, data=data, task=task)
+
+
+def _check_has_no_task(cfg: Any) -> None:
+    if cfg.task is not None:
+        raise ConfigError(
+            f"the config has the task {type(cfg.task).__qualname__} already",
+            where="task",
+            hint="distill a model of text, such as that of: axcore train sft",
+        )
 
 
 def _teacher(path: str, *, allow_unknown_fields: bool) -> tuple[FrozenModel.Config, Any]:

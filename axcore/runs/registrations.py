@@ -39,6 +39,11 @@ def modifiers() -> Iterator[Modifier]:
         summary="A run learns from the probabilities of a teacher, which is in memory too",
     )
     yield Modifier(
+        name="distill_top_k",
+        config=Ref("axcore.runs:DistillFromCache"),
+        summary="A run learns from a teacher's likeliest tokens, which are in files",
+    )
+    yield Modifier(
         name="from_run",
         config=Ref("axcore.runs:FromRun"),
         summary="A run begins with the weights of another run",

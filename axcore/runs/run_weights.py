@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.checkpoint import Checkpointer
+from axcore.checkpoint.leaves import LeafSpec
 from axcore.config import REQUIRED, config
 from axcore.errors import CheckpointError
 from axcore.interop import (
@@ -174,12 +175,16 @@ class RunArrays(ArraySource):
     def _specs(self) -> dict[str, Any]:
         return dict(named_specs(self.model.build().param_specs()))
 
+    @cached_property
+    def _saved_leaves(self) -> Mapping[str, LeafSpec]:
+        return self.checkpointer.manifest(self.step).leaves
+
     def _leaves_of(self, origins: LeafOrigins) -> list[str]:
         return list(dict.fromkeys(self.places[one.source].leaf for one in origins.values()))
 
     def _loaded(self, leaf: str, sharding: Any) -> jax.Array:
         saved = self.saved[leaf]
-        spec = self.checkpointer.manifest(self.step).leaves[saved]
+        spec = self._saved_leaves[saved]
         wanted = jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype), sharding=sharding)  # type: ignore[no-untyped-call]
         return self.checkpointer.load(self.step, {saved: wanted})[saved]
 
@@ -223,7 +228,7 @@ class RunArrays(ArraySource):
         )
 
     def _check_manifest(self) -> None:
-        leaves = self.checkpointer.manifest(self.step).leaves
+        leaves = self._saved_leaves
         wrong = [
             name
             for name, saved in self.saved.items()

@@ -1,17 +1,21 @@
 """Tasks: objectives around a model, which add losses from a batch."""
 
-from axcore.tasks.distillation import Distill, DistillationTask, divergence, kl_divergence
+from axcore.tasks.distillation import (
+    Distill,
+    DistillationTask,
+    DistillTopK,
+    divergence,
+    kl_divergence,
+)
 from axcore.tasks.policy_gradient import (
     DAPO,
     GRPO,
     GSPO,
     RLOO,
-    Advantage,
-    Clip,
     DrGRPO,
-    KLPenalty,
     PolicyGradient,
 )
+from axcore.tasks.policy_losses import Advantage, Clip, KLPenalty, SamplerCorrection
 from axcore.tasks.preference import (
     DPO,
     IPO,
@@ -40,6 +44,7 @@ __all__ = [
     "Classification",
     "Clip",
     "Distill",
+    "DistillTopK",
     "DistillationTask",
     "DrGRPO",
     "FrozenModel",
@@ -49,6 +54,7 @@ __all__ = [
     "ReferenceTask",
     "Regression",
     "RewardModel",
+    "SamplerCorrection",
     "SimPO",
     "SupervisedTask",
     "Task",

@@ -1,7 +1,8 @@
 """Distillation: a student learns the probabilities that a teacher gives the next token.
 
-`Distill` has the teacher at its side, of any size. `divergence` compares two distributions and
-knows neither, for any objective that has two models' log-probabilities.
+`Distill` has the teacher in memory, of any size; `DistillTopK` reads its likeliest tokens from the
+batch. `divergence` compares two distributions and knows neither, for any objective that has two
+models' log-probabilities.
 
 Letters: B rows, T tokens of a row, V tokens of the vocabulary.
 """
@@ -9,11 +10,13 @@ Letters: B rows, T tokens of a row, V tokens of the vocabulary.
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveFloat, UnitInterval, config
+from axcore.data.teacher_cache import TEACHER_LOG_PROBS, TEACHER_TOKENS
 from axcore.errors import ConfigError
 from axcore.layers import packed_rows
 from axcore.models.causal_lm import LOGITS_AT_ONCE
@@ -205,6 +208,64 @@ class Distill(DistillationTask):
                 where="task.teacher.model.vocab_size",
                 hint="take a teacher with the student's tokenizer" + (grow if own < other else ""),
             )
+
+
+class DistillTopK(DistillationTask):
+    """Learns from a teacher's likeliest tokens, which the batch has; there is no teacher in memory.
+
+    All other tokens are one more outcome, whose probability is what is left of 1. So the loss is
+    at most that of `Distill`, and equal to it where all tokens are among the likeliest.
+    """
+
+    @config
+    class Config(DistillationTask.Config):
+        """Describes `DistillTopK`."""
+
+    def taught(self, batch: Mapping[str, Array]) -> tuple[Array, ...]:
+        """Return the teacher's tokens and their log-probabilities."""
+        return batch[TEACHER_TOKENS], batch[TEACHER_LOG_PROBS]
+
+    def divergences(
+        self, logits: Float[Array, "batch places vocab"], *taught: Array
+    ) -> Float[Array, "batch places"]:
+        """Return the divergence of each token from the teacher."""
+        tokens, teacher = taught
+        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        student = jnp.take_along_axis(log_probs, tokens, axis=-1)
+        if tokens.shape[-1] < logits.shape[-1]:
+            student, teacher = (
+                jnp.concatenate([one, _log_rest(one)], axis=-1) for one in (student, teacher)
+            )
+        return divergence(student, teacher, self.config.beta)
+
+    def check_batch(self, batch: BatchSpec) -> None:
+        """Check that a batch is one of the model's own, with the teacher's tokens.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        names = (TEACHER_TOKENS, TEACHER_LOG_PROBS)
+        if missing := [name for name in names if name not in batch.arrays]:
+            raise ConfigError(
+                f"DistillTopK learns from {', '.join(names)}, and a batch has no "
+                f"{', '.join(missing)}",
+                where="data",
+                hint="--modify 'distill_top_k(teacher_cache=FOLDER)', which `axcore data teach` "
+                "writes",
+            )
+        own = {name: one for name, one in batch.arrays.items() if name not in names}
+        super().check_batch(attrs.evolve(batch, arrays=own))
+
+
+def _log_rest(log_probs: Float[Array, "*places K"]) -> Float[Array, "*places 1"]:
+    """Return the logarithm of what probabilities leave of 1, or of float32's rounding."""
+    total = jax.nn.logsumexp(log_probs, axis=-1, keepdims=True)
+    # Sums may round to 1 and above, where the logarithm has no finite value and no gradient.
+    return jnp.log(-jnp.expm1(jnp.minimum(total, -_SMALLEST)))
+
+
+_SMALLEST = 2.0**-23
+"""The distance of float32 numbers at 1."""
 
 
 def _cross_entropies(

@@ -13,17 +13,24 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from axcore.config import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    config,
-)
+from axcore.config import NonNegativeFloat, PositiveFloat, PositiveInt, config, find_config
 from axcore.errors import ConfigError
-from axcore.layers import whole_rows
+from axcore.layers import Dropout, whole_rows
 from axcore.module import BatchSpec
+from axcore.tasks.policy_losses import (
+    Advantage,
+    Clip,
+    KLPenalty,
+    SamplerCorrection,
+    advantages,
+    at_level,
+    clipped_losses,
+    kl_estimates,
+    masked,
+    sampler_weights,
+)
 from axcore.tasks.preference import ReferenceTask
 from axcore.tasks.task import Task
 
@@ -51,54 +58,6 @@ REWARD_PREFIX = "reward."
 FAILED_PREFIX = "failed."
 """What the arrays begin with that are 1 where a reward failed."""
 
-_SMALLEST_STD = 1e-4
-"""Is added to a standard deviation before rewards are divided by it, as TRL does."""
-
-
-@config
-class Advantage:
-    """How the rewards of a group become advantages.
-
-    Args:
-        baseline: What is subtracted: the mean of the group, or of the group's other completions.
-        scale: What is divided by: the standard deviation of the group, of the full batch, or
-            nothing.
-    """
-
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    scale: Literal["group", "batch", "none"] = "group"
-
-
-@config
-class Clip:
-    """How far the policy may go from the one that sampled.
-
-    Args:
-        low: The ratio of probabilities is clipped below at 1 - low.
-        high: And above at 1 + high.
-        level: What has a ratio: each token, or each completion (the geometric mean of its tokens').
-    """
-
-    low: PositiveFloat = 0.2
-    high: PositiveFloat = 0.2
-    level: Literal["token", "sequence"] = "token"
-
-
-@config
-class KLPenalty:
-    """What it costs to go away from the model before training.
-
-    Args:
-        coefficient: Weight of the divergence; 0 keeps no copy of the model.
-        form: Its estimate from a token's log-ratio r = log p_policy - log p_reference: `k1` is r,
-            `k2` r^2 / 2, and `k3` exp(-r) - 1 + r.
-
-    Source: Schulman 2020, "Approximating KL divergence".
-    """
-
-    coefficient: NonNegativeFloat = 0.0
-    form: Literal["k1", "k2", "k3"] = "k3"
-
 
 class PolicyGradient(ReferenceTask):
     """`-min(r A, clip(r) A)` of each sampled token, r the ratio to the policy that sampled it."""
@@ -115,14 +74,11 @@ class PolicyGradient(ReferenceTask):
                 over their tokens; `token` a mean over all tokens; `constant` a mean over
                 completions of sums over tokens, divided by `max_tokens`.
             max_tokens: What `constant` divides by; None takes the length of a row.
-            entropy_bonus: What a nat of entropy at a sampled token takes off the loss.
+            entropy_bonus: What a nat of entropy, in the mean over sampled tokens, takes off the
+                loss.
             temperature: What the sampler divided logits by.
-            max_sampler_ratio: Tokens are weighted by the ratio of the trainer's probability to the
-                sampler's, up to this; None leaves them. The ratio is 1 but for rounding where both
-                compute alike, and matters where the sampler has other weights or fewer bits.
-
-        Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
-            training", for `max_sampler_ratio`.
+            sampler: How losses are weighted where the sampler's probabilities are not the
+                trainer's.
         """
 
         advantage: Advantage = Advantage()
@@ -132,7 +88,7 @@ class PolicyGradient(ReferenceTask):
         max_tokens: PositiveInt | None = None
         entropy_bonus: NonNegativeFloat = 0.0
         temperature: PositiveFloat = 1.0
-        max_sampler_ratio: PositiveFloat | None = 2.0
+        sampler: SamplerCorrection = SamplerCorrection()
 
     config: Config
     watched_metrics = ("reward", "loss/kl", "entropy", "clip_fraction", "completion_tokens")
@@ -146,26 +102,29 @@ class PolicyGradient(ReferenceTask):
         mask_BT = batch["loss_weights"] * batch["row_weights"][:, None]
         model: Any = self.model  # one with `log_probs_and_entropies`, as `CausalLM` has
         found = model.log_probs_and_entropies(*inputs, info, temperature=cfg.temperature)
-        log_probs_BT, entropies_BT = (_masked(one, mask_BT) for one in found)
+        log_probs_BT, entropies_BT = (masked(one, mask_BT) for one in found)
         current_BT = jax.lax.stop_gradient(log_probs_BT)
         # Where the policy has not changed since, its own log-probabilities are the old ones: the
         # ratio is 1 exactly, whatever the sampler's rounding.
-        old_BT = _masked(batch.get(OLD_LOG_PROBS, current_BT), mask_BT)
-        sampler_BT = _masked(batch["sampler_log_probs"], mask_BT)
+        old_BT = masked(batch.get(OLD_LOG_PROBS, current_BT), mask_BT)
+        sampler_BT = masked(batch["sampler_log_probs"], mask_BT)
         advantages_B = advantages(cfg.advantage, batch)
-        log_ratio_BT = _ratio_level(log_probs_BT - old_BT, mask_BT, cfg.clip.level)
+        log_ratio_BT = at_level(log_probs_BT - old_BT, mask_BT, cfg.clip.level)
         losses_BT, is_clipped_BT = clipped_losses(log_ratio_BT, advantages_B[:, None], cfg.clip)
         gap_BT = jax.lax.stop_gradient(old_BT - sampler_BT)
-        if cfg.max_sampler_ratio is not None:
-            losses_BT *= jnp.minimum(jnp.exp(gap_BT), cfg.max_sampler_ratio)
+        losses_BT *= sampler_weights(cfg.sampler, gap_BT, mask_BT)
         self._add_mean("policy", losses_BT, mask_BT)
         if cfg.entropy_bonus:
-            self._add_mean("entropy_bonus", -entropies_BT, mask_BT, scale=cfg.entropy_bonus)
+            # A mean over tokens whatever `mean_over` is: of a sum, longer answers would have more.
+            total = -jnp.sum(entropies_BT * mask_BT)
+            self.add_loss("entropy_bonus", total, jnp.sum(mask_BT), scale=cfg.entropy_bonus)
         if cfg.kl.coefficient:
             reference_BT, _ = self.reference(
                 "log_probs_and_entropies", *inputs, info, cfg.temperature
             )
-            kl_BT = kl_estimates(log_probs_BT - _masked(reference_BT, mask_BT), cfg.kl.form)
+            kl_BT = kl_estimates(log_probs_BT - masked(reference_BT, mask_BT), cfg.kl.form)
+            if cfg.kl.is_weighted_by_ratio:
+                kl_BT *= jnp.exp(log_ratio_BT)
             self._add_mean("kl", kl_BT, mask_BT, scale=cfg.kl.coefficient)
         self._measure(batch, mask_BT, entropies_BT, is_clipped_BT, gap_BT)
 
@@ -244,6 +203,7 @@ class PolicyGradient(ReferenceTask):
                 where="data",
                 hint="train it on axcore.rollouts.Rollouts, as `axcore train grpo` does",
             )
+        self._check_dropout()
         cfg: Any = self.model.config
         size, num_tokens = cfg.vocab_size, arrays["tokens"].num_values
         if num_tokens is not None and size < num_tokens:
@@ -253,67 +213,24 @@ class PolicyGradient(ReferenceTask):
                 hint=f"--set model.vocab_size={num_tokens}",
             )
 
-
-def advantages(cfg: Advantage, batch: Mapping[str, Array]) -> Float[Array, " batch"]:
-    """Return the advantage of each completion.
-
-    Args:
-        cfg: How they are made.
-        batch: `rewards`, `group_mean`, `group_std`, `group_size` and `batch_std`, `[batch]` each.
-    """
-    found_B = batch["rewards"] - batch["group_mean"]
-    if cfg.baseline == "leave_one_out":
-        # r - (S - r) / (G - 1), with S the sum of the group's rewards.
-        size_B = batch["group_size"]
-        found_B = found_B * size_B / jnp.maximum(size_B - 1, 1)
-    if cfg.scale != "none":
-        found_B = found_B / (batch[f"{cfg.scale}_std"] + _SMALLEST_STD)
-    return jax.lax.stop_gradient(found_B)
-
-
-def clipped_losses(
-    log_ratio: Float[Array, "batch time"], advantage: Float[Array, "batch 1"], clip: Clip
-) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
-    """Return the loss of each token, and whether the clip decided it.
-
-    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
-    """
-    ratio = jnp.exp(log_ratio)
-    clipped = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
-    free, bounded = ratio * advantage, clipped * advantage
-    return -jnp.minimum(free, bounded), (bounded < free).astype(jnp.float32)
-
-
-def kl_estimates(
-    log_ratio: Float[Array, "batch time"], form: Literal["k1", "k2", "k3"]
-) -> Float[Array, "batch time"]:
-    """Return the divergence from the reference at each token, by its log-ratio."""
-    if form == "k1":
-        return log_ratio
-    if form == "k2":
-        return log_ratio**2 / 2
-    return jnp.expm1(-log_ratio) + log_ratio
-
-
-def _ratio_level(log_ratio_BT: Array, mask_BT: Array, level: str) -> Array:
-    if level == "token":
-        return log_ratio_BT
-    # Source: Zheng et al. 2025, arXiv:2507.18071, eq. 7: the mean over a completion's tokens.
-    counts_B1 = jnp.maximum(jnp.sum(mask_BT, axis=1, keepdims=True), 1)
-    mean_B1 = jnp.sum(log_ratio_BT * mask_BT, axis=1, keepdims=True) / counts_B1
-    return jnp.broadcast_to(mean_B1, log_ratio_BT.shape)
-
-
-def _masked(values_BT: Array, mask_BT: Array) -> Array:
-    # A place that does not count may have a log-probability of minus
-    # infinity, and the difference of two of them is nan.
-    return jnp.where(mask_BT > 0, values_BT, 0)
+    def _check_dropout(self) -> None:
+        """Refuse dropout: the sampler has none, and ratios would be those of masks."""
+        for found in find_config(self.config.model, Dropout.Config):
+            rate = getattr(found.node, "rate", 0.0)
+            if rate:
+                raise ConfigError(
+                    f"{type(self).__qualname__} compares probabilities with those of the sampler, "
+                    f"which drops nothing, and the model has a dropout of {rate}",
+                    where=f"model.{found.path}.rate",
+                    hint=f"--set model.{found.path}.rate=0",
+                )
 
 
 class GRPO(PolicyGradient):
     """Group relative policy optimization: rewards compared within the completions of a prompt.
 
     Source: Shao et al. 2024, arXiv:2402.03300, eq. 3.
+    Differs: A penalty is weighted by the ratio unless `kl.is_weighted_by_ratio` is false.
     """
 
 
@@ -364,7 +281,11 @@ class GSPO(PolicyGradient):
 class RLOO(PolicyGradient):
     """REINFORCE with the mean of the prompt's other completions as baseline.
 
+    A completion is one action: its ratio is the product of its tokens', and the gradient of the
+    first update is its advantage times that of its log-probability.
+
     Source: Ahmadian et al. 2024, arXiv:2402.14740, section 3.2.
+    Differs: A penalty (`kl`) is a loss, where the paper takes it off the reward.
     """
 
     @config
@@ -372,4 +293,4 @@ class RLOO(PolicyGradient):
         """Describes `RLOO`."""
 
         advantage: Advantage = Advantage(baseline="leave_one_out", scale="none")
-        mean_over: Literal["sequence", "token", "constant"] = "token"
+        clip: Clip = Clip(level="product")

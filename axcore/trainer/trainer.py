@@ -353,6 +353,8 @@ class Trainer(Configurable):
         """Check what a task, or a model, says about itself; somebody else may have written it."""
         with attributed(self.task, "check_batch"):
             self.task.check_batch(self.batch_spec.for_model())
+        with attributed(self.data, "check_task"):
+            self.data.check_task(self.task.config)
         with attributed(self.task, "metric_units"):
             units: object = self.task.metric_units()
         if not isinstance(units, Mapping):

@@ -170,7 +170,7 @@ def test_a_misfit_of_the_older_step_does_not_hide_the_damage(tmp_path):
             checkpoints.restore(TEMPLATE)
 
 
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("index", range(2))
 def test_a_truncated_file_is_named_with_both_sizes(run, index):
     files = sorted(files_of(run / "step_00000200" / "arrays"), key=lambda p: -p.stat().st_size)
     path = files[index]
@@ -219,10 +219,12 @@ def test_a_checkpoint_of_a_newer_format_is_not_called_damaged(run, monkeypatch):
     from axcore.checkpoint import manifest
 
     known = manifest.read_manifest(run / "step_00000200")
-    monkeypatch.setattr(manifest, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(manifest, "FORMAT_VERSION", 3)
     manifest.write_manifest(run / "step_00000200", known)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"has format 2, .* this axcore reads format 1") as e:
+    with pytest.raises(
+        CheckpointError, match=r"has format 3, .* this axcore reads formats 1 to 2"
+    ) as e:
         open_checkpoints(run).restore(TEMPLATE)
     assert not isinstance(e.value, DamagedCheckpointError)
 
@@ -241,7 +243,7 @@ def test_files_are_measured_piece_by_piece(tmp_path, monkeypatch, size):
     monkeypatch.setattr(manifest, "PIECE_BYTES", 1000)
     data = random.Random(size).randbytes(size)
     (tmp_path / "data").write_bytes(data)
-    record = manifest.record_files(tmp_path, manifest.list_files(tmp_path))["data"]
+    record = manifest.record_files(tmp_path)["data"]
     starts = range(0, max(size, 1), 1000)
     assert record.crc32 == tuple(f"{zlib.crc32(data[i : i + 1000]):08x}" for i in starts)
     if size:

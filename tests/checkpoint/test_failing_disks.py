@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from axcore.checkpoint import Checkpointer, CheckpointWarning, writer
-from axcore.checkpoint.save import LONGEST_WAIT_S, RetryPolicy, Snapshot
+from axcore.checkpoint.save import LONGEST_WAIT_S, RetryPolicy
 from axcore.errors import CheckpointError
 
 
@@ -199,27 +198,6 @@ def test_a_directory_that_vanishes_is_never_written_elsewhere(tmp_path):
             save(checkpoints, 2)
         assert checkpoints.steps() == (1, 2)
     assert_newest(path, 2)
-
-
-@pytest.mark.parametrize("axes", [(), ("x",), (None, "x")])
-def test_a_snapshot_gives_back_every_leaf_on_its_sharding(axes):
-    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
-    sharding = NamedSharding(mesh, PartitionSpec(*axes))
-    arrays = {
-        "w": jax.device_put(jnp.arange(64.0).reshape(8, 8), sharding),
-        "half": jax.device_put(jnp.ones((4, 4), jnp.bfloat16), sharding),
-        "keys": jax.random.split(jax.random.key(1), 3),
-        "empty": jnp.zeros((0, 3)),
-        "scalar": jnp.int32(3),
-    }
-    again = Snapshot(arrays).arrays()
-    for name, array in arrays.items():
-        assert again[name].sharding == array.sharding
-        assert again[name].dtype == array.dtype
-        if name != "keys":
-            assert np.asarray(again[name]).tobytes() == np.asarray(array).tobytes()
-    same = jax.random.key_data(again["keys"]) == jax.random.key_data(arrays["keys"])
-    assert same.all()
 
 
 def spoil_once(draft):

@@ -101,7 +101,7 @@ def test_a_writer_that_is_stopped_keeps_its_lock_and_continues(tmp_path):
 @pytest.mark.parametrize(
     ("event", "path_end", "newest"),
     [
-        ("os.rename", "arrays.orbax-checkpoint-tmp", 1),
+        ("os.mkdir", "arrays/process_0", 1),
         ("os.rename", "manifest.json", 1),
         ("os.rename", "step_00000002.incomplete", 1),
         ("os.rename", "step_00000001", 3),

@@ -3,6 +3,7 @@
 import json
 import socket
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from axcore.checkpoint import CheckpointWarning, MemorySnapshots
-from axcore.checkpoint.peer_replicas import PART_FILES, Hosts, PeerExchange
+from axcore.checkpoint.manifest import read_manifest, write_manifest
+from axcore.checkpoint.peer_replicas import Hosts, PeerExchange
 from axcore.errors import CheckpointError
 
 RUN = {"id": "0123", "config": "a", "data": "b"}
@@ -97,13 +99,14 @@ def test_a_checkpoint_of_that_step_or_a_newer_one_is_preferred(kept, snapshots, 
     assert snapshots().restore(template(state), newer_than=10) is None
 
 
-@pytest.mark.parametrize("name", PART_FILES)
+@pytest.mark.parametrize("name", ["manifest.json", "arrays/process_0/manifest.ocdbt", "d/*"])
 def test_a_flipped_bit_is_noticed_and_nothing_restored(kept, snapshots, state, name):
-    content = bytearray((kept / name).read_bytes())
+    (path,) = kept.rglob(name)
+    content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 16
-    (kept / name).write_bytes(content)
+    path.write_bytes(content)
     found = snapshots()
-    with pytest.warns(CheckpointWarning, match=f"{name} has changed since it was saved"):
+    with pytest.warns(CheckpointWarning, match=f"{path.name} has changed since it was saved"):
         assert found.restore(template(state), newer_than=0) is None
 
 
@@ -119,11 +122,18 @@ def test_a_snapshot_of_another_config_or_history_is_not_taken(kept, snapshots, s
     assert snapshots(**other).restore(template(state), newer_than=0) is None
 
 
-def test_a_snapshot_that_is_sharded_otherwise_is_not_taken(kept, snapshots, state):
+def test_a_snapshot_is_restored_into_another_sharding(kept, snapshots, state):
     other = template(state)
     half = NamedSharding(state["split"].sharding.mesh, PartitionSpec("y"))
     other["split"] = other["split"].update(sharding=half)
-    assert snapshots().restore(other, newer_than=0) is None
+    found = snapshots().restore(other, newer_than=0).state["split"]
+    assert found.sharding == half
+    assert np.array_equal(found, state["split"])
+
+
+def test_a_snapshot_of_an_older_version_is_not_taken(kept, snapshots, state):
+    write_manifest(kept, attrs.evolve(read_manifest(kept), grids={}))
+    assert snapshots().restore(template(state), newer_than=0) is None
 
 
 def test_a_run_that_goes_back_forgets_its_snapshots(kept, snapshots, state):
@@ -184,18 +194,21 @@ def exchange(tmp_path):
     made.close()
 
 
+FILES = ("arrays/process_0/d/0a", "manifest.json")
+
+
 @pytest.fixture
 def part(tmp_path):
     folder = tmp_path / "part"
-    folder.mkdir()
-    for name in PART_FILES:
+    (folder / FILES[0]).parent.mkdir(parents=True)
+    for name in FILES:
         (folder / name).write_bytes(name.encode() * 99_999)
     return folder
 
 
 def test_a_copy_arrives_whole(exchange, part, tmp_path):
     exchange.send(0, 0, 5, part)
-    for name in PART_FILES:
+    for name in FILES:
         assert (tmp_path / "got" / name).read_bytes() == (part / name).read_bytes()
 
 
@@ -209,11 +222,18 @@ def ask(exchange, head, rest=b""):
 
 
 def test_a_copy_that_is_cut_off_is_refused_and_the_next_one_taken(exchange, part):
-    cut = ask(exchange, {"process": 0, "step": 5, "sizes": [100, 100]}, b"x" * 50)
-    assert cut == b"ConnectionError: shards.bin was cut off, 50 bytes before its end\n"
+    cut = ask(exchange, {"process": 0, "step": 5, "sizes": {"d/0a": 100}}, b"x" * 50)
+    assert cut == b"ConnectionError: d/0a was cut off, 50 bytes before its end\n"
     exchange.send(0, 0, 5, part)
 
 
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "d/../../outside"])
+def test_a_copy_writes_nowhere_else(exchange, tmp_path, name):
+    said = ask(exchange, {"process": 0, "step": 5, "sizes": {name: 1}}, b"x")
+    assert said == f"ValueError: {name} is not a path in a snapshot\n".encode()
+    assert list((tmp_path / "got").iterdir()) == []
+
+
 def test_who_does_not_know_the_secret_is_hung_up_on(exchange, tmp_path):
-    assert ask(exchange, {"secret": "guess", "process": 0, "step": 5, "sizes": [0, 0]}) == b""
+    assert ask(exchange, {"secret": "guess", "process": 0, "step": 5, "sizes": {"d": 0}}) == b""
     assert list((tmp_path / "got").iterdir()) == []

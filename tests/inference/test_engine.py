@@ -446,7 +446,7 @@ def test_weights_are_replaced_between_steps_and_no_answer_is_lost():
 
 
 def test_an_error_of_what_the_engine_was_told_to_do_reaches_who_told_it(monkeypatch):
-    def fail(self, weights):
+    def fail(self, weights, *, is_partial):
         raise TimeoutError("the device does not answer")
 
     with opened() as engine:

@@ -89,7 +89,7 @@ def peaks(monkeypatch):
         look()
         return arrays
 
-    def arrays_watched(self, state):
+    def arrays_watched(self, state, **options):
         for one in made(self, state):
             look()
             yield one

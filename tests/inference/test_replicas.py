@@ -163,7 +163,7 @@ def test_a_replica_that_cannot_take_new_weights_fails_and_the_others_answer_by_t
 ):
     first, last = replicas._engines
 
-    def full(state):
+    def full(state, **options):
         raise MemoryError("no room on the device")
 
     monkeypatch.setattr(last._programs.weights._conversion, "arrays", full)

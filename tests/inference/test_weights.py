@@ -150,7 +150,7 @@ def test_new_weights_take_the_place_of_old_ones_array_by_array(weights, monkeypa
         before, most = live_bytes(), []
         made = WeightConversion.arrays
 
-        def watched(self, state):
+        def watched(self, state, **options):
             for one in made(self, state):
                 most.append(live_bytes())
                 yield one
@@ -173,7 +173,7 @@ def test_an_engine_whose_new_weights_came_in_part_answers_no_more(monkeypatch):
     model = TEXTS.build()
     made = WeightConversion.arrays
 
-    def cut(self, state):
+    def cut(self, state, **options):
         yield next(made(self, state))
         raise MemoryError("no room")
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from chat_tokenizer import write_chat_tokenizer
 from numpy_state import numpy_state
-from parity_pairs import load_hf
-from safetensors.numpy import load_file
+from parity_pairs import assert_same_gradient, load_hf
 
 from axcore.interop import to_hugging_face
 from axcore.models import llama2
@@ -104,17 +103,7 @@ def check(task, batch, both, hf, trainer, folder):
     axcore, gradient = jax.jit(jax.value_and_grad(loss))(policy)
     assert float(axcore) == pytest.approx(hf.item(), rel=2e-5)
     hf.backward()
-    to_hugging_face(folder / "axcore", MODEL, gradient)
-    found = load_file(folder / "axcore" / "model.safetensors")
-    wanted = {
-        name: parameter.grad.numpy()
-        for name, parameter in trainer.model.named_parameters()
-        if parameter.grad is not None
-    }
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        atol = 1e-3 * np.abs(value).max() + 1e-7
-        np.testing.assert_allclose(found[name], value, atol=atol, err_msg=name)
+    assert_same_gradient(gradient, MODEL, trainer.model, folder / "axcore")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from axcore.config import evolve, update_config
 from axcore.data import Policy
 from axcore.errors import ConfigError, DataError
 from axcore.inference import EngineConfig
+from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
 from axcore.module import functional
 from axcore.rollouts import PromptFiles
@@ -114,8 +115,19 @@ def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path, set
     jax.tree.map(np.testing.assert_array_equal, whole.state.model, resumed.state.model)
 
 
-def test_the_sampler_and_the_trainer_agree_to_rounding(tmp_path):
-    data = small().data.build()
+def mass_of_text(data, model, state, batch, temperature):
+    """Returns the probability of the tokens that a sampler may draw."""
+    info = whole_rows(*(jnp.asarray(batch[name]) for name in ("tokens", "token_mask")))
+    logits, _ = functional(model, state, jnp.asarray(batch["tokens"]), info, method="logits")
+    allowed = allowed_tokens(logits.shape[-1], data.tokenizer)
+    bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: logits.shape[-1]]
+    return jnp.sum(jax.nn.softmax(logits / temperature), where=bits > 0, axis=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_sampler_and_the_trainer_agree_to_rounding(temperature):
+    data = small(**{"data.sampling.temperature": temperature}).data.build()
     model = small().model.build()
     policy = Policy(model, 0, model.init(0))
     found = data.begin_rollout(policy, [0, 1])()
@@ -129,8 +141,11 @@ def test_the_sampler_and_the_trainer_agree_to_rounding(tmp_path):
         tokens,
         targets,
         whole_rows(tokens, mask),
+        temperature,
         method="log_probs_and_entropies",
     )
+    if temperature != 1:
+        log_probs = log_probs - jnp.log(mass_of_text(data, model, policy.state, batch, temperature))
     gap = np.abs(log_probs - batch["sampler_log_probs"])[batch["loss_weights"] > 0]
     assert gap.max() < 1e-5
 
@@ -147,7 +162,7 @@ def test_a_rollout_survives_being_written(reward):
     [
         ({"data.batch_size": 9}, "groups of 4 do not divide"),
         ({"data.rewards": {}}, "no reward"),
-        ({"data.max_new_tokens": 17}, "a row has 8 tokens"),
+        ({"data.max_new_tokens": 17}, "max_new_tokens is 17, and a row"),
     ],
 )
 def test_what_does_not_fit_is_named(changes, error):

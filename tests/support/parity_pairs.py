@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy_state import numpy_state
+from safetensors.numpy import load_file
 
 from axcore.config import replace_config, update_config
 from axcore.interop import from_hugging_face, to_hugging_face
@@ -176,6 +177,21 @@ def load_hf(folder: Path) -> tuple[Any, dict[str, Any]]:
         folder, output_loading_info=True, attn_implementation="eager", dtype=torch.float32
     )
     return model.eval(), {key: value for key, value in said.items() if value}
+
+
+def assert_same_gradient(gradient: Any, cfg: Any, hf: Any, folder: Path) -> None:
+    """Checks the gradient of a model against that of the model of transformers, array by array."""
+    to_hugging_face(folder, cfg, gradient)
+    found = load_file(folder / "model.safetensors")
+    wanted = {
+        name: parameter.grad.numpy()
+        for name, parameter in hf.named_parameters()
+        if parameter.grad is not None
+    }
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        atol = 1e-3 * np.abs(value).max() + 1e-7
+        np.testing.assert_allclose(found[name], value, atol=atol, err_msg=name)
 
 
 def make_pair(name: str, folder: Path) -> Pair:

@@ -11,7 +11,7 @@ from axcore.errors import ConfigError
 from axcore.interop import HuggingFace
 from axcore.models import llama2
 from axcore.module import functional
-from axcore.tasks import Distill, FrozenModel, divergence, kl_divergence
+from axcore.tasks import Distill, DistillTopK, FrozenModel, divergence, kl_divergence
 from axcore.testing import small_experiment, trainer_on
 
 STUDENT = update_config(llama2("toy"), {"**.num_layers": 1})
@@ -148,3 +148,47 @@ def test_the_cross_entropy_alone_has_a_perplexity():
     units = Distill.Config(teacher=frozen(TEACHER)).build(model=STUDENT).metric_units()
     assert units["loss"] == "nats of divergence a token"
     assert units["cross_entropy"] == "nats a token"
+
+
+def likeliest(state, batch, top_k):
+    """The batch with a teacher's likeliest tokens."""
+    logits, _ = functional(TEACHER.build(), state["teacher"], batch["tokens"], method="logits")
+    log_probs, tokens = jax.lax.top_k(jax.nn.log_softmax(logits), top_k)
+    return {**batch, "teacher_tokens": tokens, "teacher_log_probs": log_probs}
+
+
+def own(state):
+    return {name: one for name, one in state.items() if name != "teacher"}
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_all_tokens_of_a_cache_teach_what_the_teacher_itself_does(state, beta):
+    live = Distill.Config(teacher=frozen(TEACHER), beta=beta).build(model=STUDENT)
+    cached = DistillTopK.Config(beta=beta).build(model=STUDENT)
+    found = losses_of(cached, own(state), likeliest(state, batch_of(), 264))
+    wanted = losses_of(live, state, batch_of())
+    np.testing.assert_allclose(found["divergence"].sum, wanted["divergence"].sum, rtol=1e-4)
+
+
+def test_a_cache_of_few_tokens_has_one_more_outcome_for_all_others(state):
+    batch = likeliest(state, batch_of(), 5)
+    task = DistillTopK.Config().build(model=STUDENT)
+    loss, gradient = jax.jit(
+        jax.value_and_grad(lambda own: functional(task, own, batch)[1].total_loss())
+    )(own(state))
+    logits, _ = functional(STUDENT.build(), own(state), batch["tokens"], method="logits")
+    student = np.asarray(jax.nn.softmax(logits), np.float64)
+    student = np.take_along_axis(student, np.asarray(batch["teacher_tokens"]), axis=-1)
+    teacher = np.exp(np.asarray(batch["teacher_log_probs"], np.float64))
+    whole = [np.append(one, 1 - one.sum(-1, keepdims=True), -1) for one in (student, teacher)]
+    weights = np.asarray(batch["loss_weights"])
+    wanted = np.sum(formula(*whole, 0.0) * weights) / weights.sum()
+    np.testing.assert_allclose(loss, wanted, rtol=1e-3)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_batch_without_the_teachers_tokens_is_refused(tmp_path):
+    cfg = evolve(small_experiment(tmp_path), mesh={"fsdp": 1}, task=DistillTopK.Config())
+    with pytest.raises(ConfigError, match="learns from teacher_tokens") as caught:
+        trainer_on(cfg, 1)
+    assert "axcore data teach" in caught.value.hint

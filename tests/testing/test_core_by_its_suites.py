@@ -16,6 +16,7 @@ from axcore.data import (
     TextFiles,
     build_store,
 )
+from axcore.data.teacher_cache import MANIFEST
 from axcore.interop import HuggingFace, to_hugging_face
 from axcore.models import llama2
 from axcore.modifiers import LoRA
@@ -111,11 +112,17 @@ class TestModifiers(ModifierSuite):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def teacher(cls, tmp_path_factory):
-        """Writes the one model that a modifier reads, from which `distill` learns."""
+        """Writes what two modifiers read: a teacher, and the manifest of its tokens."""
         folder = tmp_path_factory.mktemp("teacher") / "published"
         model = llama2("toy")
         to_hugging_face(folder, model, model.build().init(0))
-        cls.values = {**cls.values, "distill": {"teacher": str(folder)}}
+        cache = tmp_path_factory.mktemp("cache")
+        (cache / MANIFEST).write_text('{"top_k": 4}')
+        cls.values = {
+            **cls.values,
+            "distill": {"teacher": str(folder)},
+            "distill_top_k": {"teacher_cache": str(cache)},
+        }
 
     def subject(self, folder):
         weights = HuggingFace.Config(path="other")
