@@ -32,6 +32,7 @@ from axcore.checkpoint import Checkpointer, MemorySnapshots
 from axcore.experiments import tiny
 
 ROUNDS = 6
+STATES = ("tiny", "32M", "110M")
 MEMORY = "/dev/shm"
 
 
@@ -125,11 +126,12 @@ def measure(name: str, directory: Path, memory: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--state", nargs="+", default=["tiny", "32M", "110M"])
+    parser.add_argument("--state", nargs="+", default=STATES, choices=STATES)
     parser.add_argument("directory", nargs="?")
     options = parser.parse_args()
     memory = MEMORY if os.path.isdir(MEMORY) else None
-    figures = recorded("checkpoint")
+    known = recorded("checkpoint")
+    figures = {name: known[name] for name in STATES if name in known}
     for name in options.state:
         with (
             tempfile.TemporaryDirectory(dir=options.directory) as folder,

@@ -246,7 +246,7 @@ class DataLoader(Configurable, ABC):
         """Return the batches to evaluate on, with as many for every process; maybe none."""
 
     def check_task(self, task: Any) -> None:
-        """Check that batches fit the config of the task, or of the model, that is trained on them.
+        """Check that batches fit the task, or the model, that is trained on them.
 
         A trainer asks once, before anything is compiled.
         """

@@ -11,6 +11,7 @@ from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.rewards import ExactMatch, MatchingCharacters
 from axcore.rollouts.prompts import PromptFiles, ReversedStrings
 from axcore.rollouts.rollouts import Rollouts
+from axcore.rollouts.samples import RolloutSamples
 from axcore.runs.base_model import further_training
 from axcore.tasks import GRPO
 from axcore.trainer import Trainer
@@ -30,7 +31,8 @@ def grpo() -> Trainer.Config:
         max_new_tokens=64,
         seq_len=128,
     )
-    return evolve(further_training(data, peak=1e-6), task=GRPO.Config())
+    cfg = further_training(data, peak=1e-6)
+    return evolve(cfg, task=GRPO.Config(), guards=(RolloutSamples.Config(),))
 
 
 def grpo_reverse() -> Trainer.Config:
@@ -73,5 +75,6 @@ def grpo_reverse() -> Trainer.Config:
         max_steps=400,
         eval_every_steps=100,
         checkpoint=Checkpointer.Config(every_steps=100),
+        guards=(RolloutSamples.Config(),),
         prompt="",
     )

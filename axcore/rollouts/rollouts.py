@@ -196,13 +196,19 @@ class Rollouts(DataLoader):
             yield self.batch([*found, *[None] * (size - len(found))])
 
     def check_task(self, task: Any) -> None:
-        """Check that the task takes log-probabilities at the temperature that is sampled with.
+        """Check that there are the rewards that a task reads, and that it has our temperature.
 
         Raises:
-            ConfigError: It has another temperature: ratios would be of different distributions.
+            ConfigError: There are none, or it has another: ratios would be of two distributions.
         """
+        if not self.config.rewards and getattr(task, "reads_rewards", True):
+            raise ConfigError(
+                "there is no reward",
+                where="data.rewards",
+                hint="--set data.rewards=exact_match",
+            )
         sampled = self.config.sampling.temperature
-        trained = getattr(task, "temperature", sampled)
+        trained = getattr(task.config, "temperature", sampled)
         if sampled == trained:
             return
         hint = f"--set task.temperature={sampled}" if sampled else ""
@@ -457,12 +463,6 @@ def _check(cfg: Rollouts.Config) -> None:
             "prompts are chosen by rewards, which are not there yet",
             where="data.max_sampling_rounds",
             hint="--set data.max_lag=0",
-        )
-    if not cfg.rewards:
-        raise ConfigError(
-            "there is no reward",
-            where="data.rewards",
-            hint="--set data.rewards=exact_match",
         )
     if cfg.max_new_tokens > cfg.seq_len:
         raise ConfigError(

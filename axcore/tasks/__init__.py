@@ -13,6 +13,7 @@ from axcore.tasks.policy_gradient import (
     GSPO,
     RLOO,
     DrGRPO,
+    OnPolicyDistill,
     PolicyGradient,
 )
 from axcore.tasks.policy_losses import Advantage, Clip, KLPenalty, SamplerCorrection
@@ -49,6 +50,7 @@ __all__ = [
     "DrGRPO",
     "FrozenModel",
     "KLPenalty",
+    "OnPolicyDistill",
     "PolicyGradient",
     "PreferenceTask",
     "ReferenceTask",

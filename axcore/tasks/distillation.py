@@ -20,7 +20,7 @@ from axcore.data.teacher_cache import TEACHER_LOG_PROBS, TEACHER_TOKENS
 from axcore.errors import ConfigError
 from axcore.layers import packed_rows
 from axcore.models.causal_lm import LOGITS_AT_ONCE
-from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops
+from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops, Module
 from axcore.tasks.task import FrozenModel, Task
 
 
@@ -184,11 +184,7 @@ class Distill(DistillationTask):
 
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
         """Return what a token costs the student, and the teacher's forward pass."""
-        own, other = (one.flops_per_unit(batch) for one in (self.model, self.teacher.model))
-        if own is None or other is None:
-            return None
-        formula = f"{own.formula}, and a third of that of the teacher"
-        return ModelFlops(own.per_unit + other.per_unit / 3, formula)
+        return flops_with_teacher(self.model, self.teacher.model, batch)
 
     def check_batch(self, batch: BatchSpec) -> None:
         """Check that a batch is one of the model's own, and that both models have the same tokens.
@@ -197,17 +193,33 @@ class Distill(DistillationTask):
             ConfigError: It is not, or they have not.
         """
         super().check_batch(batch)
-        model: Any = self.model
-        teacher: Any = self.teacher.model
-        own, other = model.config.vocab_size, teacher.config.vocab_size
-        if own != other:
-            grow = f"; or --modify grow_vocabulary --set model.vocab_size={other}"
-            raise ConfigError(
-                f"the student has {own:,} tokens and the teacher {other:,}; expected equal "
-                "vocabularies",
-                where="task.teacher.model.vocab_size",
-                hint="take a teacher with the student's tokenizer" + (grow if own < other else ""),
-            )
+        check_same_tokens(self.model, self.teacher.model)
+
+
+def flops_with_teacher(student: Module, teacher: Module, batch: BatchSpec) -> ModelFlops | None:
+    """Return what a unit costs a student, and a teacher that goes forward only."""
+    own, other = (one.flops_per_unit(batch) for one in (student, teacher))
+    if own is None or other is None:
+        return None
+    formula = f"{own.formula}, and a third of that of the teacher"
+    return ModelFlops(own.per_unit + other.per_unit / 3, formula)
+
+
+def check_same_tokens(student: Any, teacher: Any) -> None:
+    """Check that two models have as many tokens.
+
+    Raises:
+        ConfigError: They have not.
+    """
+    own, other = student.config.vocab_size, teacher.config.vocab_size
+    if own != other:
+        grow = f"; or --modify grow_vocabulary --set model.vocab_size={other}"
+        raise ConfigError(
+            f"the student has {own:,} tokens and the teacher {other:,}; expected equal "
+            "vocabularies",
+            where="task.teacher.model.vocab_size",
+            hint="take a teacher with the student's tokenizer" + (grow if own < other else ""),
+        )
 
 
 class DistillTopK(DistillationTask):

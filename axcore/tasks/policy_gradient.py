@@ -13,12 +13,20 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from axcore.config import NonNegativeFloat, PositiveFloat, PositiveInt, config, find_config
+from axcore.config import (
+    REQUIRED,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    config,
+    find_config,
+)
 from axcore.errors import ConfigError
 from axcore.layers import Dropout, whole_rows
-from axcore.module import BatchSpec
+from axcore.module import BatchSpec, ModelFlops
+from axcore.tasks.distillation import check_same_tokens, flops_with_teacher
 from axcore.tasks.policy_losses import (
     Advantage,
     Clip,
@@ -32,7 +40,7 @@ from axcore.tasks.policy_losses import (
     sampler_weights,
 )
 from axcore.tasks.preference import ReferenceTask
-from axcore.tasks.task import Task
+from axcore.tasks.task import FrozenModel, Task
 
 ROLLOUT_ARRAYS = (
     "tokens",
@@ -60,7 +68,11 @@ FAILED_PREFIX = "failed."
 
 
 class PolicyGradient(ReferenceTask):
-    """`-min(r A, clip(r) A)` of each sampled token, r the ratio to the policy that sampled it."""
+    """`-min(r A, clip(r) A)` of each sampled token, r the ratio to the policy that sampled it.
+
+    Attributes:
+        reads_rewards: Whether completions need a reward.
+    """
 
     @config
     class Config(Task.Config):
@@ -91,6 +103,7 @@ class PolicyGradient(ReferenceTask):
         sampler: SamplerCorrection = SamplerCorrection()
 
     config: Config
+    reads_rewards = True
     watched_metrics = ("reward", "loss/kl", "entropy", "clip_fraction", "completion_tokens")
 
     def forward(self, batch: Mapping[str, Array]) -> None:
@@ -108,9 +121,9 @@ class PolicyGradient(ReferenceTask):
         # ratio is 1 exactly, whatever the sampler's rounding.
         old_BT = masked(batch.get(OLD_LOG_PROBS, current_BT), mask_BT)
         sampler_BT = masked(batch["sampler_log_probs"], mask_BT)
-        advantages_B = advantages(cfg.advantage, batch)
+        advantages_BT = self.token_advantages(batch, old_BT, mask_BT)
         log_ratio_BT = at_level(log_probs_BT - old_BT, mask_BT, cfg.clip.level)
-        losses_BT, is_clipped_BT = clipped_losses(log_ratio_BT, advantages_B[:, None], cfg.clip)
+        losses_BT, is_clipped_BT = clipped_losses(log_ratio_BT, advantages_BT, cfg.clip)
         gap_BT = jax.lax.stop_gradient(old_BT - sampler_BT)
         losses_BT *= sampler_weights(cfg.sampler, gap_BT, mask_BT)
         self._add_mean("policy", losses_BT, mask_BT)
@@ -127,6 +140,19 @@ class PolicyGradient(ReferenceTask):
                 kl_BT *= jnp.exp(log_ratio_BT)
             self._add_mean("kl", kl_BT, mask_BT, scale=cfg.kl.coefficient)
         self._measure(batch, mask_BT, entropies_BT, is_clipped_BT, gap_BT)
+
+    def token_advantages(
+        self, batch: Mapping[str, Array], old_BT: Array, mask_BT: Array
+    ) -> Float[Array, "batch time"]:
+        """Return how much better each token is than what was expected; no gradient.
+
+        Args:
+            batch: The batch.
+            old_BT: Log-probabilities of the policy that sampled.
+            mask_BT: 1 for tokens that count.
+        """
+        found_B = advantages(self.config.advantage, batch)
+        return jnp.broadcast_to(found_B[:, None], mask_BT.shape)
 
     def _add_mean(self, name: str, values_BT: Array, mask_BT: Array, *, scale: float = 1.0) -> None:
         """Add a mean of tokens' losses, as `mean_over` says."""
@@ -294,3 +320,63 @@ class RLOO(PolicyGradient):
 
         advantage: Advantage = Advantage(baseline="leave_one_out", scale="none")
         clip: Clip = Clip(level="product")
+
+
+class OnPolicyDistill(PolicyGradient):
+    """Learns from a teacher at each token that the student itself samples; no reward is read.
+
+    The advantage of a token is by how much the teacher's log-probability of it is above that of
+    the policy that sampled it. Its mean is the divergence KL(student, teacher), which is measured
+    as `reverse_kl`; a token answers for its own place alone.
+
+    Source: Agarwal et al. 2024, arXiv:2306.13649, section 3; Lu and Thinking Machines Lab 2025,
+        "On-policy distillation", for the advantage.
+    """
+
+    @config
+    class Config(PolicyGradient.Config):
+        """Describes `OnPolicyDistill`.
+
+        Args:
+            teacher: The model to learn from; it has the student's tokens.
+        """
+
+        teacher: FrozenModel.Config = REQUIRED
+        mean_over: Literal["sequence", "token", "constant"] = "token"
+
+    config: Config
+    reads_rewards = False
+    watched_metrics = ("reverse_kl", "loss/kl", "entropy", "clip_fraction", "completion_tokens")
+
+    def setup(self, cfg: Any) -> None:
+        """Build both models."""
+        super().setup(cfg)
+        self.teacher = cfg.teacher.build()
+
+    def token_advantages(
+        self, batch: Mapping[str, Array], old_BT: Array, mask_BT: Array
+    ) -> Float[Array, "batch time"]:
+        """Return the teacher's log-probabilities less those of the policy that sampled."""
+        info = whole_rows(batch["tokens"], batch["token_mask"])
+        inputs = batch["tokens"], batch["targets"], info, self.config.temperature
+        taught_BT, _ = self.teacher("log_probs_and_entropies", *inputs)
+        found_BT = masked(taught_BT, mask_BT) - old_BT
+        self.add_measure("reverse_kl", -jnp.sum(found_BT * mask_BT), jnp.sum(mask_BT))
+        return jax.lax.stop_gradient(found_BT)
+
+    def metric_units(self) -> Mapping[str, str]:
+        """Return the units of what is measured."""
+        return {**super().metric_units(), "loss": "a token", "reverse_kl": "nats"}
+
+    def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
+        """Return what a token costs the student, and the teacher's forward pass."""
+        return flops_with_teacher(self.model, self.teacher.model, batch)
+
+    def check_batch(self, batch: BatchSpec) -> None:
+        """Check that batches are of rollouts, and that both models have the same tokens.
+
+        Raises:
+            ConfigError: They are not, or they have not.
+        """
+        super().check_batch(batch)
+        check_same_tokens(self.model, self.teacher.model)

@@ -354,7 +354,7 @@ class Trainer(Configurable):
         with attributed(self.task, "check_batch"):
             self.task.check_batch(self.batch_spec.for_model())
         with attributed(self.data, "check_task"):
-            self.data.check_task(self.task.config)
+            self.data.check_task(self.task)
         with attributed(self.task, "metric_units"):
             units: object = self.task.metric_units()
         if not isinstance(units, Mapping):

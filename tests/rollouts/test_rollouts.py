@@ -2,6 +2,7 @@
 
 import json
 import signal
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,10 @@ from axcore.inference import EngineConfig
 from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
 from axcore.module import functional
-from axcore.rollouts import PromptFiles
+from axcore.rollouts import PromptFiles, RolloutSamples
 from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
+from axcore.runs.text_samples import read_samples
 from axcore.testing.tiny import trainer_on
 from axcore.trainer import StepsDone
 
@@ -161,7 +163,6 @@ def test_a_rollout_survives_being_written(reward):
     ("changes", "error"),
     [
         ({"data.batch_size": 9}, "groups of 4 do not divide"),
-        ({"data.rewards": {}}, "no reward"),
         ({"data.max_new_tokens": 17}, "max_new_tokens is 17, and a row"),
     ],
 )
@@ -193,3 +194,18 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, capsys):
     cfg = evolve(small().data, prompts=PromptFiles.Config(path=str(path)), validation_fraction=0.0)
     assert "1 prompts" in cfg.build().summary()
     assert "1 prompts of" in capsys.readouterr().err
+
+
+def test_the_best_and_the_worst_completion_are_kept_to_read(tmp_path):
+    trainer = SimpleNamespace(data=small().data.build())
+    guard = RolloutSamples.Config(every_steps=2).build()
+    guard.on_start(trainer, tmp_path)
+    ends = trainer.data.tokenizer.end_ids[:1]
+    texts = {text: tuple(trainer.data.tokenizer.encode(text).tolist()) for text in ("ab", "c")}
+    rows = [rollout(0, 0, 0.0, texts["ab"]), rollout(0, 1, 1.0, (*texts["c"], *ends)), None]
+    for step in (1, 2):
+        guard.on_batch(step, batch_of(rows, 8, 0, ("exact",)))
+    best, worst = read_samples(tmp_path)
+    assert (best["step"], best["text"], best["is_ended"]) == (2, "c", True)
+    assert (worst["text"], worst["is_ended"]) == ("ab", False)
+    assert "reward 1" in best["prompt"]

@@ -9,11 +9,12 @@ from rounding import assert_same_to_rounding
 
 from axcore.config import evolve, update_config
 from axcore.errors import ConfigError
+from axcore.interop import HuggingFace
 from axcore.layers import whole_rows
 from axcore.learner import Learner, WarmupCosine
 from axcore.models import llama2
 from axcore.module import DTypes, functional
-from axcore.rollouts.experiments import grpo
+from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.tasks import (
     DAPO,
@@ -23,7 +24,9 @@ from axcore.tasks import (
     Advantage,
     Clip,
     DrGRPO,
+    FrozenModel,
     KLPenalty,
+    OnPolicyDistill,
     PolicyGradient,
     SamplerCorrection,
 )
@@ -296,12 +299,50 @@ def test_units_are_named():
     ("changes", "error", "hint"),
     [
         ({"model.decoder.dropout.rate": 0.1}, "a dropout of 0.1", "decoder.dropout.rate=0"),
+        ({"data.rewards": {}}, "there is no reward", "ExactMatch"),
         ({"task.temperature": 0.7}, "temperature is 1.0, and task.temperature 0.7", "=1.0"),
         ({"model.vocab_size": 9}, "vocab_size is 9, but", "--set model.vocab_size="),
     ],
 )
 def test_what_would_change_numbers_in_silence_is_refused(changes, error, hint):
-    cfg = update_config(grpo(), {"mesh": {"fsdp": 1}, **changes})
+    cfg = update_config(grpo_reverse(), {"mesh": {"fsdp": 1}, **changes})
     with pytest.raises(ConfigError, match=error) as caught:
         trainer_on(cfg, 1)
     assert hint in caught.value.hint
+
+
+TEACHER = update_config(MODEL, {"dim": 48, "**.hidden_dim": 40})
+
+
+def taught(**changes):
+    source = HuggingFace.Config(path="none")
+    return OnPolicyDistill.Config(
+        teacher=FrozenModel.Config(model=TEACHER, init_from=source), **changes
+    )
+
+
+def test_on_policy_distillation_follows_the_teacher_at_each_token(states):
+    """The loss is the divergence at what was sampled, and the gradient that of `-A log p`."""
+    batch, free = rollout_batch(), SamplerCorrection(max_ratio=None)
+    teacher = jax.tree.map(jnp.asarray, numpy_state(TEACHER.build().param_specs()))
+    task = taught(sampler=free).build(model=MODEL)
+    weights = batch["loss_weights"] * batch["row_weights"][:, None]
+    info = whole_rows(batch["tokens"], batch["token_mask"])
+    said, _ = functional(TEACHER.build(), teacher, batch["tokens"], info, method="logits")
+    every = jax.nn.log_softmax(said, axis=-1)
+    wanted = jnp.take_along_axis(every, batch["targets"][..., None], axis=-1)[..., 0]
+    advantage = wanted - log_probs(states[0], batch)
+
+    def plain(state):
+        return -jnp.sum(advantage * log_probs(state, batch) * weights) / weights.sum()
+
+    def loss(state):
+        _, out = functional(task, {**state, "teacher": teacher}, batch)
+        return out.total_loss(), out.losses["reverse_kl"]
+
+    (found, measured), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(states[0])
+    np.testing.assert_allclose(found, measured.sum / measured.weight, rtol=1e-5)
+    np.testing.assert_allclose(
+        found, -jnp.sum(advantage * weights) / weights.sum(), rtol=1e-4, atol=1e-6
+    )
+    assert_same_to_rounding(gradient, jax.jit(jax.grad(plain))(states[0]))
