@@ -63,7 +63,7 @@ class NumericAnswer(Reward):
         right, found = marked_answer(answer) or answer.strip(), final_answer(completion)
         if not right:
             raise DataError(
-                f"the field `answer` is {answer!r:.80}, which is no answer",
+                f"the field `answer` is {answer!r:.80}; expected a text that is not empty",
                 where="data.prompts",
                 hint='write a number, "#### 42" or "\\\\boxed{42}"',
             )

@@ -159,7 +159,7 @@ class RewardPool:
             f"{len(before) + 1} steps, and {budget.max_failed_fraction:.0%} may "
             f"({budget.num_allowed} in any case). The first of this step:\n{first}",
             where=f'data.rewards["{name}"]',
-            hint="mend the reward; or let more completions go without it: "
+            hint="correct the reward; or let more completions go without it: "
             "--set data.reward_failures.max_failed_fraction=0.5",
         )
 
