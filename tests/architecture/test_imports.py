@@ -40,6 +40,7 @@ LAYERS = (
     ("resilience",),
     ("experiments",),
     ("runs", "sandbox"),
+    ("rewards",),
     ("rollouts",),
     ("evaluation",),
     ("batch_inference",),
@@ -63,6 +64,7 @@ WITHOUT_JAX = (
     "axcore.plugins",
     "axcore.launch",
     "axcore.resilience",
+    "axcore.rewards",
     "axcore.sandbox",
     "axcore.testing",
 )
