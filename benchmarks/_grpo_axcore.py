@@ -16,7 +16,8 @@ from axcore.config import config, evolve, update_config
 from axcore.inference import Engine, EngineConfig
 from axcore.learner import AdamW, ConstantSchedule, Learner
 from axcore.models import transformer
-from axcore.rollouts import PromptFiles, Reward, Rollouts, WeightedReward
+from axcore.rewards import Reward
+from axcore.rollouts import PromptFiles, Rollouts
 from axcore.rollouts.experiments import grpo_reverse
 from axcore.testing.tiny import trainer_on
 
@@ -57,7 +58,7 @@ with tempfile.TemporaryDirectory() as folder:
     path.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in texts))
     data = Rollouts.Config(
         prompts=PromptFiles.Config(path=str(path)),
-        rewards={"letters": WeightedReward(reward=Letters.Config())},
+        rewards={"letters": Letters.Config()},
         batch_size=asked["rows"],
         group_size=asked["group"],
         max_new_tokens=asked["completion"],

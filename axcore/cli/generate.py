@@ -1,13 +1,37 @@
 """`axcore generate`: generate text from a trained run."""
 
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from axcore.cli import options
+from axcore.cli.interrupts import exits_on_interrupt
+from axcore.cli.loading_display import LoadingDisplay
 from axcore.cli.options import escape_control_characters
+from axcore.cli.target import use_target
+from axcore.progress import heard_by
+from axcore.resilience.compile_cache import use_compile_cache
+
+if TYPE_CHECKING:
+    from axcore.batch_inference import BatchProgress
+
+_OF_FILES = {
+    "answers": "--out",
+    "stop": "--stop",
+    "num_logprobs": "--logprobs",
+    "on_error": "--on-error",
+    "chat_template": "--chat-template",
+    "changes": "--modify",
+    "overrides": "--set",
+}
+"""Options that mean something with --in alone."""
+
+_EVERY_S = 10.0
+"""Seconds between two lines that say how far a batch is, where stderr is not a terminal."""
 
 
 def _biases(
@@ -26,7 +50,21 @@ def _biases(
 
 @click.command()
 @options.run
-@click.option("--prompt", default="", help="Text to continue.")
+@click.option("--prompt", help="Text to continue; empty by default.")
+@click.option(
+    "--in",
+    "prompts",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Prompts, a line of JSON each: a `prompt`, `messages`, or `prompt_tokens`.",
+)
+@click.option(
+    "--out",
+    "answers",
+    metavar="FILE",
+    type=options.OutputPath(),
+    help="Where answers to --in are kept, a line each; the same command resumes where it ended.",
+)
 @click.option(
     "--parse-special/--no-parse-special",
     "parses_special",
@@ -35,7 +73,14 @@ def _biases(
     help="Read special tokens that the prompt writes out, as <|im_start|>, as these tokens.",
 )
 @click.option("--max-tokens", default=200, show_default=True, help="Tokens to sample at most.")
-@click.option("--samples", default=1, show_default=True, help="Number of continuations.")
+@click.option(
+    "--samples",
+    "--num-samples",
+    "samples",
+    default=1,
+    show_default=True,
+    help="Number of continuations, of each prompt.",
+)
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-k", type=int, help="Sample from this many likeliest tokens only.")
 @click.option(
@@ -76,13 +121,35 @@ def _biases(
     help="Added to the logit of the token of this number. Repeatable.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the samples.")
+@click.option("--stop", metavar="TEXT", multiple=True, help="Ends an answer to --in. Repeatable.")
+@click.option(
+    "--logprobs",
+    "num_logprobs",
+    metavar="N",
+    type=int,
+    help="Keep log-probabilities of the tokens of answers to --in, and of N likeliest ones.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "skip"]),
+    help="With --in: whether a line without a prompt ends the command before it samples (the "
+    "default), or its answer says what is wrong.",
+)
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
+@click.option(
+    "--chat-template",
+    metavar="NAME|FILE",
+    help="Chat template for `messages` of --in, in the place of the tokenizer's.",
+)
+@options.modify
+@options.overrides
 @options.trust_code
 @options.allow_unknown_fields
 @options.as_json
 def generate(
     run: str,
-    prompt: str,
+    prompt: str | None,
+    prompts: Path | None,
     max_tokens: int,
     samples: int,
     seed: int,
@@ -93,14 +160,35 @@ def generate(
     parses_special: bool,
     **sampling: Any,
 ) -> None:
-    """Generate text from RUN, a run directory or the folder of a pretrained checkpoint."""
+    """Generate text from RUN, a run directory or the folder of a pretrained checkpoint.
+
+    With --in and --out it answers every prompt of a file, many at once. --set then changes how, as
+    engine.max_num_seqs=64, and --modify the model, as 'kv_cache(dtype=int8)'; see docs/batch.md.
+    """
+    of_files = {name: sampling.pop(name) for name in _OF_FILES}
+    how: dict[str, Any] = {"step": step, "trust_code": trust_code}
+    if prompts is not None:
+        if prompt is not None or of_files["answers"] is None:
+            raise click.UsageError("--in needs --out, and no --prompt")
+        drawn_of_each = {"max_tokens": max_tokens, "num_samples": samples, "seed": seed}
+        _answer_file(
+            prompts,
+            of_files,
+            {**drawn_of_each, "parses_special": parses_special},
+            sampling,
+            {"directory": run, **how, "allow_unknown_fields": allow_unknown_fields},
+            as_json=as_json,
+        )
+        return
+    given = [option for name, option in _OF_FILES.items() if of_files[name] not in (None, ())]
+    if given:
+        raise click.UsageError(f"{given[0]} needs --in FILE")
     from axcore.inference import Sampling
     from axcore.runs import load_run, open_model
     from axcore.runs.opening import is_published
 
     drawing = Sampling(**sampling)
     drawing.check()
-    how: dict[str, Any] = {"step": step, "trust_code": trust_code}
     is_run = not is_published(Path(run).expanduser())
     if not is_run or allow_unknown_fields:  # which a run refuses
         how |= {"on_host": True, "allow_unknown_fields": allow_unknown_fields}
@@ -108,7 +196,7 @@ def generate(
     else:
         saved = load_run(run, **how)
     drawn = saved.samples(
-        prompt,
+        prompt or "",
         samples,
         max_tokens=max_tokens,
         sampling=drawing,
@@ -121,3 +209,95 @@ def generate(
             click.echo(json.dumps({**line, "tokens": one.num_tokens, "is_ended": one.is_ended}))
         else:
             click.echo(escape_control_characters(str(one)))
+
+
+def _answer_file(
+    prompts: Path,
+    of_files: dict[str, Any],
+    values: dict[str, Any],
+    sampling: dict[str, Any],
+    opening: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Answer the prompts of a file that have no answer yet, and print how many those are."""
+    use_compile_cache()
+    use_target(None)
+    from axcore.batch_inference import BatchConfig, BatchInference, PromptFile
+    from axcore.config import apply_overrides
+    from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
+    from axcore.inference import Sampling
+    from axcore.runs import open_model
+
+    answers, template = of_files["answers"], of_files["chat_template"]
+    cfg = BatchConfig(
+        **values,
+        sampling=Sampling(**sampling),
+        stop=of_files["stop"],
+        num_logprobs=of_files["num_logprobs"],
+        on_error=of_files["on_error"] or "stop",
+    )
+    cfg = apply_overrides(cfg, of_files["overrides"])
+    # Before weights are loaded, which takes long.
+    cfg.check()
+    PromptFile.check_is_readable(prompts)
+    far: "list[BatchProgress]" = []
+    with exits_on_interrupt(lambda: _stopped(answers, far)):
+        opened = open_model(changes=of_files["changes"], on_host=True, **opening)
+        tokenizer = template and with_chat_template(
+            opened.tokenizer, template, where="--chat-template"
+        )
+        batch = BatchInference(
+            opened, prompts, answers, cfg, changes=of_files["changes"], tokenizer=tokenizer
+        )
+        if (number := batch.summary.num_shortened) and not as_json:
+            click.echo(
+                f"{number} of {batch.summary.num_prompts} prompts leave less than {cfg.max_tokens} "
+                "tokens of the model's length: their answers may end there",
+                err=True,
+            )
+        with LoadingDisplay(every_s=_EVERY_S) as display, heard_by(display.hear):
+
+            def show(progress: "BatchProgress") -> None:
+                if not far:
+                    display.begin("sampling")
+                far[:] = [progress]
+                if progress.num_done > progress.num_before:
+                    display.advance(progress.num_done, progress.num_prompts, _rate(progress))
+
+            done = batch.run(show)
+    if as_json:
+        shown = {**attrs.asdict(done), "num_bad": batch.summary.num_bad}
+        click.echo(json.dumps({"step": opened.step, "answers": str(answers), **shown}))
+    else:
+        click.echo(_summary_text(answers, done, batch.summary.num_bad))
+
+
+def _rate(progress: "BatchProgress") -> str:
+    from axcore.trainer.callbacks.progress import duration_text
+
+    left = progress.seconds_left
+    text = "" if left is None else f", {duration_text(left)} left"
+    return f"{progress.tokens_per_s:,.0f} tokens/s{text}"
+
+
+def _summary_text(answers: Path, done: "BatchProgress", num_bad: int) -> str:
+    bad = f"; {num_bad} of them are errors of lines without a prompt" if num_bad else ""
+    if done.num_before == done.num_prompts:
+        return f"{answers}: all {done.num_prompts} answers are there already{bad}"
+    before = f", {done.num_before} of them from before" if done.num_before else ""
+    return (
+        f"{answers}: {done.num_prompts} answers{before}{bad}; {done.num_tokens:,} tokens in "
+        f"{done.seconds:.1f} s, {done.tokens_per_s:,.0f} tokens/s"
+    )
+
+
+def _stopped(answers: Path, far: "list[BatchProgress]") -> str:
+    shown = "\x1b[?25h" if sys.stderr.isatty() else ""  # the cursor, which a bar hides
+    if not far:
+        return f"{shown}stopped by Ctrl-C, before anything was sampled"
+    done = far[0]
+    return (
+        f"{shown}stopped by Ctrl-C: {answers} has {done.num_done} of {done.num_prompts} answers; "
+        "the same command resumes"
+    )

@@ -119,6 +119,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "observer": ("journal", "Something that watches runs of axcore."),
     "op": ("op", "An operation for layers of axcore, with a kernel."),
     "quantization": ("scheme", "A low-precision format for products of axcore."),
+    "reward": ("reward", "A reward for completions, for axcore."),
     "storage": ("storage", "A place for checkpoints of axcore."),
     "task": ("objective", "An objective for axcore to train by."),
     "tokenizer": ("tokenizer", "A tokenizer for axcore."),

@@ -12,7 +12,14 @@ from axcore.cli import options
 from axcore.cli.options import complete_run, escape_control_characters
 from axcore.errors import CheckpointError
 from axcore.report.table import columns
-from axcore.resilience.run_summary import RunSummary, find_runs, starts, story, summarise_run
+from axcore.resilience.run_summary import (
+    RunSummary,
+    find_runs,
+    is_supervised,
+    starts,
+    story,
+    summarise_run,
+)
 
 if TYPE_CHECKING:
     from axcore.profiles import Part, Profile
@@ -57,7 +64,10 @@ def _row(one: RunSummary) -> tuple[str, ...]:
 
 
 def _why(directory: Path) -> None:
-    lines = story(directory) or starts(directory)
+    # Without a supervisor the events are those of guards and rewards; when it started is elsewhere.
+    lines = story(directory)
+    if not is_supervised(directory):
+        lines = [*starts(directory), *lines]
     if not lines:
         raise CheckpointError(
             "the directory is not a run: there are no events, and no starts, to look at",

@@ -12,22 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from axcore.cli import options
+from axcore.cli.loading_display import LoadingDisplay
 from axcore.cli.target import check_present, use_target
-from axcore.cli.work_lines import work_text
 from axcore.errors import ConfigError
-from axcore.progress import Work
 from axcore.resilience.compile_cache import use_compile_cache
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import TaskID
-
     from axcore.serving import ServedModel
 
 
@@ -234,7 +229,12 @@ def _log_to_stderr() -> None:
     form = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     form.converter = time.gmtime
     handler.setFormatter(form)
-    for name, level in (("axcore.serving", logging.INFO), ("uvicorn", logging.WARNING)):
+    levels = {
+        "axcore.runs": logging.INFO,
+        "axcore.serving": logging.INFO,
+        "uvicorn": logging.WARNING,
+    }
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
@@ -247,85 +247,3 @@ def _check_installed() -> None:
             f"serving needs {', '.join(missing)}, which is not installed",
             hint='pip install "axcore[serve]"',
         )
-
-
-class LoadingDisplay:
-    """Shows phases, and how far one of several parts is. A context manager.
-
-    Its `hear` is a listener of `heard_by`.
-
-    Args:
-        console: Where it is shown; stderr where None.
-    """
-
-    def __init__(self, console: "Console | None" = None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = console or Console(stderr=True)
-        self._live = self._console.is_terminal
-        self._bar = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[part]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
-        self._task: "TaskID | None" = None
-        self._name, self._began, self._said = "", 0.0, 0.0
-
-    def __enter__(self) -> Self:
-        if self._live:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.finish()
-        if self._live:
-            self._bar.stop()
-
-    def begin(self, name: str, part: str = "") -> None:
-        """Begin a phase, and end the one before."""
-        self.finish()
-        self._name, self._began = name, time.monotonic()
-        if self._live:
-            self._task = self._bar.add_task(name, total=None, part=part)
-        else:
-            self._print(f"{name}: {part}" if part else name)
-
-    def advance(self, num_done: int, num_parts: int, part: str) -> None:
-        """Show that so many parts of the phase are done, the newest of them `part`."""
-        if self._live and self._task is not None:
-            text = f"{num_done}/{num_parts} {part}"
-            self._bar.update(self._task, completed=num_done, total=num_parts, part=text)
-        elif not self._live and (num_done == num_parts or time.monotonic() - self._said > 1):
-            self._said = time.monotonic()
-            self._print(f"{self._name}: {num_done} of {num_parts}, {part}")
-
-    def hear(self, work: Work) -> None:
-        """Show how far work of the phase is, on a terminal; elsewhere what is long in it."""
-        if self._live and self._task is not None:
-            self._bar.update(
-                self._task, completed=work.done, total=work.total, part=work_text(work)
-            )
-        elif not self._live and time.monotonic() - max(self._said, self._began) > 1:
-            self._said = time.monotonic()
-            self._print(f"{self._name}: {work_text(work)}")
-
-    def finish(self) -> None:
-        """End the phase."""
-        if self._live and self._task is not None:
-            self._bar.update(self._task, completed=1, total=1, refresh=True)
-            self._bar.stop_task(self._task)
-        elif self._name:
-            self._print(f"{self._name}: done in {time.monotonic() - self._began:.1f} s")
-        self._task, self._name = None, ""
-
-    def _print(self, text: str) -> None:
-        print(text, file=self._console.file, flush=True)

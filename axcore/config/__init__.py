@@ -38,6 +38,7 @@ from axcore.config.trust import config_class, is_trusted, trust_package, trustin
 from axcore.config.values import (
     REQUIRED,
     Fraction,
+    FromText,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -54,6 +55,7 @@ __all__ = [
     "Configurable",
     "Found",
     "Fraction",
+    "FromText",
     "NonNegativeFloat",
     "NonNegativeInt",
     "Origin",

@@ -9,7 +9,15 @@ from axcore.config.define import Origin, field_annotations
 from axcore.config.edit import matching_paths, set_at_each
 from axcore.config.json_files import exact_float, first_double
 from axcore.config.paths import Path, Step, children, format_path, parse_pattern
-from axcore.config.values import REQUIRED, Mismatch, OutOfRange, checker, is_config, type_name
+from axcore.config.values import (
+    REQUIRED,
+    FromText,
+    Mismatch,
+    OutOfRange,
+    checker,
+    is_config,
+    type_name,
+)
 from axcore.errors import ConfigError
 
 
@@ -55,6 +63,9 @@ def parse_value(text: str, annotation: Any, *, where: str = "", present: Any = R
         ConfigError: No reading of the text fits.
     """
     check = checker(annotation)
+    for metadata in getattr(annotation, "__metadata__", ()):
+        if isinstance(metadata, FromText):
+            return check(metadata.read(text))
     problem = f"expected {type_name(annotation)}, got {text!r}"
     try:
         readings = [*_readings(text), text]

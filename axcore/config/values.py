@@ -73,6 +73,16 @@ class Range(NamedTuple):
     holds: Callable[[float], bool]
 
 
+class FromText(NamedTuple):
+    """How a text of the command line becomes a value of a field, in the field's annotation.
+
+    Args:
+        read: Returns the value that a text means; raises ConfigError for one that means none.
+    """
+
+    read: Callable[[str], Any]
+
+
 PositiveInt = Annotated[int, Range("1 or more", lambda value: value >= 1)]
 NonNegativeInt = Annotated[int, Range("0 or more", lambda value: value >= 0)]
 PositiveFloat = Annotated[float, Range("a finite number above 0", lambda x: 0 < x < math.inf)]

@@ -9,6 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
@@ -249,6 +250,9 @@ class DataLoader(Configurable, ABC):
 
         A trainer asks once, before anything is compiled.
         """
+
+    def on_run(self, directory: Path) -> None:
+        """Hear of the run that is about to train: where it keeps its files."""
 
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights are evaluated, where the batches of `validation` follow them.

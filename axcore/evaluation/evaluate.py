@@ -5,7 +5,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from axcore.evaluation.samples import SampleFile
 from axcore.evaluation.scored_task import ScoredTask
 from axcore.evaluation.task_run import ANSWER_S, RESTART, TaskResult, TaskRun
 from axcore.evaluation.tasks import CodeExecution, MultipleChoice, Perplexity, WrittenAnswer
+from axcore.interop.array_source import LazyArray
 from axcore.plugins import EvaluationTask, plugin_host
 from axcore.whole_files import write_whole
 
@@ -57,11 +58,22 @@ def identity_of(name: str, step: int | None, state: Any) -> ModelIdentity:
     """Return the identity of a model, from up to 1024 numbers of each of its arrays."""
     found = hashlib.blake2b(digest_size=16)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        flat = leaf.reshape(-1)
-        some = np.asarray(flat[:: max(1, flat.size // _LOOKED_AT)])
         found.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
-        found.update(some.tobytes())
+        for array in _arrays(leaf):
+            flat = array.reshape(-1)
+            found.update(np.asarray(flat[:: max(1, flat.size // _LOOKED_AT)]).tobytes())
     return ModelIdentity(name=name, step=step, weights=found.hexdigest())
+
+
+def _arrays(leaf: Any) -> Iterator[Any]:
+    """Yield an array, or those that are stacked in one that is still in its file."""
+    if not isinstance(leaf, LazyArray):
+        yield leaf
+        return
+    stacked = leaf.reshape(-1, *leaf.origins[0].shape)
+    # One by one: all layers of a large model do not fit into the host's memory.
+    for place in range(len(leaf.origins)):
+        yield stacked[place : place + 1]
 
 
 def evaluate_tasks(

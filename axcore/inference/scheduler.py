@@ -47,6 +47,7 @@ class Scheduler:
         self._waiting: list[tuple[int, int, SequenceState]] = []
         self._num_waiting = 0
         self._was_short = False
+        self._num_held = 0  # calls of prompts since rows decoded, where calls have fixed shapes
 
     @property
     def num_waiting(self) -> int:
@@ -264,6 +265,12 @@ class Scheduler:
         rows, limits = self.rows, self.limits
         slots = rows.decoding()
         count = limits.num_decode_steps
+        if limits.fixed_calls and is_reading and self._num_held < limits.num_slots:
+            # A call takes as long for one row as for all, so that slots are filled first. Yet
+            # ever more prompts, as those with answers of one token, must not stop other rows.
+            self._num_held += 1
+            return slots[:0], count
+        self._num_held = 0
         # Programs for one token and for `num_decode_steps` exist, and none in between.
         if count == 1 or limits.fixed_calls or not len(slots):
             return slots, count

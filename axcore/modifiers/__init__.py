@@ -8,7 +8,13 @@ from axcore.modifiers.adapters import AdapterSlots, LoRA, QuantizedBase
 from axcore.modifiers.edits import Chain, Kernels, Named, ReplaceConfig, UpdateConfig
 from axcore.modifiers.kv_cache import KVCache
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Pipelined, Shard, Zero2
-from axcore.modifiers.named import apply_modifier, find_change, with_changes
+from axcore.modifiers.named import (
+    apply_modifier,
+    find_change,
+    parse_change,
+    split_at_commas,
+    with_changes,
+)
 from axcore.modifiers.pretrained import Pretrained
 from axcore.modifiers.quantization import (
     NAMED_WEIGHTS,
@@ -50,7 +56,9 @@ __all__ = [
     "changes_compute_dtype",
     "find_change",
     "for_serving",
+    "parse_change",
     "served_compute",
+    "split_at_commas",
     "with_changes",
     "with_dot",
     "with_packed_weights",

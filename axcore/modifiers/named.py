@@ -215,7 +215,7 @@ def parse_change(text: str) -> tuple[str, tuple[str, ...]]:
     if inside is None or not inside.strip():
         return name, ()
     values = []
-    for part in _split(inside, text):
+    for part in split_at_commas(inside):
         field = _FIELD.fullmatch(part)
         if field is None:
             raise _not_a_change(text, f"{part.strip()!r} is not field=value")
@@ -223,10 +223,14 @@ def parse_change(text: str) -> tuple[str, tuple[str, ...]]:
     return name, tuple(values)
 
 
-def _split(inside: str, text: str) -> list[str]:
-    """Split at the commas outside of brackets and quotes."""
+def split_at_commas(text: str) -> list[str]:
+    """Return the parts of a text between the commas outside of brackets and quotes.
+
+    Raises:
+        ConfigError: A bracket or a quote is not closed.
+    """
     parts, closing, quote, start = [], "", "", 0
-    for at, sign in enumerate(inside):
+    for at, sign in enumerate(text):
         if quote:
             quote = "" if sign == quote else quote
         elif sign in "'\"":
@@ -238,11 +242,11 @@ def _split(inside: str, text: str) -> list[str]:
         elif sign in _OPENING.values():
             raise _not_a_change(text, f"{sign!r} closes nothing")
         elif sign == "," and not closing:
-            parts.append(inside[start:at])
+            parts.append(text[start:at])
             start = at + 1
     if quote or closing:
         raise _not_a_change(text, f"{quote or closing[-1]} is missing")
-    return [*parts, inside[start:]]
+    return [*parts, text[start:]]
 
 
 def _not_a_change(text: str, reason: str) -> ConfigError:

@@ -28,6 +28,7 @@ PACKAGES = (
     "models",
     "modifiers",
     "ops",
+    "rewards",
     "rollouts",
     "runs",
     "tasks",

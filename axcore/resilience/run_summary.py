@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from axcore.config.json_files import parse_json, read_json_file
-from axcore.resilience.event_log import read_events
+from axcore.resilience.event_log import SUPERVISOR, read_events
 from axcore.resilience.ledger import read_ledger
 from axcore.whole_files import open_regular, read_regular
 
@@ -72,10 +72,20 @@ def summarise_run(directory: Path) -> RunSummary:
 
 
 def story(directory: Path) -> list[str]:
-    """Return what happened in a run, a line an event, and what is damaged of its log."""
-    logged = read_events(directory)
-    lines = [f"{_clock(one['time'])}  {_sentence(one)}" for one in logged.events]
+    """Return what happened in a run, a line an event, and what is damaged of its log.
+
+    A traceback, or the stacks of what hung, follow their event on lines of their own.
+    """
+    logged, lines = read_events(directory), []
+    for one in logged.events:
+        lines.append(f"{_clock(one['time'])}  {_sentence(one)}")
+        lines += [f"    {line}" for line in str(one.get("details", "")).splitlines()]
     return [*lines, *logged.damaged]
+
+
+def is_supervised(directory: Path) -> bool:
+    """Whether a supervisor has written to the events of a run."""
+    return any(one["process"] == SUPERVISOR for one in read_events(directory).events)
 
 
 def starts(directory: Path) -> list[str]:
@@ -103,6 +113,7 @@ _SENTENCES = {
     "left_out": "the run continues without process {left_out}, with {processes} in all",
     "restarting": "all processes start again",
     "supervision_ended": "the run ended with exit code {exit_code}",
+    "reward_failed": "the reward {reward!r} failed for a completion of {prompt!r}: {error}",
 }
 
 

@@ -8,8 +8,8 @@ from axcore.config import evolve, update_config
 from axcore.experiments.tiny import tiny
 from axcore.inference import EngineConfig
 from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.rewards import ExactMatch, MatchingCharacters
 from axcore.rollouts.prompts import PromptFiles, ReversedStrings
-from axcore.rollouts.rewards import ExactMatch, MatchingCharacters, WeightedReward
 from axcore.rollouts.rollouts import Rollouts
 from axcore.rollouts.samples import RolloutSamples
 from axcore.runs.base_model import further_training
@@ -25,7 +25,7 @@ def grpo() -> Trainer.Config:
     """
     data = Rollouts.Config(
         prompts=PromptFiles.Config(),
-        rewards={"exact": WeightedReward(reward=ExactMatch.Config())},
+        rewards={"exact": ExactMatch.Config()},
         batch_size=64,
         group_size=8,
         max_new_tokens=64,
@@ -47,8 +47,8 @@ def grpo_reverse() -> Trainer.Config:
             min_length=3, max_length=3, alphabet="abcdefghij", num_prompts=1000
         ),
         rewards={
-            "characters": WeightedReward(reward=MatchingCharacters.Config()),
-            "exact": WeightedReward(reward=ExactMatch.Config()),
+            "characters": MatchingCharacters.Config(),
+            "exact": ExactMatch.Config(),
         },
         batch_size=512,
         group_size=16,

@@ -5,10 +5,9 @@ tasks whose answers are computed.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.config.json_files import parse_json
@@ -16,12 +15,10 @@ from axcore.data import Source
 from axcore.data.document import Document
 from axcore.data.sources.files import NamedFile, open_decompressed
 from axcore.errors import ConfigError, DataError
+from axcore.rewards import ANSWER
 
 PROMPT, MESSAGES = "prompt", "messages"
 """The fields of a line, one of which it has: a text, or a conversation for the chat template."""
-
-ANSWER = "answer"
-"""The field that the rewards for right answers read."""
 
 
 class PromptFiles(Source):
@@ -206,19 +203,3 @@ class Arithmetic(ComputedPrompts):
     def describe(self) -> str:
         """Say which numbers."""
         return f"sums of two numbers up to {self.config.max_number}"
-
-
-def answer_of(fields: Mapping[str, Any]) -> str:
-    """Return the right answer of a prompt.
-
-    Raises:
-        DataError: Its record has none.
-    """
-    if not isinstance(fields.get(ANSWER), str):
-        raise DataError(
-            f"a prompt has no text `{ANSWER}`; it has {', '.join(fields) or 'no fields'}",
-            where="data.prompts",
-            hint=f'give each line an "{ANSWER}", or use another reward',
-        )
-    answer: str = fields[ANSWER]
-    return answer

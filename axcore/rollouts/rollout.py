@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from axcore.data.packing.packing import Batch
-from axcore.tasks.policy_gradient import OLD_LOG_PROBS, REWARD_PREFIX
+from axcore.tasks.policy_gradient import FAILED_PREFIX, OLD_LOG_PROBS, REWARD_PREFIX
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +26,7 @@ class Rollout:
         log_probs: Theirs, by the sampler.
         is_ended: Whether the policy ended it.
         rewards: What it is worth by each reward; nan where a reward failed.
-        reward: Their weighted sum; nan where one of them is.
+        reward: Their weighted sum; nan where one is that weighs something.
         group: Which prompt of the run it answers, from 0.
         sample: Which of the answers to it, from 0.
         weight_version: Steps that made the weights which sampled it.
@@ -114,7 +114,11 @@ def batch_of(
         "sampler_log_probs": np.zeros((num_rows, seq_len), np.float32),
         "rewards": np.zeros(num_rows, np.float32),
         "row_weights": np.zeros(num_rows, np.float32),
-        **{REWARD_PREFIX + name: np.zeros(num_rows, np.float32) for name in reward_names},
+        **{
+            prefix + name: np.zeros(num_rows, np.float32)
+            for prefix in (REWARD_PREFIX, FAILED_PREFIX)
+            for name in reward_names
+        },
     }
     for row, one in enumerate(rollouts):
         if one is not None:
@@ -142,10 +146,12 @@ def _write_row(batch: Batch, row: int, one: Rollout) -> None:
     batch["token_mask"][row, :length] = True
     batch["loss_weights"][row, begin:length] = 1
     batch["sampler_log_probs"][row, begin:length] = one.log_probs
+    for name, value in one.rewards.items():
+        is_failed = not np.isfinite(value)
+        batch[FAILED_PREFIX + name][row] = is_failed
+        batch[REWARD_PREFIX + name][row] = 0 if is_failed else value
     if np.isfinite(one.reward):
         batch["rewards"][row], batch["row_weights"][row] = one.reward, 1
-        for name, value in one.rewards.items():
-            batch[REWARD_PREFIX + name][row] = value
 
 
 def _statistics(

@@ -1,9 +1,10 @@
 """`Rollouts`: a data loader whose batches the policy in training samples."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Self
 
 import attrs
@@ -25,15 +26,21 @@ from axcore.data.document import Document, is_validation
 from axcore.data.packing.batches import Order, train_order
 from axcore.data.packing.packing import Batch
 from axcore.errors import ConfigError, DataError
-from axcore.inference import Completion, EngineConfig, Sampling
+from axcore.inference import Completion, EngineConfig, SampledToken, Sampling
 from axcore.layers import whole_rows
 from axcore.module import ArraySpec, BatchSpec, Module, functional
+from axcore.rewards import COMPLETION_TOKENS, FailureBudget, RewardPool, ScoreRequest
+from axcore.rewards.named import RewardConfigs
 from axcore.rollouts.batches import RolloutBatches
 from axcore.rollouts.prompts import MESSAGES, ReversedStrings
-from axcore.rollouts.rewards import WeightedReward
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.rollouts.sampler import PolicySampler, PromptRequest
-from axcore.tasks.policy_gradient import OLD_LOG_PROBS, REWARD_PREFIX, ROLLOUT_ARRAYS
+from axcore.tasks.policy_gradient import (
+    FAILED_PREFIX,
+    OLD_LOG_PROBS,
+    REWARD_PREFIX,
+    ROLLOUT_ARRAYS,
+)
 
 _TOKEN_ARRAYS = {
     "tokens": "int32",
@@ -68,6 +75,7 @@ class Rollouts(DataLoader):
             prompts: Any source of text; the text of a document is a prompt, or its field `messages`
                 is a conversation.
             rewards: What a completion is worth, by name; their weighted sum is what counts.
+            reward_failures: How many completions may stay without a reward.
             tokenizer: How text becomes tokens.
             group_size: Completions of each prompt.
             max_new_tokens: Tokens of a completion at most.
@@ -89,7 +97,8 @@ class Rollouts(DataLoader):
         """
 
         prompts: Source.Config = ReversedStrings.Config()
-        rewards: Mapping[str, WeightedReward] = REQUIRED
+        rewards: RewardConfigs = REQUIRED
+        reward_failures: FailureBudget = FailureBudget()
         tokenizer: Tokenizer.Config = ByteTokenizer.Config()
         group_size: PositiveInt = 8
         max_new_tokens: PositiveInt = REQUIRED
@@ -120,9 +129,7 @@ class Rollouts(DataLoader):
         _check(cfg)
         self.source = cfg.prompts.build()
         self.tokenizer = cfg.tokenizer.build()
-        self._rewards = {
-            name: (one.reward.build(), one.weight) for name, one in cfg.rewards.items()
-        }
+        self._rewards = RewardPool(cfg.rewards, cfg.reward_failures)
         rows = cfg.batch_size
         self._sampler = PolicySampler(
             self.tokenizer,
@@ -149,7 +156,7 @@ class Rollouts(DataLoader):
         names = [name for name in ROLLOUT_ARRAYS if name not in tokens]
         of_rows = {
             name: ArraySpec(shape=(rows,), axes=("batch",), dtype="float32")
-            for name in (*names, *(REWARD_PREFIX + one for one in cfg.rewards))
+            for name in (*names, *_arrays_of(cfg.rewards))
         }
         if self.has_old_log_probs:
             tokens[OLD_LOG_PROBS] = tokens["sampler_log_probs"]
@@ -165,7 +172,7 @@ class Rollouts(DataLoader):
 
         Raises:
             DataError: The prompts cannot be read, or none is short enough.
-            ConfigError: There are several processes.
+            ConfigError: There are several processes, or this machine cannot compute a reward.
         """
         if process_count > 1:
             raise ConfigError(
@@ -173,6 +180,7 @@ class Rollouts(DataLoader):
                 where="data",
                 hint="train with one process; it may have any number of devices",
             )
+        self._rewards.check()
         return RolloutBatches(self, self._identity)
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
@@ -197,7 +205,7 @@ class Rollouts(DataLoader):
             raise ConfigError(
                 "there is no reward",
                 where="data.rewards",
-                hint='rewards={"exact": WeightedReward(reward=ExactMatch.Config())}',
+                hint="--set data.rewards=exact_match",
             )
         sampled = self.config.sampling.temperature
         trained = getattr(task.config, "temperature", sampled)
@@ -210,6 +218,10 @@ class Rollouts(DataLoader):
             where="task.temperature",
             hint=hint or f"--set data.sampling.temperature={trained}",
         )
+
+    def on_run(self, directory: Path) -> None:
+        """Write failures of rewards to the events of the run."""
+        self._rewards.log_to(directory)
 
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights the completions of `validation` are sampled with."""
@@ -277,10 +289,16 @@ class Rollouts(DataLoader):
         )
 
         def finished() -> list[Rollout]:
-            rollouts = [
-                self._rollout(prompt, completion, number, sample, version)
+            completions = [
+                (number, sample, prompt, completion)
                 for (number, prompt), group in zip(asked.items(), sampled(), strict=True)
                 for sample, completion in enumerate(group)
+            ]
+            # All together: rewards that run in processes are computed side by side.
+            scores = self._rewards.score([_score_request(*one[2:]) for one in completions])
+            rollouts = [
+                self._rollout(*one, rewards, version)
+                for one, rewards in zip(completions, scores, strict=True)
             ]
             if self.has_old_log_probs:
                 return self._with_old_log_probs(policy, state, rollouts)
@@ -317,25 +335,31 @@ class Rollouts(DataLoader):
         return found
 
     def _rollout(
-        self, prompt: _Prompt, completion: Completion, group: int, sample: int, version: int
+        self,
+        group: int,
+        sample: int,
+        prompt: _Prompt,
+        completion: Completion,
+        rewards: Mapping[str, float],
+        version: int,
     ) -> Rollout:
-        end = () if completion.end is None else (completion.end,)
-        sampled = (*completion.tokens, *end)
-        rewards = {
-            name: float(reward.score(prompt.text, completion.text, prompt.document.fields))
-            for name, (reward, _) in self._rewards.items()
-        }
+        sampled = _sampled_tokens(completion)
         return Rollout(
             prompt=prompt.tokens,
             tokens=tuple(token.id for token in sampled),
             log_probs=tuple(float(token.logprob or 0.0) for token in sampled),
             is_ended=completion.end is not None,
             rewards=rewards,
-            reward=sum(rewards[name] * weight for name, (_, weight) in self._rewards.items()),
+            reward=self._weighted_sum(rewards),
             group=group,
             sample=sample,
             weight_version=version,
         )
+
+    def _weighted_sum(self, rewards: Mapping[str, float]) -> float:
+        # Without what only measures: 0 times a nan is one.
+        weights = {name: one.weight for name, one in self.config.rewards.items() if one.weight}
+        return float(sum(rewards[name] * weight for name, weight in weights.items()))
 
     @cached_property
     def _prompts(self) -> tuple[list[_Prompt], list[_Prompt]]:
@@ -404,6 +428,26 @@ class Rollouts(DataLoader):
             "sampling": repr(cfg.sampling),
             **{name: getattr(cfg, name) for name in names},
         }
+
+
+def _arrays_of(rewards: Iterable[str]) -> list[str]:
+    return [prefix + name for name in rewards for prefix in (REWARD_PREFIX, FAILED_PREFIX)]
+
+
+def _sampled_tokens(completion: Completion) -> tuple[SampledToken, ...]:
+    return (*completion.tokens, *(() if completion.end is None else (completion.end,)))
+
+
+def _score_request(prompt: _Prompt, completion: Completion) -> ScoreRequest:
+    fields = prompt.document.fields
+    if COMPLETION_TOKENS in fields:
+        raise DataError(
+            f"a prompt has a field `{COMPLETION_TOKENS}`, which is what was sampled",
+            where=f"data.prompts: {prompt.document.name}",
+            hint="give the field another name",
+        )
+    num_tokens = len(_sampled_tokens(completion))
+    return ScoreRequest(prompt.text, completion.text, {**fields, COMPLETION_TOKENS: num_tokens})
 
 
 def _check(cfg: Rollouts.Config) -> None:

@@ -8,7 +8,7 @@ from axcore.runs.export import (
     import_run,
     open_checkpoint,
 )
-from axcore.runs.opening import OpenedModel, merge_models_and_runs, open_model
+from axcore.runs.opening import OpenedModel, engine_for, merge_models_and_runs, open_model
 from axcore.runs.rewards import reward_of
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
@@ -28,6 +28,7 @@ __all__ = [
     "RunFacts",
     "RunWeights",
     "TextSamples",
+    "engine_for",
     "export_gguf",
     "export_run",
     "import_run",

@@ -1,5 +1,6 @@
 """`open_model`: a run or a pretrained checkpoint, ready for an engine; `merge_models_and_runs`."""
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,20 +10,31 @@ from typing import Any
 import attrs
 import jax
 
+from axcore.config import evolve
 from axcore.config.json_files import read_json_file
-from axcore.data import (
-    Tokenizer,
-)
+from axcore.data import Tokenizer
 from axcore.errors import CheckpointError, ConfigError
-from axcore.inference import Generation, Generator
+from axcore.inference import (
+    AnyEngine,
+    Draft,
+    EngineConfig,
+    Generation,
+    Generator,
+    open_engine,
+    serving_mesh,
+)
+from axcore.inference.placement import Placement
 from axcore.interop import (
     adapter_format,
 )
 from axcore.interop.merging import merge_models
-from axcore.modifiers import with_changes
+from axcore.modifiers import changes_compute_dtype, with_changes
 from axcore.ops import use_policy
+from axcore.parallel import MeshShape
 from axcore.runs.export import export_run, open_checkpoint
 from axcore.runs.run import Run, load_run, no_text_reason
+
+_LOG = logging.getLogger(__name__)
 
 _ADAPTERS = "adapter_config.json"
 
@@ -66,6 +78,51 @@ class OpenedModel:
         options = {"num_samples": num_samples, "max_tokens": max_tokens, **options}
         with use_policy(self.trainer.compiler.kernel_policy):
             return generator.generate(prompt, **options)
+
+
+def engine_for(
+    opened: OpenedModel,
+    cfg: EngineConfig,
+    *,
+    mesh: MeshShape | None = None,
+    tokenizer: Tokenizer | None = None,
+    draft: Draft | None = None,
+) -> tuple[AnyEngine, Placement]:
+    """Return an engine for an opened model, and where its weights are; the engine is to be closed.
+
+    Args:
+        opened: What `open_model` returned.
+        cfg: The engine's; its `max_length` is by default what the model was trained with.
+        mesh: Sizes by mesh axis, one of which may be -1; None takes as few devices as hold the
+            weights in half of their memory.
+        tokenizer: In the place of the model's own.
+        draft: See `Engine`.
+
+    Raises:
+        ConfigError: The config does not fit the model, or itself.
+        ShardingError: The model does not divide over the mesh, or there are too few devices.
+    """
+    cfg = evolve(cfg, max_length=cfg.max_length or opened.length)
+    policy = opened.trainer.compiler.kernel_policy
+    # The policy in which the trainer compiles, so that the same kernels are chosen.
+    with use_policy(policy):
+        shape = mesh or serving_mesh(opened.model, cfg, policy.hardware, jax.local_device_count())
+        placement = Placement.of(opened.model, shape)
+        if cfg.compute is None and changes_compute_dtype(opened.model.config, policy.hardware):
+            _LOG.info(
+                "layers that were trained in 16 bits compute in 32, as XLA is slow in 16 on %s; "
+                "--set engine.compute=bfloat16 keeps 16",
+                policy.hardware,
+            )
+        engine = open_engine(
+            opened.model,
+            opened.state,
+            tokenizer or opened.tokenizer,
+            cfg,
+            mesh=placement.mesh,
+            draft=draft,
+        )
+    return engine, placement
 
 
 def open_model(

@@ -20,10 +20,10 @@ from axcore.inference import (
     RequestError,
     Sampling,
 )
+from axcore.inference.placement import Placement
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
 from axcore.serving.config import Limits
 from axcore.serving.logprobs import TokenTexts
-from axcore.serving.placement import Placement
 from axcore.serving.request_body import Bodies
 from axcore.serving.request_parser import checked_text
 from axcore.serving.request_settings import PromptOptions, Seeds

@@ -7,21 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from axcore.config import diff_config, evolve, format_diff
 from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
-from axcore.inference import AnyEngine, Draft, EngineConfig, open_engine, serving_mesh
+from axcore.inference import AnyEngine, Draft, EngineConfig
 from axcore.inference.adapters import Adapter, adapter_from, read_adapter
 from axcore.interop import adapter_format, check_base_is_unchanged, compared, find_adapter_format
 from axcore.interop.canonical import base_config
-from axcore.modifiers import changes_compute_dtype
-from axcore.ops import use_policy
-from axcore.runs import OpenedModel, Run
+from axcore.runs import OpenedModel, Run, engine_for
 from axcore.runs.run_weights import RunArrays
 from axcore.serving.config import ServerConfig
-from axcore.serving.placement import Placement
 from axcore.serving.request_settings import Seeds
 from axcore.serving.served_model import ServedModel
 
@@ -69,31 +64,14 @@ def start_engine(
         tokenizer = with_chat_template(tokenizer, chat_template, where="--chat-template")
     # A config's own length wins; the model's is what it was trained for.
     length = cfg.engine.max_length or opened.length
-    engine_cfg = _with_adapter_room(evolve(cfg.engine, max_length=length), adapters)
-    policy = opened.trainer.compiler.kernel_policy
-    # The policy in which the trainer compiles, so that serving chooses the same kernels.
-    with use_policy(policy):
-        shape = cfg.mesh or serving_mesh(
-            opened.model, engine_cfg, policy.hardware, jax.local_device_count()
-        )
-        placement = Placement.of(opened.model, shape)
-        if engine_cfg.compute is None and changes_compute_dtype(
-            opened.model.config, policy.hardware
-        ):
-            _LOG.info(
-                "layers that were trained in 16 bits compute in 32, as XLA is slow in 16 on %s; "
-                "--set engine.compute=bfloat16 keeps 16",
-                policy.hardware,
-            )
-        engine = open_engine(
-            # Adapters come after it: they need the converted layers' shapes.
-            opened.model,
-            opened.state,
-            tokenizer,
-            engine_cfg,
-            mesh=placement.mesh,
-            draft=_draft(draft),
-        )
+    # Adapters are added to the engine, as they need the converted layers' shapes.
+    engine, placement = engine_for(
+        opened,
+        _with_adapter_room(evolve(cfg.engine, max_length=length), adapters),
+        mesh=cfg.mesh,
+        tokenizer=tokenizer,
+        draft=_draft(draft),
+    )
     _add_adapters(engine, adapters)
     # Said when memory is taken: whoever starts the server knows by then whether the model fits.
     when_placed()

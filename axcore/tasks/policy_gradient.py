@@ -63,6 +63,9 @@ OLD_LOG_PROBS = "old_log_probs"
 REWARD_PREFIX = "reward."
 """What the arrays of single rewards begin with."""
 
+FAILED_PREFIX = "failed."
+"""What the arrays begin with that are 1 where a reward failed."""
+
 
 class PolicyGradient(ReferenceTask):
     """`-min(r A, clip(r) A)` of each sampled token, r the ratio to the policy that sampled it.
@@ -173,9 +176,14 @@ class PolicyGradient(ReferenceTask):
     ) -> None:
         weights_B, num_tokens = batch["row_weights"], jnp.sum(mask_BT)
         num_rows = jnp.sum(weights_B)
-        for name in ("rewards", *(one for one in batch if one.startswith(REWARD_PREFIX))):
-            label = "reward" if name == "rewards" else name
-            self.add_measure(label, jnp.sum(batch[name] * weights_B), num_rows)
+        self.add_measure("reward", jnp.sum(batch["rewards"] * weights_B), num_rows)
+        # Of all completions, those that weigh nothing included; rows of padding have no tokens.
+        is_sampled_B = jnp.any(batch["loss_weights"] > 0, axis=1).astype(jnp.float32)
+        for name in (one for one in batch if one.startswith(REWARD_PREFIX)):
+            failed_B = batch[FAILED_PREFIX + name.removeprefix(REWARD_PREFIX)]
+            self.add_measure(name, jnp.sum(batch[name]), jnp.sum(is_sampled_B - failed_B))
+        for name in (one for one in batch if one.startswith(FAILED_PREFIX)):
+            self.add_measure(name, jnp.sum(batch[name]), jnp.sum(is_sampled_B))
         self.add_measure("completion_tokens", num_tokens, num_rows)
         self.add_measure("entropy", jnp.sum(entropies_BT * mask_BT), num_tokens)
         self.add_measure("clip_fraction", jnp.sum(is_clipped_BT * mask_BT), num_tokens)
@@ -212,7 +220,8 @@ class PolicyGradient(ReferenceTask):
         name, arrays = type(self).__qualname__, batch.arrays
         missing = [one for one in ROLLOUT_ARRAYS if one not in arrays]
         known = (*ROLLOUT_ARRAYS, OLD_LOG_PROBS)
-        unread = [one for one in arrays if one not in known and not one.startswith(REWARD_PREFIX)]
+        of_rewards = (REWARD_PREFIX, FAILED_PREFIX)
+        unread = [one for one in arrays if one not in known and not one.startswith(of_rewards)]
         if missing or unread:
             what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unread)} too"
             raise ConfigError(

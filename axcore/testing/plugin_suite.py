@@ -28,6 +28,7 @@ from axcore.plugins import (
     Modifier,
     Record,
     Ref,
+    RewardFunction,
     RunObserver,
     TrainingTask,
     plugin_host,
@@ -160,6 +161,12 @@ def _check_transform(record: DataTransform) -> None:
     assert issubclass(record.config.resolve(), Transform.Config)
 
 
+def _check_reward(record: RewardFunction) -> None:
+    from axcore.rewards import Reward
+
+    assert issubclass(record.config.resolve(), Reward.Config)
+
+
 def _check_task(record: TrainingTask) -> None:
     from axcore.module import Module
 
@@ -188,6 +195,7 @@ _CHECKS: dict[type[Record], Callable[[Any], None]] = {
     LayerVariant: _check_variant,
     MetricWriter: _check_writer,
     Modifier: _check_modifier,
+    RewardFunction: _check_reward,
     RunObserver: _check_observer,
     TrainingTask: _check_task,
 }

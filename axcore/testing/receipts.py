@@ -50,6 +50,7 @@ FOLDER = "compile_receipts"
 AXCORE = Path(axcore.__file__).parent
 
 NOT_COMPILED = (
+    "batch_inference",
     "cli",
     "complexity",
     "evaluation",

@@ -339,6 +339,7 @@ class Trainer(Configurable):
             locked_run_directory(directory, self.config, batches.identity) as locked,
             jax.set_mesh(self.mesh),
         ):
+            self.data.on_run(locked.path)
             # One process only: an observer that posts to a board would do so once for each process.
             named = named_observers(self.config.logging.observers) if is_process_zero() else ()
             shown = () if quiet or not is_process_zero() else (_progress_on_stderr(),)

@@ -40,8 +40,10 @@ LAYERS = (
     ("resilience",),
     ("experiments",),
     ("runs", "sandbox"),
+    ("rewards",),
     ("rollouts",),
     ("evaluation",),
+    ("batch_inference",),
     ("serving",),
     ("testing",),
     ("cli",),
@@ -62,6 +64,7 @@ WITHOUT_JAX = (
     "axcore.plugins",
     "axcore.launch",
     "axcore.resilience",
+    "axcore.rewards",
     "axcore.sandbox",
     "axcore.testing",
 )

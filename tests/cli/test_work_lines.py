@@ -6,7 +6,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from axcore.cli.serve import LoadingDisplay
+from axcore.cli.loading_display import LoadingDisplay
 from axcore.cli.work_lines import WorkLines, work_text
 from axcore.progress import Work, heard_by, working
 

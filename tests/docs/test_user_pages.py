@@ -25,6 +25,7 @@ PAGES = tuple(
         "docs/arrays.md",
         "docs/fine-tuning.md",
         "docs/evaluation.md",
+        "docs/batch.md",
         "docs/scripting.md",
         "docs/aot.md",
         "docs/kernels.md",
@@ -47,6 +48,11 @@ SHORT = (
 
 SHORT_OF = {
     "train": SHORT,
+    "generate --in": (
+        "--set=engine.max_num_seqs=2",
+        "--set=engine.max_num_batched_tokens=16",
+        "--set=engine.num_decode_steps=2",
+    ),
     "serve": (
         "--port=0",
         "--set=engine.max_num_seqs=1",
@@ -81,7 +87,8 @@ def steps(page, folder):
     """Returns what a page does, short: its commands, then its programs."""
     for command in commands(page):
         words = shlex.split(command)[1:]
-        yield command, {"command": [*words, *SHORT_OF.get(words[0], ())]}
+        name = f"{words[0]} --in" if "--in" in words else words[0]
+        yield command, {"command": [*words, *SHORT_OF.get(name, ())]}
     for number, block in enumerate(blocks(page, "python")):
         shortened = re.sub(r'"max_steps": \d+', '"max_steps": 3', block)
         shortened = re.sub(r'"\*\*\.warmup_steps": \d+', '"**.warmup_steps": 1', shortened)
@@ -113,6 +120,7 @@ def folder(tmp_path_factory):
     evaluation = ROOT / "docs/evaluation.md"
     for language, name in (("yaml", "capitals.yaml"), ("json", "capitals.jsonl")):
         (made / name).write_text(blocks(evaluation, language)[0])
+    (made / "prompts.jsonl").write_text(blocks(ROOT / "docs/batch.md", "json")[0])
     for i in range(40):
         text = f"Page {i} says how many pages are before it: {i}, and how many come after it."
         (made / "my_texts" / f"{i}.md").write_text(text)

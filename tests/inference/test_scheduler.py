@@ -84,6 +84,44 @@ def test_a_schedule_in_which_a_shared_page_is_left_to_one_takes_none_for_nothing
     simulate([45_008])
 
 
+def scheduler_of_fixed_calls():
+    limits = SchedulerConfig(
+        num_slots=3,
+        max_length=24,
+        page_size=4,
+        num_pages=18,
+        num_decode_steps=4,
+        chunk_lengths=(8,),
+        prefill_buckets=((1,),),
+        alone_length=8,
+        chunk_alignment=8,
+        enable_prefix_caching=False,
+        fixed_calls=True,
+    )
+    return Scheduler(limits)
+
+
+def test_calls_of_fixed_shapes_fill_every_slot_before_rows_decode():
+    scheduler = scheduler_of_fixed_calls()
+    for number in range(4):
+        added(scheduler, number, 0, 8, 20)
+    plans = [scheduler.schedule() for _ in range(4)]
+    assert [plan.prefill is not None for plan in plans] == [True, True, True, False]
+    assert [plan.decode and len(plan.decode.slots) for plan in plans] == [None, None, None, 3]
+
+
+def test_with_fixed_shapes_prompts_without_end_do_not_stop_a_row_that_decodes():
+    scheduler = scheduler_of_fixed_calls()
+    added(scheduler, 0, 0, 8, 20)
+    scheduler.schedule()
+    decodes = []
+    for number in range(1, 9):
+        short = added(scheduler, number, 0, 8, 9)
+        decodes.append(scheduler.schedule().decode is not None)
+        scheduler.finish(short)
+    assert decodes == [False, False, True, False, False, False, True, False]
+
+
 def test_random_schedules_lose_no_page_and_starve_nobody():
     simulate(range(150))
 

@@ -91,6 +91,7 @@ def test_groups_are_compared_within_themselves_and_without_failed_rewards():
     np.testing.assert_allclose(batch["group_mean"], [0.5, 0.5, 0, 0.5, 2, 2, 2, 2])
     np.testing.assert_allclose(batch["group_std"], [0.5, 0.5, 0, 0.5, 0, 0, 0, 0])
     assert batch["group_size"].tolist() == [3, 3, 0, 3, 4, 4, 4, 4]
+    assert batch["failed.exact"].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
 
 
 SETTINGS = {

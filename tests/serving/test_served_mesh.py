@@ -7,11 +7,11 @@ from parity_pairs import MODELS
 import axcore as ax
 from axcore.errors import ShardingError
 from axcore.inference import EngineConfig, Request, Sampling
+from axcore.inference.placement import Placement
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
 from axcore.runs import FromRun, load_run, open_model
 from axcore.serving import ServerConfig, WeightsWatch, named_folders, open_adapters, start_engine
-from axcore.serving.placement import Placement
 from axcore.testing import small_experiment, trainer_on
 
 CPU = Hardware.parse("cpu-1")

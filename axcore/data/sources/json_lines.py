@@ -74,7 +74,20 @@ class JsonLines(Files):
         return f"JSON lines {self.config.folder}/{self.config.glob}, field {self.config.field!r}"
 
 
-def _read_lines(span: FileSpan, limit: int) -> Iterator["_Line"]:
+def read_json_lines(path: Path, *, max_line_mib: int = 64) -> Iterator["JsonLine"]:
+    """Yield the lines of a file that are not empty, decompressed and not yet parsed.
+
+    Args:
+        path: The file; gzip and zstd too.
+        max_line_mib: No more of a line is held in memory, and none that is longer is parsed.
+
+    Raises:
+        DataError: The file cannot be read, or not to its end.
+    """
+    yield from _read_lines(FileSpan(NamedFile(path.name, path)), max_line_mib * _MIB)
+
+
+def _read_lines(span: FileSpan, limit: int) -> Iterator["JsonLine"]:
     """Yield the lines of a span that are not empty, of each at most `limit` bytes and one."""
     offset, number = span.begin, span.first_record + 1
     # `readline` with a limit: a file without line ends must not fill the memory.
@@ -84,7 +97,7 @@ def _read_lines(span: FileSpan, limit: int) -> Iterator["_Line"]:
         while (span.end is None or offset < span.end) and (raw := stream.readline(limit + 1)):
             is_whole = len(raw) <= limit or raw.endswith(b"\n")
             if not (is_whole and _is_empty(raw)):
-                yield _Line(span.file, number, offset, raw, is_whole)
+                yield JsonLine(span.file, number, offset, raw, is_whole)
             offset, number = offset + len(raw), number + 1
             while not is_whole and (rest := stream.readline(limit + 1)):
                 offset, is_whole = offset + len(rest), rest.endswith(b"\n")
@@ -96,8 +109,16 @@ def _is_empty(raw: bytes) -> bool:
 
 
 @attrs.frozen
-class _Line:
-    """A line of a file, or its beginning: its number from 1, the offset of its first byte."""
+class JsonLine:
+    """A line of a file, or its beginning.
+
+    Attributes:
+        file: The file.
+        number: Of the line, from 1.
+        offset: Of its first byte, where the file is not compressed.
+        raw: Its bytes with the line end.
+        is_whole: Whether these are all.
+    """
 
     file: NamedFile
     number: int
@@ -111,7 +132,7 @@ class _Line:
         Raises:
             DataError: Naming the file and the line, and what is wrong with it.
         """
-        record = self._object()
+        record = self.parsed()
         text = self._text(record, source.config.field) if source.needs_text else ""
         try:
             fields = source.fields_of(record)
@@ -119,7 +140,12 @@ class _Line:
             raise self._lacks(error.args[0], record) from error
         return Document(f"{self.file.name}:{self.number}", text, None, self.offset, fields)
 
-    def _object(self) -> dict[str, Any]:
+    def parsed(self) -> dict[str, Any]:
+        """Return the object that the line holds.
+
+        Raises:
+            DataError: Naming the file and the line: it contains none, or is too long.
+        """
         if not self.is_whole:
             raise self._error(
                 f"is longer than {len(self.raw) // _MIB} MiB",

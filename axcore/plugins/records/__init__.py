@@ -30,6 +30,7 @@ from axcore.plugins.records.training import (
     DataTransform,
     EvaluationTask,
     Experiment,
+    RewardFunction,
     TrainingTask,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "Modifier",
     "Op",
     "QuantizationScheme",
+    "RewardFunction",
     "RopeScaling",
     "RunObserver",
     "TrainingTask",
@@ -90,6 +92,7 @@ class Hooks(HookTable):
     observers = HookDecorator(RunObserver)
     ops = HookDecorator(Op)
     quantization_schemes = HookDecorator(QuantizationScheme)
+    rewards = HookDecorator(RewardFunction)
     rope_scalings = HookDecorator(RopeScaling)
     tokenizers = HookDecorator(DataTokenizer)
     training_tasks = HookDecorator(TrainingTask)

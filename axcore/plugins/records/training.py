@@ -104,6 +104,30 @@ class DataSource(Record):
     summary: str = attrs.field(validator=of_type(str))
 
 
+@record(hook="rewards")
+@attrs.frozen(kw_only=True)
+class RewardFunction(Record):
+    """What a completion is worth, which `--set data.rewards=NAME` asks for by name.
+
+    Args:
+        name: As a user asks for it.
+        config: The Config class of a subclass of `axcore.rewards.Reward`.
+        summary: One line.
+
+    Example:
+        @hook.rewards
+        def rewards():
+            yield RewardFunction(name="acme_rhymes", config=Ref("axl_acme.rhymes:Rhymes.Config"),
+                                 summary="The share of lines that rhyme")
+    """
+
+    kind: ClassVar[str] = "reward"
+
+    name: str = attrs.field(validator=a_name)
+    config: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
 @record(hook="tokenizers")
 @attrs.frozen(kw_only=True)
 class DataTokenizer(Record):

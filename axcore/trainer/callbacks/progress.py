@@ -46,10 +46,14 @@ class Clock:
         first_step, began = self._first
         is_measured = step > first_step
         step_time = (now - began) / (step - first_step) if is_measured else _step_time(done)
-        seconds = round(step_time * (self._max_steps - step))
-        minutes, seconds = divmod(seconds, 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+        return duration_text(step_time * (self._max_steps - step))
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as `1h02m` or `2m05s`."""
+    minutes, whole_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{whole_seconds:02d}s"
 
 
 def _step_time(done: StepsDone) -> float:

@@ -1,4 +1,4 @@
-"""`start_engine`: an engine for a model, with programs compiled by which it can answer."""
+"""`Placement`: the devices that an engine has its weights on."""
 
 import math
 from collections.abc import Sequence

@@ -1,0 +1,230 @@
+"""`PromptFile`: the prompts in a file of JSON lines, as the tokens that a model continues."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from axcore.data import Tokenizer
+from axcore.data.chat.conversation import read_conversation, template_values
+from axcore.data.sources.json_lines import JsonLine, read_json_lines
+from axcore.errors import DataError
+
+PROMPT_FIELDS = ("prompt", "messages", "conversations", "prompt_tokens")
+"""Fields that hold a prompt, of which a line has one: a text, a conversation in OpenAI's layout or
+in ShareGPT's, or tokens."""
+
+ANSWER_FIELDS = ("index", "samples", "error")
+"""Fields that a line of answers has besides those of its prompt."""
+
+_HINT = "correct or remove the line; --on-error skip answers the others"
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """A line of the file.
+
+    Attributes:
+        index: Of the line among those that are not empty, from 0.
+        where: File and number of the line.
+        fields: What it holds; without those that answers have where it cannot be answered.
+        tokens: What the model continues.
+        error: Why it cannot be answered; None where it can.
+    """
+
+    index: int
+    where: str
+    fields: Mapping[str, Any]
+    tokens: tuple[int, ...] = ()
+    error: DataError | None = None
+
+
+@attrs.frozen(kw_only=True)
+class PromptSummary:
+    """What the lines of a file are.
+
+    Attributes:
+        num_prompts: Lines that are not empty.
+        num_bad: Those of them that cannot be answered.
+        first_error: Why the first of these cannot.
+        num_shortened: Prompts that leave less than `max_tokens` of the model's length.
+        text_digest: Of the bytes of all lines.
+        token_digest: Of the tokens of all prompts, as tokenizer and chat template make them.
+    """
+
+    num_prompts: int
+    num_bad: int
+    first_error: DataError | None
+    num_shortened: int
+    text_digest: str
+    token_digest: str
+
+
+class PromptFile:
+    """Reads prompts, the first one first, each time that it is iterated over.
+
+    Args:
+        path: JSON lines; decompressed where they are gzip or zstd. Empty lines are skipped.
+        tokenizer: Makes their tokens, and has the chat template of conversations.
+        max_length: Tokens of the longest prompt and answer together.
+        parses_special: Whether special tokens that a text writes out, as `<|im_start|>`, are these
+            tokens; otherwise they are characters.
+    """
+
+    def __init__(
+        self, path: Path, tokenizer: Tokenizer, *, max_length: int, parses_special: bool = True
+    ) -> None:
+        self.path = path
+        self._tokenizer, self._max_length = tokenizer, max_length
+        self._parses_special = parses_special
+
+    @staticmethod
+    def check_is_readable(path: Path) -> None:
+        """Check what can be known of a file without a tokenizer: that a line can be read.
+
+        Raises:
+            DataError: It cannot be read, or holds no line.
+        """
+        if not path.exists():
+            raise DataError(
+                "there is no such file", where=str(path), hint="name a file of JSON lines"
+            )
+        if next(read_json_lines(path), None) is None:
+            raise _empty(path)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """Yield a prompt for each line; one that cannot be answered says why.
+
+        Raises:
+            DataError: The file cannot be read, or not to its end.
+        """
+        for index, line in enumerate(read_json_lines(self.path)):
+            yield self._prompt(index, line)
+
+    def summary(self, max_tokens: int) -> PromptSummary:
+        """Read all prompts once.
+
+        Args:
+            max_tokens: Tokens of an answer at most, where the model's length leaves as many.
+
+        Raises:
+            DataError: There is no prompt, or the file cannot be read.
+        """
+        texts, tokens = (hashlib.blake2b(digest_size=16) for _ in range(2))
+        num_prompts = num_bad = num_shortened = 0
+        first_error = None
+        for index, line in enumerate(read_json_lines(self.path)):
+            prompt = self._prompt(index, line)
+            num_prompts += 1
+            # Without its end: an editor that adds one to the last line changes no prompt.
+            texts.update(line.raw.rstrip(b"\r\n") + b"\n")
+            tokens.update(np.asarray([len(prompt.tokens), *prompt.tokens], "<i8").tobytes())
+            if prompt.error is not None:
+                num_bad += 1
+                first_error = first_error or prompt.error
+            elif len(prompt.tokens) + max_tokens > self._max_length:
+                num_shortened += 1
+        if not num_prompts:
+            raise _empty(self.path)
+        return PromptSummary(
+            num_prompts=num_prompts,
+            num_bad=num_bad,
+            first_error=first_error,
+            num_shortened=num_shortened,
+            text_digest=texts.hexdigest(),
+            token_digest=tokens.hexdigest(),
+        )
+
+    def _prompt(self, index: int, line: JsonLine) -> Prompt:
+        where, fields = f"{self.path}:{line.number}", {}
+        try:
+            fields = line.parsed()
+            tokens = self._tokens(fields)
+        except DataError as error:
+            # The reader of lines names the file itself; what is wrong within a line knows none.
+            prefix = "" if error.where == where else f"{self.path.name}, line {line.number}: "
+            named = DataError(f"{prefix}{error.what}", where=where, hint=_HINT)
+            kept = {name: one for name, one in fields.items() if name not in ANSWER_FIELDS}
+            return Prompt(index=index, where=where, fields=kept, error=named)
+        return Prompt(index=index, where=where, fields=fields, tokens=tokens)
+
+    def _tokens(self, fields: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the tokens of a line's prompt.
+
+        Raises:
+            DataError: It has none, or one that the model cannot continue.
+        """
+        taken = [name for name in ANSWER_FIELDS if name in fields]
+        if taken:
+            raise DataError(f"field {taken[0]!r} is one that answers have; give it another name.")
+        given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
+        if len(given) != 1:
+            names = ", ".join(map(repr, given or fields)) or "nothing"
+            raise DataError(
+                f"expected one of the fields 'prompt', 'messages' and 'prompt_tokens'; it has "
+                f"{names}."
+            )
+        tokens = self._encoded(given[0], fields)
+        if not tokens:
+            raise DataError(f"the {given[0]} is empty: it has no token to continue.")
+        if len(tokens) >= self._max_length:
+            raise DataError(
+                f"the prompt has {len(tokens)} tokens; the model reads {self._max_length}, of "
+                "which one at least is the answer's."
+            )
+        return tokens
+
+    def _encoded(self, name: str, fields: Mapping[str, Any]) -> tuple[int, ...]:
+        value = fields[name]
+        if name == "prompt_tokens":
+            return self._checked(value)
+        if name == "prompt":
+            if not isinstance(value, str):
+                raise DataError(f"field 'prompt' holds {_shown(value)}, not a string.")
+            _check_is_unicode(value)
+            encoded = self._tokenizer.encode_prompt(value, parses_special=self._parses_special)
+        else:
+            chat = read_conversation(fields, field=name)
+            values = template_values(fields, {})
+            for message in chat.messages:
+                _check_is_unicode(str(message.get("content")))
+            encoded = self._tokenizer.encode_chat(chat.messages, tools=chat.tools, **values)
+        return tuple(encoded.tolist())
+
+    def _checked(self, value: Any) -> tuple[int, ...]:
+        size = self._tokenizer.vocab_size
+        if not isinstance(value, list):
+            raise DataError(f"field 'prompt_tokens' holds {_shown(value)}, not a list of tokens.")
+        # A bool is an int in Python, and is not a token.
+        wrong = [one for one in value if type(one) is not int or not 0 <= one < size]
+        if wrong:
+            raise DataError(
+                f"field 'prompt_tokens' holds {_shown(wrong[0])}; tokens are whole numbers from 0 "
+                f"to {size - 1}."
+            )
+        return tuple(value)
+
+
+def _empty(path: Path) -> DataError:
+    return DataError(
+        f"{path.name} holds no prompt.",
+        where=str(path),
+        hint='write one a line, as {"prompt": "To be"}',
+    )
+
+
+def _check_is_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the text holds half of a surrogate pair, at character {error.start}."
+        ) from error
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,40 @@
+"""Rewards: what a completion is worth, computed in processes with time limits. It loads no jax."""
+
+from axcore.rewards.builtin import (
+    CodeTests,
+    ExactMatch,
+    MatchingCharacters,
+    NumericAnswer,
+    OverlongPenalty,
+    PythonReward,
+    RegexMatch,
+)
+from axcore.rewards.judge import Judge
+from axcore.rewards.pool import FailureBudget, RewardPool
+from axcore.rewards.reward import (
+    ANSWER,
+    COMPLETION_TOKENS,
+    Reward,
+    ScoreRequest,
+    WorkerReward,
+    answer_of,
+)
+
+__all__ = [
+    "ANSWER",
+    "COMPLETION_TOKENS",
+    "CodeTests",
+    "ExactMatch",
+    "FailureBudget",
+    "Judge",
+    "MatchingCharacters",
+    "NumericAnswer",
+    "OverlongPenalty",
+    "PythonReward",
+    "RegexMatch",
+    "Reward",
+    "RewardPool",
+    "ScoreRequest",
+    "WorkerReward",
+    "answer_of",
+]
