@@ -277,7 +277,7 @@ class DrGRPO(PolicyGradient):
 class DAPO(PolicyGradient):
     """Decoupled clip: the ratio may grow further than it may fall, and each token counts alike.
 
-    Dynamic sampling is `data.drops_equal_groups`, and the penalty of long answers is the reward
+    Dynamic sampling is `data.max_sampling_rounds`, and the penalty of long answers is the reward
     `overlong`.
 
     Source: Yu et al. 2025, arXiv:2503.14476, eq. 8.
