@@ -72,7 +72,7 @@ def grpo_reverse() -> Trainer.Config:
         task=GRPO.Config(entropy_bonus=0.1),
         data=data,
         learner=learner,
-        max_steps=400,
+        max_steps=600,
         eval_every_steps=100,
         checkpoint=Checkpointer.Config(every_steps=100),
         guards=(RolloutSamples.Config(),),

@@ -101,7 +101,8 @@ def test_a_checkpoint_of_that_step_or_a_newer_one_is_preferred(kept, snapshots, 
 
 @pytest.mark.parametrize("name", ["manifest.json", "arrays/process_0/manifest.ocdbt", "d/*"])
 def test_a_flipped_bit_is_noticed_and_nothing_restored(kept, snapshots, state, name):
-    (path,) = kept.rglob(name)
+    # How many files a database has is TensorStore's business.
+    path = max(kept.rglob(name), key=lambda one: one.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 16
     path.write_bytes(content)
