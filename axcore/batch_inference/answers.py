@@ -114,7 +114,7 @@ class AnswerFile:
             )
         kept = read_json(self.origin_path, "record of the answers", error=DataError)
         other_machine = list(_changes(kept.pop("machine", {}), dict(machine), ""))
-        changes = list(_changes(kept, json.loads(json.dumps(origin)), ""))
+        changes = list(_changes(kept, parse_json(json.dumps(origin)), ""))
         if changes:
             raise DataError(
                 "the answers in it are of something else: " + "; ".join(changes),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from axcore.config import REQUIRED, NonNegativeInt, PositiveFloat, PositiveInt, config
+from axcore.config.json_files import parse_json
 from axcore.errors import ConfigError, DataError
 from axcore.rewards.reward import WorkerReward
 
@@ -154,7 +155,7 @@ class Judge(WorkerReward):
 
 def _content(body: bytes) -> str:
     try:
-        content = json.loads(body)["choices"][0]["message"]["content"]
+        content = parse_json(body)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError):
         content = None
     if not isinstance(content, str):

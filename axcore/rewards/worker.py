@@ -1,7 +1,6 @@
 """`RewardWorker`: the trainer's side of a process that computes a reward."""
 
 import contextlib
-import json
 import os
 import pickle
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from axcore.config import walk
+from axcore.config.json_files import parse_json
 from axcore.config.values import is_config
 from axcore.rewards.reward import ScoreRequest, WorkerReward
 from axcore.rewards.worker_process import SHOWN, SLACK
@@ -146,7 +146,7 @@ class RewardWorker:
     def _reply(self, limit_s: float) -> dict[str, Any]:
         if not self._connection.poll(limit_s):
             self.kill()
-        reply: dict[str, Any] = json.loads(self._connection.recv_bytes(_MAX_REPLY))
+        reply: dict[str, Any] = parse_json(self._connection.recv_bytes(_MAX_REPLY))
         return reply
 
     def _ended(self, passed_s: float) -> NotScored:
