@@ -25,6 +25,7 @@ PAGES = tuple(
         "docs/arrays.md",
         "docs/fine-tuning.md",
         "docs/evaluation.md",
+        "docs/reinforcement.md",
         "docs/batch.md",
         "docs/scripting.md",
         "docs/aot.md",
@@ -48,6 +49,13 @@ SHORT = (
 
 SHORT_OF = {
     "train": SHORT,
+    "train grpo-reverse": (
+        "--set=model.dim=16",
+        "--set=data.batch_size=16",
+        "--set=data.engine.max_num_seqs=16",
+        "--set=data.validation_prompts=4",
+        "--set=max_steps=2",
+    ),
     "generate --in": (
         "--set=engine.max_num_seqs=2",
         "--set=engine.max_num_batched_tokens=16",
@@ -87,7 +95,8 @@ def steps(page, folder):
     """Returns what a page does, short: its commands, then its programs."""
     for command in commands(page):
         words = shlex.split(command)[1:]
-        name = f"{words[0]} --in" if "--in" in words else words[0]
+        name = f"{words[0]} --in" if "--in" in words else " ".join(words[:2])
+        name = name if name in SHORT_OF else words[0]
         yield command, {"command": [*words, *SHORT_OF.get(name, ())]}
     for number, block in enumerate(blocks(page, "python")):
         shortened = re.sub(r'"max_steps": \d+', '"max_steps": 3', block)
