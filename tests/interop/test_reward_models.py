@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axcore.models.head import TiedHead
 from numpy_state import numpy_state
 from safetensors.numpy import load_file
 
@@ -14,6 +13,7 @@ from axcore.config import update_config
 from axcore.errors import ConfigError
 from axcore.interop import FreshHead, from_hugging_face, to_hugging_face
 from axcore.models import llama2, qwen2
+from axcore.models.causal_lm import TiedHead
 
 BASES = {
     "llama": llama2("toy"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from axcore.config import update_config
 from axcore.inference.model_runner import ModelRunner
-from axcore.rollouts import MatchingCharacters
+from axcore.rewards import MatchingCharacters
 from axcore.rollouts.experiments import grpo_reverse
 from axcore.testing.tiny import trainer_on
 from axcore.trainer import Trainer

@@ -299,7 +299,7 @@ def test_units_are_named():
     ("changes", "error", "hint"),
     [
         ({"model.decoder.dropout.rate": 0.1}, "a dropout of 0.1", "decoder.dropout.rate=0"),
-        ({"data.rewards": {}}, "there is no reward", "ExactMatch"),
+        ({"data.rewards": {}}, "there is no reward", "exact_match"),
         ({"task.temperature": 0.7}, "temperature is 1.0, and task.temperature 0.7", "=1.0"),
         ({"model.vocab_size": 9}, "vocab_size is 9, but", "--set model.vocab_size="),
     ],
