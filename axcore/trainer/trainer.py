@@ -399,7 +399,8 @@ class Trainer(Configurable):
         """Return the metrics of a model's state on the validation data; empty if there is none."""
         evaluation = self.compiler.jitted_evaluation
         put, shard = self.batch_sharding.device_put, self.batch_sharding.shard
-        policy = Policy(self.model, state=self.step.own_part(model_state))
+        state = self.step.own_part(model_state)
+        policy = Policy(self.model, state=state, jit=self.compiler.jitted_policy)
         self.data.on_policy(policy)
         batches = self.data.validation(process_index=shard.index, process_count=shard.count)
         with jax.set_mesh(self.mesh):
