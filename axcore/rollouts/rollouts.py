@@ -347,7 +347,7 @@ class Rollouts(DataLoader):
         return Rollout(
             prompt=prompt.tokens,
             tokens=tuple(token.id for token in sampled),
-            log_probs=tuple(float(token.logprob or 0.0) for token in sampled),
+            log_probs=tuple(map(_log_prob, sampled)),
             is_ended=completion.end is not None,
             rewards=rewards,
             reward=self._weighted_sum(rewards),
@@ -470,6 +470,11 @@ def _check(cfg: Rollouts.Config) -> None:
             where="data.max_new_tokens",
             hint=f"--set data.seq_len={2 * cfg.max_new_tokens}",
         )
+
+
+def _log_prob(token: SampledToken) -> float:
+    assert token.logprob is not None, "requests ask for them"
+    return token.logprob
 
 
 def _log_probs(

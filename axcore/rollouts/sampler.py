@@ -5,14 +5,21 @@ sampled together decides the shapes of calls, and so the rounding of logits, but
 `fixed_shapes`.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 
 from axcore.data import Tokenizer
-from axcore.inference import Completion, CompletionStream, Engine, EngineConfig, Request, Sampling
+from axcore.inference import (
+    Completion,
+    CompletionStream,
+    Engine,
+    EngineConfig,
+    Request,
+    Sampling,
+    sample_seed,
+)
 from axcore.module import Module
 
 
@@ -81,7 +88,7 @@ class PolicySampler:
                 prompt=one.tokens,
                 max_tokens=max_tokens,
                 sampling=sampling,
-                seed=_seed(self._seed, stream, one.number, sample),
+                seed=sample_seed(self._seed, stream, one.number, sample),
                 num_logprobs=0,
                 logprobs_mode="raw_logprobs" if is_raw else "processed_logprobs",
             )
@@ -100,20 +107,9 @@ class PolicySampler:
 
         return finished
 
-    def close(self) -> None:
-        """End the engine."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-
     def _with_weights(self, module: Module, state: Any) -> Engine:
         if self._engine is None:
             self._engine = Engine(module, state, self._tokenizer, self._config)
         else:
             self._engine.replace_weights(state)
         return self._engine
-
-
-def _seed(*parts: Any) -> int:
-    text = "/".join(map(str, parts))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
