@@ -187,7 +187,7 @@ def _gather_from_cache(
     scale: Float[Array, "rows keys heads"] | None,
     info: TokenInfo,
     dtype: Any,
-) -> Float[Array, "batch keys heads size"]:
+) -> Float[Array, "batch cached heads size"]:
     """Return the keys or values of each row's tokens, in the dtype of queries; zeros elsewhere."""
     x = _of_rows(x, info.page_table)
     if scale is not None:

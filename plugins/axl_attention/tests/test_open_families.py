@@ -439,7 +439,7 @@ def test_a_model_without_its_layers_for_multi_token_prediction_says_so(tmp_path)
     save_file({**load_file(weights), further: np.ones((2, 2), np.float32)}, weights)
     with pytest.warns(UserWarning, match=f"1 tensors are of layers for multi-token.*{further}"):
         read = from_hugging_face(tmp_path / "model")
-    with pytest.warns(UserWarning, match="num_nextn_predict_layers is 0, where the published"):
+    with pytest.warns(UserWarning, match="num_nextn_predict_layers is 0, where the pretrained"):
         to_hugging_face(tmp_path / "back", read.config, read.state)
     again = json.loads((tmp_path / "back" / "config.json").read_text())
     assert again["num_nextn_predict_layers"] == 0
