@@ -11,14 +11,14 @@ import pytest
 from attrs import evolve as evolved
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import evolve, update_config
+from axcore.config import update_config
 from axcore.data import Policy
-from axcore.errors import ConfigError, DataError
+from axcore.errors import ConfigError
 from axcore.inference import EngineConfig
 from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
 from axcore.module import functional
-from axcore.rollouts import PromptFiles, RolloutSamples
+from axcore.rollouts import RolloutSamples
 from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.runs.text_samples import read_samples
@@ -169,31 +169,6 @@ def test_a_rollout_survives_being_written(reward):
 def test_what_does_not_fit_is_named(changes, error):
     with pytest.raises(ConfigError, match=error):
         small(**changes).data.build()
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("", "has no prompt"),
-        ('{"prompt": 3}\n', "has the fields prompt"),
-        ('{"question": "2+2"}\n', "expected an object with a text `prompt`"),
-        ("[1]\n", "is list"),
-        ("{\n", "is not JSON"),
-    ],
-)
-def test_a_file_without_prompts_is_named_with_its_line(tmp_path, text, error):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(text)
-    with pytest.raises(DataError, match=error):
-        list(PromptFiles.Config(path=str(path)).build().documents())
-
-
-def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, capsys):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "ab=", "answer": "ba"}\n{"prompt": "' + "a" * 50 + '"}\n')
-    cfg = evolve(small().data, prompts=PromptFiles.Config(path=str(path)), validation_fraction=0.0)
-    assert "1 prompts" in cfg.build().summary()
-    assert "1 prompts of" in capsys.readouterr().err
 
 
 def test_the_best_and_the_worst_completion_are_kept_to_read(tmp_path):
