@@ -254,6 +254,9 @@ class DataLoader(Configurable, ABC):
     def on_run(self, directory: Path) -> None:
         """Hear of the run that is about to train: where it keeps its files."""
 
+    def on_run_end(self) -> None:
+        """Hear that the run has ended, also by an error: end what works for it."""
+
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights are evaluated, where the batches of `validation` follow them.
 

@@ -227,6 +227,10 @@ class Rollouts(DataLoader):
         """Write failures of rewards to the events of the run."""
         self._rewards.log_to(directory)
 
+    def on_run_end(self) -> None:
+        """End the processes of rewards."""
+        self._rewards.close()
+
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights the completions of `validation` are sampled with."""
         self._evaluated = policy
@@ -314,8 +318,12 @@ class Rollouts(DataLoader):
     @property
     def has_old_log_probs(self) -> bool:
         """Whether batches may be trained on by other weights than sampled them."""
-        cfg = self.config
-        return cfg.batches_per_rollout * cfg.epochs_per_rollout > 1 or cfg.max_lag > 0
+        return self.batches_of_rollout > 1 or self.config.max_lag > 0
+
+    @property
+    def batches_of_rollout(self) -> int:
+        """How many batches are trained on before the next rollout."""
+        return self.config.batches_per_rollout * self.config.epochs_per_rollout
 
     def _with_old_log_probs(
         self, policy: Policy, state: Any, rollouts: list[Rollout]
@@ -395,9 +403,10 @@ class Rollouts(DataLoader):
         return splits
 
     def _documents(self) -> Iterator[Document]:
-        if isinstance(self.source, FileSource):
-            return self.source.transformed(self.tokenizer)
-        return self.source.documents()
+        source: Source = self.source
+        if isinstance(source, FileSource):
+            return source.transformed(self.tokenizer)
+        return source.documents()
 
     def _prompt(self, document: Document) -> _Prompt:
         if document.tokens is not None:

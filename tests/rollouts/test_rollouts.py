@@ -1,6 +1,7 @@
 """Rollouts: what a batch is, and that a run which resumes samples the same bits."""
 
 import json
+import os
 import signal
 from types import SimpleNamespace
 
@@ -18,6 +19,8 @@ from axcore.inference import EngineConfig
 from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
 from axcore.module import functional
+from axcore.rewards import PythonReward
+from axcore.rewards.named import user_function
 from axcore.rollouts import RolloutSamples
 from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
@@ -115,6 +118,30 @@ def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path, set
     resumed = trainer.run(tmp_path / "parts")
     assert (resumed.step, whole.validation) == (4, resumed.validation)
     jax.tree.map(np.testing.assert_array_equal, whole.state.model, resumed.state.model)
+
+
+REWARD = """
+import os, pathlib
+
+def score(prompt, completion, fields):
+    (pathlib.Path(__file__).parent / f"{os.getpid()}.pid").touch()
+    return 1
+"""
+
+
+@pytest.mark.slow
+def test_no_process_of_a_reward_outlives_a_run_that_is_stopped_or_one_that_ends(tmp_path):
+    (tmp_path / "process_reward.py").write_text(REWARD)
+    fn = user_function(f"{tmp_path}/process_reward.py:score")
+    rewards = {"data.rewards": {"pid": PythonReward.Config(fn=fn, num_workers=2)}}
+    trainer = trainer_on(small(**rewards, max_steps=2), 1)
+    for observers in ([stop_at(1)], []):
+        trainer.run(tmp_path / "run", observers, returns_when_stopped=True)
+        pids = [int(one.stem) for one in tmp_path.glob("*.pid")]
+        assert pids
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
 
 
 def mass_of_text(data, model, state, batch, temperature):
