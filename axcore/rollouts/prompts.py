@@ -24,6 +24,7 @@ from axcore.data.transforms import TransformTools
 from axcore.errors import ConfigError, DataError
 from axcore.rewards import ANSWER
 
+
 class EncodePrompt(Transform):
     """Makes a document of a record that has a prompt: its tokens, and its text for rewards."""
 
@@ -48,7 +49,9 @@ class EncodePrompt(Transform):
                 f"{file}, line {number}: {error.what}", where=document.name, hint=_HINT
             ) from error
         others = {
-            name: one for name, one in document.fields.items() if name not in (PROMPT, PROMPT_TOKENS)
+            name: one
+            for name, one in document.fields.items()
+            if name not in (PROMPT, PROMPT_TOKENS)
         }
         tokens = np.asarray(found.tokens, np.int32)
         return attrs.evolve(document, text=found.text, tokens=tokens, fields=others)

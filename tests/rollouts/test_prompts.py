@@ -74,7 +74,7 @@ def test_such_lines_are_left_out_and_counted_where_they_may_be(loader, line, err
     with pytest.warns(UserWarning, match=rf"1 of 3 lines left out.*{error}"):
         assert [one.text for one in prompts_of(data)] == ["ab=", "ab="]
     strict = evolve(data.config.prompts, max_bad_fraction=0.3)
-    with pytest.raises(DataError, match="1 of 3 lines are bad, and max_bad_fraction is 0.3"):
+    with pytest.raises(DataError, match=r"1 of 3 lines are bad, and max_bad_fraction is 0\.3"):
         evolve(data.config, prompts=strict).build().summary()
 
 
