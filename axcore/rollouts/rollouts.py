@@ -287,7 +287,7 @@ class Rollouts(DataLoader):
             # Steps take the memory of the policy's own arrays while these are still in use.
             state = jax.tree.map(jnp.copy, state)
         sampled = self._sampler.begin(
-            policy.module,
+            policy,
             state,
             [PromptRequest(one.tokens, number) for number, one in asked.items()],
             num_samples=num_samples,

@@ -12,13 +12,15 @@ import pytest
 from attrs import evolve as evolved
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import update_config
+from axcore.config import evolve, update_config
 from axcore.data import Policy
 from axcore.errors import ConfigError
-from axcore.inference import EngineConfig
+from axcore.inference import Engine, EngineConfig
 from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
-from axcore.module import functional
+from axcore.modifiers import LoRA
+from axcore.module import ParamSpec, functional
+from axcore.plugins import Hardware
 from axcore.rewards import PythonReward
 from axcore.rewards.named import user_function
 from axcore.rollouts import RolloutSamples
@@ -53,6 +55,10 @@ def small(**changes):
             **changes,
         },
     )
+
+
+def is_spec(node):
+    return isinstance(node, ParamSpec)
 
 
 def stop_at(step):
@@ -118,6 +124,37 @@ def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path, set
     resumed = trainer.run(tmp_path / "parts")
     assert (resumed.step, whole.validation) == (4, resumed.validation)
     jax.tree.map(np.testing.assert_array_equal, whole.state.model, resumed.state.model)
+
+
+@pytest.mark.slow
+def test_where_adapters_train_the_sampler_is_given_them_and_samples_the_same(tmp_path, monkeypatch):
+    cfg = LoRA(rank=2).apply(small(max_steps=3), Hardware.parse("cpu-1"))
+    trainer = trainer_on(evolve(cfg, eval_every_steps=3), 1)
+    given, replace = [], Engine.replace_weights
+
+    def noted(self, state, **values):
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        given.append({jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves})
+        replace(self, state, **values)
+
+    monkeypatch.setattr(Engine, "replace_weights", noted)
+    in_part = trainer.run(tmp_path / "part")
+    specs = jax.tree_util.tree_leaves_with_path(trainer.step.own_specs, is_leaf=is_spec)
+    trained = {
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, spec in specs
+        if not spec.is_frozen
+    }
+    # The trainer's own arrays that the engine shares are donated to each step, and shared again;
+    # layers, which the engine keeps apart, are not copied again.
+    assert trained < given[0] == given[1]
+    shared = given[0] - trained
+    assert len(shared) == 3
+    assert not any("stack" in name for name in shared)
+    monkeypatch.setattr(Engine, "missing_weights", lambda self, state, specs: state)
+    whole = trainer.run(tmp_path / "whole")
+    assert len(given[-1]) == len(specs) > len(given[0])
+    jax.tree.map(np.testing.assert_array_equal, in_part.state.model, whole.state.model)
 
 
 REWARD = """
