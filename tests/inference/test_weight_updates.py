@@ -193,7 +193,7 @@ def test_frozen_arrays_that_are_left_out_stay_what_they_were():
 
 def test_what_an_engine_misses_is_what_trains_and_what_a_step_took_from_it(trained):
     def frozen(spec):
-        return attrs.evolve(spec, is_frozen="feed_forward" not in spec.name)
+        return attrs.evolve(spec, is_frozen=".feed_forward." not in spec.name)
 
     specs = jax.tree.map(
         frozen, TEXTS.param_specs(), is_leaf=lambda one: isinstance(one, ParamSpec)
