@@ -16,7 +16,7 @@ from axcore.interop.array_source import read_leaf
 from axcore.interop.host_arrays import check_host_holds
 from axcore.layers import with_adapter
 from axcore.layers.quantization.stored_weights import kept_weight
-from axcore.module import ParamSpec, restacked_arrays
+from axcore.module import ParamSpec, Path, restacked_arrays
 from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
 from axcore.progress import working
 
@@ -109,7 +109,7 @@ class WeightConversion:
             for name in self._kept_names(spec, path[-1], layer):
                 yield (*path[:-1], name)
 
-    def sources(self, weights: Any) -> set[Names]:
+    def sources(self, weights: Any) -> set[Path]:
         """Return what a state has to have again, by `ParamSpec.rng_paths`: its weights are gone."""
         return {
             source

@@ -101,11 +101,12 @@ class SamplerSuite(Suite):
         reasons = [one.unsupported_hardware_reason(Hardware.detect()) for one in self.records()]
         if None not in reasons:
             pytest.skip(f"{self.plugin} has no kernel for these devices: {reasons[0]}")
-        before = jax.config.jax_default_matmul_precision
+        settings: Any = jax.config
+        before = settings.jax_default_matmul_precision
         # Of the process and not of a context: an engine runs in a thread of its own.
-        jax.config.update("jax_default_matmul_precision", "highest")
+        settings.update("jax_default_matmul_precision", "highest")
         yield
-        jax.config.update("jax_default_matmul_precision", before)
+        settings.update("jax_default_matmul_precision", before)
 
     # -- Claims ------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class SamplerSuite(Suite):
         rollouts = data.begin_rollout(policy, range(_GROUPS))()
         batch = data.batch(rollouts)
         # Both signs: a clip decides above 1 for good completions, and below for bad ones.
-        batch["rewards"] = np.resize(np.float32([1, -1]), len(rollouts))
+        batch["rewards"] = np.resize(np.asarray([1, -1], np.float32), len(rollouts))
         free = SamplerCorrection(max_ratio=None)
         clip = Clip(low=_NO_CLIP, high=_NO_CLIP)
         task = PolicyGradient.Config(clip=clip, sampler=free).build(model=policy.module.config)
