@@ -19,8 +19,8 @@ from axcore.data.tokenizers.tokenizer import Tokenizer
 from axcore.errors import DataError
 
 _QUESTION, _THOUGHT, _ANSWER = "One?", "Hm.", "First."
-"""What stands for the conversation before a bridge. It must not matter, which is what is checked
-of a template before it is used."""
+"""What is put in the place of the conversation before a bridge. It must not matter, which is
+checked of a template before it is used."""
 
 
 class ChatTurns:
@@ -83,7 +83,7 @@ class ChatTurns:
             raise error
 
     def _behind(self, answer: Message, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the tokens behind an answer that stands for any other."""
+        """Return the tokens behind an answer that is put in the place of any other."""
         before, answered = self._ended(answer)
         tokens = self._tokens([*before, *messages])
         if tokens[: len(answered)] == answered:
