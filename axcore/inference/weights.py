@@ -1,7 +1,7 @@
 """`WeightConversion`: from the state of a model as it is trained to what programs read of it."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from axcore.interop.array_source import read_leaf
 from axcore.interop.host_arrays import check_host_holds
 from axcore.layers import with_adapter
 from axcore.layers.quantization.stored_weights import kept_weight
-from axcore.module import ParamSpec, restacked_arrays
+from axcore.module import ParamSpec, Path, restacked_arrays
 from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
 from axcore.progress import working
 
@@ -108,6 +108,16 @@ class WeightConversion:
         for spec, path, layer in self._targets:
             for name in self._kept_names(spec, path[-1], layer):
                 yield (*path[:-1], name)
+
+    def sources(self, weights: Any) -> set[Path]:
+        """Return what a state has to have again, by `ParamSpec.rng_paths`: its weights are gone."""
+        return {
+            source
+            for spec, path, layer in self._targets
+            for name in self._kept_names(spec, path[-1], layer)
+            if not is_present(_leaf(weights, (*path[:-1], name)))
+            for source in spec.rng_paths()
+        }
 
     def arrays(self, state: Any, *, is_partial: bool = False) -> Iterator[tuple[Names, Array]]:
         """Yield the weights that a state decides, each with its path, where they are to be stored.
@@ -344,6 +354,23 @@ class ServedWeights:
                 hint="start the engine again",
             ) from error
 
+    def missing_part(self, state: Any, specs: Any) -> Any:
+        """Return the arrays of a state that these weights need, as a tree without the others.
+
+        That is what is not frozen, and of the frozen arrays those that were shared with a program
+        which has taken their memory since.
+
+        Args:
+            state: The state.
+            specs: Its specs; those that are frozen have the numbers that were handed over before.
+        """
+        gone = self._conversion.sources(self.value)
+
+        def is_needed(spec: ParamSpec) -> bool:
+            return not spec.is_frozen or any(path in gone for path in spec.rng_paths())
+
+        return _pruned(state, specs, is_needed)
+
     def set_adapter(self, number: int, factors: AdapterFactors | None) -> None:
         """Take over the factors of an adapter, by the paths of layers; None takes it out.
 
@@ -360,6 +387,14 @@ def _with_leaf(tree: Any, path: Names, leaf: Array) -> Any:
     if not path:
         return leaf
     return {**tree, path[0]: _with_leaf(tree[path[0]], path[1:], leaf)}
+
+
+def _pruned(tree: Any, specs: Any, is_wanted: Callable[[ParamSpec], bool]) -> Any:
+    """Return a tree of dicts with the leaves whose specs are wanted, and without empty dicts."""
+    if _is_spec(specs):
+        return tree if is_wanted(specs) else {}
+    below = {name: _pruned(tree[name], spec, is_wanted) for name, spec in specs.items()}
+    return {name: one for name, one in below.items() if not (isinstance(one, dict) and not one)}
 
 
 def _leaf(tree: Any, path: Names) -> Any:
