@@ -419,18 +419,17 @@ class _RolloutMeasurement:
             return {".".join(path): array for path, array in arrays if path not in known}
 
         is_shared = engine.weight_bytes() == sum(map(bytes_on_a_device, shared.values()))
-        seconds, code = 0.0, 0
+        found = _ProgramCost(seconds=0.0)
         if not is_shared:
             found = self._compiled(lambda: jax.jit(taken).lower(self._policy_state))
-            seconds, code = found.seconds, found.program_bytes
         phase = Phase(
             name=WEIGHTS,
             rows=0,
             calls=1,
-            call_s=seconds,
+            call_s=found.seconds,
             temporaries_bytes=0 if is_shared else engine.conversion.replacement_bytes,
         )
-        return phase, code
+        return phase, found.program_bytes
 
     def _sampling(
         self, engine: ServingPrograms, measured: MeasuredPrograms, completions: int, rows: int
