@@ -9,8 +9,9 @@ from axcore.rewards.builtin import (
     PythonReward,
     RegexMatch,
 )
+from axcore.rewards.failures import FailureBudget
 from axcore.rewards.judge import Judge
-from axcore.rewards.pool import FailureBudget, RewardPool
+from axcore.rewards.pool import RewardPool
 from axcore.rewards.reward import (
     ANSWER,
     COMPLETION_TOKENS,
