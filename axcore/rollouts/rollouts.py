@@ -69,6 +69,9 @@ class Rollouts(DataLoader):
     `group_size` completions. It depends on the step, the seed and the weights of that step alone.
 
     Validation batches are completions of prompts that are never trained on.
+
+    Attributes:
+        evaluated: Those of the first batch of the newest evaluation.
     """
 
     @config
@@ -127,6 +130,7 @@ class Rollouts(DataLoader):
 
     config: Config
     tokenizer: Tokenizer
+    evaluated: list[Rollout]
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -141,6 +145,7 @@ class Rollouts(DataLoader):
             cfg.seed,
         )
         self._evaluated: Policy | None = None
+        self.evaluated = []
         self._old_log_probs: Any = None
 
     def batch_spec(self) -> BatchSpec:
@@ -197,6 +202,8 @@ class Rollouts(DataLoader):
             found = self._begin(
                 self._evaluated, asked, num_samples=1, sampling=sampling, stream="validation"
             )()
+            if begin == 0:
+                self.evaluated = found
             yield self.batch([*found, *[None] * (size - len(found))])
 
     def check_task(self, task: Any) -> None:

@@ -1,5 +1,6 @@
 """Rollouts: what a batch is, and that a run which resumes samples the same bits."""
 
+import itertools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from attrs import evolve as evolved
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import evolve, update_config
+from axcore.config import config, evolve, update_config
 from axcore.data import Policy
 from axcore.errors import ConfigError
 from axcore.inference import Engine, EngineConfig
@@ -21,7 +22,7 @@ from axcore.layers import whole_rows
 from axcore.modifiers import LoRA
 from axcore.module import ParamSpec, functional
 from axcore.plugins import Hardware
-from axcore.rewards import PythonReward
+from axcore.rewards import PythonReward, Reward
 from axcore.rewards.named import user_function
 from axcore.rollouts import RolloutSamples
 from axcore.rollouts.experiments import grpo_reverse
@@ -181,6 +182,37 @@ def test_no_process_of_a_reward_outlives_a_run_that_is_stopped_or_one_that_ends(
                 os.kill(pid, 0)
 
 
+class Moody(Reward):
+    """A judge that never says the same twice."""
+
+    @config
+    class Config(Reward.Config):
+        """Has no settings."""
+
+    verdicts = itertools.count()
+
+    def score(self, prompt, completion, fields):
+        return next(self.verdicts)
+
+
+@pytest.mark.slow
+def test_a_judge_is_not_asked_again_for_what_was_sampled_before_a_checkpoint():
+    """Its verdicts are in the saved position: of what is trained on later, and of what is ahead."""
+    changes = {"batches_per_rollout": 2, "epochs_per_rollout": 2, "max_lag": 1}
+    cfg = small(**{f"data.{name}": one for name, one in changes.items()})
+    data = evolve(cfg.data, rewards={"judge": Moody.Config()}).build()
+    model = cfg.model.build()
+    policy = Policy(model, 0, model.init(0))
+    batches, resumed = data.train(), data.train()
+    batches.on_policy(policy)
+    next(batches)
+    resumed.set_state(json.loads(json.dumps(batches.get_state())))
+    resumed.on_policy(policy)
+    wanted, found = ([next(one) for _ in range(7)] for one in (batches, resumed))
+    assert len({reward for one in wanted for reward in one["rewards"]}) == 2 * 2 * 8
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
 def mass_of_text(data, model, state, batch, temperature):
     """Returns the probability of the tokens that a sampler may draw."""
     info = whole_rows(*(jnp.asarray(batch[name]) for name in ("tokens", "token_mask")))
@@ -248,3 +280,18 @@ def test_the_best_and_the_worst_completion_are_kept_to_read(tmp_path):
     assert (best["step"], best["text"], best["is_ended"]) == (2, "c", True)
     assert (worst["text"], worst["is_ended"]) == ("ab", False)
     assert "reward 1" in best["prompt"]
+
+
+def test_completions_of_the_same_prompts_are_kept_at_each_evaluation(tmp_path):
+    trainer = SimpleNamespace(data=small().data.build())
+    guard = RolloutSamples.Config(num_held_out=1).build()
+    guard.on_start(trainer, tmp_path)
+    encode = trainer.data.tokenizer.encode
+    for step, (text, reward) in enumerate([("ab", 0.0), ("ba", 1.0), ("a", float("nan"))]):
+        first = rollout(0, 0, reward, tuple(encode(text).tolist()))
+        trainer.data.evaluated = [first, rollout(1, 0, 0.5)]
+        guard.on_evaluation(step, None)
+    found = read_samples(tmp_path)
+    assert [(one["step"], one["text"]) for one in found] == [(0, "ab"), (1, "ba"), (2, "a")]
+    assert len({one["prompt"] for one in found}) == 1
+    assert [one.get("reward") for one in found] == [0.0, 1.0, None]
