@@ -126,7 +126,10 @@ class ToolCalls(Environment):
         """Return what a call returns, as text, and whether it did."""
         functions = self.config.functions
         if call.name not in functions:
-            return f"Error: there is no function {call.name!r:.80}; call {_listed(functions)}", False
+            return (
+                f"Error: there is no function {call.name!r:.80}; call {_listed(functions)}",
+                False,
+            )
         try:
             arguments = parse_json(call.arguments or "{}")
             if not isinstance(arguments, dict):

@@ -42,11 +42,12 @@ def calculate(expression: str) -> str:
 
 
 def _value(node: ast.expr, expression: str) -> Fraction:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        if not math.isfinite(node.value):
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        number: float = node.value
+        if not math.isfinite(number):
             raise ValueError(f"{expression!r} has a number that is too large")
         # As it is written: 0.1 is a tenth, and not the nearest binary number.
-        return Fraction(repr(node.value))
+        return Fraction(repr(number))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         value = _value(node.operand, expression)
         return -value if isinstance(node.op, ast.USub) else value

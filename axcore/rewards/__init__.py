@@ -3,6 +3,7 @@
 from axcore.rewards.builtin import (
     CodeTests,
     ExactMatch,
+    FieldValue,
     MatchingCharacters,
     NumericAnswer,
     OverlongPenalty,
@@ -27,6 +28,7 @@ __all__ = [
     "CodeTests",
     "ExactMatch",
     "FailureBudget",
+    "FieldValue",
     "Judge",
     "MatchingCharacters",
     "NumericAnswer",

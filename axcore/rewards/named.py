@@ -111,7 +111,9 @@ def _import_file(path: Path, where: str) -> Any:
     file, name = path.expanduser().resolve(), path.stem
     if not file.is_file():
         raise ConfigError(
-            f"there is no file {path}", where=where, hint="name a file of Python, as FILE.py:FUNCTION"
+            f"there is no file {path}",
+            where=where,
+            hint="name a file of Python, as FILE.py:FUNCTION",
         )
     present = sys.modules.get(name) or importlib.util.find_spec(name)
     if present is not None:

@@ -8,6 +8,7 @@ What the policy sampled stays the tokens that it sampled. A reply becomes tokens
 bridge of the chat template where the prompt is a conversation.
 """
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,10 +19,13 @@ import attrs
 
 from axcore.data import Policy, Tokenizer
 from axcore.data.chat.chat_turns import ChatTurns
+from axcore.data.chat.conversation import EXTRAS, FIELDS, read_conversation, template_values
+from axcore.data.chat.drivable import FOLLOW_UPS, check_drivable
+from axcore.data.chat.tool_calls import PlainText, ToolCallReader, special_marks, tool_call_reader
 from axcore.data.chat.tool_calls import ToolCall as WrittenCall
-from axcore.data.chat.tool_calls import special_marks, tool_call_reader
 from axcore.data.document import Document
-from axcore.environments import EnvironmentPool, Reply, ToolCall, Turn, TurnRequest
+from axcore.data.prompts import encode_prompt_record
+from axcore.environments import Environment, EnvironmentPool, Reply, ToolCall, Turn, TurnRequest
 from axcore.errors import DataError
 from axcore.inference import Completion, SampledToken, Sampling
 from axcore.rewards.worker import NotAnswered
@@ -46,6 +50,69 @@ class Prompt:
     text: str
     tokens: tuple[int, ...]
     chat: ChatTurns | None = None
+
+
+class Openings:
+    """Makes prompts of records for an environment: conversations with its tools, or texts.
+
+    Args:
+        tokenizer: The run's.
+        environment: What replies.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, environment: Environment) -> None:
+        self._tokenizer, self._environment = tokenizer, environment
+        self._chats: dict[str, ChatTurns] = {}
+
+    def prompt(self, document: Document) -> Prompt | None:
+        """Return the prompt of a conversation; None for a text, which is read as it is.
+
+        Raises:
+            DataError: The chat template cannot be driven in tokens, or writes calls in a way that
+                is not known.
+        """
+        fields = document.fields
+        messages = self._environment.start(document.text, fields)
+        said = [fields[one] for one in FIELDS if fields.get(one) is not None]
+        if messages is None and not said:
+            return None
+        extras = {one: fields[one] for one in EXTRAS if fields.get(one) is not None}
+        given = said[0] if messages is None else messages
+        chat = read_conversation({**extras, "messages": given})
+        tools = (*self._environment.tools, *(chat.tools or ()))
+        values = template_values(fields, {})
+        record = {
+            "messages": list(chat.messages),
+            "tools": tools,
+            "chat_template_kwargs": values,
+        }
+        found = encode_prompt_record(record, self._tokenizer)
+        return Prompt(document, found.text, found.tokens, self._chat(tools, values))
+
+    def _chat(self, tools: Sequence[Any], values: Mapping[str, Any]) -> ChatTurns:
+        """Return what continues conversations with some tools; once checked for all of them."""
+        key = json.dumps([tools, values], sort_keys=True)
+        if key not in self._chats:
+            self._check(tools, values)
+            self._chats[key] = ChatTurns(self._tokenizer, tools=tools, values=values)
+        return self._chats[key]
+
+    def _check(self, tools: Sequence[Any], values: Mapping[str, Any]) -> None:
+        template, roles = self._tokenizer.known_chat_template, self._environment.roles
+        if self._environment.tools and isinstance(_reader(self._tokenizer, tools), PlainText):
+            raise DataError(
+                "how the chat template makes a model write calls is not known; known are "
+                "<tool_call> with JSON, as of Hermes and Qwen, and JSON alone, as of Llama 3",
+                where=template.where,
+                hint="use a template of these: --set data.tokenizer.chat_template_path=FILE",
+            )
+        follow_ups = [one for one in FOLLOW_UPS if one in roles]
+        check_drivable(self._tokenizer, follow_ups=follow_ups, has_tools=bool(tools), values=values)
+
+
+def _reader(tokenizer: Tokenizer, tools: Sequence[Any]) -> ToolCallReader:
+    template = tokenizer.known_chat_template.chosen(tools)
+    return tool_call_reader(template.source, special_marks(tokenizer))
 
 
 @attrs.define
@@ -142,15 +209,20 @@ class Episodes:
         Returns:
             A function that waits for the episodes, and returns them in order.
         """
-        episodes = [
-            Episode(prompt, number, sample)
-            for number, prompt in prompts.items()
-            for sample in range(num_samples)
-        ]
+
+        def begun() -> list[Episode]:
+            return [
+                Episode(prompt, number, sample)
+                for number, prompt in prompts.items()
+                for sample in range(num_samples)
+            ]
+
         options: dict[str, Any] = {"sampling": sampling, "stream": stream}
-        first = self._sampler.begin(policy, state, [*map(self._request, episodes)], **options)
+        first = self._sampler.begin(policy, state, [*map(self._request, begun())], **options)
 
         def finished() -> list[Episode]:
+            # From the first turn on, also where an earlier call was interrupted.
+            episodes = begun()
             self._finish(episodes, first, options)
             return episodes
 
@@ -167,7 +239,8 @@ class Episodes:
         options: Mapping[str, Any],
     ) -> None:
         """Let all episodes take their turns."""
-        active, sampled = episodes, first
+        active: Sequence[Episode] = episodes
+        sampled = first
         if self._environment is not None:
             self._environment.begin(len(episodes))
         while active:
@@ -251,11 +324,9 @@ class Episodes:
 
     def _calls(self, episode: Episode, text: str) -> list[ToolCall]:
         """Return the calls in a turn, numbered within the episode."""
-        template = self._tokenizer.chat_template
-        if self._environment is None or episode.prompt.chat is None or template is None:
+        if self._environment is None or episode.prompt.chat is None:
             return []
-        tools = self._environment.environment.tools
-        reader = tool_call_reader(template.chosen(tools).source, special_marks(self._tokenizer))
+        reader = _reader(self._tokenizer, self._environment.environment.tools)
         found = [*reader.read(text), *reader.finish()]
         begin = sum(len(turn.calls) for turn in episode.turns)
         written = [one for one in found if isinstance(one, WrittenCall)]

@@ -15,7 +15,6 @@ import numpy as np
 from axcore.data.packing.packing import Batch
 from axcore.tasks.policy_gradient import FAILED_PREFIX, OLD_LOG_PROBS, REWARD_PREFIX
 
-
 ENVIRONMENT = "environment"
 """What failures of the environment go by, next to those of rewards."""
 

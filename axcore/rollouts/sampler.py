@@ -1,7 +1,7 @@
 """`PolicySampler`: completions of prompts by the policy in training, through an engine.
 
-The noise of a token is a function of (seed, prompt, sample, turn, place) alone. What completions are
-sampled together decides the shapes of calls, and so the rounding of logits, but for an engine of
+The noise of a token is a function of (seed, prompt, sample, turn, place) alone. What is sampled
+together decides the shapes of calls, and so the rounding of logits, but for an engine of
 `fixed_shapes`.
 """
 

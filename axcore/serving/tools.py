@@ -9,10 +9,9 @@ JSON.
 
 import json
 import re
-import secrets
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -20,10 +19,8 @@ from axcore.data.chat.tool_calls import (
     CLOSE,
     OPEN,
     MarkedCalls,
-    ToolCall,
     ToolCallReader,
     WholeCall,
-    special_marks,
     tool_call_reader,
     writes_marks,
 )
