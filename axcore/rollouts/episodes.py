@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from axcore.data import Policy, Tokenizer
+from axcore.data.chat.chat_tokens import naming_conversation
 from axcore.data.chat.chat_turns import ChatTurns
 from axcore.data.chat.conversation import EXTRAS, FIELDS, read_conversation, template_values
 from axcore.data.chat.drivable import FOLLOW_UPS, check_drivable
@@ -26,13 +27,17 @@ from axcore.data.chat.tool_calls import ToolCall as WrittenCall
 from axcore.data.document import Document
 from axcore.data.prompts import encode_prompt_record
 from axcore.environments import Environment, EnvironmentPool, Reply, ToolCall, Turn, TurnRequest
-from axcore.errors import DataError
+from axcore.errors import DataError, EngineError
 from axcore.inference import Completion, SampledToken, Sampling
+from axcore.rewards import COMPLETION_TOKENS
 from axcore.rewards.worker import NotAnswered
 from axcore.rollouts.sampler import PolicySampler, SampleRequest
 
 TURNS = "turns"
 """The field of rewards that has the texts of an episode's turns."""
+
+
+_LONGEST_END_S = 10.0
 
 
 @attrs.frozen
@@ -78,16 +83,19 @@ class Openings:
             return None
         extras = {one: fields[one] for one in EXTRAS if fields.get(one) is not None}
         given = said[0] if messages is None else messages
-        chat = read_conversation({**extras, "messages": given})
-        tools = (*self._environment.tools, *(chat.tools or ()))
-        values = template_values(fields, {})
+        with naming_conversation(document):
+            chat = read_conversation({**extras, "messages": given})
+            tools = (*self._environment.tools, *(chat.tools or ()))
+            values = template_values(fields, {})
+        turns = self._chat(tools, values)
         record = {
             "messages": list(chat.messages),
             "tools": tools,
             "chat_template_kwargs": values,
         }
-        found = encode_prompt_record(record, self._tokenizer)
-        return Prompt(document, found.text, found.tokens, self._chat(tools, values))
+        with naming_conversation(document):
+            found = encode_prompt_record(record, self._tokenizer)
+        return Prompt(document, found.text, found.tokens, turns)
 
     def _chat(self, tools: Sequence[Any], values: Mapping[str, Any]) -> ChatTurns:
         """Return what continues conversations with some tools; once checked for all of them."""
@@ -183,6 +191,15 @@ class Episodes:
     ) -> None:
         self._sampler, self._tokenizer = sampler, tokenizer
         self._max_tokens, self._environment = max_tokens, environment
+        self._thread: threading.Thread | None = None
+        self._is_stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End what goes on in the background, after the turn that it is at."""
+        self._is_stopped.set()
+        self._sampler.running = None
+        if self._thread is not None:
+            self._thread.join(_LONGEST_END_S)
 
     def begin(
         self,
@@ -218,25 +235,43 @@ class Episodes:
             ]
 
         options: dict[str, Any] = {"sampling": sampling, "stream": stream}
+        is_stopped = self._is_stopped = threading.Event()
         first = self._sampler.begin(policy, state, [*map(self._request, begun())], **options)
 
         def finished() -> list[Episode]:
             # From the first turn on, also where an earlier call was interrupted.
             episodes = begun()
-            self._finish(episodes, first, options)
+            self._finish(episodes, first, options, is_stopped)
             return episodes
 
         is_apart = in_background and self._environment is not None
         # Once: whoever begins the next ones waits for these, and whoever trains on them.
-        found = _in_thread(finished) if is_apart else lru_cache(finished)
+        found = self._in_thread(finished) if is_apart else lru_cache(finished)
         self._sampler.running = found
         return found
+
+    def _in_thread(self, compute: Callable[[], list[Episode]]) -> Callable[[], list[Episode]]:
+        """Compute in a thread; returns what waits for the result."""
+        found: Future[list[Episode]] = Future()
+
+        def run() -> None:
+            try:
+                found.set_result(compute())
+            # Any error: whoever waits for the episodes would wait for ever.
+            except BaseException as error:
+                found.set_exception(error)
+
+        # A daemon: nothing waits for episodes that nobody trains on when the interpreter ends.
+        self._thread = threading.Thread(target=run, name="episodes", daemon=True)
+        self._thread.start()
+        return found.result
 
     def _finish(
         self,
         episodes: Sequence[Episode],
         first: Callable[[], list[Completion]],
         options: Mapping[str, Any],
+        is_stopped: threading.Event,
     ) -> None:
         """Let all episodes take their turns."""
         active: Sequence[Episode] = episodes
@@ -246,6 +281,9 @@ class Episodes:
         while active:
             for episode, completion in zip(active, sampled(), strict=True):
                 episode.add_turn(completion, self._calls(episode, completion.text))
+            if is_stopped.is_set():
+                # Or the environment's processes would start again after the run.
+                raise EngineError("the run ended before its episodes did")
             active = self._replied(active)
             if active:
                 sampled = self._sampler.submit([*map(self._request, active)], **options)
@@ -296,8 +334,9 @@ class Episodes:
 
     def _take(self, episode: Episode, reply: Reply) -> Sequence[int]:
         """Return the tokens of a reply; none where the episode is over."""
-        if taken := {TURNS, *episode.prompt.document.fields} & reply.fields.keys():
-            raise NotAnswered(f"its reply has the fields {sorted(taken)}, which the prompt has")
+        reserved = {TURNS, COMPLETION_TOKENS, *episode.prompt.document.fields}
+        if taken := reserved & reply.fields.keys():
+            raise NotAnswered(f"its reply has the field {min(taken)!r}, which there is already")
         episode.fields |= reply.fields
         assert self._environment is not None, "it replied"
         cfg = self._environment.environment.config
@@ -340,19 +379,3 @@ class Episodes:
 def _log_prob(token: SampledToken) -> float:
     assert token.logprob is not None, "requests ask for them"
     return token.logprob
-
-
-def _in_thread(compute: Callable[[], list[Episode]]) -> Callable[[], list[Episode]]:
-    """Compute in a thread; returns what waits for the result."""
-    found: Future[list[Episode]] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(compute())
-        # Any error: whoever waits for the episodes would wait for ever.
-        except BaseException as error:
-            found.set_exception(error)
-
-    # A daemon: nothing waits for episodes that nobody trains on when the interpreter ends.
-    threading.Thread(target=run, name="episodes", daemon=True).start()
-    return found.result

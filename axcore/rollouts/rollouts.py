@@ -252,6 +252,7 @@ class Rollouts(DataLoader):
 
     def on_run_end(self) -> None:
         """End the processes of rewards and the environment."""
+        self._episodes.stop()
         self._rewards.close()
         if self._environment is not None:
             self._environment.close()
@@ -445,19 +446,18 @@ class Rollouts(DataLoader):
         return source.documents()
 
     def _prompt(self, document: Document) -> Prompt:
+        chat = None if self._openings is None else self._openings.prompt(document)
+        if chat is not None:
+            return chat
+        if document.tokens is not None:
+            return Prompt(document, document.text, tuple(document.tokens.tolist()))
+        record = document.fields if MESSAGES in document.fields else {PROMPT: document.text}
         try:
-            chat = None if self._openings is None else self._openings.prompt(document)
-            if chat is not None:
-                return chat
-            if document.tokens is not None:
-                return Prompt(document, document.text, tuple(document.tokens.tolist()))
-            record = document.fields if MESSAGES in document.fields else {PROMPT: document.text}
             if record.get(PROMPT) == "":
                 raise DataError("the document has neither text nor `messages`.")
             found = encode_prompt_record(record, self.tokenizer)
         except DataError as error:
-            where = error.where or document.name
-            raise DataError(error.what, where=where, hint=error.hint) from error
+            raise DataError(error.what, where=document.name, hint=error.hint) from error
         return Prompt(document, found.text, found.tokens)
 
     @cached_property
