@@ -53,6 +53,8 @@ class Policy:
         state: Its present state, on the devices; None while another one is restored. The next step
             takes the memory of these arrays: keep the handle, and none of them.
         jit: Jits a function of arrays; a trainer's traces it for its mesh, rules and kernels.
+        specs: Specs of the state; arrays that they mark as frozen have the same numbers as long as
+            the handle is used. None says nothing of any.
     """
 
     module: "Module"
@@ -61,6 +63,7 @@ class Policy:
     jit: Callable[[Callable[..., Any]], Callable[..., Any]] = attrs.field(
         factory=lambda: _jit, repr=False
     )
+    specs: Any = attrs.field(default=None, repr=False)
 
 
 class TrainBatches(Iterator[Batch]):
@@ -253,6 +256,9 @@ class DataLoader(Configurable, ABC):
 
     def on_run(self, directory: Path) -> None:
         """Hear of the run that is about to train: where it keeps its files."""
+
+    def on_run_end(self) -> None:
+        """Hear that the run has ended, also by an error: end what works for it."""
 
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights are evaluated, where the batches of `validation` follow them.

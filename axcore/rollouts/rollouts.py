@@ -21,10 +21,11 @@ from axcore.config import (
     config,
     evolve,
 )
-from axcore.data import ByteTokenizer, DataLoader, Policy, Source, Tokenizer
+from axcore.data import ByteTokenizer, DataLoader, FileSource, Policy, Source, Tokenizer
 from axcore.data.document import Document, is_validation
 from axcore.data.packing.batches import Order, train_order
 from axcore.data.packing.packing import Batch
+from axcore.data.prompts import PROMPT, encode_prompt_record
 from axcore.errors import ConfigError, DataError
 from axcore.inference import Completion, EngineConfig, SampledToken, Sampling
 from axcore.layers import whole_rows
@@ -32,7 +33,7 @@ from axcore.module import ArraySpec, BatchSpec, Module, functional
 from axcore.rewards import COMPLETION_TOKENS, FailureBudget, RewardPool, ScoreRequest
 from axcore.rewards.named import RewardConfigs
 from axcore.rollouts.batches import RolloutBatches
-from axcore.rollouts.prompts import MESSAGES, ReversedStrings
+from axcore.rollouts.prompts import ReversedStrings
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.rollouts.sampler import PolicySampler, PromptRequest
 from axcore.tasks.policy_gradient import (
@@ -41,6 +42,9 @@ from axcore.tasks.policy_gradient import (
     REWARD_PREFIX,
     ROLLOUT_ARRAYS,
 )
+
+MESSAGES = "messages"
+"""The field of a document that is a conversation, in the place of its text."""
 
 _TOKEN_ARRAYS = {
     "tokens": "int32",
@@ -65,6 +69,9 @@ class Rollouts(DataLoader):
     `group_size` completions. It depends on the step, the seed and the weights of that step alone.
 
     Validation batches are completions of prompts that are never trained on.
+
+    Attributes:
+        evaluated: Those of the first batch of the newest evaluation.
     """
 
     @config
@@ -123,6 +130,7 @@ class Rollouts(DataLoader):
 
     config: Config
     tokenizer: Tokenizer
+    evaluated: list[Rollout]
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -130,14 +138,18 @@ class Rollouts(DataLoader):
         self.source = cfg.prompts.build()
         self.tokenizer = cfg.tokenizer.build()
         self._rewards = RewardPool(cfg.rewards, cfg.reward_failures)
-        rows = cfg.batch_size
-        self._sampler = PolicySampler(
-            self.tokenizer,
-            evolve(cfg.engine, max_length=cfg.seq_len + 1, max_queue=max(rows, 1024)),
-            cfg.seed,
-        )
+        self._sampler = PolicySampler(self.tokenizer, self.engine_config, cfg.seed)
         self._evaluated: Policy | None = None
+        self.evaluated = []
         self._old_log_probs: Any = None
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The config of the engine that samples, for rows of this length."""
+        cfg = self.config
+        # Completions of a rollout are asked for together.
+        max_queue = max(cfg.batches_per_rollout * cfg.batch_size, 1024)
+        return evolve(cfg.engine, max_length=cfg.seq_len + 1, max_queue=max_queue)
 
     def batch_spec(self) -> BatchSpec:
         """Return the arrays of a batch."""
@@ -193,6 +205,8 @@ class Rollouts(DataLoader):
             found = self._begin(
                 self._evaluated, asked, num_samples=1, sampling=sampling, stream="validation"
             )()
+            if begin == 0:
+                self.evaluated = found
             yield self.batch([*found, *[None] * (size - len(found))])
 
     def check_task(self, task: Any) -> None:
@@ -222,6 +236,10 @@ class Rollouts(DataLoader):
     def on_run(self, directory: Path) -> None:
         """Write failures of rewards to the events of the run."""
         self._rewards.log_to(directory)
+
+    def on_run_end(self) -> None:
+        """End the processes of rewards."""
+        self._rewards.close()
 
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights the completions of `validation` are sampled with."""
@@ -279,7 +297,7 @@ class Rollouts(DataLoader):
             # Steps take the memory of the policy's own arrays while these are still in use.
             state = jax.tree.map(jnp.copy, state)
         sampled = self._sampler.begin(
-            policy.module,
+            policy,
             state,
             [PromptRequest(one.tokens, number) for number, one in asked.items()],
             num_samples=num_samples,
@@ -310,16 +328,23 @@ class Rollouts(DataLoader):
     @property
     def has_old_log_probs(self) -> bool:
         """Whether batches may be trained on by other weights than sampled them."""
-        cfg = self.config
-        return cfg.batches_per_rollout * cfg.epochs_per_rollout > 1 or cfg.max_lag > 0
+        return self.batches_of_rollout > 1 or self.config.max_lag > 0
+
+    @property
+    def batches_of_rollout(self) -> int:
+        """How many batches are trained on before the next rollout."""
+        return self.config.batches_per_rollout * self.config.epochs_per_rollout
+
+    def jitted_log_probs(self, policy: Policy) -> Callable[..., Array]:
+        """Return the program of log-probabilities: `(state, tokens, targets, token_mask)`."""
+        return policy.jit(partial(_log_probs, policy.module, self.config.sampling.temperature))
 
     def _with_old_log_probs(
         self, policy: Policy, state: Any, rollouts: list[Rollout]
     ) -> list[Rollout]:
         """Return rollouts with log-probabilities as the trainer computes them."""
         if self._old_log_probs is None:
-            temperature = self.config.sampling.temperature
-            self._old_log_probs = policy.jit(partial(_log_probs, policy.module, temperature))
+            self._old_log_probs = self.jitted_log_probs(policy)
         found = []
         size = self.config.batch_size
         for begin in range(0, len(rollouts), size):
@@ -367,13 +392,13 @@ class Rollouts(DataLoader):
         cfg = self.config
         splits: tuple[list[_Prompt], list[_Prompt]] = [], []
         longest, num_left_out = cfg.seq_len + 1 - cfg.max_new_tokens, 0
-        for document in self.source.documents():
-            text, tokens = self._encoded(document)
-            if len(tokens) > longest:
+        for document in self._documents():
+            prompt = self._prompt(document)
+            if len(prompt.tokens) > longest:
                 num_left_out += 1
                 continue
             is_held = is_validation(document.name, cfg.validation_fraction)
-            splits[is_held].append(_Prompt(document, text, tokens))
+            splits[is_held].append(prompt)
         if num_left_out:
             print(
                 f"data: {num_left_out:,} prompts of {self.source.describe()} have more than "
@@ -390,14 +415,23 @@ class Rollouts(DataLoader):
             )
         return splits
 
-    def _encoded(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """Return the text of a prompt, and its tokens."""
-        messages = document.fields.get(MESSAGES)
-        if messages is None:
-            tokens = self.tokenizer.encode_prompt(document.text, parses_special=True)
-            return document.text, tuple(tokens.tolist())
-        text = self.tokenizer.known_chat_template.render(messages, add_generation_prompt=True)
-        return text, tuple(self.tokenizer.encode_rendered(text).tolist())
+    def _documents(self) -> Iterator[Document]:
+        source: Source = self.source
+        if isinstance(source, FileSource):
+            return source.transformed(self.tokenizer)
+        return source.documents()
+
+    def _prompt(self, document: Document) -> _Prompt:
+        if document.tokens is not None:
+            return _Prompt(document, document.text, tuple(document.tokens.tolist()))
+        record = document.fields if MESSAGES in document.fields else {PROMPT: document.text}
+        try:
+            if record.get(PROMPT) == "":
+                raise DataError("the document has neither text nor `messages`.")
+            found = encode_prompt_record(record, self.tokenizer)
+        except DataError as error:
+            raise DataError(error.what, where=document.name, hint=error.hint) from error
+        return _Prompt(document, found.text, found.tokens)
 
     @cached_property
     def _order(self) -> Order:
