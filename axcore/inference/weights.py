@@ -132,14 +132,21 @@ class WeightConversion:
             ModuleError: An array is missing, or has another shape.
             CheckpointError: One that is not read yet is damaged, or holds what is not a number.
         """
+        for path, array in self.traced_arrays(state, is_partial=is_partial):
+            # Waited for, or the runtime would run ahead
+            # and hold many arrays on their way at once.
+            yield path, array.block_until_ready()
+
+    def traced_arrays(
+        self, state: Any, *, is_partial: bool = False
+    ) -> Iterator[tuple[Names, Array]]:
+        """Yield what `arrays` does and wait for none, so that a program can do the same."""
         trained = _part_of(self._trained, state) if is_partial else self._trained
         targets = self._targets_of(trained)
         found = self._restacked(state, trained, targets)
         for spec, path, layer in targets:  # no zip: it would hold an array and the next one
             for name, array in self._made(next(found), spec, path[-1], layer).items():
-                # Waited for, or the runtime would run ahead
-                # and hold many arrays on their way at once.
-                yield (*path[:-1], name), array.block_until_ready()
+                yield (*path[:-1], name), array
 
     def whole(self, state: Any) -> Any:
         """Return the weights; those that no state decides, of adapters, are zero.

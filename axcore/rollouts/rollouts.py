@@ -139,12 +139,7 @@ class Rollouts(DataLoader):
         self.source = cfg.prompts.build()
         self.tokenizer = cfg.tokenizer.build()
         self._rewards = RewardPool(cfg.rewards, cfg.reward_failures)
-        rows = cfg.batch_size
-        self._sampler = PolicySampler(
-            self.tokenizer,
-            evolve(cfg.engine, max_length=cfg.seq_len + 1, max_queue=max(rows, 1024)),
-            cfg.seed,
-        )
+        self._sampler = PolicySampler(self.tokenizer, self.engine_config, cfg.seed)
         self._environment = (
             None
             if cfg.environment is None
@@ -159,6 +154,14 @@ class Rollouts(DataLoader):
         self._evaluated: Policy | None = None
         self.evaluated = []
         self._old_log_probs: Any = None
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The config of the engine that samples, for rows of this length."""
+        cfg = self.config
+        # Completions of a rollout are asked for together.
+        max_queue = max(cfg.batches_per_rollout * cfg.batch_size, 1024)
+        return evolve(cfg.engine, max_length=cfg.seq_len + 1, max_queue=max_queue)
 
     def batch_spec(self) -> BatchSpec:
         """Return the arrays of a batch."""
@@ -355,13 +358,16 @@ class Rollouts(DataLoader):
         """How many batches are trained on before the next rollout."""
         return self.config.batches_per_rollout * self.config.epochs_per_rollout
 
+    def jitted_log_probs(self, policy: Policy) -> Callable[..., Array]:
+        """Return the program of log-probabilities: `(state, tokens, targets, token_mask)`."""
+        return policy.jit(partial(_log_probs, policy.module, self.config.sampling.temperature))
+
     def _with_old_log_probs(
         self, policy: Policy, state: Any, rollouts: list[Rollout]
     ) -> list[Rollout]:
         """Return rollouts with log-probabilities as the trainer computes them."""
         if self._old_log_probs is None:
-            temperature = self.config.sampling.temperature
-            self._old_log_probs = policy.jit(partial(_log_probs, policy.module, temperature))
+            self._old_log_probs = self.jitted_log_probs(policy)
         found = []
         size = self.config.batch_size
         for begin in range(0, len(rollouts), size):

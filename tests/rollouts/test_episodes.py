@@ -58,6 +58,7 @@ def of_two_turns(game, **changes):
             "data.rewards": {"any": PythonReward.Config(fn=game("any_text"), num_workers=1)},
             "data.max_new_tokens": 24,
             "data.seq_len": 32,
+            "data.epochs_per_rollout": 1,
             # So that random weights end about half of their turns.
             "data.sampling": Sampling(temperature=1.0, logit_bias=((257, 4.0),)),
             "data.engine.sampler_kinds": ("full",),
@@ -121,6 +122,7 @@ def guessing(game, tmp_path):
                 "data.group_size": 4,
                 "data.max_new_tokens": 40,
                 "data.seq_len": 64,
+                "data.epochs_per_rollout": 1,
                 **changes,
             }
         ).data
