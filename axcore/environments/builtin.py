@@ -37,7 +37,7 @@ class PythonEnvironment(Environment):
         """Describes a `PythonEnvironment`.
 
         Args:
-            fn: `fn(prompt, turns, fields)` returns a text or a list of messages to go on with, a
+            fn: `fn(prompt, turns, fields)` returns a text or a list of messages to continue with, a
                 dict of fields that ends the episode, or a `Reply`.
             roles: Whose messages it returns.
         """
@@ -74,7 +74,7 @@ class ToolCalls(Environment):
 
         Args:
             functions: By name, what may be called. Their parameters have the types that the policy
-                is told; the first paragraph of a docstring describes one. None of them offers
+                reads; the first paragraph of a docstring describes one. None of them offers
                 `calculator` alone.
             max_result_chars: Of a result; what is longer is cut, and says so.
         """

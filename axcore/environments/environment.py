@@ -49,7 +49,7 @@ class Reply:
 
     Args:
         text: Of the user where the prompt is a conversation; otherwise it is appended as it is.
-        messages: Turns of others, for the chat template.
+        messages: What others say, for the chat template.
         fields: What rewards read, and the next `reply`, in addition to the fields of the prompt. A
             later reply may replace those of an earlier one.
     """
@@ -84,7 +84,7 @@ class Environment(Configurable, ABC):
 
     `reply` runs in processes of its own, under a time limit. It is a function of its arguments
     alone: an environment with a state makes it of the turns so far, or keeps it in fields. So any
-    process can answer any turn, and a run that was killed goes on with the same answers.
+    process can answer any turn, and a run that was killed resumes with the same answers.
     """
 
     @config
@@ -92,7 +92,7 @@ class Environment(Configurable, ABC):
         """Describes an environment.
 
         Args:
-            max_turns: Turns of the policy at most.
+            max_turns: How many turns the policy has at most.
             max_turn_tokens: Tokens of a turn of the policy at most; None for no other limit than
                 `data.max_new_tokens`, which all turns and replies share.
             time_limit_s: Seconds that a reply may take.
@@ -150,7 +150,7 @@ class Environment(Configurable, ABC):
 def checked_reply(value: Any, roles: Sequence[str]) -> Reply:
     """Return what an environment returned as a reply.
 
-    A text goes on, and so do messages in a list; a dict ends the episode with its fields.
+    A text continues the episode, and so do messages in a list; a dict ends the episode with its fields.
 
     Raises:
         TypeError: It is none of these.

@@ -195,7 +195,7 @@ class Episodes:
         self._is_stopped = threading.Event()
 
     def stop(self) -> None:
-        """End what goes on in the background, after the turn that it is at."""
+        """End what runs in the background, after the turn that it is at."""
         self._is_stopped.set()
         self._sampler.running = None
         if self._thread is not None:
@@ -221,7 +221,7 @@ class Episodes:
             num_samples: Episodes of each.
             sampling: How tokens are sampled.
             stream: See `PolicySampler.begin`.
-            in_background: Whether later turns go on while the caller does something else.
+            in_background: Whether later turns are sampled while the caller does something else.
 
         Returns:
             A function that waits for the episodes, and returns them in order.
@@ -304,7 +304,7 @@ class Episodes:
         )
 
     def _replied(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Return the episodes that go on, with the replies behind them."""
+        """Return the episodes that continue, with the replies behind them."""
         pool = self._environment
         if pool is None:
             return []

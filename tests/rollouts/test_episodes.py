@@ -23,10 +23,10 @@ from axcore.testing.tiny import trainer_on
 
 GAME = """
 def play(prompt, turns, fields):
-    guess = turns[-1].text
-    if guess == fields["answer"] or len(turns) == 3:
-        return {"won": guess == fields["answer"], "guesses": len(turns)}
-    return " higher " if guess < fields["answer"] else " lower "
+    number = turns[-1].text
+    if number == fields["answer"] or len(turns) == 3:
+        return {"won": number == fields["answer"], "tries": len(turns)}
+    return " higher " if number < fields["answer"] else " lower "
 
 def two(prompt, turns, fields):
     return f" turn {len(turns)}: " if len(turns) < 2 else {"seen": [one.text for one in turns]}
@@ -35,7 +35,7 @@ def fails(prompt, turns, fields):
     return {"raises": {}, "hangs": None}[fields["answer"]]["x"]
 
 def won(prompt, completion, fields):
-    return fields["won"] / fields["guesses"]
+    return fields["won"] / fields["tries"]
 
 def any_text(prompt, completion, fields):
     return len(fields["turns"]) + fields["completion_tokens"] / 100
@@ -106,12 +106,12 @@ def play(data, prompts, *turns):
 
 
 @pytest.fixture
-def guessing(game, tmp_path):
-    """Returns the loader of a game of three guesses, for one prompt."""
+def game_data(game, tmp_path):
+    """Returns the loader of a game of three tries, for one prompt."""
 
     def made(**changes):
         path = tmp_path / "prompts.jsonl"
-        path.write_text(json.dumps({"prompt": "guess:", "answer": "5"}) + "\n")
+        path.write_text(json.dumps({"prompt": "number:", "answer": "5"}) + "\n")
         data = small(
             **{
                 "data.prompts": PromptFiles.Config(path=str(path)),
@@ -131,8 +131,8 @@ def guessing(game, tmp_path):
     return made
 
 
-def test_a_number_is_guessed_in_three_turns_and_only_guesses_count(guessing):
-    data = guessing()
+def test_a_number_is_found_in_three_turns_and_only_tries_count(game_data):
+    data = game_data()
     (prompt,) = data._prompts[0]
     found, asked = play(data, [prompt], ["5", "3", "9", "1"], ["5", "4", "2"], ["6", "5"])
     assert [one.rewards["won"] for one in found] == [1, 0.5, 0, pytest.approx(1 / 3)]
@@ -150,16 +150,16 @@ def test_a_number_is_guessed_in_three_turns_and_only_guesses_count(guessing):
     assert not batch["sampler_log_probs"][2][~counts].any()
 
 
-def test_an_episode_ends_where_no_token_is_left_and_keeps_its_last_reply_out(guessing):
-    data = guessing(**{"data.max_new_tokens": 10})
+def test_an_episode_ends_where_no_token_is_left_and_keeps_its_last_reply_out(game_data):
+    data = game_data(**{"data.max_new_tokens": 10})
     (prompt,) = data._prompts[0]
     found, _ = play(data, [prompt], ["3"] * 4)
     assert [(len(one.tokens), one.replies) for one in found] == [(2, ())] * 4
     assert math.isnan(found[0].rewards["won"])  # the game has not said who won
 
 
-def test_a_rollout_with_replies_survives_being_written(guessing):
-    data = guessing()
+def test_a_rollout_with_replies_survives_being_written(game_data):
+    data = game_data()
     (prompt,) = data._prompts[0]
     found, _ = play(data, [prompt], ["5", "3", "3", "3"], ["5", "5", "5"])
     for one in found:
@@ -185,10 +185,10 @@ def test_old_log_probabilities_are_at_the_places_of_sampled_tokens():
     assert batch["old_log_probs"].tolist() == [[-1.5, 0, -2.5, 0]]
 
 
-def test_an_environment_that_fails_leaves_an_episode_without_a_reward(game, guessing, capfd):
+def test_an_environment_that_fails_leaves_an_episode_without_a_reward(game, game_data, capfd):
     budget = FailureBudget(num_allowed=4)
     environment = PythonEnvironment.Config(fn=game("fails"), num_workers=1)
-    data = guessing(**{"data.environment": environment, "data.reward_failures": budget})
+    data = game_data(**{"data.environment": environment, "data.reward_failures": budget})
     (prompt,) = data._prompts[0]
     found, _ = play(data, [prompt], ["5", "3", "9", "1"])
     assert all(math.isnan(one.reward) for one in found)
@@ -205,14 +205,14 @@ CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "%s"}}\n
 
 
 @pytest.fixture
-def with_tools(guessing, tmp_path):
+def with_tools(game_data, tmp_path):
     """Returns the loader of prompts whose answers may call a calculator, by a family's template."""
 
     def made(family, **changes):
         said = FAMILIES[family]
         folder, names = tmp_path / "tokenizer", {one: said[one] for one in ("special", "ends")}
         tokenizer = tokenizer_of(folder, said["template"], **names)
-        return guessing(
+        return game_data(
             **{
                 "data.tokenizer": tokenizer.config,
                 "data.environment": ToolCalls.Config(num_workers=1),
@@ -237,7 +237,7 @@ def test_calls_are_run_and_their_results_are_the_tokens_of_the_template(with_too
     assert "<tool_response>\n5\n</tool_response>" in shown[0]
     assert "Error: ZeroDivisionError" in shown[1]
     messages = [
-        {"role": "user", "content": "guess:"},
+        {"role": "user", "content": "number:"},
         {
             "role": "assistant",
             "content": "",
@@ -281,7 +281,7 @@ def test_a_later_turn_reads_the_tokens_of_the_one_before_from_the_cache(game):
         num_replies.append(sum(len(one.replies) for one in found))
         data.on_run_end()
     assert num_replies[0] > num_replies[1] == 0
-    # A page of four tokens at least, of each text that goes on.
+    # A page of four tokens at least, of each text that continues.
     assert cached[0] - cached[1] >= 4 * num_replies[0]
 
 

@@ -142,7 +142,7 @@ class RolloutEnvironment(Record):
         @hook.environments
         def environments():
             yield RolloutEnvironment(name="acme_maze", config=Ref("axl_acme.maze:Maze.Config"),
-                                     summary="A maze, told in words")
+                                     summary="A maze, described in words")
     """
 
     kind: ClassVar[str] = "environment"
