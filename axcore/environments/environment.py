@@ -150,7 +150,7 @@ class Environment(Configurable, ABC):
 def checked_reply(value: Any, roles: Sequence[str]) -> Reply:
     """Return what an environment returned as a reply.
 
-    A text continues the episode, and so do messages in a list; a dict ends the episode with its fields.
+    A text or a list of messages continues the episode; a dict of fields ends it.
 
     Raises:
         TypeError: It is none of these.
