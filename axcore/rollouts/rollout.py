@@ -66,7 +66,9 @@ class Rollout:
         packed = {name: _packed(getattr(self, name), kind) for name, kind in _PACKED.items()}
         # JSON has no nan: a reward that failed is null.
         rewards = {name: _finite(value) for name, value in self.rewards.items()}
-        return {**attrs.asdict(self), **packed, "rewards": rewards, "reward": _finite(self.reward)}
+        rest = {"rewards": rewards, "reward": _finite(self.reward)}
+        rest |= {"replies": [list(one) for one in self.replies]}
+        return {**attrs.asdict(self), **packed, **rest}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Rollout":
