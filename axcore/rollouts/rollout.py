@@ -15,6 +15,9 @@ import numpy as np
 from axcore.data.packing.packing import Batch
 from axcore.tasks.policy_gradient import FAILED_PREFIX, OLD_LOG_PROBS, REWARD_PREFIX
 
+ENVIRONMENT = "environment"
+"""What failures of the environment go by, next to those of rewards."""
+
 
 @attrs.frozen(kw_only=True)
 class Rollout:
@@ -22,9 +25,10 @@ class Rollout:
 
     Args:
         prompt: The prompt's tokens.
-        tokens: The sampled tokens, the end token among them where the policy drew one.
-        log_probs: Theirs, by the sampler.
-        is_ended: Whether the policy ended it.
+        tokens: The tokens behind it: what was sampled, end tokens included, and what an environment
+            replied.
+        log_probs: Theirs, by the sampler; 0 for replies.
+        is_ended: Whether the policy ended its last turn.
         rewards: What it is worth by each reward; nan where a reward failed.
         reward: Their weighted sum; nan where one is that weighs something.
         group: Which prompt of the run it answers, from 0.
@@ -32,6 +36,8 @@ class Rollout:
         weight_version: Steps that made the weights which sampled it.
         old_log_probs: The tokens' log-probabilities as the trainer computed them with these
             weights; empty where it is trained on before they change.
+        replies: Where replies of the environment begin and end in `tokens`.
+        environment_failed: Whether the environment failed, so that it has no reward.
     """
 
     prompt: tuple[int, ...]
@@ -44,13 +50,25 @@ class Rollout:
     sample: int
     weight_version: int
     old_log_probs: tuple[float, ...] = ()
+    replies: tuple[tuple[int, int], ...] = ()
+    environment_failed: bool = False
+
+    @property
+    def is_sampled(self) -> np.ndarray:
+        """Which of the tokens the policy sampled, `[tokens]`."""
+        found = np.ones(len(self.tokens), bool)
+        for begin, end in self.replies:
+            found[begin:end] = False
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
         packed = {name: _packed(getattr(self, name), kind) for name, kind in _PACKED.items()}
         # JSON has no nan: a reward that failed is null.
         rewards = {name: _finite(value) for name, value in self.rewards.items()}
-        return {**attrs.asdict(self), **packed, "rewards": rewards, "reward": _finite(self.reward)}
+        rest = {"rewards": rewards, "reward": _finite(self.reward)}
+        rest |= {"replies": [list(one) for one in self.replies]}
+        return {**attrs.asdict(self), **packed, **rest}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Rollout":
@@ -62,7 +80,9 @@ class Rollout:
         """
         arrays = {name: _unpacked(data[name], kind) for name, kind in _PACKED.items()}
         rewards = {name: _number(value) for name, value in data["rewards"].items()}
-        rest = {"rewards": rewards, "reward": _number(data["reward"])}
+        # A run that was saved before there were environments has no replies.
+        replies = tuple((int(begin), int(end)) for begin, end in data.get("replies", ()))
+        rest = {"rewards": rewards, "reward": _number(data["reward"]), "replies": replies}
         return cls(**{**data, **arrays, **rest})
 
 
@@ -98,12 +118,17 @@ def has_equal_rewards(group: Sequence[Rollout]) -> bool:
 
 
 def batch_of(
-    rollouts: Sequence[Rollout | None], seq_len: int, pad_id: int, reward_names: Sequence[str]
+    rollouts: Sequence[Rollout | None],
+    seq_len: int,
+    pad_id: int,
+    reward_names: Sequence[str],
+    *,
+    has_environment: bool = False,
 ) -> Batch:
     """Return rollouts as arrays, in their order; None is a row of padding.
 
-    Those of one group follow each other. A rollout whose reward failed weighs nothing, and its
-    group is compared without it.
+    Those of one group follow each other. A rollout whose reward or environment failed weighs
+    nothing, and its group is compared without it.
     """
     num_rows = len(rollouts)
     batch: Batch = {
@@ -123,6 +148,9 @@ def batch_of(
     for row, one in enumerate(rollouts):
         if one is not None:
             _write_row(batch, row, one)
+    if has_environment:
+        failed = [one is not None and one.environment_failed for one in rollouts]
+        batch[FAILED_PREFIX + ENVIRONMENT] = np.asarray(failed, np.float32)
     if any(one is not None and one.old_log_probs for one in rollouts):
         batch[OLD_LOG_PROBS] = _of_tokens(rollouts, seq_len)
     batch |= _statistics(rollouts, batch["rewards"], batch["row_weights"])
@@ -134,8 +162,7 @@ def _of_tokens(rollouts: Sequence[Rollout | None], seq_len: int) -> np.ndarray:
     found = np.zeros((len(rollouts), seq_len), np.float32)
     for row, one in enumerate(rollouts):
         if one is not None and one.old_log_probs:
-            begin = len(one.prompt) - 1
-            found[row, begin : begin + len(one.tokens)] = one.old_log_probs
+            found[row, len(one.prompt) - 1 + np.flatnonzero(one.is_sampled)] = one.old_log_probs
     return found
 
 
@@ -144,7 +171,7 @@ def _write_row(batch: Batch, row: int, one: Rollout) -> None:
     length, begin = len(text) - 1, len(one.prompt) - 1
     batch["tokens"][row, :length], batch["targets"][row, :length] = text[:-1], text[1:]
     batch["token_mask"][row, :length] = True
-    batch["loss_weights"][row, begin:length] = 1
+    batch["loss_weights"][row, begin:length] = one.is_sampled
     batch["sampler_log_probs"][row, begin:length] = one.log_probs
     for name, value in one.rewards.items():
         is_failed = not np.isfinite(value)
