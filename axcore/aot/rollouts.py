@@ -516,6 +516,8 @@ class _RolloutMeasurement:
             )
         if cfg.max_sampling_rounds > 1:
             yield "groups that are asked again, by data.max_sampling_rounds, are not counted"
+        if getattr(cfg, "environment", None) is not None:
+            yield "the environment's own time is not counted, and its replies as sampled tokens"
 
 
 @attrs.frozen(kw_only=True)

@@ -66,7 +66,7 @@ class Rollout:
         packed = {name: _packed(getattr(self, name), kind) for name, kind in _PACKED.items()}
         # JSON has no nan: a reward that failed is null.
         rewards = {name: _finite(value) for name, value in self.rewards.items()}
-        rest = {"rewards": rewards, "reward": _finite(self.reward)}
+        rest: dict[str, Any] = {"rewards": rewards, "reward": _finite(self.reward)}
         rest |= {"replies": [list(one) for one in self.replies]}
         return {**attrs.asdict(self), **packed, **rest}
 
