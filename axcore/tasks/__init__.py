@@ -17,6 +17,7 @@ from axcore.tasks.policy_gradient import (
     PolicyGradient,
 )
 from axcore.tasks.policy_losses import Advantage, Clip, KLPenalty, SamplerCorrection
+from axcore.tasks.ppo import GAE, PPO, ValueLoss
 from axcore.tasks.preference import (
     DPO,
     IPO,
@@ -29,16 +30,18 @@ from axcore.tasks.preference import (
 )
 from axcore.tasks.reward_model import RewardModel, rewards
 from axcore.tasks.supervised import Classification, Regression, SupervisedTask
-from axcore.tasks.task import FrozenModel, Task
+from axcore.tasks.task import FrozenModel, Task, TrainedModule
 
 __all__ = [
     "DAPO",
     "DPO",
+    "GAE",
     "GRPO",
     "GSPO",
     "IPO",
     "KTO",
     "ORPO",
+    "PPO",
     "RLOO",
     "Advantage",
     "Answers",
@@ -60,6 +63,8 @@ __all__ = [
     "SimPO",
     "SupervisedTask",
     "Task",
+    "TrainedModule",
+    "ValueLoss",
     "divergence",
     "kl_divergence",
     "rewards",

@@ -11,8 +11,10 @@ Letters: B rows, T tokens of a row.
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from axcore.config import (
@@ -24,8 +26,8 @@ from axcore.config import (
     find_config,
 )
 from axcore.errors import ConfigError
-from axcore.layers import Dropout, whole_rows
-from axcore.module import BatchSpec, ModelFlops
+from axcore.layers import Dropout, TokenInfo, whole_rows
+from axcore.module import BatchSpec, ModelFlops, entry
 from axcore.tasks.distillation import check_same_tokens, flops_with_teacher
 from axcore.tasks.policy_losses import (
     Advantage,
@@ -67,11 +69,26 @@ FAILED_PREFIX = "failed."
 """What the arrays begin with that are 1 where a reward failed."""
 
 
+@attrs.frozen
+class TokenArray:
+    """An array `[batch, time, ...]` that a task needs in a batch of rollouts.
+
+    Args:
+        shape: Its shape after the first two dimensions.
+        dtype: Its dtype.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+
 class PolicyGradient(ReferenceTask):
     """`-min(r A, clip(r) A)` of each sampled token, r the ratio to the policy that sampled it.
 
     Attributes:
         reads_rewards: Whether completions need a reward.
+        always_records: Whether `record` is needed even where a rollout is trained on by the weights
+            that sampled it.
     """
 
     @config
@@ -104,17 +121,53 @@ class PolicyGradient(ReferenceTask):
 
     config: Config
     reads_rewards = True
+    always_records = False
     watched_metrics = ("reward", "loss/kl", "entropy", "clip_fraction", "completion_tokens")
+
+    def recorded_arrays(self) -> Mapping[str, TokenArray]:
+        """Return what `record` returns, by name."""
+        return {OLD_LOG_PROBS: TokenArray()}
+
+    def finished_arrays(self) -> Mapping[str, TokenArray]:
+        """Return what `finish_batch` adds, by name."""
+        return {}
+
+    @entry
+    def record(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what the weights that sampled say of each token; updates compare with it.
+
+        Args:
+            batch: `tokens`, `targets` and `token_mask`, `[batch, time]` each.
+        """
+        log_probs_BT, _ = self.predictions(batch, whole_rows(batch["tokens"], batch["token_mask"]))
+        return {OLD_LOG_PROBS: log_probs_BT}
+
+    def recorded_with(self) -> tuple[str, ...]:
+        """Return the names of what the task keeps in the state, and `record` reads."""
+        return ()
+
+    def finish_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a batch with what depends on all of its rows, on the host.
+
+        A step may see a part of the rows at a time.
+        """
+        return batch
+
+    def predictions(self, batch: Mapping[str, Array], info: TokenInfo) -> tuple[Array, Array]:
+        """Return log-probability and entropy of each token."""
+        model: Any = self.model  # one with `log_probs_and_entropies`, as `CausalLM` has
+        found: tuple[Array, Array] = model.log_probs_and_entropies(
+            batch["tokens"], batch["targets"], info, temperature=self.config.temperature
+        )
+        return found
 
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Add the loss by the name `policy`, the penalty as `kl`, and what is measured of both."""
         cfg = self.config
-        inputs = batch["tokens"], batch["targets"]
         info = whole_rows(batch["tokens"], batch["token_mask"])
         # 0 for what the policy did not write, and for rows without a reward.
         mask_BT = batch["loss_weights"] * batch["row_weights"][:, None]
-        model: Any = self.model  # one with `log_probs_and_entropies`, as `CausalLM` has
-        found = model.log_probs_and_entropies(*inputs, info, temperature=cfg.temperature)
+        found = self.predictions(batch, info)
         log_probs_BT, entropies_BT = (masked(one, mask_BT) for one in found)
         current_BT = jax.lax.stop_gradient(log_probs_BT)
         # Where the policy has not changed since, its own log-probabilities are the old ones: the
@@ -132,13 +185,7 @@ class PolicyGradient(ReferenceTask):
             total = -jnp.sum(entropies_BT * mask_BT)
             self.add_loss("entropy_bonus", total, jnp.sum(mask_BT), scale=cfg.entropy_bonus)
         if cfg.kl.coefficient:
-            reference_BT, _ = self.reference(
-                "log_probs_and_entropies", *inputs, info, cfg.temperature
-            )
-            kl_BT = kl_estimates(log_probs_BT - masked(reference_BT, mask_BT), cfg.kl.form)
-            if cfg.kl.is_weighted_by_ratio:
-                kl_BT *= jnp.exp(log_ratio_BT)
-            self._add_mean("kl", kl_BT, mask_BT, scale=cfg.kl.coefficient)
+            self.penalize(batch, log_probs_BT, log_ratio_BT, mask_BT)
         self._measure(batch, mask_BT, entropies_BT, is_clipped_BT, gap_BT)
 
     def token_advantages(
@@ -153,6 +200,25 @@ class PolicyGradient(ReferenceTask):
         """
         found_B = advantages(self.config.advantage, batch)
         return jnp.broadcast_to(found_B[:, None], mask_BT.shape)
+
+    def penalize(
+        self, batch: Mapping[str, Array], log_probs_BT: Array, log_ratio_BT: Array, mask_BT: Array
+    ) -> None:
+        """Add what it costs to be away from the model before training."""
+        cfg = self.config
+        kl_BT = kl_estimates(
+            log_probs_BT - masked(self.reference_log_probs(batch), mask_BT), cfg.kl.form
+        )
+        if cfg.kl.is_weighted_by_ratio:
+            kl_BT *= jnp.exp(log_ratio_BT)
+        self._add_mean("kl", kl_BT, mask_BT, scale=cfg.kl.coefficient)
+
+    def reference_log_probs(self, batch: Mapping[str, Array]) -> Float[Array, "batch time"]:
+        """Return the log-probabilities that tokens had before training."""
+        info = whole_rows(batch["tokens"], batch["token_mask"])
+        inputs = batch["tokens"], batch["targets"], info, self.config.temperature
+        found_BT: Array = self.reference("log_probs_and_entropies", *inputs)[0]
+        return found_BT
 
     def _add_mean(self, name: str, values_BT: Array, mask_BT: Array, *, scale: float = 1.0) -> None:
         """Add a mean of tokens' losses, as `mean_over` says."""
@@ -219,7 +285,7 @@ class PolicyGradient(ReferenceTask):
         """
         name, arrays = type(self).__qualname__, batch.arrays
         missing = [one for one in ROLLOUT_ARRAYS if one not in arrays]
-        known = (*ROLLOUT_ARRAYS, OLD_LOG_PROBS)
+        known = (*ROLLOUT_ARRAYS, *self.recorded_arrays(), *self.finished_arrays())
         of_rewards = (REWARD_PREFIX, FAILED_PREFIX)
         unread = [one for one in arrays if one not in known and not one.startswith(of_rewards)]
         if missing or unread:

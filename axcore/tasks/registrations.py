@@ -20,5 +20,6 @@ def training_tasks() -> Iterator[TrainingTask]:
         ("dapo", "DAPO", "GRPO with a wider clip above, and equal weight for each token"),
         ("gspo", "GSPO", "GRPO with one ratio for each answer"),
         ("rloo", "RLOO", "Rewards less the mean of the prompt's other answers"),
+        ("ppo", "PPO", "Rewards less what a value head expects at each token"),
     ):
         yield TrainingTask(name=name, config=Ref(f"axcore.tasks:{config}.Config"), summary=summary)
