@@ -352,9 +352,10 @@ class Rollouts(DataLoader):
             batch = self._arrays(padded)
             read = {name: batch[name] for name in ("tokens", "targets", "token_mask")}
             arrays = {name: np.asarray(one) for name, one in self._record(state, read).items()}
+            task.check_recorded(arrays)
             for row, one in enumerate(rollouts[begin : begin + size]):
                 length = len(one.prompt) + len(one.tokens) - 1
-                recorded = {name: array[row, :length] for name, array in arrays.items()}
+                recorded = {name: arrays[name][row, :length] for name in self._recorded}
                 found.append(attrs.evolve(one, recorded=recorded))
         return found
 

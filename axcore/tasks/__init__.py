@@ -15,6 +15,7 @@ from axcore.tasks.policy_gradient import (
     DrGRPO,
     OnPolicyDistill,
     PolicyGradient,
+    RoutingReplay,
 )
 from axcore.tasks.policy_losses import Advantage, Clip, KLPenalty, SamplerCorrection
 from axcore.tasks.ppo import GAE, PPO, ValueLoss
@@ -59,6 +60,7 @@ __all__ = [
     "ReferenceTask",
     "Regression",
     "RewardModel",
+    "RoutingReplay",
     "SamplerCorrection",
     "SimPO",
     "SupervisedTask",

@@ -102,7 +102,6 @@ class PPO(PolicyGradient):
         value_head: Module.Config = ScalarHead.Config(weight_init=ConstantInit(value=0.0))
 
     config: Config
-    always_records = True
     watched_metrics = ("reward", "loss/value", "reference_kl", "entropy", "clip_fraction")
 
     def setup(self, cfg: Any) -> None:
@@ -112,12 +111,17 @@ class PPO(PolicyGradient):
         head = cfg.value_head.build(dim=sizes.dim, vocab_size=sizes.vocab_size)
         self.value_head = TrainedModule(head)
 
+    @property
+    def always_records(self) -> bool:
+        """Whether `record` is needed in any case: advantages are made of it."""
+        return True
+
     def recorded_arrays(self) -> Mapping[str, TokenArray]:
-        """Return the names of what advantages and clips need."""
-        names = [OLD_LOG_PROBS, OLD_VALUES]
+        """Return what advantages and clips need."""
+        names = [OLD_VALUES]
         if self.config.kl.coefficient:
             names.append(REFERENCE_LOG_PROBS)
-        return dict.fromkeys(names, TokenArray())
+        return {**super().recorded_arrays(), **dict.fromkeys(names, TokenArray())}
 
     def finished_arrays(self) -> Mapping[str, TokenArray]:
         """Return advantages and returns."""
@@ -131,9 +135,10 @@ class PPO(PolicyGradient):
     def record(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Return log-probabilities and values, and the reference's where a penalty needs them."""
         info = whole_rows(batch["tokens"], batch["token_mask"])
-        hidden = self._hidden(batch, info)
+        with self.recording_routes(batch) as routes:
+            hidden = self._hidden(batch, info)
         log_probs_BT, _ = self._predictions_of(hidden, batch)
-        found = {OLD_LOG_PROBS: log_probs_BT, OLD_VALUES: self._values(hidden)}
+        found = {OLD_LOG_PROBS: log_probs_BT, OLD_VALUES: self._values(hidden), **routes}
         if self.config.kl.coefficient:
             found[REFERENCE_LOG_PROBS] = self.reference_log_probs(batch)
         return found
