@@ -56,6 +56,14 @@ def without_dead_code(jaxpr: Any) -> Any:
     return dce_jaxpr(jaxpr, used_outputs=True)[0]
 
 
+def used_inputs(jaxpr: Any) -> list[bool]:
+    """Return of each input of a program whether its outputs depend on it."""
+    from jax.interpreters.partial_eval import dce_jaxpr
+
+    used: list[bool] = dce_jaxpr(jaxpr, used_outputs=True)[1]
+    return used
+
+
 def distributed_state() -> Any:
     """Return what this process knows of the run that it joined.
 

@@ -18,6 +18,7 @@ import attrs
 
 from axcore import errors
 from axcore.aot.report.report import Report, report_from_json
+from axcore.aot.rollouts import RolloutReport, rollout_report_from_json
 from axcore.aot.serving.report import ServingLoad, ServingReport, serving_report_from_json
 from axcore.aot.targets import compile_environment, find_aot_target
 from axcore.config import to_json
@@ -134,6 +135,34 @@ def compile_serving(
     }
     answered = _compiled(json.dumps(asked), environment, hardware)
     return serving_report_from_json(answered["report"])
+
+
+def compile_rollouts(
+    resolved: "ResolvedConfig", *, prompt: int | None = None, experiment: str = "experiment"
+) -> RolloutReport:
+    """Return the report of a config that trains on rollouts, compiled as `compile_for` does.
+
+    Args:
+        resolved: The config and its target.
+        prompt: Tokens of every prompt; None takes the longest that a row holds.
+        experiment: Its name in the report.
+
+    Raises:
+        PluginError: The target's compiler is not installed.
+        AxcoreError: The config has no rollouts, does not fit the target, or the compiler failed.
+    """
+    hardware = resolved.hardware
+    environment = compile_environment(find_aot_target(hardware), hardware)
+    asked = {
+        "config": to_json(resolved.config),
+        "target": hardware.name,
+        "experiment": experiment,
+        "rollouts": {"prompt": prompt},
+    }
+    answered = _compiled(json.dumps(asked), environment, hardware)
+    report = rollout_report_from_json(answered["report"])
+    train = attrs.evolve(report.train, changes=resolved.mesh_rule_diff())
+    return attrs.evolve(report, train=train)
 
 
 def _compiled(request: str, environment: Mapping[str, str], hardware: Hardware) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from axcore.aot.cost.measure import measure
 from axcore.aot.report.report import Report
+from axcore.aot.rollouts import RolloutReport, measure_rollouts
 from axcore.aot.serving.measure import measure_serving
 from axcore.aot.serving.report import ServingLoad, ServingReport
 from axcore.aot.targets import find_aot_target
@@ -44,7 +45,7 @@ def main(request: str, answer: Path) -> None:
         answer.write_text(json.dumps({"error": parts}), encoding="utf-8")
 
 
-def _report(asked: dict[str, Any], hardware: Hardware) -> Report | ServingReport:
+def _report(asked: dict[str, Any], hardware: Hardware) -> Report | ServingReport | RolloutReport:
     experiment, target = asked["experiment"], find_aot_target(hardware)
     cfg = from_json(asked["config"], set_in=experiment)
     if "serves" in asked:
@@ -52,6 +53,9 @@ def _report(asked: dict[str, Any], hardware: Hardware) -> Report | ServingReport
         load = ServingLoad(engine=engine, prompt=asked["serves"]["prompt"])
         return measure_serving(cfg, hardware, target, load, experiment=experiment)
     resolved = ResolvedConfig(config=cfg, hardware=hardware)
+    if "rollouts" in asked:
+        prompt = asked["rollouts"]["prompt"]
+        return measure_rollouts(resolved, target, experiment=experiment, prompt=prompt)
     return measure(resolved, target, experiment=experiment)
 
 

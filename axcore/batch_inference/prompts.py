@@ -9,13 +9,9 @@ import attrs
 import numpy as np
 
 from axcore.data import Tokenizer
-from axcore.data.chat.conversation import read_conversation, template_values
+from axcore.data.prompts import encode_prompt_record
 from axcore.data.sources.json_lines import JsonLine, read_json_lines
 from axcore.errors import DataError
-
-PROMPT_FIELDS = ("prompt", "messages", "conversations", "prompt_tokens")
-"""Fields that hold a prompt, of which a line has one: a text, a conversation in OpenAI's layout or
-in ShareGPT's, or tokens."""
 
 ANSWER_FIELDS = ("index", "samples", "error")
 """Fields that a line of answers has besides those of its prompt."""
@@ -160,52 +156,15 @@ class PromptFile:
         taken = [name for name in ANSWER_FIELDS if name in fields]
         if taken:
             raise DataError(f"field {taken[0]!r} is one that answers have; give it another name.")
-        given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
-        if len(given) != 1:
-            names = ", ".join(map(repr, given or fields)) or "nothing"
-            raise DataError(
-                f"expected one of the fields 'prompt', 'messages' and 'prompt_tokens'; it has "
-                f"{names}."
-            )
-        tokens = self._encoded(given[0], fields)
-        if not tokens:
-            raise DataError(f"the {given[0]} is empty: it has no token to continue.")
+        tokens = encode_prompt_record(
+            fields, self._tokenizer, parses_special=self._parses_special
+        ).tokens
         if len(tokens) >= self._max_length:
             raise DataError(
                 f"the prompt has {len(tokens)} tokens; the model reads {self._max_length}, of "
                 "which one at least is the answer's."
             )
         return tokens
-
-    def _encoded(self, name: str, fields: Mapping[str, Any]) -> tuple[int, ...]:
-        value = fields[name]
-        if name == "prompt_tokens":
-            return self._checked(value)
-        if name == "prompt":
-            if not isinstance(value, str):
-                raise DataError(f"field 'prompt' holds {_shown(value)}, not a string.")
-            _check_is_unicode(value)
-            encoded = self._tokenizer.encode_prompt(value, parses_special=self._parses_special)
-        else:
-            chat = read_conversation(fields, field=name)
-            values = template_values(fields, {})
-            for message in chat.messages:
-                _check_is_unicode(str(message.get("content")))
-            encoded = self._tokenizer.encode_chat(chat.messages, tools=chat.tools, **values)
-        return tuple(encoded.tolist())
-
-    def _checked(self, value: Any) -> tuple[int, ...]:
-        size = self._tokenizer.vocab_size
-        if not isinstance(value, list):
-            raise DataError(f"field 'prompt_tokens' holds {_shown(value)}, not a list of tokens.")
-        # A bool is an int in Python, and is not a token.
-        wrong = [one for one in value if type(one) is not int or not 0 <= one < size]
-        if wrong:
-            raise DataError(
-                f"field 'prompt_tokens' holds {_shown(wrong[0])}; tokens are whole numbers from 0 "
-                f"to {size - 1}."
-            )
-        return tuple(value)
 
 
 def _empty(path: Path) -> DataError:
@@ -214,17 +173,3 @@ def _empty(path: Path) -> DataError:
         where=str(path),
         hint='write one a line, as {"prompt": "To be"}',
     )
-
-
-def _check_is_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"the text holds half of a surrogate pair, at character {error.start}."
-        ) from error
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -54,18 +54,36 @@ OPTIONS: tuple[Decorator, ...] = (
         callback=_rows,
         help="With --serve: sequences that decode at once; max_num_seqs of the engine by default.",
     ),
-    click.option("--prompt", type=int, metavar="N", help="With --serve: tokens of a prompt."),
+    click.option(
+        "--prompt",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With --serve or --rollouts: tokens of a prompt.",
+    ),
     click.option(
         "--context",
         type=int,
         metavar="N",
         help="With --serve: tokens of each row in caches; the training length by default.",
     ),
+    click.option(
+        "--rollouts",
+        "samples",
+        is_flag=True,
+        help="Compile trainer and engine of training on rewards.",
+    ),
+    click.option(
+        "--chip-hour",
+        "price",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="PRICE",
+        help="With --rollouts: what a chip costs for an hour.",
+    ),
 )
 
 
 def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with the options of `--serve`."""
+    """Return a command with the options of `--serve` and `--rollouts`."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command
@@ -95,26 +113,40 @@ def aot(
     page: Path | None,
     searches: bool,
     serves: bool,
+    samples: bool,
+    price: float | None,
     **wanted: Any,
 ) -> None:
     """Compile the train step of EXPERIMENT for hardware you do not have, and report.
 
     The report shows whether the step fits, where memory goes, and how long a step should take. It
     needs the hardware's plugin, and its compiler. With --serve it is about the programs of a
-    server.
+    server; with --rollouts about a train step and the engine that samples for it.
     """
     plugin_host().require_healthy()
     hardware = Hardware.parse(target)
     find_aot_target(hardware)
-    if _serves_as_asked(serves, wanted, {"--search": searches, "--html": page is not None}):
+    others = {"--search": searches, "--html": page is not None}
+    if samples:
+        others |= {"--serve": serves, **{f"--{name}": wanted[name] for name in ("rows", "context")}}
+        _refuse_together("--rollouts", others)
+        _report_rollouts(
+            _load(experiment, overrides, changes=changes, hardware=hardware),
+            wanted["prompt"],
+            price,
+            experiment=Path(experiment).stem,
+            as_json=as_json,
+        )
+        return
+    if price is not None:
+        raise click.UsageError("--chip-hour only with --rollouts")
+    if _serves_as_asked(serves, wanted, others):
         cfg, engine = _load_serving(experiment, overrides, changes=changes, hardware=hardware)
         click.echo(f"compiling {experiment} to serve on {hardware.name}", err=True)
         name = Path(experiment).stem
         _report_serving(cfg, engine, hardware, wanted, experiment=name, as_json=as_json)
         return
-    from axcore.experiments.named import load_resolved
-
-    resolved = load_resolved(experiment, overrides, changes=changes, hardware=hardware)
+    resolved = _load(experiment, overrides, changes=changes, hardware=hardware)
 
     def compiled(cfg: Any) -> Report:
         kept = ReportCache(cache_folder() / "reports") if searches else None
@@ -174,14 +206,54 @@ def _serves_as_asked(
         UsageError: Options were given that would be passed over.
     """
     if serves:
-        refused = [name for name, is_given in others.items() if is_given]
-        if refused:
-            raise click.UsageError(f"--serve does not go with {', '.join(refused)}")
+        _refuse_together("--serve", others)
         return True
     given = [f"--{name.replace('_', '-')}" for name, value in wanted.items() if value is not None]
     if given:
         raise click.UsageError(f"{', '.join(given)} only with --serve")
     return False
+
+
+def _refuse_together(option: str, others: Mapping[str, Any]) -> None:
+    """Refuse options that an option does not go with.
+
+    Raises:
+        UsageError: One was given.
+    """
+    refused = [name for name, is_given in others.items() if is_given]
+    if refused:
+        raise click.UsageError(f"{option} does not go with {', '.join(refused)}")
+
+
+def _load(
+    name: str, overrides: Sequence[str], *, changes: Sequence[str], hardware: Hardware
+) -> Any:
+    from axcore.experiments.named import load_resolved
+
+    return load_resolved(name, overrides, changes=changes, hardware=hardware)
+
+
+def _report_rollouts(
+    resolved: Any, prompt: int | None, price: float | None, *, experiment: str, as_json: bool
+) -> None:
+    """Print what training on rollouts takes.
+
+    Raises:
+        AotError: It does not fit.
+    """
+    from axcore.aot import compile_rollouts, rollout_text
+
+    hardware = resolved.hardware
+    click.echo(f"compiling {experiment} with rollouts for {hardware.name}", err=True)
+    report = compile_rollouts(resolved, prompt=prompt, experiment=experiment)
+    click.echo(report.to_json() if as_json else rollout_text(report, price))
+    if report.fits is False:
+        raise AotError(
+            f"{experiment} does not fit: trainer and engine need {report.peak_bytes:,} bytes",
+            where=f"target {hardware.name}",
+            hint="fewer rows or pages of the engine (data.engine), a smaller data.batch_size, or "
+            "name more chips, or chips with more memory",
+        )
 
 
 def _load_serving(

@@ -19,6 +19,7 @@ def commands() -> Iterator[Command]:
         ("generate", "generate", "Generate text from a trained run"),
         ("serve", "serve", "Serve a model over HTTP, with OpenAI's API"),
         ("evaluate", "evaluate", "Evaluate a model on tasks, or on its validation data"),
+        ("chat-template", "chat_template", "Check whether a chat template can be driven in tokens"),
         ("convert", "convert", "Convert pretrained checkpoints to runs, and back"),
         ("merge", "convert", "Merge models, or steps of a run: linear, slerp, ties"),
         ("data", "data", "Build a token store, or inspect one"),

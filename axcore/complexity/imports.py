@@ -11,7 +11,8 @@ from axcore.errors import ComplexityError
 MAY_NAME_FEATURES = frozenset(
     {"models", "experiments", "features", "complexity", "testing", "cli", "plugin"}
 )
-"""Packages that put features together: models that have them, and what measures or lists them."""
+"""Packages, or modules of others, that put features together: models that have them, experiments,
+and what measures or lists them."""
 
 
 def modules_that_import(implementation: Iterable[str]) -> tuple[str, ...]:
@@ -97,7 +98,8 @@ def _modules(package: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _may_name_features(module: str) -> bool:
-    return module.split(".")[1] in MAY_NAME_FEATURES
+    _, package, *inner = module.split(".")
+    return package in MAY_NAME_FEATURES or inner[-1:] in (["experiments"], ["features"])
 
 
 @functools.cache

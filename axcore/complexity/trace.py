@@ -8,12 +8,13 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from axcore._jax_compat import inner_jaxprs, without_dead_code
+from axcore._jax_compat import inner_jaxprs, used_inputs, without_dead_code
 from axcore.layers import KVCacheConfig, PagedKVCacheConfig, continued_rows
 from axcore.modifiers import for_serving
 from axcore.module import Module, StackedModule, functional
 from axcore.ops import KernelPolicy, recording_choices, use_policy
 from axcore.plugins import Hardware
+from axcore.tasks import Task
 from axcore.trainer import resolve
 
 BATCH_SIZE, SEQ_LEN = 2, 16
@@ -38,19 +39,25 @@ class Operation:
 
 @attrs.frozen
 class Trace:
-    """A model's training loss, traced for some hardware.
+    """A training loss, of a model or of the task that it is trained for, traced for some hardware.
 
     Args:
         model: The model that was traced.
         operations: The operations that the loss depends on; results that are not used are left out.
         kernels: Names of the kernels that were chosen, by op.
         hardware: What it was traced for.
+        task: What the model is trained for, in addition to the next token; None for that alone.
+        batch: Names of the arrays of a batch.
+        inputs: Those of them that the loss depends on.
     """
 
     model: Module
     operations: frozenset[Operation]
     kernels: dict[str, frozenset[str]]
     hardware: Hardware
+    task: Module | None = None
+    batch: frozenset[str] = frozenset()
+    inputs: frozenset[str] = frozenset()
 
 
 def trace_model(cfg: Any, hardware: Hardware) -> Trace:
@@ -61,15 +68,26 @@ def trace_model(cfg: Any, hardware: Hardware) -> Trace:
         hardware: What its mesh rule and its kernels are chosen for.
     """
     cfg = resolve(cfg, hardware).config
-    model = cfg.model.build()
+    task = None if cfg.task is None else cfg.task.build(model=cfg.model)
+    model = cfg.model.build() if task is None else task.model
+    batch = _abstract_batch() if task is None else _abstract_batch_of(cfg.data)
+    state = _abstract_state(model if task is None else task)
     with use_policy(KernelPolicy.of(cfg, hardware)), recording_choices() as choices:
-        jaxpr = jax.make_jaxpr(_loss_of(model))(_abstract_state(model), _abstract_batch())
+        jaxpr = jax.make_jaxpr(_loss_of(task or model))(state, batch).jaxpr
     kernels: dict[str, frozenset[str]] = {}
     for choice in choices:
         op = choice.call.op
         kernels[op] = kernels.get(op, frozenset()) | {choice.kernel.name}
+    # Of a dict arrays come by their sorted names, and after those of the state.
+    used = used_inputs(jaxpr)[-len(batch) :]
     return Trace(
-        model, frozenset(_operations(without_dead_code(jaxpr.jaxpr), ())), kernels, hardware
+        model,
+        frozenset(_operations(without_dead_code(jaxpr), ())),
+        kernels,
+        hardware,
+        task,
+        frozenset(batch),
+        frozenset(name for name, is_used in zip(sorted(batch), used, strict=True) if is_used),
     )
 
 
@@ -128,9 +146,23 @@ def _loss_of(model: Module) -> Any:
     return loss
 
 
-def _abstract_state(model: Module) -> Any:
+def _abstract_state(root: Any) -> Any:
     is_spec = lambda leaf: hasattr(leaf, "abstract")  # noqa: E731
-    return jax.tree.map(lambda spec: spec.abstract, model.param_specs(), is_leaf=is_spec)
+    specs = root.param_specs()
+    if isinstance(root, Task):
+        # A task's state is its model's, and what it keeps in addition.
+        specs = root.model.param_specs()
+        specs = {**specs, **root.kept_specs(specs)}
+    return jax.tree.map(lambda spec: spec.abstract, specs, is_leaf=is_spec)
+
+
+def _abstract_batch_of(data: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the arrays of a loader's batches, without those in trees."""
+    arrays = data.for_shapes().build().batch_spec().arrays
+    return {
+        name: jax.ShapeDtypeStruct(one.shape, one.dtype)  # type: ignore[no-untyped-call]
+        for name, one in arrays.items()
+    }
 
 
 def _abstract_batch() -> dict[str, jax.ShapeDtypeStruct]:

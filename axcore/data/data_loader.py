@@ -54,6 +54,8 @@ class Policy:
             takes the memory of these arrays: keep the handle, and none of them.
         kept: What the task keeps in the state in addition, such as a critic or a reference.
         jit: Jits a function of arrays; a trainer's traces it for its mesh, rules and kernels.
+        specs: Specs of the state; arrays that they mark as frozen have the same numbers as long as
+            the handle is used. None says nothing of any.
     """
 
     module: "Module"
@@ -63,6 +65,7 @@ class Policy:
     jit: Callable[[Callable[..., Any]], Callable[..., Any]] = attrs.field(
         factory=lambda: _jit, repr=False
     )
+    specs: Any = attrs.field(default=None, repr=False)
 
 
 class TrainBatches(Iterator[Batch]):
@@ -261,6 +264,9 @@ class DataLoader(Configurable, ABC):
 
     def on_run(self, directory: Path) -> None:
         """Hear of the run that is about to train: where it keeps its files."""
+
+    def on_run_end(self) -> None:
+        """Hear that the run has ended, also by an error: end what works for it."""
 
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights are evaluated, where the batches of `validation` follow them.

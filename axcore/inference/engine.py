@@ -330,6 +330,16 @@ class Engine:
 
         self._thread.do(replace)
 
+    def missing_weights(self, state: Any, specs: Any) -> Any:
+        """Return the part of a state to give to `replace_weights` where the rest did not change.
+
+        Args:
+            state: The state.
+            specs: Its specs; arrays that they mark as frozen have the numbers that the engine has.
+                Those of them that a program took by donation are in the part, too.
+        """
+        return self._programs.weights.missing_part(state, specs)
+
     def check_weights(self, state: Any, *, is_partial: bool = False) -> None:
         """Check that `replace_weights` takes a state.
 

@@ -1,7 +1,7 @@
 """`WeightConversion`: from the state of a model as it is trained to what programs read of it."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from axcore.interop.array_source import read_leaf
 from axcore.interop.host_arrays import check_host_holds
 from axcore.layers import with_adapter
 from axcore.layers.quantization.stored_weights import kept_weight
-from axcore.module import ParamSpec, restacked_arrays
+from axcore.module import ParamSpec, Path, restacked_arrays
 from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
 from axcore.progress import working
 
@@ -109,6 +109,16 @@ class WeightConversion:
             for name in self._kept_names(spec, path[-1], layer):
                 yield (*path[:-1], name)
 
+    def sources(self, weights: Any) -> set[Path]:
+        """Return what a state has to have again, by `ParamSpec.rng_paths`: its weights are gone."""
+        return {
+            source
+            for spec, path, layer in self._targets
+            for name in self._kept_names(spec, path[-1], layer)
+            if not is_present(_leaf(weights, (*path[:-1], name)))
+            for source in spec.rng_paths()
+        }
+
     def arrays(self, state: Any, *, is_partial: bool = False) -> Iterator[tuple[Names, Array]]:
         """Yield the weights that a state decides, each with its path, where they are to be stored.
 
@@ -122,14 +132,21 @@ class WeightConversion:
             ModuleError: An array is missing, or has another shape.
             CheckpointError: One that is not read yet is damaged, or holds what is not a number.
         """
+        for path, array in self.traced_arrays(state, is_partial=is_partial):
+            # Waited for, or the runtime would run ahead
+            # and hold many arrays on their way at once.
+            yield path, array.block_until_ready()
+
+    def traced_arrays(
+        self, state: Any, *, is_partial: bool = False
+    ) -> Iterator[tuple[Names, Array]]:
+        """Yield what `arrays` does and wait for none, so that a program can do the same."""
         trained = _part_of(self._trained, state) if is_partial else self._trained
         targets = self._targets_of(trained)
         found = self._restacked(state, trained, targets)
         for spec, path, layer in targets:  # no zip: it would hold an array and the next one
             for name, array in self._made(next(found), spec, path[-1], layer).items():
-                # Waited for, or the runtime would run ahead
-                # and hold many arrays on their way at once.
-                yield (*path[:-1], name), array.block_until_ready()
+                yield (*path[:-1], name), array
 
     def whole(self, state: Any) -> Any:
         """Return the weights; those that no state decides, of adapters, are zero.
@@ -337,6 +354,23 @@ class ServedWeights:
                 hint="start the engine again",
             ) from error
 
+    def missing_part(self, state: Any, specs: Any) -> Any:
+        """Return the arrays of a state that these weights need, as a tree without the others.
+
+        That is what is not frozen, and of the frozen arrays those that were shared with a program
+        which has taken their memory since.
+
+        Args:
+            state: The state.
+            specs: Its specs; those that are frozen have the numbers that were handed over before.
+        """
+        gone = self._conversion.sources(self.value)
+
+        def is_needed(spec: ParamSpec) -> bool:
+            return not spec.is_frozen or any(path in gone for path in spec.rng_paths())
+
+        return _pruned(state, specs, is_needed)
+
     def set_adapter(self, number: int, factors: AdapterFactors | None) -> None:
         """Take over the factors of an adapter, by the paths of layers; None takes it out.
 
@@ -353,6 +387,14 @@ def _with_leaf(tree: Any, path: Names, leaf: Array) -> Any:
     if not path:
         return leaf
     return {**tree, path[0]: _with_leaf(tree[path[0]], path[1:], leaf)}
+
+
+def _pruned(tree: Any, specs: Any, is_wanted: Callable[[ParamSpec], bool]) -> Any:
+    """Return a tree of dicts with the leaves whose specs are wanted, and without empty dicts."""
+    if _is_spec(specs):
+        return tree if is_wanted(specs) else {}
+    below = {name: _pruned(tree[name], spec, is_wanted) for name, spec in specs.items()}
+    return {name: one for name, one in below.items() if not (isinstance(one, dict) and not one)}
 
 
 def _leaf(tree: Any, path: Names) -> Any:

@@ -35,6 +35,8 @@ _MAX_WORKERS = 8
 _MAX_AT_A_TIME, _TURNS = 32, 8
 """Completions that a worker is handed at once, and how often it is handed some in a step."""
 
+_LONGEST_END_S = 10.0
+
 _SHOWN_TEXT = 200
 _NUM_PRINTED, _NUM_LOGGED, _NUM_RAISED = 3, 20, 3
 """How many failures of a reward a process prints, writes to the run's events, and has in the error
@@ -123,8 +125,11 @@ class RewardPool:
         return [{name: found[name][i] for name in found} for i in range(len(requests))]
 
     def close(self) -> None:
-        """End the processes; they start again where more is scored."""
+        """End the processes, and wait until they have; they start again where more is scored."""
+        groups = [*self._groups.values()]
         _end_all(self._groups)
+        for group in groups:
+            group.join()
 
     def _group(self, name: str, reward: WorkerReward) -> "_WorkerGroup":
         if name not in self._groups:
@@ -250,6 +255,7 @@ class _WorkerGroup:
         self._jobs: queue.SimpleQueue[list[Job] | None] = queue.SimpleQueue()
         self._is_ended = threading.Event()
         self._workers: list[RewardWorker] = []
+        self._threads: list[threading.Thread] = []
 
     def submit(self, requests: Sequence[ScoreRequest]) -> "list[Future[float]]":
         """Return what will be the scores."""
@@ -265,11 +271,13 @@ class _WorkerGroup:
             worker = RewardWorker(self._setup, self._cfg.time_limit_s)
             self._workers.append(worker)
             # A daemon: nothing waits for a reward that hangs when the interpreter ends.
-            threading.Thread(
+            thread = threading.Thread(
                 target=partial(_serve, worker, self._jobs, self._is_ended),
                 name=f"reward {self._name}",
                 daemon=True,
-            ).start()
+            )
+            self._threads.append(thread)
+            thread.start()
         return scores
 
     def end(self) -> None:
@@ -278,6 +286,11 @@ class _WorkerGroup:
         for worker in self._workers:
             worker.kill()
             self._jobs.put(None)
+
+    def join(self) -> None:
+        """Wait until the processes have ended; not for one that the system cannot end."""
+        for thread in self._threads:
+            thread.join(_LONGEST_END_S)
 
 
 def _serve(

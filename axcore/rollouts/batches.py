@@ -53,7 +53,7 @@ class _Position:
 
     def __next__(self) -> Batch:
         cfg = self._data.config
-        if not self._present or self._num_taken == self._num_batches_of_rollout:
+        if not self._present or self._num_taken == self._data.batches_of_rollout:
             self._present, self._num_taken = self._next_rollout(), 0
         number = self._num_taken % cfg.batches_per_rollout
         self._num_taken, self._num_batches = self._num_taken + 1, self._num_batches + 1
@@ -63,7 +63,7 @@ class _Position:
     def get_state(self) -> dict[str, Any]:
         # Waits for what is being sampled: its weights are gone after the next step.
         coming = [_saved(one()) for one in self._coming]
-        is_used = self._num_taken == self._num_batches_of_rollout
+        is_used = self._num_taken == self._data.batches_of_rollout
         return {
             "next_index": self._num_batches,
             "num_prompts": self._num_prompts,
@@ -77,11 +77,6 @@ class _Position:
         self._num_batches, self._num_prompts = int(state["next_index"]), int(state["num_prompts"])
         self._num_taken, self._present = int(state["num_taken"]), present
         self._coming = deque(_finished(one) for one in coming)
-
-    @property
-    def _num_batches_of_rollout(self) -> int:
-        cfg = self._data.config
-        return cfg.batches_per_rollout * cfg.epochs_per_rollout
 
     def _next_rollout(self) -> list[Rollout]:
         """Return what is trained on now, and begin to sample what is trained on `lag` later."""

@@ -6,90 +6,132 @@ tasks whose answers are computed.
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from random import Random
 
-from axcore.config import REQUIRED, PositiveInt, config
-from axcore.config.json_files import parse_json
-from axcore.data import Source
+import attrs
+import numpy as np
+
+from axcore.config import REQUIRED, Fraction, PositiveInt, config
+from axcore.data import BadRecord, FileSource, FileSpan, NamedFile, Source, Transform
 from axcore.data.document import Document
-from axcore.data.sources.files import NamedFile, open_decompressed
+from axcore.data.prompts import PROMPT, PROMPT_TOKENS, encode_prompt_record
+from axcore.data.sources.file_source import bad_fraction
+from axcore.data.sources.files import OnBad
+from axcore.data.sources.json_lines import read_json_lines
+from axcore.data.transforms import TransformTools
 from axcore.errors import ConfigError, DataError
 from axcore.rewards import ANSWER
 
-PROMPT, MESSAGES = "prompt", "messages"
-"""The fields of a line, one of which it has: a text, or a conversation for the chat template."""
 
-
-class PromptFiles(Source):
-    """A file of JSON lines, each with a `prompt` or `messages`, and fields for rewards.
-
-    A document's name is `file:line`, so that lines added at the end leave the split of the others
-    as it was.
-    """
-
-    folder_fields = ("path",)
+class EncodePrompt(Transform):
+    """Makes a document of a record that has a prompt: its tokens, and its text for rewards."""
 
     @config
-    class Config(Source.Config):
+    class Config(Transform.Config):
+        """Has no settings."""
+
+    replaces_text = True
+
+    def apply(self, document: Document, tools: TransformTools) -> Document:
+        """Return the prompt; its other fields stay, for rewards.
+
+        Raises:
+            DataError: The record has no prompt, or one that the model cannot read.
+        """
+        try:
+            found = encode_prompt_record(document.fields, tools.tokenizer)
+        except DataError as error:
+            # What is wrong within a record knows no file.
+            file, _, number = document.name.rpartition(":")
+            raise DataError(
+                f"{file}, line {number}: {error.what}", where=document.name, hint=_HINT
+            ) from error
+        others = {
+            name: one
+            for name, one in document.fields.items()
+            if name not in (PROMPT, PROMPT_TOKENS)
+        }
+        tokens = np.asarray(found.tokens, np.int32)
+        return attrs.evolve(document, text=found.text, tokens=tokens, fields=others)
+
+
+_HINT = (
+    'write {"prompt": "2+2=", "answer": "4"}, or {"messages": [{"role": "user", ...}]}; '
+    "--set data.prompts.on_bad=skip leaves such lines out"
+)
+
+
+class PromptFiles(FileSource):
+    """A file of JSON lines, each with a `prompt`, `messages` or `prompt_tokens`.
+
+    Its other fields are for rewards. A document's name is `file:line`, so that lines added at the
+    end leave the split of the others as it was.
+    """
+
+    @config
+    class Config(FileSource.Config):
         """Which file.
 
         Attributes:
-            path: The file; `.gz` and `.zst` are decompressed.
+            path: The file; of gzip and zstd it is decompressed.
+            on_bad: Whether a line that is not a prompt is an error, or is left out and counted in
+                a warning.
+            max_bad_fraction: The share of the lines that may be left out; None for any share.
         """
 
         path: str = REQUIRED
+        on_bad: OnBad = "error"
+        max_bad_fraction: Fraction | None = None
 
     config: Config
+    folder_fields = ("path",)
+    unit = "lines"
 
-    def documents(self) -> Iterator[Document]:
-        """Yield the prompts.
+    @cached_property
+    def transforms(self) -> tuple[Transform, ...]:
+        """What makes prompts of lines, and then what changes those."""
+        return (EncodePrompt.Config().build(), *super().transforms)
+
+    def files(self) -> list[NamedFile]:
+        """Return the file."""
+        path = Path(self.config.path).expanduser()
+        return [NamedFile(path.name, path)]
+
+    def records(self, span: FileSpan) -> Iterator[Document | BadRecord]:
+        """Yield a document for each line, of which `transforms` make the prompt.
 
         Raises:
-            DataError: The file cannot be read, or a line is not a prompt; it names the line.
+            DataError: The file cannot be read, or has no line.
         """
-        path = Path(self.config.path).expanduser()
-        num_prompts = 0
-        with open_decompressed(NamedFile(path.name, path)) as lines:
-            for number, raw in enumerate(lines, start=1):
-                if raw.strip():
-                    yield _document(f"{path.name}:{number}", raw)
-                    num_prompts += 1
-        if not num_prompts:
+        is_empty = True
+        for line in read_json_lines(span.file.path):
+            is_empty = False
+            try:
+                fields = line.parsed()
+            except DataError as error:
+                yield BadRecord(span.file.name, line.offset, error)
+                continue
+            text = fields.get(PROMPT)
+            name = f"{span.file.name}:{line.number}"
+            shown = text if isinstance(text, str) else ""
+            yield Document(name, shown, None, line.offset, fields)
+        if is_empty:
             raise DataError(
                 "the file has no prompt",
-                where=str(path),
+                where=str(span.file.path),
                 hint='give it lines such as {"prompt": "2+2=", "answer": "4"}',
             )
+
+    @property
+    def max_bad_fraction(self) -> float:
+        """The share of the lines that may be left out."""
+        return bad_fraction(self.config.on_bad, self.config.max_bad_fraction)
 
     def describe(self) -> str:
         """Name the file."""
         return f"prompts of {self.config.path}"
-
-
-def _document(name: str, raw: bytes) -> Document:
-    try:
-        record = parse_json(raw)
-    except ValueError as error:
-        raise DataError(f"the line is not JSON: {error}", where=name) from error
-    if not isinstance(record, dict):
-        raise _no_prompt(name, f"is {type(record).__name__}")
-    fields = dict(record)
-    text = fields.pop(PROMPT, None)
-    if isinstance(text, str) and text and MESSAGES not in fields:
-        return Document(name, text, fields=fields)
-    messages = fields.get(MESSAGES)
-    if text is None and isinstance(messages, list) and messages:
-        return Document(name, "", fields=fields)
-    raise _no_prompt(name, f"has the fields {', '.join(record) or 'none'}")
-
-
-def _no_prompt(name: str, what: str) -> DataError:
-    return DataError(
-        f"the line {what}; expected an object with a text `prompt` or a list `messages`, not both",
-        where=name,
-        hint='write {"prompt": "2+2=", "answer": "4"}, or {"messages": [{"role": "user", ...}]}',
-    )
 
 
 class ComputedPrompts(Source):

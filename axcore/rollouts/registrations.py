@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import DataSource, Experiment, Ref, hook
+from axcore.plugins import DataSource, Experiment, Feature, Ref, hook
 
 
 @hook.data_sources
@@ -25,3 +25,19 @@ def experiments() -> Iterator[Experiment]:
     ):
         fn = Ref(f"axcore.rollouts.experiments:{function}")
         yield Experiment(name=name, fn=fn, summary=summary)
+
+
+@hook.features
+def features() -> Iterator[Feature]:
+    """What `axcore loc` measures of learning from rewards."""
+    for name, summary, implementation in (
+        ("gspo", "Rewards, with one ratio for each answer", "axcore.tasks.policy_gradient:GSPO"),
+        ("reward", "A reward for a format", "axcore.rewards.builtin:RegexMatch"),
+    ):
+        yield Feature(
+            name=name,
+            apply=Ref(f"axcore.rollouts.features:with_{name}"),
+            evidence=Ref(f"axcore.rollouts.features:has_{name}"),
+            implementation=(implementation,),
+            summary=summary,
+        )

@@ -20,17 +20,18 @@ from axcore.config import (
     config,
     evolve,
 )
-from axcore.data import ByteTokenizer, DataLoader, Policy, Source, Tokenizer
+from axcore.data import ByteTokenizer, DataLoader, FileSource, Policy, Source, Tokenizer
 from axcore.data.document import Document, is_validation
 from axcore.data.packing.batches import Order, train_order
 from axcore.data.packing.packing import Batch
+from axcore.data.prompts import PROMPT, encode_prompt_record
 from axcore.errors import ConfigError, DataError
 from axcore.inference import Completion, EngineConfig, SampledToken, Sampling
 from axcore.module import ArraySpec, BatchSpec, functional
 from axcore.rewards import COMPLETION_TOKENS, FailureBudget, RewardPool, ScoreRequest
 from axcore.rewards.named import RewardConfigs
 from axcore.rollouts.batches import RolloutBatches
-from axcore.rollouts.prompts import MESSAGES, ReversedStrings
+from axcore.rollouts.prompts import ReversedStrings
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.rollouts.sampler import PolicySampler, PromptRequest
 from axcore.tasks.policy_gradient import (
@@ -40,6 +41,9 @@ from axcore.tasks.policy_gradient import (
     PolicyGradient,
     TokenArray,
 )
+
+MESSAGES = "messages"
+"""The field of a document that is a conversation, in the place of its text."""
 
 _TOKEN_ARRAYS = {
     "tokens": "int32",
@@ -64,6 +68,9 @@ class Rollouts(DataLoader):
     `group_size` completions. It depends on the step, the seed and the weights of that step alone.
 
     Validation batches are completions of prompts that are never trained on.
+
+    Attributes:
+        evaluated: Those of the first batch of the newest evaluation.
     """
 
     @config
@@ -122,6 +129,7 @@ class Rollouts(DataLoader):
 
     config: Config
     tokenizer: Tokenizer
+    evaluated: list[Rollout]
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -129,15 +137,19 @@ class Rollouts(DataLoader):
         self.source = cfg.prompts.build()
         self.tokenizer = cfg.tokenizer.build()
         self._rewards = RewardPool(cfg.rewards, cfg.reward_failures)
-        rows = cfg.batch_size
-        self._sampler = PolicySampler(
-            self.tokenizer,
-            evolve(cfg.engine, max_length=cfg.seq_len + 1, max_queue=max(rows, 1024)),
-            cfg.seed,
-        )
+        self._sampler = PolicySampler(self.tokenizer, self.engine_config, cfg.seed)
         self._evaluated: Policy | None = None
+        self.evaluated = []
         self._task: PolicyGradient | None = None
         self._record: Any = None
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The config of the engine that samples, for rows of this length."""
+        cfg = self.config
+        # Completions of a rollout are asked for together.
+        max_queue = max(cfg.batches_per_rollout * cfg.batch_size, 1024)
+        return evolve(cfg.engine, max_length=cfg.seq_len + 1, max_queue=max_queue)
 
     def batch_spec(self) -> BatchSpec:
         """Return the arrays of a batch."""
@@ -197,6 +209,8 @@ class Rollouts(DataLoader):
             found = self._begin(
                 self._evaluated, asked, num_samples=1, sampling=sampling, stream="validation"
             )()
+            if begin == 0:
+                self.evaluated = found
             yield self.batch([*found, *[None] * (size - len(found))])
 
     def on_task(self, task: Any) -> None:
@@ -230,6 +244,10 @@ class Rollouts(DataLoader):
     def on_run(self, directory: Path) -> None:
         """Write failures of rewards to the events of the run."""
         self._rewards.log_to(directory)
+
+    def on_run_end(self) -> None:
+        """End the processes of rewards."""
+        self._rewards.close()
 
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights the completions of `validation` are sampled with."""
@@ -289,14 +307,14 @@ class Rollouts(DataLoader):
                 hint="call on_policy(Policy(module, step, state)) first; a Trainer does",
             )
         state, version = policy.state, policy.step
-        kept = {}
-        if self._task is not None and self._recorded:
-            kept = {name: policy.kept[name] for name in self._task.recorded_with()}
+        # Also where nothing is recorded: it is the state of the model then.
+        whole = self.record_state(state, policy.kept)
         if self.config.max_lag:
             # Steps take the memory of the policy's own arrays while these are still in use.
-            state, kept = jax.tree.map(jnp.copy, (state, kept))
+            whole = jax.tree.map(jnp.copy, whole)
+            state = {name: whole[name] for name in state}
         sampled = self._sampler.begin(
-            policy.module,
+            policy,
             state,
             [PromptRequest(one.tokens, number) for number, one in asked.items()],
             num_samples=num_samples,
@@ -317,16 +335,26 @@ class Rollouts(DataLoader):
                 self._rollout(*one, rewards, version)
                 for one, rewards in zip(completions, scores, strict=True)
             ]
-            return self._with_recorded(policy, {**state, **kept}, rollouts)
+            return self._with_recorded(policy, whole, rollouts)
 
         # Once: whoever saves the position asks, and whoever trains.
         return lru_cache(finished)
 
     @property
+    def has_records(self) -> bool:
+        """Whether the task records something of each rollout: an update needs it."""
+        return bool(self._recorded)
+
+    @property
+    def batches_of_rollout(self) -> int:
+        """How many batches are trained on before the next rollout."""
+        return self.config.batches_per_rollout * self.config.epochs_per_rollout
+
+    @property
     def _recorded(self) -> Mapping[str, TokenArray]:
-        """What the task records of each rollout; nothing where no update needs it."""
-        cfg, task = self.config, self._task
-        is_reused = cfg.batches_per_rollout * cfg.epochs_per_rollout > 1 or cfg.max_lag > 0
+        task = self._task
+        # By other weights than sampled them, where there are several batches, or a lag.
+        is_reused = self.batches_of_rollout > 1 or self.config.max_lag > 0
         if task is None or not (is_reused or task.always_records):
             return {}
         return task.recorded_arrays()
@@ -335,17 +363,32 @@ class Rollouts(DataLoader):
     def _finished(self) -> Mapping[str, TokenArray]:
         return {} if self._task is None else self._task.finished_arrays()
 
+    def record_state(self, state: Any, kept: Any) -> Any:
+        """Return what `jitted_record` reads of a model's state, and of what the task keeps."""
+        if self._task is None or not self._recorded:
+            return state
+        return {**state, **{name: kept[name] for name in self._task.recorded_with()}}
+
+    def jitted_record(self, policy: Policy) -> Callable[..., dict[str, Array]]:
+        """Return the program of what the task records.
+
+        Its arguments are what `record_state` returns, and a dict of `tokens`, `targets` and
+        `token_mask`.
+        """
+        task = self._task
+
+        def record(state: Any, batch: Any) -> Any:
+            return functional(task, state, batch, method="record")[0]  # type: ignore[arg-type]
+
+        return policy.jit(record)
+
     def _with_recorded(self, policy: Policy, state: Any, rollouts: list[Rollout]) -> list[Rollout]:
         """Return rollouts with what the task records by the weights that sampled them."""
         task, size, found = self._task, self.config.batch_size, []
         if task is None or not self._recorded:
             return rollouts
         if self._record is None:
-
-            def record(state: Any, batch: Any) -> Any:
-                return functional(task, state, batch, method="record")[0]
-
-            self._record = policy.jit(record)
+            self._record = self.jitted_record(policy)
         for begin in range(0, len(rollouts), size):
             rows: list[Rollout | None] = [*rollouts[begin : begin + size]]
             padded = [*rows, *[None] * (size - len(rows))]  # one shape, one program
@@ -392,13 +435,13 @@ class Rollouts(DataLoader):
         cfg = self.config
         splits: tuple[list[_Prompt], list[_Prompt]] = [], []
         longest, num_left_out = cfg.seq_len + 1 - cfg.max_new_tokens, 0
-        for document in self.source.documents():
-            text, tokens = self._encoded(document)
-            if len(tokens) > longest:
+        for document in self._documents():
+            prompt = self._prompt(document)
+            if len(prompt.tokens) > longest:
                 num_left_out += 1
                 continue
             is_held = is_validation(document.name, cfg.validation_fraction)
-            splits[is_held].append(_Prompt(document, text, tokens))
+            splits[is_held].append(prompt)
         if num_left_out:
             print(
                 f"data: {num_left_out:,} prompts of {self.source.describe()} have more than "
@@ -415,14 +458,23 @@ class Rollouts(DataLoader):
             )
         return splits
 
-    def _encoded(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """Return the text of a prompt, and its tokens."""
-        messages = document.fields.get(MESSAGES)
-        if messages is None:
-            tokens = self.tokenizer.encode_prompt(document.text, parses_special=True)
-            return document.text, tuple(tokens.tolist())
-        text = self.tokenizer.known_chat_template.render(messages, add_generation_prompt=True)
-        return text, tuple(self.tokenizer.encode_rendered(text).tolist())
+    def _documents(self) -> Iterator[Document]:
+        source: Source = self.source
+        if isinstance(source, FileSource):
+            return source.transformed(self.tokenizer)
+        return source.documents()
+
+    def _prompt(self, document: Document) -> _Prompt:
+        if document.tokens is not None:
+            return _Prompt(document, document.text, tuple(document.tokens.tolist()))
+        record = document.fields if MESSAGES in document.fields else {PROMPT: document.text}
+        try:
+            if record.get(PROMPT) == "":
+                raise DataError("the document has neither text nor `messages`.")
+            found = encode_prompt_record(record, self.tokenizer)
+        except DataError as error:
+            raise DataError(error.what, where=document.name, hint=error.hint) from error
+        return _Prompt(document, found.text, found.tokens)
 
     @cached_property
     def _order(self) -> Order:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from axcore.data import Tokenizer
+from axcore.data import Policy, Tokenizer
 from axcore.inference import (
     Completion,
     CompletionStream,
@@ -20,7 +20,6 @@ from axcore.inference import (
     Sampling,
     sample_seed,
 )
-from axcore.module import Module
 
 
 @attrs.frozen
@@ -49,10 +48,11 @@ class PolicySampler:
         self._tokenizer, self._config, self._seed = tokenizer, engine, seed
         self._engine: Engine | None = None
         self._running: Sequence[CompletionStream] = ()
+        self._known: Policy | None = None  # whose frozen weights the engine has
 
     def begin(
         self,
-        module: Module,
+        policy: Policy,
         state: Any,
         prompts: Sequence[PromptRequest],
         *,
@@ -66,7 +66,7 @@ class PolicySampler:
         Log-probabilities are those of the distribution that was sampled.
 
         Args:
-            module: The policy.
+            policy: The policy.
             state: Its weights.
             prompts: What to complete.
             num_samples: Completions of each prompt.
@@ -80,7 +80,7 @@ class PolicySampler:
         # What is still being sampled would continue with the new weights.
         for one in self._running:
             one.result()
-        engine = self._with_weights(module, state)
+        engine = self._with_weights(policy, state)
         # Raw ones where they are the same, since those cost no softmax of their own.
         is_raw = sampling.is_plain and sampling.temperature in (0.0, 1.0)
         requests = [
@@ -107,9 +107,14 @@ class PolicySampler:
 
         return finished
 
-    def _with_weights(self, module: Module, state: Any) -> Engine:
+    def _with_weights(self, policy: Policy, state: Any) -> Engine:
         if self._engine is None:
-            self._engine = Engine(module, state, self._tokenizer, self._config)
+            self._engine = Engine(policy.module, state, self._tokenizer, self._config)
+        elif policy is self._known and policy.specs is not None:
+            # Where only adapters train, nothing but these.
+            part = self._engine.missing_weights(state, policy.specs)
+            self._engine.replace_weights(part, is_partial=True)
         else:
             self._engine.replace_weights(state)
+        self._known = policy
         return self._engine

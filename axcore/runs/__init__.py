@@ -1,7 +1,7 @@
 """Runs: opening what training left in a directory, and making runs of pretrained checkpoints."""
 
 from axcore.runs.base_model import BaseModel
-from axcore.runs.distill import DistillFrom, DistillFromCache
+from axcore.runs.distill import DistillFrom, DistillFromCache, OnPolicyDistillFrom
 from axcore.runs.export import (
     export_gguf,
     export_run,
@@ -22,6 +22,7 @@ __all__ = [
     "DistillFromCache",
     "FromRun",
     "GenerateSamples",
+    "OnPolicyDistillFrom",
     "OpenedModel",
     "RestoredModel",
     "Run",

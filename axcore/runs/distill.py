@@ -1,6 +1,7 @@
 """`DistillFrom`: a run that learns from the model of another run, or from a pretrained checkpoint.
 
 axcore train sft --modify 'distill(teacher=RUN)' --set init_from.path=RUN2 ...
+axcore train grpo --modify 'on_policy_distill(teacher=RUN)' --set init_from.path=RUN2 ...
 """
 
 from pathlib import Path
@@ -17,7 +18,7 @@ from axcore.runs.export import checkpoint_tokenizer
 from axcore.runs.opening import is_published
 from axcore.runs.run import Run
 from axcore.runs.run_weights import RunWeights
-from axcore.tasks import Distill, DistillTopK, FrozenModel
+from axcore.tasks import Distill, DistillTopK, FrozenModel, OnPolicyDistill, PolicyGradient
 
 
 @config
@@ -93,6 +94,40 @@ class DistillFromCache:
         data = TaughtData.Config(**shared, teacher_cache=self.teacher_cache, top_k=top_k)
         task = DistillTopK.Config(beta=self.beta, cross_entropy_weight=self.cross_entropy_weight)
         return evolve(cfg, data=data, task=task)
+
+
+@config
+class OnPolicyDistillFrom:
+    """Learn from a teacher at each token of completions that the model in training samples itself.
+
+    Rewards of the run are measured, and not learnt from.
+
+    Args:
+        teacher: A run directory, or a folder that contains a pretrained checkpoint.
+        allow_unknown_fields: As of `DistillFrom`.
+    """
+
+    teacher: str = REQUIRED
+    allow_unknown_fields: bool = False
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return a trainer's config whose task is to learn from the teacher.
+
+        Raises:
+            ConfigError: The config trains on no rollouts, or the teacher has other tokens.
+            CheckpointError: The teacher is neither a run nor a pretrained checkpoint.
+        """
+        if not isinstance(cfg.task, PolicyGradient.Config):
+            task = "no task" if cfg.task is None else type(cfg.task).__qualname__
+            raise ConfigError(
+                f"the config has {task}, and only rollouts have tokens that the model sampled",
+                where="task",
+                hint="distill one that has, such as that of: axcore train grpo; or on given texts: "
+                "--modify 'distill(teacher=DIR)'",
+            )
+        teacher, tokenizer = _teacher(self.teacher, allow_unknown_fields=self.allow_unknown_fields)
+        check_same_tokens(cfg.data.tokenizer, tokenizer, where=self.teacher)
+        return evolve(cfg, task=OnPolicyDistill.Config(teacher=teacher))
 
 
 def _check_has_no_task(cfg: Any) -> None:

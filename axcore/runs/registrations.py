@@ -44,6 +44,11 @@ def modifiers() -> Iterator[Modifier]:
         summary="A run learns from a teacher's likeliest tokens, which are in files",
     )
     yield Modifier(
+        name="on_policy_distill",
+        config=Ref("axcore.runs:OnPolicyDistillFrom"),
+        summary="A run learns from a teacher at each token that it samples itself",
+    )
+    yield Modifier(
         name="from_run",
         config=Ref("axcore.runs:FromRun"),
         summary="A run begins with the weights of another run",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from axcore.testing.modifier_suite import ModifierSuite
     from axcore.testing.observer_suite import ObserverSuite
     from axcore.testing.plugin_suite import PluginSuite
+    from axcore.testing.sampler_suite import SamplerSuite
     from axcore.testing.storage_suite import StorageSuite
     from axcore.testing.tiny import small_experiment, trainer_on
     from axcore.testing.tokenizer_suite import TokenizerSuite
@@ -49,6 +50,7 @@ _HOMES = {
     "OpContract": "contracts",
     "PluginSuite": "plugin_suite",
     "Ran": "command_line",
+    "SamplerSuite": "sampler_suite",
     "StorageSuite": "storage_suite",
     "TokenizerSuite": "tokenizer_suite",
     "WriterSuite": "writer_suite",
@@ -76,6 +78,7 @@ __all__ = [
     "OpContract",
     "PluginSuite",
     "Ran",
+    "SamplerSuite",
     "StorageSuite",
     "TokenizerSuite",
     "WriterSuite",

@@ -89,9 +89,10 @@ class TrainLoop:
         self.run_directory = run
         self.emit = observers
         self.guards = guards
-        self.at = Position(
-            batches=batches, policy=Policy(trainer.model, jit=trainer.compiler.jitted_policy)
+        policy = Policy(
+            trainer.model, jit=trainer.compiler.jitted_policy, specs=trainer.step.own_specs
         )
+        self.at = Position(batches=batches, policy=policy)
         self.log = MetricLog(trainer, run.path, self.at)
         self.saver = Saver(trainer, run, guards, observers, self.at)
         self.recovery = Recovery(trainer, run.path, self.saver, observers)

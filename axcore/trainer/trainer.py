@@ -1,6 +1,7 @@
 """`Trainer`: puts model, learner, data, checkpoints and metrics together, and runs the loop."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -340,7 +341,9 @@ class Trainer(Configurable):
         with (
             locked_run_directory(directory, self.config, batches.identity) as locked,
             jax.set_mesh(self.mesh),
+            ExitStack() as ending,
         ):
+            ending.callback(self.data.on_run_end)
             self.data.on_run(locked.path)
             # One process only: an observer that posts to a board would do so once for each process.
             named = named_observers(self.config.logging.observers) if is_process_zero() else ()

@@ -256,3 +256,13 @@ def test_a_feature_that_nobody_brings_is_named(cli):
     done = cli("loc", "--feature", "ropee")
     assert done.exit_code == 10
     assert "there is no feature 'ropee'; did you mean 'rope'?" in done.stderr
+
+
+def test_a_feature_that_brings_a_task_is_looked_for_in_the_loss_of_the_task():
+    gspo = next(one for one in plugin_host().records(Feature) if one.name == "gspo")
+    plain = first_model()
+    assert trace_model(plain, CPU).task is None
+    trace = trace_model(gspo.apply.resolve()(plain), CPU)
+    assert {"rewards", "sampler_log_probs"} <= trace.inputs < trace.batch
+    assert gspo.evidence.resolve()(trace) is None
+    assert "the task is NoneType" in gspo.evidence.resolve()(trace_model(plain, CPU))

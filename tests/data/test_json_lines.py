@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 import zstandard
 
-from axcore.data import Document, JsonLines
-from axcore.errors import DataError
+from axcore.data import ChatFiles, Document, HuggingFaceDataset, JsonLines
+from axcore.errors import ConfigError, DataError
 
 
 def read(folder, **settings):
@@ -140,3 +140,12 @@ def test_a_share_of_the_lines_may_be_bad_and_no_more(tmp_path):
         assert len(read(tmp_path, on_bad="skip", max_bad_fraction=0.2)) == 8
     with pytest.raises(DataError, match=r"2 of 10 lines are bad, and max_bad_fraction is 0\.1"):
         read(tmp_path, on_bad="skip", max_bad_fraction=0.1)
+
+
+@pytest.mark.parametrize("kind", [JsonLines, ChatFiles, HuggingFaceDataset])
+def test_a_limit_of_what_is_skipped_is_refused_where_nothing_is(tmp_path, kind):
+    place = {"path" if kind is ChatFiles else "folder": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"max_bad_fraction is 0\.1, and on_bad is 'error'") as e:
+        kind.Config(max_bad_fraction=0.1, **place).build()
+    assert "on_bad='skip'" in e.value.hint
+    kind.Config(max_bad_fraction=0.1, on_bad="skip", **place).build()

@@ -56,6 +56,11 @@ SHORT_OF = {
         "--set=data.validation_prompts=4",
         "--set=max_steps=2",
     ),
+    "aot grpo-reverse": (
+        "--set=model.dim=16",
+        "--set=data.batch_size=16",
+        "--set=data.engine.max_num_seqs=16",
+    ),
     "generate --in": (
         "--set=engine.max_num_seqs=2",
         "--set=engine.max_num_batched_tokens=16",

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from axcore.inference.cached_model import CachedModel
 from axcore.inference.weights import ServedWeights
 from axcore.layers import KVCacheConfig, ScannedLayers, Stack
 from axcore.models import transformer
+from axcore.module import ParamSpec
 from axcore.ops import KernelPolicy, use_policy
 from axcore.plugins import Hardware
 
@@ -187,3 +189,22 @@ def test_frozen_arrays_that_are_left_out_stay_what_they_were():
         engine.replace_weights(feed_forwards(TEXTS.init(1)), is_partial=True)
         after = jax.tree.leaves(engine._programs.weights.value)
         assert sum(a is not b for a, b in zip(after, before, strict=True)) == 2 * 3
+
+
+def test_what_an_engine_misses_is_what_trains_and_what_a_step_took_from_it(trained):
+    def frozen(spec):
+        return attrs.evolve(spec, is_frozen=".feed_forward." not in spec.name)
+
+    specs = jax.tree.map(
+        frozen, TEXTS.param_specs(), is_leaf=lambda one: isinstance(one, ParamSpec)
+    )
+    state = TEXTS.init(0)
+    with Engine(TEXTS, state, TOKENIZER, SIZES) as engine:
+        part = engine.missing_weights(state, specs)
+        assert jax.tree.structure(part) == jax.tree.structure(feed_forwards(state))
+        after = trained(state)  # donates the arrays that the engine shares: not those of layers
+        part = engine.missing_weights(after, specs)
+        assert set(part) == {"decoder", "head"}
+        assert set(part["decoder"]["stack"]["layer"]) == {"feed_forward"}
+        engine.replace_weights(part, is_partial=True)
+        assert engine.submit(request()).result(60).text

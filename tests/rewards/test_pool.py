@@ -1,6 +1,7 @@
 """Bad rewards: each is counted and named and is nan, and none costs another completion."""
 
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def score(prompt, completion, fields):
         "hangs": lambda: time.sleep(10**6),
         "says": lambda: print(os.getpid(), flush=True) or time.sleep(10**6),
         "number": lambda: 7,
+        "process": os.getpid,
         "truth": lambda: True,
         "random": random.random,
         "text": lambda: fields["answer"] == prompt,
@@ -171,6 +173,15 @@ def test_a_reward_that_runs_here_is_counted_alike(pool_of):
     found = scores(pool_of({"bad": Raises.Config()}), "raises", "number")
     assert math.isnan(found[0])
     assert found[1] == 7
+
+
+def test_a_pool_that_is_closed_leaves_no_process_and_starts_another(bad, pool_of):
+    pool = pool_of({"bad": bad()})
+    (first,) = scores(pool, "process")
+    pool.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(first), 0)
+    assert scores(pool, "process") != [first]
 
 
 TRAINER = """

@@ -1,6 +1,8 @@
 """Rollouts: what a batch is, and that a run which resumes samples the same bits."""
 
+import itertools
 import json
+import os
 import signal
 from types import SimpleNamespace
 
@@ -11,14 +13,18 @@ import pytest
 from attrs import evolve as evolved
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import evolve, update_config
+from axcore.config import config, evolve, update_config
 from axcore.data import Policy
-from axcore.errors import ConfigError, DataError
-from axcore.inference import EngineConfig
+from axcore.errors import ConfigError
+from axcore.inference import Engine, EngineConfig
 from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
-from axcore.module import functional
-from axcore.rollouts import PromptFiles, RolloutSamples
+from axcore.modifiers import LoRA
+from axcore.module import ParamSpec, functional
+from axcore.plugins import Hardware
+from axcore.rewards import PythonReward, Reward
+from axcore.rewards.named import user_function
+from axcore.rollouts import RolloutSamples
 from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.runs.text_samples import read_samples
@@ -50,6 +56,10 @@ def small(**changes):
             **changes,
         },
     )
+
+
+def is_spec(node):
+    return isinstance(node, ParamSpec)
 
 
 def stop_at(step):
@@ -117,6 +127,92 @@ def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path, set
     jax.tree.map(np.testing.assert_array_equal, whole.state.model, resumed.state.model)
 
 
+@pytest.mark.slow
+def test_where_adapters_train_the_sampler_is_given_them_and_samples_the_same(tmp_path, monkeypatch):
+    cfg = LoRA(rank=2).apply(small(max_steps=3), Hardware.parse("cpu-1"))
+    trainer = trainer_on(evolve(cfg, eval_every_steps=3), 1)
+    given, replace = [], Engine.replace_weights
+
+    def noted(self, state, **values):
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        given.append({jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves})
+        replace(self, state, **values)
+
+    monkeypatch.setattr(Engine, "replace_weights", noted)
+    in_part = trainer.run(tmp_path / "part")
+    specs = jax.tree_util.tree_leaves_with_path(trainer.step.own_specs, is_leaf=is_spec)
+    trained = {
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, spec in specs
+        if not spec.is_frozen
+    }
+    # The trainer's own arrays that the engine shares are donated to each step, and shared again;
+    # layers, which the engine keeps apart, are not copied again.
+    assert trained < given[0] == given[1]
+    shared = given[0] - trained
+    assert len(shared) == 3
+    assert not any("stack" in name for name in shared)
+    monkeypatch.setattr(Engine, "missing_weights", lambda self, state, specs: state)
+    whole = trainer.run(tmp_path / "whole")
+    assert len(given[-1]) == len(specs) > len(given[0])
+    jax.tree.map(np.testing.assert_array_equal, in_part.state.model, whole.state.model)
+
+
+REWARD = """
+import os, pathlib
+
+def score(prompt, completion, fields):
+    (pathlib.Path(__file__).parent / f"{os.getpid()}.pid").touch()
+    return 1
+"""
+
+
+@pytest.mark.slow
+def test_no_process_of_a_reward_outlives_a_run_that_is_stopped_or_one_that_ends(tmp_path):
+    (tmp_path / "process_reward.py").write_text(REWARD)
+    fn = user_function(f"{tmp_path}/process_reward.py:score")
+    rewards = {"data.rewards": {"pid": PythonReward.Config(fn=fn, num_workers=2)}}
+    trainer = trainer_on(small(**rewards, max_steps=2), 1)
+    for observers in ([stop_at(1)], []):
+        trainer.run(tmp_path / "run", observers, returns_when_stopped=True)
+        pids = [int(one.stem) for one in tmp_path.glob("*.pid")]
+        assert pids
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+class Moody(Reward):
+    """A judge that never says the same twice."""
+
+    @config
+    class Config(Reward.Config):
+        """Has no settings."""
+
+    verdicts = itertools.count()
+
+    def score(self, prompt, completion, fields):
+        return next(self.verdicts)
+
+
+@pytest.mark.slow
+def test_a_judge_is_not_asked_again_for_what_was_sampled_before_a_checkpoint():
+    """Its verdicts are in the saved position: of what is trained on later, and of what is ahead."""
+    changes = {"batches_per_rollout": 2, "epochs_per_rollout": 2, "max_lag": 1}
+    cfg = small(**{f"data.{name}": one for name, one in changes.items()})
+    data = evolve(cfg.data, rewards={"judge": Moody.Config()}).build()
+    model = cfg.model.build()
+    policy = Policy(model, 0, model.init(0))
+    batches, resumed = data.train(), data.train()
+    batches.on_policy(policy)
+    next(batches)
+    resumed.set_state(json.loads(json.dumps(batches.get_state())))
+    resumed.on_policy(policy)
+    wanted, found = ([next(one) for _ in range(7)] for one in (batches, resumed))
+    assert len({reward for one in wanted for reward in one["rewards"]}) == 2 * 2 * 8
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
 def mass_of_text(data, model, state, batch, temperature):
     """Returns the probability of the tokens that a sampler may draw."""
     info = whole_rows(*(jnp.asarray(batch[name]) for name in ("tokens", "token_mask")))
@@ -175,31 +271,6 @@ def test_what_does_not_fit_is_named(changes, error):
         small(**changes).data.build()
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("", "has no prompt"),
-        ('{"prompt": 3}\n', "has the fields prompt"),
-        ('{"question": "2+2"}\n', "expected an object with a text `prompt`"),
-        ("[1]\n", "is list"),
-        ("{\n", "is not JSON"),
-    ],
-)
-def test_a_file_without_prompts_is_named_with_its_line(tmp_path, text, error):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(text)
-    with pytest.raises(DataError, match=error):
-        list(PromptFiles.Config(path=str(path)).build().documents())
-
-
-def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, capsys):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "ab=", "answer": "ba"}\n{"prompt": "' + "a" * 50 + '"}\n')
-    cfg = evolve(small().data, prompts=PromptFiles.Config(path=str(path)), validation_fraction=0.0)
-    assert "1 prompts" in cfg.build().summary()
-    assert "1 prompts of" in capsys.readouterr().err
-
-
 def test_the_best_and_the_worst_completion_are_kept_to_read(tmp_path):
     trainer = SimpleNamespace(data=small().data.build())
     guard = RolloutSamples.Config(every_steps=2).build()
@@ -213,3 +284,18 @@ def test_the_best_and_the_worst_completion_are_kept_to_read(tmp_path):
     assert (best["step"], best["text"], best["is_ended"]) == (2, "c", True)
     assert (worst["text"], worst["is_ended"]) == ("ab", False)
     assert "reward 1" in best["prompt"]
+
+
+def test_completions_of_the_same_prompts_are_kept_at_each_evaluation(tmp_path):
+    trainer = SimpleNamespace(data=small().data.build())
+    guard = RolloutSamples.Config(num_held_out=1).build()
+    guard.on_start(trainer, tmp_path)
+    encode = trainer.data.tokenizer.encode
+    for step, (text, reward) in enumerate([("ab", 0.0), ("ba", 1.0), ("a", float("nan"))]):
+        first = rollout(0, 0, reward, tuple(encode(text).tolist()))
+        trainer.data.evaluated = [first, rollout(1, 0, 0.5)]
+        guard.on_evaluation(step, None)
+    found = read_samples(tmp_path)
+    assert [(one["step"], one["text"]) for one in found] == [(0, "ab"), (1, "ba"), (2, "a")]
+    assert len({one["prompt"] for one in found}) == 1
+    assert [one.get("reward") for one in found] == [0.0, 1.0, None]

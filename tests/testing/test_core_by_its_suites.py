@@ -30,6 +30,7 @@ from axcore.testing import (
     ModifierSuite,
     ObserverSuite,
     PluginSuite,
+    SamplerSuite,
     StorageSuite,
     TokenizerSuite,
     WriterSuite,
@@ -73,6 +74,11 @@ class TestKernelsOnEveryCase(KernelSuite):
         "rms_norm/reference",
         "rope/reference",
     )
+
+
+@pytest.mark.slow
+class TestSampler(SamplerSuite):
+    plugin = "core"
 
 
 class TestMeshRules(MeshRuleSuite):

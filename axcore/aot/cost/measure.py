@@ -38,12 +38,25 @@ def measure(resolved: ResolvedConfig, target: AotTarget, *, experiment: str) -> 
     Raises:
         AxcoreError: The config does not fit the hardware: all that `Trainer` and its step raise.
     """
-    hardware, cfg = resolved.hardware, resolved.config
-    without_files = evolve(cfg, data=cfg.data.for_shapes())
-    trainer = Trainer(
-        attrs.evolve(resolved, config=without_files), devices=compile_devices(target, hardware)
+    return measure_step(trainer_for(resolved, target), target, experiment=experiment)
+
+
+def trainer_for(resolved: ResolvedConfig, target: AotTarget) -> Trainer:
+    """Return a trainer on devices that need not be here, which reads no file of the user's.
+
+    Raises:
+        AxcoreError: The config does not fit the hardware.
+    """
+    without_files = evolve(resolved.config, data=resolved.config.data.for_shapes())
+    return Trainer(
+        attrs.evolve(resolved, config=without_files),
+        devices=compile_devices(target, resolved.hardware),
     )
-    batch = trainer.batch_spec
+
+
+def measure_step(trainer: Any, target: AotTarget, *, experiment: str) -> Report:
+    """Return the report of the step of a trainer that `trainer_for` made."""
+    hardware, batch = trainer.hardware, trainer.batch_spec
     started = time.perf_counter()
     _ = trainer.compiler.lowered_step
     lowered = time.perf_counter()

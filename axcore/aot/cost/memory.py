@@ -79,17 +79,24 @@ def _largest(peak: MemoryPeak, names: ModuleNames) -> tuple[LargeBuffer, ...]:
     return tuple(sorted(alike, key=lambda one: -one.nbytes * one.count)[:_NUM_LARGEST])
 
 
+def needed_bytes(refusal: str) -> int | None:
+    """Return what a refused program needs in all; None where the compiler names no total."""
+    found = _NEEDED.search(refusal)
+    if found is None:
+        return None
+    size, unit = found["size"] or found["used"], found["unit"] or found["used_unit"]
+    return int(float(size) * _UNITS[unit])
+
+
 def memory_from_oom_error(refusal: str, trainer: Any) -> Memory | None:
     """Return the memory of a program that a compiler refuses; None where it names no total.
 
     The total contains arguments, results and temporaries, so what is not state and no batch of it
     is temporaries, the program among them.
     """
-    found = _NEEDED.search(refusal)
-    if found is None:
+    needed = needed_bytes(refusal)
+    if needed is None:
         return None
-    size, unit = found["size"] or found["used"], found["unit"] or found["used_unit"]
-    needed = int(float(size) * _UNITS[unit])
     state = trainer.compiler.abstract_state()
     parameters, optimizer = bytes_on_a_device(state.model), bytes_on_a_device(state.opt_state)
     batch = bytes_on_a_device(trainer.batch_sharding.abstract())

@@ -43,17 +43,18 @@ def verdict(report: Report) -> str:
         return f"needs {show_bytes(memory.peak_bytes if memory else 0)}; memory is not known"
     if memory is None:
         return f"does not fit: {report.refusal}"
-    assert memory.capacity_bytes is not None
-    spare = memory.capacity_bytes - memory.peak_bytes
-    if spare < 0 or not report.fits:
-        return (
-            f"does not fit: needs {show_bytes(memory.peak_bytes)} of "
-            f"{show_bytes(memory.capacity_bytes)}, {show_bytes(max(0, -spare))} too much"
-        )
-    return (
-        f"fits: needs {show_bytes(memory.peak_bytes)} of {show_bytes(memory.capacity_bytes)}, "
-        f"{show_bytes(spare)} to spare"
-    )
+    return verdict_of(memory.peak_bytes, memory.capacity_bytes, fits=report.fits)
+
+
+def verdict_of(peak_bytes: int, capacity_bytes: int | None, *, fits: bool | None) -> str:
+    """Return whether so many bytes fit, and by how much, in one line."""
+    if capacity_bytes is None:
+        return f"needs {show_bytes(peak_bytes)}; memory is not known"
+    spare = capacity_bytes - peak_bytes
+    needs = f"needs {show_bytes(peak_bytes)} of {show_bytes(capacity_bytes)}"
+    if spare < 0 or not fits:
+        return f"does not fit: {needs}, {show_bytes(max(0, -spare))} too much"
+    return f"fits: {needs}, {show_bytes(spare)} to spare"
 
 
 def _head(report: Report) -> Iterator[str]:

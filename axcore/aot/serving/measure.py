@@ -36,8 +36,10 @@ from axcore.inference.engine_core import sampler_kinds, scheduler_config
 from axcore.inference.kv_cache import cached_model_of, fit_kv_cache, kv_cache_config, serving_mesh
 from axcore.inference.model_functions import ModelFunctions
 from axcore.inference.programs import program_table, sampler_values
+from axcore.inference.request import kind_index
 from axcore.inference.sampler import packed_mask
 from axcore.inference.warm_up import program_keys
+from axcore.inference.weights import WeightConversion
 from axcore.layers import KVCacheConfig, PagedKVCacheConfig
 from axcore.ops import KernelPlan, KernelPolicy, recording_plan, use_policy
 from axcore.parallel import make_mesh
@@ -73,7 +75,7 @@ def measure_serving(
     programs = ServingPrograms(cfg, hardware, compile_devices(target, hardware), load)
     engine, pages = load.engine, programs.cache_config.pages
     row_bytes, page_bytes = programs.cache_bytes()
-    measured = _Measured(programs, row_bytes + programs.pages_of_row * page_bytes)
+    measured = MeasuredPrograms(programs)
     beside = (
         0,
         *dict.fromkeys(min(size, engine.max_num_seqs - 1) for size in programs.decode_buckets),
@@ -136,12 +138,16 @@ class ServingPrograms:
         hardware: The target.
         devices: Its devices; the first ones are used where the mesh has fewer.
         load: The engine and its texts.
+        mesh: What the model is split over; None takes that of the config, or as few devices as
+            hold it.
+        held_bytes: What else a device holds while it serves.
 
     Attributes:
         mesh: What the model is split over.
         cache_config: Of the engine: as many pages as it takes there.
         keys: Of all programs that it compiles.
         decode_buckets: Numbers of rows that programs sample for.
+        enable_prefix_caching: Whether prompts that begin alike are computed once.
         num_decode_steps: Tokens that a call samples for a row.
         pages_of_row: Pages of the longest text.
 
@@ -151,16 +157,23 @@ class ServingPrograms:
         ShardingError: The mesh does not fit the devices.
     """
 
-    def __init__(self, cfg: Any, hardware: Hardware, devices: Any, load: ServingLoad) -> None:
+    def __init__(
+        self,
+        cfg: Any,
+        hardware: Hardware,
+        devices: Any,
+        load: ServingLoad,
+        *,
+        mesh: Mesh | None = None,
+        held_bytes: int = 0,
+    ) -> None:
         self.hardware = hardware
         self.load = load
+        self._held_bytes = held_bytes
         self._policy = KernelPolicy.of(cfg, hardware)
         self._trained = cfg.model.build()
         engine = load.engine
-        with use_policy(self._policy):
-            shape = cfg.mesh or serving_mesh(self._trained, engine, hardware, len(devices))
-        used = devices if -1 in shape.values() else devices[: math.prod(shape.values())]
-        self.mesh: Mesh = make_mesh(shape, used)
+        self.mesh: Mesh = self._own_mesh(cfg, devices) if mesh is None else mesh
         self.cache_config = self._fitting_config(kv_cache_config(engine))
         self._served = self._with_caches(self.cache_config)
         shapes = batch_buckets(engine, hardware)
@@ -168,7 +181,9 @@ class ServingPrograms:
             engine, self.cache_config, shapes, keeps_pages_only=self._served.keeps_pages_only
         )
         self._limits, self._shapes = limits, shapes
-        self._kind, *_ = kinds = sampler_kinds(engine)
+        self.enable_prefix_caching = limits.enable_prefix_caching
+        kinds = sampler_kinds(engine)
+        self._kind = kinds[kind_index(load.sampling, kinds)]
         self.keys: tuple[Key, ...] = tuple(program_keys(engine, limits, shapes, kinds))
         self.decode_buckets = shapes.decode_buckets
         self.num_decode_steps = limits.num_decode_steps
@@ -187,7 +202,7 @@ class ServingPrograms:
         return dict(wanted_compiler_options(self.hardware, serves=True)) or None
 
     def token_keys(self, rows: int) -> tuple[Key, ...]:
-        """Return the programs that decode `num_decode_steps` tokens of rows, the likeliest ones."""
+        """Return the programs that decode `num_decode_steps` tokens of rows."""
         if self.num_decode_steps > 1:
             return (("multi_step_decode", rows, self.num_decode_steps, self._kind),)
         return ("decode", rows), ("sample", rows, self._kind)
@@ -207,9 +222,14 @@ class ServingPrograms:
         read = (("prefill", self._shapes.prefill_bucket(1, size), size) for size in self.pieces)
         return *read, ("sample", self._shapes.prefill_bucket(1, self.pieces[-1]), self._kind)
 
+    @property
+    def conversion(self) -> WeightConversion:
+        """What makes the weights of a state."""
+        return self._served.conversion
+
     def weight_bytes(self) -> int:
         """Return the bytes of weights on a device."""
-        return bytes_on_a_device(self._served.conversion.abstract)
+        return bytes_on_a_device(self.conversion.abstract)
 
     def drawing_bytes(self) -> int:
         """Return the bytes on a device of each slot's sampling settings."""
@@ -269,16 +289,25 @@ class ServingPrograms:
             **jax.tree.map(lambda leaf: leaf.update(sharding=self._whole), drawing),
         }
 
+    def _own_mesh(self, cfg: Any, devices: Any) -> Mesh:
+        with use_policy(self._policy):
+            shape = cfg.mesh or serving_mesh(
+                self._trained, self.load.engine, self.hardware, len(devices)
+            )
+        used = devices if -1 in shape.values() else devices[: math.prod(shape.values())]
+        return make_mesh(shape, used)
+
     def _fitting_config(self, cache_config: KVCacheConfig) -> KVCacheConfig:
         served, capacity = self._with_caches(cache_config), capacity_bytes(self.hardware)
         weights = bytes_on_a_device(served.conversion.abstract)
-        free = None if capacity is None else capacity - weights
+        free = None if capacity is None else capacity - weights - self._held_bytes
         try:
             return fit_kv_cache(self.load.engine, cache_config, served, free)
         except ConfigError as error:
             raise AotError(
-                f"it does not fit: weights take {weights:,} of {capacity:,} bytes, and "
-                f"{error.what}",
+                f"it does not fit: weights take {weights:,} of {capacity:,} bytes, "
+                + f"training {self._held_bytes:,}, " * bool(self._held_bytes)
+                + f"and {error.what}",
                 where=f"target {self.hardware.name}",
                 hint=f"{error.hint}; or name more chips, or chips with more memory",
             ) from error
@@ -308,11 +337,22 @@ def program_bytes(keys: tuple[Key, ...], costs: Mapping[Key, CallCost]) -> int:
     return sum(costs[key].program_bytes if key in costs else kinds.get(key[0], 0) for key in keys)
 
 
-class _Measured:
-    """Programs of an engine, each compiled once."""
+class MeasuredPrograms:
+    """Programs of an engine, each compiled once.
 
-    def __init__(self, programs: ServingPrograms, text_bytes: int) -> None:
-        self._programs, self._text_bytes = programs, text_bytes
+    Args:
+        programs: Of the engine.
+
+    Attributes:
+        costs: Of each program that was compiled.
+        plans: Lines that say which kernels they use.
+        compile_s: Seconds that lowering and compiling took here.
+    """
+
+    def __init__(self, programs: ServingPrograms) -> None:
+        row_bytes, page_bytes = programs.cache_bytes()
+        self._programs = programs
+        self._text_bytes = row_bytes + programs.pages_of_row * page_bytes
         self.costs: dict[Key, CallCost] = {}
         self.plans: dict[str, None] = {}
         self.compile_s = 0.0
@@ -355,7 +395,7 @@ class _Measured:
         analysis = analyse(program, hardware, one.plan.choices)
         waiting = None if analysis.waits_s is None else sum(analysis.waits_s)
         compiled_s = total_s((analysis.compute_s, analysis.kernels_s, waiting))
-        moved_s = _memory_s(sum(found.nbytes for found in analysis.costs), hardware)
+        moved_s = memory_s(sum(found.nbytes for found in analysis.costs), hardware)
         known = compiled_s is not None and moved_s is not None
         caches = programs.all_cache_bytes() if one.num_passes else 0
         min_kind = one.num_passes * (programs.weight_bytes() + one.rows * self._text_bytes)
@@ -365,7 +405,7 @@ class _Measured:
             seconds=max(compiled_s or 0.0, moved_s or 0.0) if known else None,
             compiled_s=compiled_s,
             moved_s=moved_s,
-            floor_s=_memory_s(min_kind, hardware),
+            floor_s=memory_s(min_kind, hardware),
             products_s=_products_s(analysis, programs),
             waiting_s=waiting,
             num_collectives=sum(found.times for found in analysis.collectives),
@@ -377,7 +417,8 @@ class _Measured:
         )
 
 
-def _memory_s(nbytes: float, hardware: Hardware) -> float | None:
+def memory_s(nbytes: float, hardware: Hardware) -> float | None:
+    """Return the time in which a device's memory moves so many bytes; None where unknown."""
     if hardware.memory_bandwidth is None:
         return None
     return nbytes / (hardware.memory_bandwidth / hardware.devices_per_chip)

@@ -12,7 +12,7 @@ import attrs
 
 from axcore.config.json_files import parse_json
 from axcore.errors import ConfigError
-from axcore.inference import EngineConfig
+from axcore.inference import EngineConfig, Sampling
 
 
 @attrs.frozen(kw_only=True)
@@ -260,10 +260,12 @@ class ServingLoad:
     Args:
         engine: Its config, with `max_length`: so many tokens of each row are in caches.
         prompt: Tokens of a prompt.
+        sampling: How tokens are sampled; by default the likeliest.
     """
 
     engine: EngineConfig
     prompt: int = 512
+    sampling: Sampling = attrs.field(factory=lambda: Sampling(temperature=0.0))
 
     def __attrs_post_init__(self) -> None:
         """Check that times can be reported.

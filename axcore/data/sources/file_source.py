@@ -75,6 +75,10 @@ class FileSource(Source):
 
     unit: ClassVar[str] = "files"
 
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        _check_limit(cfg)
+
     @cached_property
     def transforms(self) -> tuple[Transform, ...]:
         """What changes its documents."""
@@ -240,7 +244,6 @@ class Files(FileSource):
     folder_fields = ("folder",)
 
     def __init__(self, cfg: Config) -> None:
-        super().__init__(cfg)
         if not self.has_bad_records and (cfg.on_bad, cfg.max_bad_fraction) != ("error", None):
             raise ConfigError(
                 f"on_bad={cfg.on_bad!r}, max_bad_fraction={cfg.max_bad_fraction} would change "
@@ -248,6 +251,7 @@ class Files(FileSource):
                 where="data.source",
                 hint="leave both out",
             )
+        super().__init__(cfg)
 
     def files(self) -> list[NamedFile]:
         """Return the files of the folder, by name."""
@@ -261,6 +265,18 @@ class Files(FileSource):
     def describe(self) -> str:
         """Name the folder and the glob."""
         return f"{self.kind} {self.config.folder}/{self.config.glob}"
+
+
+def _check_limit(cfg: Any) -> None:
+    """Refuse a limit of what is skipped where nothing is skipped."""
+    limit = getattr(cfg, "max_bad_fraction", None)  # not all sources have bad records
+    if limit is not None and cfg.on_bad != "skip":
+        raise ConfigError(
+            f"max_bad_fraction is {limit}, and on_bad is {cfg.on_bad!r}: the first bad record is "
+            "an error, whatever share is bad",
+            where="data",
+            hint=f"set on_bad='skip' too, or leave max_bad_fraction={limit} out",
+        )
 
 
 def bad_fraction(on_bad: OnBad, limit: float | None) -> float:
