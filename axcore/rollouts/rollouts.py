@@ -11,6 +11,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from axcore.config import (
     REQUIRED,
