@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
@@ -129,11 +129,11 @@ class Routes(NamedTuple):
         router: How many routers have run, of each row.
     """
 
-    experts: Int[Array, "batch time routers choices"]
+    experts: Integer[Array, "batch time routers choices"]
     router: Int[Array, " batch"]
 
     @classmethod
-    def of(cls, experts: Int[Array, "batch time routers choices"]) -> "Routes":
+    def of(cls, experts: Integer[Array, "batch time routers choices"]) -> "Routes":
         """Return routes that no router has read yet."""
         return cls(experts, jnp.zeros(experts.shape[:1], jnp.int32))
 
