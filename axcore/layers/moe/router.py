@@ -158,7 +158,8 @@ def routes_of_token(model: Module) -> jax.ShapeDtypeStruct:
     found = list(_routers(model))
     most = max((router.config.num_experts for router, _ in found), default=0)
     shape = sum(times for _, times in found), max((one.config.top_k for one, _ in found), default=0)
-    return jax.ShapeDtypeStruct(shape, jnp.uint8 if most <= 256 else jnp.uint16)
+    dtype = jnp.uint8 if most <= 256 else jnp.uint16
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 def _routers(module: Any) -> Iterator[tuple["Router", int]]:
