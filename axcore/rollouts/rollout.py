@@ -72,7 +72,7 @@ class Rollout:
         packed = {name: _packed(getattr(self, name), kind) for name, kind in _PACKED.items()}
         # JSON has no nan: a reward that failed is null.
         rewards = {name: _finite(value) for name, value in self.rewards.items()}
-        rest = {"rewards": rewards, "reward": _finite(self.reward)}
+        rest: dict[str, Any] = {"rewards": rewards, "reward": _finite(self.reward)}
         rest |= {"replies": [list(one) for one in self.replies]}
         recorded = {name: _packed_array(array) for name, array in self.recorded.items()}
         return {**attrs.asdict(self, recurse=False), **packed, **rest, "recorded": recorded}
