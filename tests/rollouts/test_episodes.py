@@ -19,6 +19,7 @@ from axcore.rewards import FailureBudget, PythonReward
 from axcore.rewards.named import user_function
 from axcore.rollouts import PromptFiles
 from axcore.rollouts.rollout import Rollout, batch_of
+from axcore.tasks.policy_gradient import TokenArray
 from axcore.testing.tiny import trainer_on
 
 GAME = """
@@ -168,7 +169,7 @@ def test_a_rollout_with_replies_survives_being_written(game_data):
         assert Rollout.from_json(written) == one
 
 
-def test_old_log_probabilities_are_at_the_places_of_sampled_tokens():
+def test_what_is_recorded_is_at_the_places_of_all_tokens_and_replies_count_for_nothing():
     one = Rollout(
         prompt=(4,),
         tokens=(7, 8, 9),
@@ -179,12 +180,12 @@ def test_old_log_probabilities_are_at_the_places_of_sampled_tokens():
         group=0,
         sample=0,
         weight_version=0,
-        old_log_probs=(-1.5, -2.5),
+        recorded={"old_log_probs": np.array([-1.5, -9.0, -2.5], np.float32)},
         replies=((1, 2),),
     )
-    batch = batch_of([one], 4, 0, ())
+    batch = batch_of([one], 4, 0, (), recorded={"old_log_probs": TokenArray()})
     assert batch["loss_weights"].tolist() == [[1, 0, 1, 0]]
-    assert batch["old_log_probs"].tolist() == [[-1.5, 0, -2.5, 0]]
+    assert batch["old_log_probs"].tolist() == [[-1.5, -9, -2.5, 0]]
 
 
 def test_an_environment_that_fails_leaves_an_episode_without_a_reward(game, game_data, capfd):
