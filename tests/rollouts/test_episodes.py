@@ -266,6 +266,15 @@ def test_a_template_that_cannot_be_driven_is_refused_by_name(game, with_tools):
     assert with_tools("hermes-3", **{"data.environment": environment}).summary()
 
 
+def test_a_run_resumes_with_the_function_of_another_process(game):
+    one = of_two_turns(game).data.build()
+    of_others = PythonEnvironment.Config(fn=lambda *_: {}, max_turn_tokens=4, num_workers=1)
+    another = evolve(one.config, environment=of_others).build()
+    longer = evolve(of_others, max_turns=3)
+    assert one._identity == another._identity
+    assert one._identity != evolve(one.config, environment=longer).build()._identity
+
+
 def test_a_reward_may_not_be_called_environment(game):
     rewards = {"environment": PythonReward.Config(fn=game("won"))}
     with pytest.raises(ConfigError, match="a reward is named 'environment'"):
