@@ -10,10 +10,12 @@ from axcore.rewards.builtin import (
     RegexMatch,
 )
 from axcore.rewards.judge import Judge
+from axcore.rewards.model_reward import ModelReward
 from axcore.rewards.pool import FailureBudget, RewardPool
 from axcore.rewards.reward import (
     ANSWER,
     COMPLETION_TOKENS,
+    BatchReward,
     Reward,
     ScoreRequest,
     WorkerReward,
@@ -23,11 +25,13 @@ from axcore.rewards.reward import (
 __all__ = [
     "ANSWER",
     "COMPLETION_TOKENS",
+    "BatchReward",
     "CodeTests",
     "ExactMatch",
     "FailureBudget",
     "Judge",
     "MatchingCharacters",
+    "ModelReward",
     "NumericAnswer",
     "OverlongPenalty",
     "PythonReward",

@@ -10,7 +10,7 @@ import threading
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from os import cpu_count
@@ -21,7 +21,13 @@ import attrs
 from axcore.config import Fraction, NonNegativeInt, PositiveInt, config
 from axcore.errors import DataError
 from axcore.resilience.event_log import EventLog
-from axcore.rewards.reward import Reward, ScoreRequest, WorkerReward, checked_score
+from axcore.rewards.reward import (
+    BatchReward,
+    Reward,
+    ScoreRequest,
+    WorkerReward,
+    checked_score,
+)
 from axcore.rewards.worker import NotScored, RewardWorker, WorkerNotStarted, worker_setup
 from axcore.rewards.worker_process import SHOWN
 
@@ -110,7 +116,7 @@ class RewardPool:
         found: dict[str, list[float]] = {}
         try:
             for name, reward in self._rewards.items():
-                scores = waiting.get(name) or [_scored_here(reward, one) for one in requests]
+                scores = waiting.get(name) or _all_scored_here(reward, requests)
                 found[name] = self._collected(name, requests, scores)
         except BaseException:
             # What is still computed would keep the run from its end.
@@ -191,12 +197,26 @@ class RewardPool:
             )
 
 
-def _scored_here(reward: Reward, request: ScoreRequest) -> "Future[float]":
-    """Return the score of a reward that runs in this process."""
+def _all_scored_here(reward: Reward, requests: Sequence[ScoreRequest]) -> "list[Future[float]]":
+    """Return the scores of a reward that runs in this process."""
+    if isinstance(reward, BatchReward):
+        try:
+            values = reward.score_all(requests)
+        except Exception:
+            values = []  # each by itself, so that one that cannot be scored fails alone
+        if len(values) == len(requests):
+            return [_scored(partial(checked_score, value)) for value in values]
+    return [_scored(partial(_score, reward, one)) for one in requests]
+
+
+def _score(reward: Reward, request: ScoreRequest) -> float:
+    return checked_score(reward.score(request.prompt, request.completion, request.fields))
+
+
+def _scored(compute: Callable[[], float]) -> "Future[float]":
     score: Future[float] = Future()
     try:
-        value = reward.score(request.prompt, request.completion, request.fields)
-        score.set_result(checked_score(value))
+        score.set_result(compute())
     except Exception as error:
         shown = "".join(traceback.format_exception(error))[-SHOWN:]
         score.set_exception(NotScored(f"it raised {type(error).__name__}: {error}", shown))

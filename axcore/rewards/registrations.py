@@ -15,6 +15,7 @@ def rewards() -> Iterator[RewardFunction]:
         ("regex", "RegexMatch", "1 where a pattern is found, for formats"),
         ("overlong", "OverlongPenalty", "From 0 down to -1 for completions that are too long"),
         ("code", "CodeTests", "What a program passes of the prompt's tests, in the sandbox"),
+        ("reward_model", "ModelReward", "The score of a run of `axcore train reward-model`"),
         ("judge", "Judge", "The score of a model that is asked over HTTP"),
     ):
         ref = Ref(f"axcore.rewards:{config}.Config")

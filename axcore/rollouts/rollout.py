@@ -13,7 +13,12 @@ import attrs
 import numpy as np
 
 from axcore.data.packing.packing import Batch
-from axcore.tasks.policy_gradient import FAILED_PREFIX, OLD_LOG_PROBS, REWARD_PREFIX
+from axcore.tasks.policy_gradient import FAILED_PREFIX, REWARD_PREFIX, TokenArray
+
+
+def _same_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return what is equal where arrays are."""
+    return {name: (one.dtype.str, one.shape, one.tobytes()) for name, one in arrays.items()}
 
 
 @attrs.frozen(kw_only=True)
@@ -30,8 +35,8 @@ class Rollout:
         group: Which prompt of the run it answers, from 0.
         sample: Which of the answers to it, from 0.
         weight_version: Steps that made the weights which sampled it.
-        old_log_probs: The tokens' log-probabilities as the trainer computed them with these
-            weights; empty where it is trained on before they change.
+        recorded: What the task recorded with these weights at each token but the last, of prompt
+            and completion, `[tokens, ...]` by name; empty where nothing needs it.
     """
 
     prompt: tuple[int, ...]
@@ -43,14 +48,16 @@ class Rollout:
     group: int
     sample: int
     weight_version: int
-    old_log_probs: tuple[float, ...] = ()
+    recorded: Mapping[str, np.ndarray] = attrs.field(factory=dict, eq=_same_arrays)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
         packed = {name: _packed(getattr(self, name), kind) for name, kind in _PACKED.items()}
         # JSON has no nan: a reward that failed is null.
         rewards = {name: _finite(value) for name, value in self.rewards.items()}
-        return {**attrs.asdict(self), **packed, "rewards": rewards, "reward": _finite(self.reward)}
+        rest = {"rewards": rewards, "reward": _finite(self.reward)}
+        recorded = {name: _packed_array(array) for name, array in self.recorded.items()}
+        return {**attrs.asdict(self, recurse=False), **packed, **rest, "recorded": recorded}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Rollout":
@@ -62,11 +69,12 @@ class Rollout:
         """
         arrays = {name: _unpacked(data[name], kind) for name, kind in _PACKED.items()}
         rewards = {name: _number(value) for name, value in data["rewards"].items()}
-        rest = {"rewards": rewards, "reward": _number(data["reward"])}
+        recorded = {name: _unpacked_array(one) for name, one in data["recorded"].items()}
+        rest = {"rewards": rewards, "reward": _number(data["reward"]), "recorded": recorded}
         return cls(**{**data, **arrays, **rest})
 
 
-_PACKED = {"prompt": "<i4", "tokens": "<i4", "log_probs": "<f4", "old_log_probs": "<f4"}
+_PACKED = {"prompt": "<i4", "tokens": "<i4", "log_probs": "<f4"}
 """Fields that are written as bytes, which is shorter than digits."""
 
 
@@ -76,6 +84,17 @@ def _packed(values: Sequence[float], kind: str) -> str:
 
 def _unpacked(text: str, kind: str) -> tuple[Any, ...]:
     return tuple(np.frombuffer(base64.b64decode(text), kind).tolist())
+
+
+def _packed_array(array: np.ndarray) -> dict[str, Any]:
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    data = base64.b64encode(little.tobytes()).decode()
+    return {"dtype": little.dtype.str, "shape": list(array.shape), "data": data}
+
+
+def _unpacked_array(saved: Mapping[str, Any]) -> np.ndarray:
+    flat = np.frombuffer(base64.b64decode(saved["data"]), saved["dtype"])
+    return flat.reshape(saved["shape"])
 
 
 def _finite(value: float) -> float | None:
@@ -98,12 +117,24 @@ def has_equal_rewards(group: Sequence[Rollout]) -> bool:
 
 
 def batch_of(
-    rollouts: Sequence[Rollout | None], seq_len: int, pad_id: int, reward_names: Sequence[str]
+    rollouts: Sequence[Rollout | None],
+    seq_len: int,
+    pad_id: int,
+    reward_names: Sequence[str],
+    *,
+    recorded: Mapping[str, TokenArray] = {},
 ) -> Batch:
     """Return rollouts as arrays, in their order; None is a row of padding.
 
     Those of one group follow each other. A rollout whose reward failed weighs nothing, and its
     group is compared without it.
+
+    Args:
+        rollouts: The rows.
+        seq_len: Tokens of a row.
+        pad_id: The token of padding.
+        reward_names: Rewards that the batch shows.
+        recorded: What each rollout has recorded.
     """
     num_rows = len(rollouts)
     batch: Batch = {
@@ -120,23 +151,15 @@ def batch_of(
             for name in reward_names
         },
     }
+    for name, spec in recorded.items():
+        batch[name] = np.zeros((num_rows, seq_len, *spec.shape), spec.dtype)
     for row, one in enumerate(rollouts):
         if one is not None:
             _write_row(batch, row, one)
-    if any(one is not None and one.old_log_probs for one in rollouts):
-        batch[OLD_LOG_PROBS] = _of_tokens(rollouts, seq_len)
+            for name in recorded:
+                batch[name][row, : len(one.recorded[name])] = one.recorded[name]
     batch |= _statistics(rollouts, batch["rewards"], batch["row_weights"])
     return batch
-
-
-def _of_tokens(rollouts: Sequence[Rollout | None], seq_len: int) -> np.ndarray:
-    """Return the old log-probability of each sampled token at its place, else 0."""
-    found = np.zeros((len(rollouts), seq_len), np.float32)
-    for row, one in enumerate(rollouts):
-        if one is not None and one.old_log_probs:
-            begin = len(one.prompt) - 1
-            found[row, begin : begin + len(one.tokens)] = one.old_log_probs
-    return found
 
 
 def _write_row(batch: Batch, row: int, one: Rollout) -> None:

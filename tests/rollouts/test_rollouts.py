@@ -250,7 +250,11 @@ def test_the_sampler_and_the_trainer_agree_to_rounding(temperature):
 
 @pytest.mark.parametrize("reward", [0.25, float("nan")])
 def test_a_rollout_survives_being_written(reward):
-    wanted = evolved(rollout(3, 1, reward), old_log_probs=(-1.5, -2.25, 0.0))
+    recorded = {
+        "old_log_probs": np.array([-1.5, -2.25, 0.0, -np.inf], np.float32),
+        "routes": np.arange(16, dtype=np.uint8).reshape(4, 2, 2),
+    }
+    wanted = evolved(rollout(3, 1, reward), recorded=recorded)
     found = Rollout.from_json(json.loads(json.dumps(wanted.to_json(), allow_nan=False)))
     assert repr(found) == repr(wanted)  # nan differs from itself
 
