@@ -11,6 +11,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from axcore.config import (
     REQUIRED,
@@ -167,7 +168,9 @@ class Rollouts(DataLoader):
         }
         names = [name for name in ROLLOUT_ARRAYS if name not in tokens]
         of_rows = {
-            name: ArraySpec(shape=(rows,), axes=("batch",), dtype="float32")
+            name: ArraySpec(
+                shape=(rows,), axes=("batch",), dtype="int32" if name == "group" else "float32"
+            )
             for name in (*names, *_arrays_of(cfg.rewards))
         }
         for name, one in {**self._recorded, **self._finished}.items():
