@@ -191,6 +191,14 @@ class RolloutReport:
         return None if capacity is None else self.peak_bytes <= capacity
 
     @property
+    def pages_that_fit(self) -> int | None:
+        """Pages that memory holds; None where caches grow by no token, or nobody knows."""
+        capacity = self.memory.capacity_bytes
+        if capacity is None or not self.page_bytes or self.num_pages is None:
+            return None
+        return max(0, self.num_pages + (capacity - self.peak_bytes) // self.page_bytes)
+
+    @property
     def num_tokens(self) -> int:
         """Sampled tokens of a rollout."""
         return self.prompts * self.group_size * self.new_tokens
@@ -237,6 +245,7 @@ _OF_REPORT = (
     "temporaries_bytes",
     "peak_bytes",
     "fits",
+    "pages_that_fit",
     "num_tokens",
     "sampling_s",
     "rollout_s",
@@ -513,6 +522,8 @@ class _RolloutMeasurement:
             )
         if cfg.max_sampling_rounds > 1:
             yield "groups that are asked again, by data.max_sampling_rounds, are not counted"
+        if getattr(cfg, "environment", None) is not None:
+            yield "the environment's own time is not counted, and its replies as sampled tokens"
 
 
 @attrs.frozen(kw_only=True)
@@ -567,6 +578,8 @@ def _head(report: RolloutReport) -> Iterator[str]:
     )
     yield f"training  {report.steps} x {train.describe_batch()}"
     pages = "no pages" if report.num_pages is None else f"{report.num_pages:,} pages"
+    if report.pages_that_fit is not None:
+        pages += f", of which memory fits {report.pages_that_fit:,}" * (report.fits is False)
     yield f"engine    {report.max_num_seqs} rows, {pages}; {report.rows} rows sample at once"
     yield f"compiler  {train.compiler}"
     if train.limits:

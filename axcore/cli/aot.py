@@ -251,9 +251,20 @@ def _report_rollouts(
         raise AotError(
             f"{experiment} does not fit: trainer and engine need {report.peak_bytes:,} bytes",
             where=f"target {hardware.name}",
-            hint="fewer rows or pages of the engine (data.engine), a smaller data.batch_size, or "
-            "name more chips, or chips with more memory",
+            hint=_rollout_hint(report),
         )
+
+
+def _rollout_hint(report: Any) -> str:
+    """Return what to do where trainer and engine do not fit together."""
+    pages, size = report.pages_that_fit, report.page_size
+    # One longest text is the least that an engine samples.
+    if pages and pages * size > report.prompt + report.new_tokens:
+        return f"--set data.engine.num_pages={pages}"
+    return (
+        "a smaller data.engine.max_num_seqs or data.batch_size, layers split over devices as by "
+        "--set \"mesh={'model': -1}\", more chips, or chips with more memory"
+    )
 
 
 def _load_serving(

@@ -20,6 +20,7 @@ PACKAGES = (
     "cli",
     "complexity",
     "data",
+    "environments",
     "evaluation",
     "experiments",
     "interop",

@@ -113,6 +113,7 @@ _SENTENCES = {
     "left_out": "the run continues without process {left_out}, with {processes} in all",
     "restarting": "all processes start again",
     "supervision_ended": "the run ended with exit code {exit_code}",
+    "environment_failed": "the environment failed in an episode of {prompt!r}: {error}",
     "reward_failed": "the reward {reward!r} failed for a completion of {prompt!r}: {error}",
 }
 

@@ -3,15 +3,17 @@
 from axcore.rewards.builtin import (
     CodeTests,
     ExactMatch,
+    FieldValue,
     MatchingCharacters,
     NumericAnswer,
     OverlongPenalty,
     PythonReward,
     RegexMatch,
 )
+from axcore.rewards.failures import FailureBudget
 from axcore.rewards.judge import Judge
 from axcore.rewards.model_reward import ModelReward
-from axcore.rewards.pool import FailureBudget, RewardPool
+from axcore.rewards.pool import RewardPool
 from axcore.rewards.reward import (
     ANSWER,
     COMPLETION_TOKENS,
@@ -29,6 +31,7 @@ __all__ = [
     "CodeTests",
     "ExactMatch",
     "FailureBudget",
+    "FieldValue",
     "Judge",
     "MatchingCharacters",
     "ModelReward",

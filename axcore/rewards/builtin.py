@@ -194,6 +194,41 @@ class OverlongPenalty(Reward):
         return -min(max(num_over / cfg.buffer_tokens, 0.0), 1.0)
 
 
+class FieldValue(Reward):
+    """The number in a field, which an environment wrote, or the prompt has."""
+
+    @config
+    class Config(Reward.Config):
+        """Describes a `FieldValue`.
+
+        Args:
+            name: Of the field.
+            missing: What a completion without it is worth, as one that was cut off before the
+                environment wrote it; None makes that a failure.
+        """
+
+        name: str = REQUIRED
+        missing: float | None = None
+
+    config: Config
+
+    def score(self, prompt: str, completion: str, fields: Mapping[str, Any]) -> float:
+        """Return the number.
+
+        Raises:
+            DataError: There is no such field.
+        """
+        cfg = self.config
+        if cfg.name not in fields and cfg.missing is None:
+            raise DataError(
+                f"there is no field {cfg.name!r}; the fields are {', '.join(fields) or 'none'}",
+                where="data.rewards",
+                hint=f'--set "data.rewards=field(name={cfg.name}, missing=0)"',
+            )
+        value: float = fields.get(cfg.name, cfg.missing)
+        return value
+
+
 _CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 

@@ -16,6 +16,7 @@ from axcore.rewards.builtin import PythonReward
 from axcore.rewards.reward import Reward
 
 _WHERE = "data.rewards"
+_FUNCTION = "def score(prompt, completion, fields): return float(...)"
 _HINT = '--set "data.rewards=numeric, regex(pattern=..., weight=0.1), rewards.py:score"'
 
 
@@ -78,52 +79,64 @@ RewardConfigs = Annotated[
 """The type of a config's field with rewards by name, which `--set` reads from a text."""
 
 
-def user_function(reference: str) -> Callable[..., Any]:
+def user_function(
+    reference: str, *, where: str = _WHERE, hint: str = _FUNCTION
+) -> Callable[..., Any]:
     """Return the function that `FILE.py:NAME` or `MODULE:NAME` names; its module is imported.
+
+    Args:
+        reference: The name.
+        where: The place in the config, for errors.
+        hint: What a function looks like, for errors.
 
     Raises:
         ConfigError: There is none, or another module goes by the file's name.
     """
     place, _, name = reference.rpartition(":")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    is_file = place.endswith(".py")
+    module = _import_file(Path(place), where) if is_file else _import_module(place, where)
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(
             f"{place} has no function {name!r}; {suggest_names(name, _functions(module))}",
-            where=_WHERE,
-            hint="def score(prompt, completion, fields): return float(...)",
+            where=where,
+            hint=hint,
         )
     function: Callable[..., Any] = found
     return function
 
 
-def _import_file(path: Path) -> Any:
+def _import_file(path: Path, where: str) -> Any:
     """Import a file by its own name, as a run that is opened later imports its copy."""
     file, name = path.expanduser().resolve(), path.stem
     if not file.is_file():
-        raise ConfigError(f"there is no file {path}", where=_WHERE, hint=_HINT)
+        raise ConfigError(
+            f"there is no file {path}",
+            where=where,
+            hint="name a file of Python, as FILE.py:FUNCTION",
+        )
     present = sys.modules.get(name) or importlib.util.find_spec(name)
     if present is not None:
         origin = getattr(present, "__file__", None) or getattr(present, "origin", None)
         if origin is None or Path(origin).resolve() != file:
             raise ConfigError(
                 f"{path} cannot be imported as {name!r}: {origin or 'Python itself'} has that name",
-                where=_WHERE,
+                where=where,
                 hint=f"rename the file, to my_{name}.py for example",
             )
     # At the end: a file next to it must not take the place of an installed library.
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    return _import_module(name)
+    return _import_module(name, where)
 
 
-def _import_module(name: str) -> Any:
+def _import_module(name: str, where: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # whatever the user's code raises
         raise ConfigError(
             f"{name} cannot be imported: {type(error).__name__}: {error}",
-            where=_WHERE,
+            where=where,
             hint="write FILE.py:FUNCTION, or package.module:FUNCTION of what is installed",
         ) from error
 

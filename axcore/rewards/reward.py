@@ -120,6 +120,24 @@ class ScoreRequest:
     completion: str
     fields: Mapping[str, Any]
 
+    @property
+    def seed_text(self) -> str:
+        """What the random numbers of a call follow from."""
+        return f"{len(self.prompt)}/{self.prompt}{self.completion}"
+
+    def ask(self, reward: Reward) -> Any:
+        """Return what the reward returns."""
+        return reward.score(self.prompt, self.completion, self.fields)
+
+    def checked(self, reward: Reward, value: Any) -> float:
+        """Return that as a number.
+
+        Raises:
+            TypeError: It is not a number.
+            ValueError: It is not finite.
+        """
+        return checked_score(value)
+
 
 def checked_score(value: Any) -> float:
     """Return what a reward returned as a float; True and False are 1 and 0.

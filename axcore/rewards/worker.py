@@ -1,4 +1,4 @@
-"""`RewardWorker`: the trainer's side of a process that computes a reward."""
+"""`Worker`: the trainer's side of a process that computes a reward or runs an environment."""
 
 import contextlib
 import os
@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from axcore.config import walk
 from axcore.config.json_files import parse_json
 from axcore.config.values import is_config
-from axcore.rewards.reward import ScoreRequest, WorkerReward
-from axcore.rewards.worker_process import SHOWN, SLACK
+from axcore.rewards.worker_process import MAX_ANSWER, SHOWN, SLACK
 
 _START_S = 300.0
 """Seconds until a worker has imported what the reward needs: torch takes half a minute."""
@@ -25,13 +24,43 @@ _START_S = 300.0
 _GRACE_S = 5.0
 """The worker itself ends a call at its limit; where it is stopped, the trainer does, after this."""
 
-_MAX_REPLY = 1 << 20
+_MAX_REPLY = 2 * MAX_ANSWER
 _SCRIPT = "__main__"
 _RUN = "from axcore.rewards.worker_process import main; main()"
 
 
-class NotScored(Exception):  # noqa: N818 - what happened; the text says why, as an end of a sentence
-    """A completion was not scored.
+class WorkerConfig(Protocol):
+    """What a config says about its processes."""
+
+    @property
+    def time_limit_s(self) -> float:
+        """Seconds that a call may take."""
+
+    @property
+    def num_workers(self) -> int | None:
+        """How many there are; None for one on each core, up to 8."""
+
+    @property
+    def memory_mib(self) -> int:
+        """Address space that each may use."""
+
+
+class WorkerRequest(Protocol):
+    """What a process is asked."""
+
+    @property
+    def seed_text(self) -> str:
+        """What the random numbers of the call follow from."""
+
+    def ask(self, callee: Any) -> Any:
+        """Make the call."""
+
+    def checked(self, callee: Any, value: Any) -> Any:
+        """Return what it returned, as JSON."""
+
+
+class NotAnswered(Exception):  # noqa: N818 - what happened; the text says why, as an end of a sentence
+    """A call was not answered.
 
     Args:
         error: Why, in a line.
@@ -43,15 +72,15 @@ class NotScored(Exception):  # noqa: N818 - what happened; the text says why, as
         self.error, self.details = error, details
 
 
-class WorkerNotStarted(NotScored):
-    """The reward could not be made in a worker: it will not be for the next completion either."""
+class WorkerNotStarted(NotAnswered):
+    """What is called could not be made in a worker: it will not be for the next call either."""
 
 
-class RewardWorker:
-    """A process that scores one completion after another; it starts with the first one, and again.
+class Worker:
+    """A process that answers one request after another; it starts with the first one, and again.
 
     Args:
-        setup: What `worker_setup` returns.
+        setup: What the process needs before it can answer.
         time_limit_s: Of a call.
     """
 
@@ -62,34 +91,33 @@ class RewardWorker:
         self._lifeline = -1
         self._stacks: IO[bytes] | None = None
 
-    def scores(self, requests: Sequence[ScoreRequest]) -> Iterator[float | NotScored]:
-        """Yield the score of each completion, or why it has none, as they come.
+    def answers(self, requests: Sequence[WorkerRequest]) -> Iterator[Any]:
+        """Yield the answer to each request, or the `NotAnswered` that says why there is none.
 
         Raises:
-            WorkerNotStarted: The reward cannot be made.
+            WorkerNotStarted: What is called cannot be made.
         """
         todo = list(requests)
         while todo:
             if self._process is None:
                 self._start()
-            # In one message, or each score would wait for two changes of processes.
+            # In one message, or each answer would wait for two changes of processes.
             with contextlib.suppress(OSError):  # it ended meanwhile, which reading finds
                 self._connection.send_bytes(pickle.dumps(todo))
             while todo and self._process is not None:
-                yield self._next_score()
+                yield self._next_answer()
                 del todo[0]
 
-    def _next_score(self) -> float | NotScored:
+    def _next_answer(self) -> Any:
         began = time.monotonic()
         try:
             reply = self._reply((1 + SLACK) * self._limit_s + _GRACE_S)
         except (EOFError, OSError):
             return self._ended(time.monotonic() - began)
-        score: float | None = reply.get("score")
-        return NotScored(reply["error"], reply["details"]) if score is None else score
+        return reply["value"] if "value" in reply else NotAnswered(reply["error"], reply["details"])
 
-    # Called from another thread than `scores`, and without a lock
-    # on purpose: the pipe breaks, and reading a score ends with EOFError.
+    # Called from another thread than `answers`, and without a lock
+    # on purpose: the pipe breaks, and reading an answer ends with EOFError.
     def kill(self) -> None:
         """End the process, and what it started."""
         process = self._process
@@ -149,7 +177,7 @@ class RewardWorker:
         reply: dict[str, Any] = parse_json(self._connection.recv_bytes(_MAX_REPLY))
         return reply
 
-    def _ended(self, passed_s: float) -> NotScored:
+    def _ended(self, passed_s: float) -> NotAnswered:
         """Return why the process ended, which is closed."""
         stacks = b""
         if self._stacks is not None:
@@ -158,10 +186,10 @@ class RewardWorker:
         details = _of_reward(stacks.decode("utf-8", "replace"))
         # The worker's own clock decides: this process may have looked late.
         if passed_s >= self._limit_s or details.startswith("Timeout"):
-            return NotScored(f"it took longer than {self._limit_s:g} s", details)
+            return NotAnswered(f"it took longer than {self._limit_s:g} s", details)
         if status < 0:
-            return NotScored(f"it was ended by {_signal_name(-status)}", details)
-        return NotScored(f"it ended its process with exit code {status}", details)
+            return NotAnswered(f"it was ended by {_signal_name(-status)}", details)
+        return NotAnswered(f"it ended its process with exit code {status}", details)
 
 
 def _of_reward(stacks: str) -> str:
@@ -192,11 +220,11 @@ def _environment() -> dict[str, str]:
     }
 
 
-def worker_setup(cfg: WorkerReward.Config) -> bytes:
-    """Return what a worker has to be sent before it can score.
+def worker_setup(cfg: WorkerConfig) -> bytes:
+    """Return what a worker has to be sent before it can answer.
 
     Raises:
-        ConfigError: The reward is defined where no other process finds it.
+        ConfigError: What is called is defined where no other process finds it.
     """
     names = {name for name, _ in _own_names(cfg)}
     modules = sorted((name, _file_of(name)) for name in names - {_SCRIPT})
@@ -225,8 +253,8 @@ def _file_of(module: str) -> str:
     return str(Path(file).resolve()) if file else ""
 
 
-def _definitions(cfg: WorkerReward.Config) -> str:
-    """Return what of the script defines the reward."""
+def _definitions(cfg: Any) -> str:
+    """Return what of the script defines what is called."""
     from axcore.trainer.run_directory.code import definitions_of, find_code
 
     find_code(cfg)  # refuses what has no file, and what is within a function

@@ -1,4 +1,4 @@
-"""What a worker process runs: the rewards of completions, one after the other.
+"""What a worker process runs: the calls of a reward or an environment, one after the other.
 
 `axcore.rewards.worker` starts it. It loads no jax, and ends by itself where the trainer is gone:
 a thread waits for the end of a pipe that only the trainer holds.
@@ -24,10 +24,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from axcore.rewards.reward import ScoreRequest, checked_score
-
 SHOWN = 4000
 """Characters of a traceback or of stacks that are kept."""
+
+MAX_ANSWER = 1 << 20
+"""Bytes that a call may return, as JSON."""
 
 SLACK = 0.25
 """A call ends between its time limit and this share of it later."""
@@ -57,11 +58,11 @@ def _end_with(lifeline: int) -> None:
 
 
 def _serve(connection: Connection, stacks: int) -> None:
-    """Score until the trainer hangs up."""
+    """Answer until the trainer hangs up."""
     setup = pickle.loads(connection.recv_bytes())
     try:
         load_own_code(setup["modules"], setup["script"])
-        reward = pickle.loads(setup["config"]).build()
+        callee = pickle.loads(setup["config"]).build()
         # After the imports: libraries reserve a lot of address space when they are loaded.
         if sys.platform == "linux":  # others refuse it, or do not enforce it
             _limit_memory(setup["memory_bytes"])
@@ -70,13 +71,13 @@ def _serve(connection: Connection, stacks: int) -> None:
         return
     _send(connection, {"ready": True})
     while True:
-        requests: list[ScoreRequest] = pickle.loads(connection.recv_bytes())
-        for reply in _replies(reward, requests, setup["time_limit_s"], stacks):
+        requests: list[Any] = pickle.loads(connection.recv_bytes())
+        for reply in _replies(callee, requests, setup["time_limit_s"], stacks):
             _send(connection, reply)
 
 
 def _replies(
-    reward: Any, requests: Sequence[ScoreRequest], limit_s: float, stacks: int
+    callee: Any, requests: Sequence[Any], limit_s: float, stacks: int
 ) -> Iterator[dict[str, Any]]:
     """Yield what becomes of each request; the process ends where one takes too long."""
     armed_at = -math.inf
@@ -88,23 +89,27 @@ def _replies(
             # In C, and in a thread of its own: it writes the stacks and ends the process also where
             # the reward holds the GIL, or the trainer that waits for it was killed.
             faulthandler.dump_traceback_later((1 + SLACK) * limit_s, exit=True, file=stacks)
-        yield _scored(reward, request)
+        yield _answer(callee, request)
     faulthandler.cancel_dump_traceback_later()
 
 
-def _scored(reward: Any, request: ScoreRequest) -> dict[str, Any]:
-    # A reward that draws numbers draws the same ones whichever process it runs in.
-    text = f"{len(request.prompt)}/{request.prompt}{request.completion}"
-    random.seed(hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest())
+def _answer(callee: Any, request: Any) -> dict[str, Any]:
+    # One that draws numbers draws the same ones whichever process it runs in.
+    seed = request.seed_text.encode("utf-8", "surrogatepass")
+    random.seed(hashlib.blake2b(seed).digest())
     # `BaseException`: also `sys.exit` is an error of this one completion.
     try:
-        value = reward.score(request.prompt, request.completion, request.fields)
+        value = request.ask(callee)
     except BaseException as error:
         return {"error": f"it raised {_named(error)}", "details": _shown(error)}
     try:
-        return {"score": checked_score(value)}
+        found = {"value": request.checked(callee, value)}
+        size = len(json.dumps(found))
     except Exception as error:
         return {"error": str(error), "details": ""}
+    if size > MAX_ANSWER:
+        return {"error": f"it returned {size:,} bytes; at most {MAX_ANSWER:,}", "details": ""}
+    return found
 
 
 def load_own_code(modules: Sequence[tuple[str, str]], script: str | None) -> None:
@@ -154,6 +159,7 @@ def _named(error: BaseException) -> str:
 
 
 def _shown(error: BaseException) -> str:
-    """Return the traceback without the line of this file that calls the reward."""
+    """Return the traceback without the lines of axcore that make the call."""
     frames = error.__traceback__ and error.__traceback__.tb_next
+    frames = frames and (frames.tb_next or frames)
     return "".join(traceback.format_exception(type(error), error, frames))[-SHOWN:]

@@ -52,6 +52,8 @@ def grpo_reverse() -> Trainer.Config:
         },
         batch_size=512,
         group_size=16,
+        # Sampling takes ten times as long as a step here.
+        epochs_per_rollout=4,
         max_new_tokens=4,
         seq_len=8,
         engine=EngineConfig(
@@ -61,7 +63,7 @@ def grpo_reverse() -> Trainer.Config:
     )
     learner = Learner.Config(
         optimizer=AdamW.Config(),
-        schedule=WarmupCosine.Config(peak=1e-3, warmup_steps=0.05),
+        schedule=WarmupCosine.Config(peak=2e-3, warmup_steps=0.05),
     )
     model = update_config(
         base.model, {"dim": 64, "**.num_layers": 2, "**.hidden_dim": 192, "decoder.stack.unroll": 2}
@@ -72,9 +74,9 @@ def grpo_reverse() -> Trainer.Config:
         task=GRPO.Config(entropy_bonus=0.1),
         data=data,
         learner=learner,
-        max_steps=600,
-        eval_every_steps=100,
-        checkpoint=Checkpointer.Config(every_steps=100),
+        max_steps=1000,
+        eval_every_steps=200,
+        checkpoint=Checkpointer.Config(every_steps=200),
         guards=(RolloutSamples.Config(),),
         prompt="",
     )

@@ -22,15 +22,20 @@ def _same_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {name: (one.dtype.str, one.shape, one.tobytes()) for name, one in arrays.items()}
 
 
+ENVIRONMENT = "environment"
+"""What failures of the environment go by, next to those of rewards."""
+
+
 @attrs.frozen(kw_only=True)
 class Rollout:
     """A sampled completion.
 
     Args:
         prompt: The prompt's tokens.
-        tokens: The sampled tokens, the end token among them where the policy drew one.
-        log_probs: Theirs, by the sampler.
-        is_ended: Whether the policy ended it.
+        tokens: The tokens behind it: what was sampled, end tokens included, and what an environment
+            replied.
+        log_probs: Theirs, by the sampler; 0 for replies.
+        is_ended: Whether the policy ended its last turn.
         rewards: What it is worth by each reward; nan where a reward failed.
         reward: Their weighted sum; nan where one is that weighs something.
         group: Which prompt of the run it answers, from 0.
@@ -38,6 +43,8 @@ class Rollout:
         weight_version: Steps that made the weights which sampled it.
         recorded: What the task recorded with these weights at each token but the last, of prompt
             and completion, `[tokens, ...]` by name; empty where nothing needs it.
+        replies: Where replies of the environment begin and end in `tokens`.
+        environment_failed: Whether the environment failed, so that it has no reward.
     """
 
     prompt: tuple[int, ...]
@@ -50,13 +57,24 @@ class Rollout:
     sample: int
     weight_version: int
     recorded: Mapping[str, np.ndarray] = attrs.field(factory=dict, eq=_same_arrays)
+    replies: tuple[tuple[int, int], ...] = ()
+    environment_failed: bool = False
+
+    @property
+    def is_sampled(self) -> np.ndarray:
+        """Which of the tokens the policy sampled, `[tokens]`."""
+        found = np.ones(len(self.tokens), bool)
+        for begin, end in self.replies:
+            found[begin:end] = False
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
         packed = {name: _packed(getattr(self, name), kind) for name, kind in _PACKED.items()}
         # JSON has no nan: a reward that failed is null.
         rewards = {name: _finite(value) for name, value in self.rewards.items()}
-        rest = {"rewards": rewards, "reward": _finite(self.reward)}
+        rest: dict[str, Any] = {"rewards": rewards, "reward": _finite(self.reward)}
+        rest |= {"replies": [list(one) for one in self.replies]}
         recorded = {name: _packed_array(array) for name, array in self.recorded.items()}
         return {**attrs.asdict(self, recurse=False), **packed, **rest, "recorded": recorded}
 
@@ -71,7 +89,10 @@ class Rollout:
         arrays = {name: _unpacked(data[name], kind) for name, kind in _PACKED.items()}
         rewards = {name: _number(value) for name, value in data["rewards"].items()}
         recorded = {name: _unpacked_array(one) for name, one in data["recorded"].items()}
-        rest = {"rewards": rewards, "reward": _number(data["reward"]), "recorded": recorded}
+        # A run that was saved before there were environments has no replies.
+        replies = tuple((int(begin), int(end)) for begin, end in data.get("replies", ()))
+        rest = {"rewards": rewards, "reward": _number(data["reward"])}
+        rest |= {"replies": replies, "recorded": recorded}
         return cls(**{**data, **arrays, **rest})
 
 
@@ -124,11 +145,12 @@ def batch_of(
     reward_names: Sequence[str],
     *,
     recorded: Mapping[str, TokenArray] = {},
+    has_environment: bool = False,
 ) -> Batch:
     """Return rollouts as arrays, in their order; None is a row of padding.
 
-    Those of one group follow each other. A rollout whose reward failed weighs nothing, and its
-    group is compared without it.
+    Those of one group follow each other. A rollout whose reward or environment failed weighs
+    nothing, and its group is compared without it.
 
     Args:
         rollouts: The rows.
@@ -136,6 +158,7 @@ def batch_of(
         pad_id: The token of padding.
         reward_names: Rewards that the batch shows.
         recorded: What each rollout has recorded.
+        has_environment: Whether the batch shows which environments failed.
     """
     num_rows = len(rollouts)
     batch: Batch = {
@@ -160,6 +183,9 @@ def batch_of(
             _write_row(batch, row, one)
             for name in recorded:
                 batch[name][row, : len(one.recorded[name])] = one.recorded[name]
+    if has_environment:
+        failed = [one is not None and one.environment_failed for one in rollouts]
+        batch[FAILED_PREFIX + ENVIRONMENT] = np.asarray(failed, np.float32)
     batch |= group_statistics(batch["rewards"], batch["row_weights"], batch["group"])
     return batch
 
@@ -170,7 +196,7 @@ def _write_row(batch: Batch, row: int, one: Rollout) -> None:
     batch["tokens"][row, :length], batch["targets"][row, :length] = text[:-1], text[1:]
     batch["token_mask"][row, :length] = True
     batch["group"][row] = one.group
-    batch["loss_weights"][row, begin:length] = 1
+    batch["loss_weights"][row, begin:length] = one.is_sampled
     batch["sampler_log_probs"][row, begin:length] = one.log_probs
     for name, value in one.rewards.items():
         is_failed = not np.isfinite(value)

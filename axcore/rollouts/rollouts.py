@@ -1,7 +1,8 @@
 """`Rollouts`: a data loader whose batches the policy in training samples."""
 
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -26,15 +27,18 @@ from axcore.data.document import Document, is_validation
 from axcore.data.packing.batches import Order, train_order
 from axcore.data.packing.packing import Batch
 from axcore.data.prompts import PROMPT, encode_prompt_record
+from axcore.environments import EnvironmentPool
+from axcore.environments.named import EnvironmentConfig
 from axcore.errors import ConfigError, DataError
-from axcore.inference import Completion, EngineConfig, SampledToken, Sampling
+from axcore.inference import EngineConfig, Sampling
 from axcore.module import ArraySpec, BatchSpec, functional
 from axcore.rewards import COMPLETION_TOKENS, FailureBudget, RewardPool, ScoreRequest
 from axcore.rewards.named import RewardConfigs
 from axcore.rollouts.batches import RolloutBatches
+from axcore.rollouts.episodes import TURNS, Episode, Episodes, Openings, Prompt
 from axcore.rollouts.prompts import ReversedStrings
-from axcore.rollouts.rollout import Rollout, batch_of
-from axcore.rollouts.sampler import PolicySampler, PromptRequest
+from axcore.rollouts.rollout import ENVIRONMENT, Rollout, batch_of
+from axcore.rollouts.sampler import PolicySampler
 from axcore.tasks.policy_gradient import (
     FAILED_PREFIX,
     REWARD_PREFIX,
@@ -53,13 +57,6 @@ _TOKEN_ARRAYS = {
     "loss_weights": "float32",
     "sampler_log_probs": "float32",
 }
-
-
-@attrs.frozen
-class _Prompt:
-    document: Document
-    text: str
-    tokens: tuple[int, ...]
 
 
 class Rollouts(DataLoader):
@@ -82,10 +79,13 @@ class Rollouts(DataLoader):
             prompts: Any source of text; the text of a document is a prompt, or its field `messages`
                 is a conversation.
             rewards: What a completion is worth, by name; their weighted sum is what counts.
-            reward_failures: How many completions may stay without a reward.
+            environment: What replies to the policy between its turns; None for completions of one
+                turn.
+            reward_failures: How many completions may stay without a reward, since one or the
+                environment failed.
             tokenizer: How text becomes tokens.
             group_size: Completions of each prompt.
-            max_new_tokens: Tokens of a completion at most.
+            max_new_tokens: Tokens of a completion at most, replies of the environment included.
             seq_len: Tokens of prompt and completion at most; longer prompts are left out, and
                 counted.
             sampling: How tokens are sampled.
@@ -105,6 +105,7 @@ class Rollouts(DataLoader):
 
         prompts: Source.Config = ReversedStrings.Config()
         rewards: RewardConfigs = REQUIRED
+        environment: EnvironmentConfig = None
         reward_failures: FailureBudget = FailureBudget()
         tokenizer: Tokenizer.Config = ByteTokenizer.Config()
         group_size: PositiveInt = 8
@@ -139,6 +140,17 @@ class Rollouts(DataLoader):
         self.tokenizer = cfg.tokenizer.build()
         self._rewards = RewardPool(cfg.rewards, cfg.reward_failures)
         self._sampler = PolicySampler(self.tokenizer, self.engine_config, cfg.seed)
+        self._environment = (
+            None
+            if cfg.environment is None
+            else EnvironmentPool(cfg.environment, cfg.reward_failures)
+        )
+        self._episodes = Episodes(
+            self._sampler,
+            self.tokenizer,
+            max_tokens=cfg.max_new_tokens,
+            environment=self._environment,
+        )
         self._evaluated: Policy | None = None
         self.evaluated = []
         self._task: PolicyGradient | None = None
@@ -171,7 +183,7 @@ class Rollouts(DataLoader):
             name: ArraySpec(
                 shape=(rows,), axes=("batch",), dtype="int32" if name == "group" else "float32"
             )
-            for name in (*names, *_arrays_of(cfg.rewards))
+            for name in (*names, *_arrays_of(cfg))
         }
         for name, one in {**self._recorded, **self._finished}.items():
             tokens[name] = ArraySpec(
@@ -200,6 +212,8 @@ class Rollouts(DataLoader):
                 hint="train with one process; it may have any number of devices",
             )
         self._rewards.check()
+        if self._environment is not None:
+            self._environment.environment.check()
         return RolloutBatches(self, self._identity)
 
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
@@ -245,12 +259,17 @@ class Rollouts(DataLoader):
         )
 
     def on_run(self, directory: Path) -> None:
-        """Write failures of rewards to the events of the run."""
+        """Write failures of rewards and the environment to the events of the run."""
         self._rewards.log_to(directory)
+        if self._environment is not None:
+            self._environment.log_to(directory)
 
     def on_run_end(self) -> None:
-        """End the processes of rewards."""
+        """End the processes of rewards and the environment."""
+        self._episodes.stop()
         self._rewards.close()
+        if self._environment is not None:
+            self._environment.close()
 
     def on_policy(self, policy: Policy) -> None:
         """Hear which weights the completions of `validation` are sampled with."""
@@ -291,13 +310,20 @@ class Rollouts(DataLoader):
     def _arrays(
         self, rollouts: Sequence[Rollout | None], recorded: Mapping[str, TokenArray] = {}
     ) -> Batch:
-        cfg, pad_id = self.config, self.tokenizer.pad_id
-        return batch_of(rollouts, cfg.seq_len, pad_id, tuple(cfg.rewards), recorded=recorded)
+        cfg = self.config
+        return batch_of(
+            rollouts,
+            cfg.seq_len,
+            self.tokenizer.pad_id,
+            tuple(cfg.rewards),
+            recorded=recorded,
+            has_environment=cfg.environment is not None,
+        )
 
     def _begin(
         self,
         policy: Policy | None,
-        asked: Mapping[int, _Prompt],
+        asked: Mapping[int, Prompt],
         *,
         num_samples: int,
         sampling: Sampling,
@@ -316,27 +342,25 @@ class Rollouts(DataLoader):
             # Steps take the memory of the policy's own arrays while these are still in use.
             whole = jax.tree.map(jnp.copy, whole)
             state = {name: whole[name] for name in state}
-        sampled = self._sampler.begin(
+        sampled = self._episodes.begin(
             policy,
             state,
-            [PromptRequest(one.tokens, number) for number, one in asked.items()],
+            asked,
             num_samples=num_samples,
-            max_tokens=self.config.max_new_tokens,
             sampling=sampling,
             stream=stream,
+            in_background=self.config.max_lag > 0,
         )
 
         def finished() -> list[Rollout]:
-            completions = [
-                (number, sample, prompt, completion)
-                for (number, prompt), group in zip(asked.items(), sampled(), strict=True)
-                for sample, completion in enumerate(group)
-            ]
+            episodes = sampled()
             # All together: rewards that run in processes are computed side by side.
-            scores = self._rewards.score([_score_request(*one[2:]) for one in completions])
+            scored = [one for one in episodes if not one.has_failed]
+            scores = iter(self._rewards.score([self._score_request(one) for one in scored]))
+            unscored = dict.fromkeys(self.config.rewards, math.nan)
             rollouts = [
-                self._rollout(*one, rewards, version)
-                for one, rewards in zip(completions, scores, strict=True)
+                self._rollout(one, unscored if one.has_failed else next(scores), version)
+                for one in episodes
             ]
             return self._with_recorded(policy, whole, rollouts)
 
@@ -405,27 +429,34 @@ class Rollouts(DataLoader):
                 found.append(attrs.evolve(one, recorded=recorded))
         return found
 
-    def _rollout(
-        self,
-        group: int,
-        sample: int,
-        prompt: _Prompt,
-        completion: Completion,
-        rewards: Mapping[str, float],
-        version: int,
-    ) -> Rollout:
-        sampled = _sampled_tokens(completion)
+    def _rollout(self, episode: Episode, rewards: Mapping[str, float], version: int) -> Rollout:
         return Rollout(
-            prompt=prompt.tokens,
-            tokens=tuple(token.id for token in sampled),
-            log_probs=tuple(map(_log_prob, sampled)),
-            is_ended=completion.end is not None,
+            prompt=episode.prompt.tokens,
+            tokens=tuple(episode.tokens),
+            log_probs=tuple(episode.log_probs),
+            is_ended=episode.turns[-1].is_ended,
             rewards=rewards,
-            reward=self._weighted_sum(rewards),
-            group=group,
-            sample=sample,
+            reward=math.nan if episode.has_failed else self._weighted_sum(rewards),
+            group=episode.number,
+            sample=episode.sample,
             weight_version=version,
+            replies=tuple(episode.replies),
+            environment_failed=episode.has_failed,
         )
+
+    def _score_request(self, episode: Episode) -> ScoreRequest:
+        prompt, fields = episode.prompt, episode.prompt.document.fields
+        own: dict[str, Any] = {COMPLETION_TOKENS: episode.num_sampled}
+        if self._environment is not None:
+            own |= {TURNS: [turn.text for turn in episode.turns]}
+        if taken := own.keys() & fields.keys():
+            raise DataError(
+                f"a prompt has a field `{min(taken)}`, which is what was sampled",
+                where=f"data.prompts: {prompt.document.name}",
+                hint="give the field another name",
+            )
+        values = {**fields, **episode.fields, **own}
+        return ScoreRequest(prompt.text, episode.turns[-1].text, values)
 
     def _weighted_sum(self, rewards: Mapping[str, float]) -> float:
         # Without what only measures: 0 times a nan is one.
@@ -433,10 +464,10 @@ class Rollouts(DataLoader):
         return float(sum(rewards[name] * weight for name, weight in weights.items()))
 
     @cached_property
-    def _prompts(self) -> tuple[list[_Prompt], list[_Prompt]]:
+    def _prompts(self) -> tuple[list[Prompt], list[Prompt]]:
         """The prompts to train on, and those that are held out."""
         cfg = self.config
-        splits: tuple[list[_Prompt], list[_Prompt]] = [], []
+        splits: tuple[list[Prompt], list[Prompt]] = [], []
         longest, num_left_out = cfg.seq_len + 1 - cfg.max_new_tokens, 0
         for document in self._documents():
             prompt = self._prompt(document)
@@ -467,9 +498,12 @@ class Rollouts(DataLoader):
             return source.transformed(self.tokenizer)
         return source.documents()
 
-    def _prompt(self, document: Document) -> _Prompt:
+    def _prompt(self, document: Document) -> Prompt:
+        chat = None if self._openings is None else self._openings.prompt(document)
+        if chat is not None:
+            return chat
         if document.tokens is not None:
-            return _Prompt(document, document.text, tuple(document.tokens.tolist()))
+            return Prompt(document, document.text, tuple(document.tokens.tolist()))
         record = document.fields if MESSAGES in document.fields else {PROMPT: document.text}
         try:
             if record.get(PROMPT) == "":
@@ -477,7 +511,12 @@ class Rollouts(DataLoader):
             found = encode_prompt_record(record, self.tokenizer)
         except DataError as error:
             raise DataError(error.what, where=document.name, hint=error.hint) from error
-        return _Prompt(document, found.text, found.tokens)
+        return Prompt(document, found.text, found.tokens)
+
+    @cached_property
+    def _openings(self) -> Openings | None:
+        pool = self._environment
+        return None if pool is None else Openings(self.tokenizer, pool.environment)
 
     @cached_property
     def _order(self) -> Order:
@@ -503,31 +542,19 @@ class Rollouts(DataLoader):
             "seed",
             "shuffle",
         )
+        # Not at all where there is none: runs that were saved before have none.
+        environment = {"environment": repr(cfg.environment)} if cfg.environment else {}
         return {
+            **environment,
             "prompts": digest.hexdigest(),
             "sampling": repr(cfg.sampling),
             **{name: getattr(cfg, name) for name in names},
         }
 
 
-def _arrays_of(rewards: Iterable[str]) -> list[str]:
-    return [prefix + name for name in rewards for prefix in (REWARD_PREFIX, FAILED_PREFIX)]
-
-
-def _sampled_tokens(completion: Completion) -> tuple[SampledToken, ...]:
-    return (*completion.tokens, *(() if completion.end is None else (completion.end,)))
-
-
-def _score_request(prompt: _Prompt, completion: Completion) -> ScoreRequest:
-    fields = prompt.document.fields
-    if COMPLETION_TOKENS in fields:
-        raise DataError(
-            f"a prompt has a field `{COMPLETION_TOKENS}`, which is what was sampled",
-            where=f"data.prompts: {prompt.document.name}",
-            hint="give the field another name",
-        )
-    num_tokens = len(_sampled_tokens(completion))
-    return ScoreRequest(prompt.text, completion.text, {**fields, COMPLETION_TOKENS: num_tokens})
+def _arrays_of(cfg: Rollouts.Config) -> list[str]:
+    found = [prefix + name for name in cfg.rewards for prefix in (REWARD_PREFIX, FAILED_PREFIX)]
+    return [*found, *([] if cfg.environment is None else [FAILED_PREFIX + ENVIRONMENT])]
 
 
 def _check(cfg: Rollouts.Config) -> None:
@@ -544,14 +571,15 @@ def _check(cfg: Rollouts.Config) -> None:
             where="data.max_sampling_rounds",
             hint="--set data.max_lag=0",
         )
+    if cfg.environment is not None and ENVIRONMENT in cfg.rewards:
+        raise ConfigError(
+            f"a reward is named {ENVIRONMENT!r}, as failures of the environment are",
+            where=f'data.rewards["{ENVIRONMENT}"]',
+            hint='--set \'data.rewards={"of_environment": "field(name=...)"}\'',
+        )
     if cfg.max_new_tokens > cfg.seq_len:
         raise ConfigError(
             f"max_new_tokens is {cfg.max_new_tokens}, and a row has {cfg.seq_len} tokens",
             where="data.max_new_tokens",
             hint=f"--set data.seq_len={2 * cfg.max_new_tokens}",
         )
-
-
-def _log_prob(token: SampledToken) -> float:
-    assert token.logprob is not None, "requests ask for them"
-    return token.logprob

@@ -1,7 +1,7 @@
 """`PolicySampler`: completions of prompts by the policy in training, through an engine.
 
-The noise of a token is a function of (seed, prompt, sample, place) alone. What completions are
-sampled together decides the shapes of calls, and so the rounding of logits, but for an engine of
+The noise of a token is a function of (seed, prompt, sample, turn, place) alone. What is sampled
+together decides the shapes of calls, and so the rounding of logits, but for an engine of
 `fixed_shapes`.
 """
 
@@ -13,7 +13,6 @@ import attrs
 from axcore.data import Policy, Tokenizer
 from axcore.inference import (
     Completion,
-    CompletionStream,
     Engine,
     EngineConfig,
     Request,
@@ -22,17 +21,23 @@ from axcore.inference import (
 )
 
 
-@attrs.frozen
-class PromptRequest:
-    """A prompt to complete.
+@attrs.frozen(kw_only=True)
+class SampleRequest:
+    """A turn to sample.
 
     Args:
-        tokens: Its tokens.
-        number: Which prompt of the run it is.
+        tokens: What it continues.
+        number: Which prompt of the run it is of.
+        sample: Which of the completions of that prompt.
+        turn: Which turn of that completion, from 0.
+        max_tokens: Tokens sampled at most.
     """
 
     tokens: tuple[int, ...]
     number: int
+    sample: int
+    turn: int = 0
+    max_tokens: int
 
 
 class PolicySampler:
@@ -42,72 +47,76 @@ class PolicySampler:
         tokenizer: The run's.
         engine: How much is sampled at once.
         seed: Decides the samples.
+
+    Attributes:
+        running: Waits for what is being sampled, all turns of it.
     """
 
     def __init__(self, tokenizer: Tokenizer, engine: EngineConfig, seed: int) -> None:
         self._tokenizer, self._config, self._seed = tokenizer, engine, seed
         self._engine: Engine | None = None
-        self._running: Sequence[CompletionStream] = ()
+        self.running: Callable[[], Any] | None = None
         self._known: Policy | None = None  # whose frozen weights the engine has
 
     def begin(
         self,
         policy: Policy,
         state: Any,
-        prompts: Sequence[PromptRequest],
+        requests: Sequence[SampleRequest],
         *,
-        num_samples: int,
-        max_tokens: int,
         sampling: Sampling,
         stream: str,
-    ) -> Callable[[], list[list[Completion]]]:
-        """Begin to sample completions of each prompt.
+    ) -> Callable[[], list[Completion]]:
+        """Begin to sample by other weights than before; what runs is finished first.
 
         Log-probabilities are those of the distribution that was sampled.
 
         Args:
             policy: The policy.
             state: Its weights.
-            prompts: What to complete.
-            num_samples: Completions of each prompt.
-            max_tokens: Tokens sampled at most.
+            requests: What to sample.
             sampling: How tokens are sampled.
             stream: What the samples are for: training and evaluation draw other noise.
 
         Returns:
-            A function that waits for the completions, and returns them by prompt.
+            A function that waits for the completions, and returns them.
         """
         # What is still being sampled would continue with the new weights.
-        for one in self._running:
-            one.result()
-        engine = self._with_weights(policy, state)
+        if self.running is not None:
+            self.running()
+        self._load_weights(policy, state)
+        return self.submit(requests, sampling=sampling, stream=stream)
+
+    def submit(
+        self, requests: Sequence[SampleRequest], *, sampling: Sampling, stream: str
+    ) -> Callable[[], list[Completion]]:
+        """Begin to sample by the same weights as before; see `begin`."""
+        assert self._engine is not None, "begin gave it weights"
         # Raw ones where they are the same, since those cost no softmax of their own.
         is_raw = sampling.is_plain and sampling.temperature in (0.0, 1.0)
-        requests = [
+        asked = [
             Request(
                 prompt=one.tokens,
-                max_tokens=max_tokens,
+                max_tokens=one.max_tokens,
                 sampling=sampling,
-                seed=sample_seed(self._seed, stream, one.number, sample),
+                seed=self._seed_of(one, stream),
                 num_logprobs=0,
                 logprobs_mode="raw_logprobs" if is_raw else "processed_logprobs",
             )
-            for one in prompts
-            for sample in range(num_samples)
+            for one in requests
         ]
         # Together, so that which calls compute them follows from the prompts, and not from how
         # fast they come: a run that resumes samples the same bits.
-        streams = self._running = engine.submit_all(requests)
+        streams = self._engine.submit_all(asked)
+        return lambda: [one.result() for one in streams]
 
-        def finished() -> list[list[Completion]]:
-            found = [one.result() for one in streams]
-            return [
-                found[begin : begin + num_samples] for begin in range(0, len(found), num_samples)
-            ]
+    def _seed_of(self, one: SampleRequest, stream: str) -> int:
+        # A turn draws other noise than the one before it, and a completion of one turn the same
+        # as without an environment.
+        turn = (f"turn {one.turn}",) if one.turn else ()
+        return sample_seed(self._seed, stream, one.number, one.sample, *turn)
 
-        return finished
-
-    def _with_weights(self, policy: Policy, state: Any) -> Engine:
+    def _load_weights(self, policy: Policy, state: Any) -> None:
         if self._engine is None:
             self._engine = Engine(policy.module, state, self._tokenizer, self._config)
         elif policy is self._known and policy.specs is not None:
@@ -117,4 +126,3 @@ class PolicySampler:
         else:
             self._engine.replace_weights(state)
         self._known = policy
-        return self._engine

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from axcore.config.json_files import parse_json
+from axcore.data.chat.tool_calls import ToolCall, ToolCallReader, special_marks
 from axcore.inference import CompletionDelta, CompletionStream, Request, SampledToken
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.config import Limits
@@ -25,14 +26,11 @@ from axcore.serving.request_settings import (
 from axcore.serving.responses import CompletionSet, GenerationJob
 from axcore.serving.served_model import ServedModel
 from axcore.serving.tools import (
-    ToolCall,
-    ToolCallReader,
     ToolChoice,
     call_reader,
     call_stops,
     forced_calls,
     read_tool_choice,
-    special_marks,
 )
 
 _MAX_MESSAGES = 4096

@@ -167,7 +167,7 @@ class PolicyGradient(ReferenceTask):
 
     @entry
     def record(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what the weights that sampled say of each token; updates compare with it.
+        """Return what the weights that sampled say about each token; updates compare with it.
 
         Args:
             batch: `tokens`, `targets` and `token_mask`, `[batch, time]` each.

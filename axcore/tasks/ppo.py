@@ -81,7 +81,7 @@ class PPO(PolicyGradient):
     """The clipped objective with an advantage for each token, less what a value head expected.
 
     The head reads the model's own hidden vectors. The reward comes with the last token that was
-    sampled, and `kl` is taken off it token by token; it is no loss of its own.
+    sampled, and `kl` is taken off it token by token; it is not a loss of its own.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 9; Ziegler et al. 2019, arXiv:1909.08593,
         eq. 2, for the penalty; Stiennon et al. 2020, arXiv:2009.01325, appendix C.4.

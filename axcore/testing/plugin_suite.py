@@ -29,6 +29,7 @@ from axcore.plugins import (
     Record,
     Ref,
     RewardFunction,
+    RolloutEnvironment,
     RunObserver,
     TrainingTask,
     plugin_host,
@@ -167,6 +168,12 @@ def _check_reward(record: RewardFunction) -> None:
     assert issubclass(record.config.resolve(), Reward.Config)
 
 
+def _check_environment(record: RolloutEnvironment) -> None:
+    from axcore.environments import Environment
+
+    assert issubclass(record.config.resolve(), Environment.Config)
+
+
 def _check_task(record: TrainingTask) -> None:
     from axcore.module import Module
 
@@ -196,6 +203,7 @@ _CHECKS: dict[type[Record], Callable[[Any], None]] = {
     MetricWriter: _check_writer,
     Modifier: _check_modifier,
     RewardFunction: _check_reward,
+    RolloutEnvironment: _check_environment,
     RunObserver: _check_observer,
     TrainingTask: _check_task,
 }

@@ -3,19 +3,24 @@
 import json
 
 import attrs
+import jax
 import pytest
+from click.testing import CliRunner
 
 from axcore.aot import RolloutReport, rollout_report_from_json, rollout_text
 from axcore.aot.report.report import Report
 from axcore.aot.rollouts import Phase, RolloutMemory, measure_rollouts
 from axcore.aot.targets import find_aot_target
+from axcore.cli.aot import _rollout_hint
+from axcore.cli.aot import aot as aot_command
 from axcore.config import update_config
+from axcore.data import ByteTokenizer
 from axcore.errors import ConfigError
 from axcore.experiments.tiny import tiny
-from axcore.inference import EngineConfig
+from axcore.inference import Engine, EngineConfig
 from axcore.plugins import Hardware
 from axcore.rollouts.experiments import grpo_reverse
-from axcore.trainer import resolve
+from axcore.trainer import Trainer, resolve
 
 MIB = 2**20
 HARDWARE = Hardware.parse("cpu-2")
@@ -75,6 +80,14 @@ def test_resident_and_the_largest_temporaries_are_what_a_device_needs():
     assert REPORT.peak_bytes == (70 + 70) * MIB
     assert REPORT.fits is True
     assert "fits: needs 140 MiB of 150 MiB, 10 MiB to spare" in rollout_text(REPORT)
+
+
+def test_pages_that_fit_leave_memory_for_the_train_step():
+    assert REPORT.pages_that_fit == 24 + 10
+    full = attrs.evolve(REPORT, memory=attrs.evolve(REPORT.memory, capacity_bytes=130 * MIB))
+    assert (full.fits, full.pages_that_fit) == (False, 24 - 10)
+    assert _rollout_hint(full) == "--set data.engine.num_pages=14"
+    assert "max_num_seqs" in _rollout_hint(attrs.evolve(full, new_tokens=14 * 16))
 
 
 def test_rollouts_that_are_sampled_ahead_need_temporaries_of_both():
@@ -145,6 +158,34 @@ def measured(cfg, **options):
 
 
 @pytest.mark.slow
+def test_weights_that_are_not_copied_are_those_that_an_engine_shares():
+    """The report is compared with arrays of a real engine on the trainer's mesh."""
+    cfg = small()
+    report = measured(cfg)
+    trainer = Trainer(resolve(cfg, HARDWARE), devices=jax.devices()[:2])
+    state = trainer.compiler.jitted_init().model
+    tokenizer, data = ByteTokenizer.Config().build(), trainer.data
+    engine = Engine(trainer.model, state, tokenizer, data.engine_config)
+    with engine:
+        own = {one.data.unsafe_buffer_pointer() for one in shards(state)}
+        weights = shards(engine._programs.weights.value)
+        shared = [one for one in weights if one.data.unsafe_buffer_pointer() in own]
+        caches = shards(engine._programs.caches)
+        assert report.memory.shared_bytes == sum(one.data.nbytes for one in shared)
+        assert report.memory.weight_bytes == sum(one.data.nbytes for one in weights) - sum(
+            one.data.nbytes for one in shared
+        )
+        assert report.memory.cache_bytes == sum(one.data.nbytes for one in caches)
+
+
+def shards(tree):
+    """Returns what the first device has of arrays."""
+    first = jax.devices()[0]
+    parts = (part for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards)
+    return [part for part in parts if part.device == first]
+
+
+@pytest.mark.slow
 def test_old_log_probs_and_copies_come_with_batches_that_are_trained_on_later():
     report = measured(
         small(**{"data.max_lag": 1, "data.epochs_per_rollout": 2, "task.kl.coefficient": 0.1})
@@ -194,10 +235,6 @@ def test_the_command_prints_the_plan_and_json_has_it(aot):
     ],
 )
 def test_options_that_would_be_passed_over_are_refused(options, text):
-    from click.testing import CliRunner
-
-    from axcore.cli.aot import aot
-
-    found = CliRunner().invoke(aot, ["grpo-reverse", "--target", "cpu-2", *options])
+    found = CliRunner().invoke(aot_command, ["grpo-reverse", "--target", "cpu-2", *options])
     assert found.exit_code == 2
     assert text in found.output

@@ -41,6 +41,7 @@ LAYERS = (
     ("experiments",),
     ("runs", "sandbox"),
     ("rewards",),
+    ("environments",),
     ("rollouts",),
     ("evaluation",),
     ("batch_inference",),
@@ -57,6 +58,7 @@ contracts of ops do: a record is made without importing what it names."""
 
 WITHOUT_JAX = (
     "axcore",
+    "axcore.environments",
     "axcore.errors",
     "axcore.config",
     "axcore.registration",

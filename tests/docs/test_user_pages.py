@@ -135,6 +135,8 @@ def folder(tmp_path_factory):
     for language, name in (("yaml", "capitals.yaml"), ("json", "capitals.jsonl")):
         (made / name).write_text(blocks(evaluation, language)[0])
     (made / "prompts.jsonl").write_text(blocks(ROOT / "docs/batch.md", "json")[0])
+    games = next(one for one in blocks(ROOT / "docs/reinforcement.md", "python") if "play" in one)
+    (made / "games.py").write_text(games)
     for i in range(40):
         text = f"Page {i} says how many pages are before it: {i}, and how many come after it."
         (made / "my_texts" / f"{i}.md").write_text(text)

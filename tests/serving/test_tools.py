@@ -15,20 +15,17 @@ from hypothesis import strategies as st
 from model_server import SameSeed, byte_tokenizer, chat_tokenizer, serving_model
 
 from axcore.data import tokenizer_in
-from axcore.inference.grammar import GrammarCompiler, mask_words
-from axcore.serving import ServedModel
-from axcore.serving.tools import (
+from axcore.data.chat.tool_calls import (
     MarkedCalls,
     PlainText,
     ToolCall,
-    ToolChoice,
     WholeCall,
-    call_reader,
-    call_stops,
-    forced_calls,
     special_marks,
     tool_call_reader,
 )
+from axcore.inference.grammar import GrammarCompiler, mask_words
+from axcore.serving import ServedModel
+from axcore.serving.tools import ToolChoice, call_reader, call_stops, forced_calls
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 LLAMA = '{"name": "add", "parameters": {"a": 1}}'

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
@@ -129,11 +129,11 @@ class Routes(NamedTuple):
         router: How many routers have run, of each row.
     """
 
-    experts: Int[Array, "batch time routers choices"]
+    experts: Integer[Array, "batch time routers choices"]
     router: Int[Array, " batch"]
 
     @classmethod
-    def of(cls, experts: Int[Array, "batch time routers choices"]) -> "Routes":
+    def of(cls, experts: Integer[Array, "batch time routers choices"]) -> "Routes":
         """Return routes that no router has read yet."""
         return cls(experts, jnp.zeros(experts.shape[:1], jnp.int32))
 
@@ -158,7 +158,8 @@ def routes_of_token(model: Module) -> jax.ShapeDtypeStruct:
     found = list(_routers(model))
     most = max((router.config.num_experts for router, _ in found), default=0)
     shape = sum(times for _, times in found), max((one.config.top_k for one, _ in found), default=0)
-    return jax.ShapeDtypeStruct(shape, jnp.uint8 if most <= 256 else jnp.uint16)
+    dtype = jnp.uint8 if most <= 256 else jnp.uint16
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 def _routers(module: Any) -> Iterator[tuple["Router", int]]:

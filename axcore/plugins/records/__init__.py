@@ -31,6 +31,7 @@ from axcore.plugins.records.training import (
     EvaluationTask,
     Experiment,
     RewardFunction,
+    RolloutEnvironment,
     TrainingTask,
 )
 
@@ -59,6 +60,7 @@ __all__ = [
     "Op",
     "QuantizationScheme",
     "RewardFunction",
+    "RolloutEnvironment",
     "RopeScaling",
     "RunObserver",
     "TrainingTask",
@@ -78,6 +80,7 @@ class Hooks(HookTable):
     data_transforms = HookDecorator(DataTransform)
     doctor_checks = HookDecorator(DoctorCheck)
     environment_flags = HookDecorator(EnvironmentFlags)
+    environments = HookDecorator(RolloutEnvironment)
     evaluation_tasks = HookDecorator(EvaluationTask)
     experiments = HookDecorator(Experiment)
     features = HookDecorator(Feature)

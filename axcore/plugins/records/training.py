@@ -128,6 +128,30 @@ class RewardFunction(Record):
     summary: str = attrs.field(validator=of_type(str))
 
 
+@record(hook="environments")
+@attrs.frozen(kw_only=True)
+class RolloutEnvironment(Record):
+    """What answers a policy between its turns, which `--set data.environment=NAME` asks for.
+
+    Args:
+        name: As a user asks for it.
+        config: The Config class of a subclass of `axcore.environments.Environment`.
+        summary: One line.
+
+    Example:
+        @hook.environments
+        def environments():
+            yield RolloutEnvironment(name="acme_maze", config=Ref("axl_acme.maze:Maze.Config"),
+                                     summary="A maze, described in words")
+    """
+
+    kind: ClassVar[str] = "environment"
+
+    name: str = attrs.field(validator=a_name)
+    config: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
+
+
 @record(hook="tokenizers")
 @attrs.frozen(kw_only=True)
 class DataTokenizer(Record):
