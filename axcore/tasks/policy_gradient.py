@@ -104,7 +104,7 @@ class PolicyGradient(ReferenceTask):
 
     Attributes:
         reads_rewards: Whether completions need a reward.
-        penalizes_rewards: Whether `kl` comes off the rewards, and is no loss of its own.
+        penalizes_rewards: Whether `kl` comes off the rewards, rather than being a loss of its own.
     """
 
     @config
