@@ -180,7 +180,9 @@ class Rollouts(DataLoader):
         }
         names = [name for name in ROLLOUT_ARRAYS if name not in tokens]
         of_rows = {
-            name: ArraySpec(shape=(rows,), axes=("batch",), dtype="float32")
+            name: ArraySpec(
+                shape=(rows,), axes=("batch",), dtype="int32" if name == "group" else "float32"
+            )
             for name in (*names, *_arrays_of(cfg))
         }
         for name, one in {**self._recorded, **self._finished}.items():
