@@ -14,6 +14,7 @@ import numpy as np
 
 from axcore.data.packing.packing import Batch
 from axcore.tasks.policy_gradient import FAILED_PREFIX, REWARD_PREFIX, TokenArray
+from axcore.tasks.policy_losses import group_statistics
 
 
 def _same_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -168,6 +169,7 @@ def batch_of(
         "sampler_log_probs": np.zeros((num_rows, seq_len), np.float32),
         "rewards": np.zeros(num_rows, np.float32),
         "row_weights": np.zeros(num_rows, np.float32),
+        "group": np.full(num_rows, -1, np.int32),
         **{
             prefix + name: np.zeros(num_rows, np.float32)
             for prefix in (REWARD_PREFIX, FAILED_PREFIX)
@@ -184,7 +186,7 @@ def batch_of(
     if has_environment:
         failed = [one is not None and one.environment_failed for one in rollouts]
         batch[FAILED_PREFIX + ENVIRONMENT] = np.asarray(failed, np.float32)
-    batch |= _statistics(rollouts, batch["rewards"], batch["row_weights"])
+    batch |= group_statistics(batch["rewards"], batch["row_weights"], batch["group"])
     return batch
 
 
@@ -193,6 +195,7 @@ def _write_row(batch: Batch, row: int, one: Rollout) -> None:
     length, begin = len(text) - 1, len(one.prompt) - 1
     batch["tokens"][row, :length], batch["targets"][row, :length] = text[:-1], text[1:]
     batch["token_mask"][row, :length] = True
+    batch["group"][row] = one.group
     batch["loss_weights"][row, begin:length] = one.is_sampled
     batch["sampler_log_probs"][row, begin:length] = one.log_probs
     for name, value in one.rewards.items():
@@ -201,30 +204,3 @@ def _write_row(batch: Batch, row: int, one: Rollout) -> None:
         batch[REWARD_PREFIX + name][row] = 0 if is_failed else value
     if np.isfinite(one.reward):
         batch["rewards"][row], batch["row_weights"][row] = one.reward, 1
-
-
-def _statistics(
-    rollouts: Sequence[Rollout | None], rewards: np.ndarray, weights: np.ndarray
-) -> Batch:
-    """Return mean, deviation and size of each row's group, and the batch's deviation.
-
-    Deviations divide by the number less one, as TRL's do.
-    """
-    groups = np.asarray([-1 if one is None else one.group for one in rollouts])
-    found = {name: np.zeros(len(rollouts), np.float32) for name in ("mean", "std", "size")}
-    for group in set(groups.tolist()) - {-1}:
-        rows = (groups == group) & (weights > 0)
-        values = rewards[rows].astype(np.float64)
-        if len(values):
-            found["mean"][rows], found["std"][rows] = values.mean(), _deviation(values)
-            found["size"][rows] = len(values)
-    counted = rewards[weights > 0].astype(np.float64)
-    batch_std = np.full(len(rollouts), _deviation(counted), np.float32)
-    return {**{f"group_{name}": array for name, array in found.items()}, "batch_std": batch_std}
-
-
-def _deviation(values: np.ndarray) -> float:
-    # Of equal rewards exactly 0: a rounding error, divided by itself, would be an advantage of 1.
-    if len(values) < 2 or np.all(values == values[0]):
-        return 0.0
-    return float(values.std(ddof=1))

@@ -40,11 +40,12 @@ from axcore.tasks.policy_losses import (
     advantages,
     at_level,
     clipped_losses,
+    group_statistics,
     kl_estimates,
     masked,
     sampler_weights,
 )
-from axcore.tasks.preference import ReferenceTask
+from axcore.tasks.preference import REFERENCE, ReferenceTask
 from axcore.tasks.task import FrozenModel, Task
 
 ROLLOUT_ARRAYS = (
@@ -54,6 +55,7 @@ ROLLOUT_ARRAYS = (
     "loss_weights",
     "sampler_log_probs",
     "rewards",
+    "group",
     "group_mean",
     "group_std",
     "group_size",
@@ -70,6 +72,12 @@ NUM_ROUTERS = "num_routers"
 
 OLD_LOG_PROBS = "old_log_probs"
 """The array of batches that are trained on after the policy has changed."""
+
+REFERENCE_LOG_PROBS = "reference_log_probs"
+"""The array of batches whose rewards have a penalty of their distance from the reference."""
+
+ADVANTAGES = "advantages"
+"""The array of batches whose tokens are judged on the host."""
 
 REWARD_PREFIX = "reward."
 """What the arrays of single rewards begin with."""
@@ -96,6 +104,7 @@ class PolicyGradient(ReferenceTask):
 
     Attributes:
         reads_rewards: Whether completions need a reward.
+        penalizes_rewards: Whether `kl` comes off the rewards, rather than being a loss of its own.
     """
 
     @config
@@ -134,16 +143,23 @@ class PolicyGradient(ReferenceTask):
 
     config: Config
     reads_rewards = True
+    penalizes_rewards = False
     watched_metrics = ("reward", "loss/kl", "entropy", "clip_fraction", "completion_tokens")
+
+    @property
+    def records_reference(self) -> bool:
+        """Whether `record` returns the log-probabilities that tokens had before training."""
+        return self.penalizes_rewards and bool(self.config.kl.coefficient)
 
     @property
     def always_records(self) -> bool:
         """Whether `record` is needed even where the weights that sampled are those that train."""
-        return self.config.routing_replay
+        return self.config.routing_replay or self.records_reference
 
     def recorded_arrays(self) -> Mapping[str, TokenArray]:
         """Return what `record` returns, by name."""
-        return {OLD_LOG_PROBS: TokenArray(), **self._recorded_routes()}
+        found = {OLD_LOG_PROBS: TokenArray(), **self._recorded_routes()}
+        return {**found, REFERENCE_LOG_PROBS: TokenArray()} if self.records_reference else found
 
     def finished_arrays(self) -> Mapping[str, TokenArray]:
         """Return what `finish_batch` adds, by name."""
@@ -159,11 +175,17 @@ class PolicyGradient(ReferenceTask):
         info = whole_rows(batch["tokens"], batch["token_mask"])
         with self.recording_routes(batch) as routes:
             log_probs_BT, _ = self.predictions(batch, info)
-        return {OLD_LOG_PROBS: log_probs_BT, **routes}
+        return {OLD_LOG_PROBS: log_probs_BT, **routes, **self.recorded_reference(batch)}
+
+    def recorded_reference(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what the model before training says, where rewards have a penalty of it."""
+        if not self.records_reference:
+            return {}
+        return {REFERENCE_LOG_PROBS: self.reference_log_probs(batch)}
 
     def recorded_with(self) -> tuple[str, ...]:
         """Return the names of what the task keeps in the state, and `record` reads."""
-        return ()
+        return (REFERENCE,) if self.records_reference else ()
 
     def finish_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return a batch with what depends on all of its rows, on the host.
@@ -272,8 +294,12 @@ class PolicyGradient(ReferenceTask):
     def penalize(
         self, batch: Mapping[str, Array], log_probs_BT: Array, log_ratio_BT: Array, mask_BT: Array
     ) -> None:
-        """Add what it costs to be away from the model before training."""
+        """Add what it costs to be away from the model before training, or measure how far it is."""
         cfg = self.config
+        if self.records_reference:
+            gap_BT = masked(batch[OLD_LOG_PROBS] - batch[REFERENCE_LOG_PROBS], mask_BT)
+            self.add_measure("reference_kl", jnp.sum(gap_BT), jnp.sum(mask_BT))
+            return
         kl_BT = kl_estimates(
             log_probs_BT - masked(self.reference_log_probs(batch), mask_BT), cfg.kl.form
         )
@@ -329,7 +355,7 @@ class PolicyGradient(ReferenceTask):
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of what is measured."""
-        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl"), "nats")
+        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl", "reference_kl"), "nats")
         shares = {"clip_fraction": "of tokens", "equal_groups": "of completions"}
         return {"loss": "a completion", "completion_tokens": "tokens", **nats, **shares}
 
@@ -459,8 +485,9 @@ class RLOO(PolicyGradient):
     A completion is one action: its ratio is the product of its tokens', and the gradient of the
     first update is its advantage times that of its log-probability.
 
+    A penalty (`kl`) comes off the reward of a completion before completions are compared.
+
     Source: Ahmadian et al. 2024, arXiv:2402.14740, section 3.2.
-    Differs: A penalty (`kl`) is a loss, where the paper takes it off the reward.
     """
 
     @config
@@ -469,6 +496,50 @@ class RLOO(PolicyGradient):
 
         advantage: Advantage = Advantage(baseline="leave_one_out", scale="none")
         clip: Clip = Clip(level="product")
+        kl: KLPenalty = KLPenalty(form="k1")
+
+    penalizes_rewards = True
+    watched_metrics = ("reward", "reference_kl", "entropy", "clip_fraction", "completion_tokens")
+
+    def finished_arrays(self) -> Mapping[str, TokenArray]:
+        """Return the advantages, where rewards have a penalty."""
+        return {ADVANTAGES: TokenArray()} if self.records_reference else {}
+
+    def finish_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a batch with advantages of rewards less the penalty, where there is one."""
+        if not self.records_reference:
+            return batch
+        cfg, weights_B = self.config, batch["row_weights"]
+        mask_BT = batch["loss_weights"] * weights_B[:, None]
+        rewards_B = batch["rewards"] - token_penalties(batch, mask_BT, cfg.kl).sum(axis=1)
+        compared = group_statistics(rewards_B, weights_B, batch["group"])
+        penalized: Any = {**batch, **compared, "rewards": rewards_B}
+        found_B = advantages(cfg.advantage, penalized)
+        found_BT = np.broadcast_to(np.asarray(found_B, np.float32)[:, None], mask_BT.shape)
+        return {**batch, ADVANTAGES: found_BT}
+
+    def token_advantages(
+        self, batch: Mapping[str, Array], old_BT: Array, mask_BT: Array
+    ) -> Float[Array, "batch time"]:
+        """Return the advantages that `finish_batch` made, or those of the rewards alone."""
+        if self.records_reference:
+            return batch[ADVANTAGES]
+        return super().token_advantages(batch, old_BT, mask_BT)
+
+
+def token_penalties(
+    batch: Mapping[str, np.ndarray], mask_BT: np.ndarray, penalty: KLPenalty
+) -> np.ndarray:
+    """Return what the distance from the reference takes off the reward of each token, in float64.
+
+    Args:
+        batch: Has the log-probabilities of the policy that sampled, and of the reference.
+        mask_BT: 1 for tokens that count.
+        penalty: How the distance is estimated, and its weight.
+    """
+    gap_BT = np.where(mask_BT > 0, batch[OLD_LOG_PROBS] - batch[REFERENCE_LOG_PROBS], 0)
+    estimates_BT = np.asarray(kl_estimates(jnp.asarray(gap_BT), penalty.form), np.float64)
+    return penalty.coefficient * estimates_BT
 
 
 class OnPolicyDistill(PolicyGradient):

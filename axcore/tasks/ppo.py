@@ -20,17 +20,20 @@ from axcore.config import PositiveFloat, UnitInterval, config
 from axcore.errors import ConfigError
 from axcore.layers import ScalarHead, TokenInfo, whole_rows
 from axcore.module import BatchSpec, ConstantInit, Module, entry
-from axcore.tasks.policy_gradient import OLD_LOG_PROBS, PolicyGradient, TokenArray
-from axcore.tasks.policy_losses import Advantage, KLPenalty, kl_estimates, masked
-from axcore.tasks.preference import REFERENCE
+from axcore.tasks.policy_gradient import (
+    ADVANTAGES,
+    OLD_LOG_PROBS,
+    PolicyGradient,
+    TokenArray,
+    token_penalties,
+)
+from axcore.tasks.policy_losses import Advantage, KLPenalty
 from axcore.tasks.task import TrainedModule
 
 VALUE_HEAD = "value_head"
 """Where the head's parameters are in the state."""
 
 OLD_VALUES = "old_values"
-REFERENCE_LOG_PROBS = "reference_log_probs"
-ADVANTAGES = "advantages"
 RETURNS = "returns"
 
 _SMALLEST_VARIANCE = 1e-8
@@ -102,6 +105,7 @@ class PPO(PolicyGradient):
         value_head: Module.Config = ScalarHead.Config(weight_init=ConstantInit(value=0.0))
 
     config: Config
+    penalizes_rewards = True
     watched_metrics = ("reward", "loss/value", "reference_kl", "entropy", "clip_fraction")
 
     def setup(self, cfg: Any) -> None:
@@ -118,10 +122,7 @@ class PPO(PolicyGradient):
 
     def recorded_arrays(self) -> Mapping[str, TokenArray]:
         """Return what advantages and clips need."""
-        names = [OLD_VALUES]
-        if self.config.kl.coefficient:
-            names.append(REFERENCE_LOG_PROBS)
-        return {**super().recorded_arrays(), **dict.fromkeys(names, TokenArray())}
+        return {**super().recorded_arrays(), OLD_VALUES: TokenArray()}
 
     def finished_arrays(self) -> Mapping[str, TokenArray]:
         """Return advantages and returns."""
@@ -129,7 +130,7 @@ class PPO(PolicyGradient):
 
     def recorded_with(self) -> tuple[str, ...]:
         """Return the head, and the copy of the model where a penalty compares with it."""
-        return (VALUE_HEAD, REFERENCE) if self.config.kl.coefficient else (VALUE_HEAD,)
+        return (VALUE_HEAD, *super().recorded_with())
 
     @entry
     def record(self, batch: Mapping[str, Array]) -> dict[str, Array]:
@@ -139,9 +140,7 @@ class PPO(PolicyGradient):
             hidden = self._hidden(batch, info)
         log_probs_BT, _ = self._predictions_of(hidden, batch)
         found = {OLD_LOG_PROBS: log_probs_BT, OLD_VALUES: self._values(hidden), **routes}
-        if self.config.kl.coefficient:
-            found[REFERENCE_LOG_PROBS] = self.reference_log_probs(batch)
-        return found
+        return {**found, **self.recorded_reference(batch)}
 
     def finish_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return a batch with advantages and returns."""
@@ -167,13 +166,6 @@ class PPO(PolicyGradient):
     ) -> Float[Array, "batch time"]:
         """Return the advantages that `finish_batch` made."""
         return batch[ADVANTAGES]
-
-    def penalize(
-        self, batch: Mapping[str, Array], log_probs_BT: Array, log_ratio_BT: Array, mask_BT: Array
-    ) -> None:
-        """Measure the distance from the model before training; rewards have the penalty."""
-        gap_BT = masked(batch[OLD_LOG_PROBS] - batch[REFERENCE_LOG_PROBS], mask_BT)
-        self.add_measure("reference_kl", jnp.sum(gap_BT), jnp.sum(mask_BT))
 
     def _hidden(self, batch: Mapping[str, Array], info: TokenInfo) -> Array:
         model: Any = self.model  # one with `hidden`, as `CausalLM` has
@@ -210,8 +202,7 @@ class PPO(PolicyGradient):
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of what is measured."""
-        units = {"reference_kl": "nats", "value_clip_fraction": "of tokens"}
-        return {**super().metric_units(), **units}
+        return {**super().metric_units(), "value_clip_fraction": "of tokens"}
 
     def check_batch(self, batch: BatchSpec) -> None:
         """Check that batches are of rollouts, and that nothing is set that is not read.
@@ -237,10 +228,7 @@ def token_rewards(batch: Mapping[str, np.ndarray], mask_BT: Tokens, penalty: KLP
     """
     rewards_BT = np.zeros(mask_BT.shape)
     if penalty.coefficient:
-        gap_BT = np.where(mask_BT > 0, batch[OLD_LOG_PROBS] - batch[REFERENCE_LOG_PROBS], 0)
-        rewards_BT -= penalty.coefficient * np.asarray(
-            kl_estimates(jnp.asarray(gap_BT), penalty.form)
-        )
+        rewards_BT -= token_penalties(batch, mask_BT, penalty)
     rows = np.flatnonzero(mask_BT.any(axis=1))
     last = mask_BT.shape[1] - 1 - np.argmax(mask_BT[rows, ::-1] > 0, axis=1)
     rewards_BT[rows, last] += batch["rewards"][rows]
