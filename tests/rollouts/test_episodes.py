@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -98,7 +97,7 @@ def play(data, prompts, *turns):
     data._episodes._sampler = sampler
     number = range(len(prompts))
     order = dict(zip(number, prompts, strict=True))
-    policy = SimpleNamespace(state={}, step=3)
+    policy = Policy(None, 3, {})
     data._prompts = ([*order.values()], [])
     data._order = [*number]
     found = data.begin_rollout(policy, number)()
