@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from chat_families import FAMILIES, tokenizer_of
-from test_rollouts import small, stop_at
+from small_rollouts import small, stop_at
 
 from axcore.config import evolve
 from axcore.data import Policy
