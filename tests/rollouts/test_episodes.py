@@ -2,13 +2,12 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from chat_families import FAMILIES, tokenizer_of
-from test_rollouts import small, stop_at
+from small_rollouts import small, stop_at
 
 from axcore.config import evolve
 from axcore.data import Policy
@@ -98,7 +97,7 @@ def play(data, prompts, *turns):
     data._episodes._sampler = sampler
     number = range(len(prompts))
     order = dict(zip(number, prompts, strict=True))
-    policy = SimpleNamespace(state={}, step=3)
+    policy = Policy(None, 3, {})
     data._prompts = ([*order.values()], [])
     data._order = [*number]
     found = data.begin_rollout(policy, number)()
