@@ -542,14 +542,22 @@ class Rollouts(DataLoader):
             "seed",
             "shuffle",
         )
-        # Not at all where there is none: runs that were saved before have none.
-        environment = {"environment": repr(cfg.environment)} if cfg.environment else {}
         return {
-            **environment,
+            **self._environment_identity,
             "prompts": digest.hexdigest(),
             "sampling": repr(cfg.sampling),
             **{name: getattr(cfg, name) for name in names},
         }
+
+    @property
+    def _environment_identity(self) -> dict[str, Any]:
+        """What of the environment a batch depends on; nothing where there is none."""
+        if self._environment is None:
+            return {}
+        # Not the config, whose functions are other objects in each process.
+        one = self._environment.environment
+        named = type(one).__qualname__, one.config.max_turns, one.config.max_turn_tokens
+        return {"environment": repr((*named, one.roles, one.tools))}
 
 
 def _arrays_of(cfg: Rollouts.Config) -> list[str]:

@@ -163,7 +163,9 @@ def test_a_rollout_with_replies_survives_being_written(game_data):
     (prompt,) = data._prompts[0]
     found, _ = play(data, [prompt], ["5", "3", "3", "3"], ["5", "5", "5"])
     for one in found:
-        assert Rollout.from_json(json.loads(json.dumps(one.to_json(), allow_nan=False))) == one
+        written = one.to_json()
+        assert json.loads(json.dumps(written, allow_nan=False)) == written  # as checkpoints need it
+        assert Rollout.from_json(written) == one
 
 
 def test_what_is_recorded_is_at_the_places_of_all_tokens_and_replies_count_for_nothing():
@@ -261,6 +263,15 @@ def test_a_template_that_cannot_be_driven_is_refused_by_name(game, with_tools):
         with_tools("mistral-nemo").summary()
     # A text needs no template.
     assert with_tools("hermes-3", **{"data.environment": environment}).summary()
+
+
+def test_a_run_resumes_with_the_function_of_another_process(game):
+    one = of_two_turns(game).data.build()
+    of_others = PythonEnvironment.Config(fn=lambda *_: {}, max_turn_tokens=4, num_workers=1)
+    another = evolve(one.config, environment=of_others).build()
+    longer = evolve(of_others, max_turns=3)
+    assert one._identity == another._identity
+    assert one._identity != evolve(one.config, environment=longer).build()._identity
 
 
 def test_a_reward_may_not_be_called_environment(game):

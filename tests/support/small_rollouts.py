@@ -1,4 +1,4 @@
-"""A config of GRPO that takes no time, and what stops its run at a step."""
+"""A run of rollouts so small that a step takes no time, and what stops it at a step."""
 
 import signal
 

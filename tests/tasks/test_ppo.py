@@ -1,13 +1,13 @@
 """PPO: advantages are those of a plain loop, and nothing depends on padding, parts or a restart."""
 
-import signal
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy_state import numpy_state
 from rounding import assert_same_to_rounding
+from small_rollouts import small as small_rollouts
+from small_rollouts import stop_at
 
 from axcore.config import evolve, update_config
 from axcore.errors import ConfigError
@@ -15,12 +15,10 @@ from axcore.learner import Learner, WarmupCosine
 from axcore.models import llama2
 from axcore.module import functional
 from axcore.rewards import OverlongPenalty
-from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.tasks import GAE, PPO, Advantage, KLPenalty, SamplerCorrection, ValueLoss
 from axcore.tasks.ppo import generalized_advantages, token_rewards, whitened
 from axcore.testing import trainer_on
-from axcore.trainer import StepsDone
 from axcore.trainer.step import TrainStep
 
 MODEL = update_config(llama2("toy"), {"**.num_layers": 1})
@@ -206,31 +204,10 @@ def test_micro_batches_are_one_batch():
 
 def small(**changes):
     """Returns a run of PPO whose steps take no time."""
-    cfg = update_config(
-        grpo_reverse(),
-        {
-            "model.dim": 16,
-            "**.hidden_dim": 16,
-            "data.batch_size": 8,
-            "data.group_size": 4,
-            "data.validation_prompts": 4,
-            # No completion has the reward that a head of zeros expects.
-            "data.rewards": {"short": OverlongPenalty.Config(max_tokens=4, buffer_tokens=4)},
-            "max_steps": 4,
-            "logging.every_steps": 1,
-            "eval_every_steps": 2,
-            "checkpoint.every_steps": 2,
-        },
-    )
+    # No completion has the reward that a head of zeros expects.
+    rewards = {"short": OverlongPenalty.Config(max_tokens=4, buffer_tokens=4)}
+    cfg = small_rollouts(**{"data.rewards": rewards})
     return update_config(evolve(cfg, task=PPO.Config(kl=KL)), changes)
-
-
-def stop_at(step):
-    def observer(event):
-        if isinstance(event, StepsDone) and event.step == step:
-            signal.raise_signal(signal.SIGINT)
-
-    return observer
 
 
 @pytest.mark.slow
