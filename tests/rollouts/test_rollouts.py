@@ -19,7 +19,7 @@ from axcore.inference import Engine
 from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
 from axcore.modifiers import LoRA
-from axcore.module import functional
+from axcore.module import ParamSpec, functional
 from axcore.plugins import Hardware
 from axcore.rewards import PythonReward, Reward
 from axcore.rewards.named import user_function
