@@ -180,7 +180,8 @@ def test_settings_of_commands_that_need_more_than_a_page_has_are_settings(tmp_pa
     rewards = next(one for one in blocks(page, "") if one.startswith("def score("))
     (tmp_path / "rewards.py").write_text(rewards)
     monkeypatch.chdir(tmp_path)
-    found = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    texts = [block.replace("\\\n", " ") for block in blocks(page, "sh")]
+    found = [line for text in texts for line in text.splitlines()]
     found = [shlex.split(line)[2:] for line in found if line.startswith("axcore train ")]
     assert len(found) > 5
     for name, *options in found:
