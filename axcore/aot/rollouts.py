@@ -55,11 +55,14 @@ class SamplesRollouts(Protocol):
         """The engine that samples."""
 
     @property
-    def has_old_log_probs(self) -> bool:
-        """Whether the trainer computes log-probabilities of what was sampled."""
+    def has_records(self) -> bool:
+        """Whether the task records log-probabilities and more of what was sampled."""
 
-    def jitted_log_probs(self, policy: Policy) -> Callable[..., Any]:
-        """Return the program that computes them: `(state, tokens, targets, mask)`."""
+    def record_state(self, state: Any, kept: Any) -> Any:
+        """Return what the program reads of a model's state, and of what the task keeps."""
+
+    def jitted_record(self, policy: Policy) -> Callable[..., Any]:
+        """Return the program that computes them: `(state, batch)`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -321,13 +324,15 @@ class _RolloutMeasurement:
         self._experiment, self._prompt = experiment, prompt or longest
         state = trainer.compiler.abstract_state()
         self._policy_state = trainer.step.own_part(state.model)
+        kept = trainer.step.kept_part(state.model)
+        self._record_state = data.record_state(self._policy_state, kept)
         policy_bytes = bytes_on_a_device(self._policy_state)
         num_copies = cfg.max_lag + 1 if cfg.max_lag else 0
         self._held = {
             "parameters_bytes": policy_bytes,
             "optimizer_bytes": bytes_on_a_device(state.opt_state),
             "frozen_bytes": bytes_on_a_device(state.model) - policy_bytes,
-            "copies_bytes": num_copies * policy_bytes,
+            "copies_bytes": num_copies * bytes_on_a_device(self._record_state),
         }
         self._compile_s = 0.0
 
@@ -458,12 +463,13 @@ class _RolloutMeasurement:
 
     def _old_log_probs(self) -> tuple[list[Phase], int]:
         trainer, data = self._trainer, self._data
-        if not data.has_old_log_probs:
+        if not data.has_records:
             return [], 0
         shape = trainer.batch_spec.num_rows, data.config.seq_len
-        inputs = [jax.ShapeDtypeStruct(shape, one) for one in (jnp.int32, jnp.int32, jnp.bool_)]  # type: ignore[no-untyped-call]
-        program = data.jitted_log_probs(Policy(trainer.model, jit=trainer.compiler.jitted_policy))
-        found = self._compiled(lambda: program.lower(self._policy_state, *inputs))  # type: ignore[attr-defined]
+        dtypes = {"tokens": jnp.int32, "targets": jnp.int32, "token_mask": jnp.bool_}
+        batch = {name: jax.ShapeDtypeStruct(shape, one) for name, one in dtypes.items()}  # type: ignore[no-untyped-call]
+        program = data.jitted_record(Policy(trainer.model, jit=trainer.compiler.jitted_policy))
+        found = self._compiled(lambda: program.lower(self._record_state, batch))  # type: ignore[attr-defined]
         phase = Phase(
             name=OLD_LOG_PROBS,
             rows=shape[0],
@@ -487,7 +493,7 @@ class _RolloutMeasurement:
             if NO_MEMORY not in str(error):
                 raise
             refusal = str(error).splitlines()[0]
-            held = bytes_on_a_device(self._policy_state)
+            held = bytes_on_a_device(self._record_state)
             needed = max(0, (needed_bytes(refusal) or 0) - held)
             return _ProgramCost(temporaries_bytes=needed, refusal=refusal)
         finally:
@@ -498,7 +504,7 @@ class _RolloutMeasurement:
         written_s = total_s((analysis.compute_s, analysis.kernels_s, waiting))
         moved_s = memory_s(sum(one.nbytes for one in analysis.costs), hardware)
         known = written_s is not None and moved_s is not None and not unknown_loops(program)
-        arguments = stats.argument_size_in_bytes - bytes_on_a_device(self._policy_state)
+        arguments = stats.argument_size_in_bytes - bytes_on_a_device(self._record_state)
         return _ProgramCost(
             seconds=max(written_s or 0.0, moved_s or 0.0) if known else None,
             temporaries_bytes=stats.temp_size_in_bytes

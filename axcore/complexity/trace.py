@@ -70,7 +70,7 @@ def trace_model(cfg: Any, hardware: Hardware) -> Trace:
     cfg = resolve(cfg, hardware).config
     task = None if cfg.task is None else cfg.task.build(model=cfg.model)
     model = cfg.model.build() if task is None else task.model
-    batch = _abstract_batch() if task is None else _abstract_batch_of(cfg.data)
+    batch = _abstract_batch() if task is None else _abstract_batch_of(cfg.data, task)
     state = _abstract_state(model if task is None else task)
     with use_policy(KernelPolicy.of(cfg, hardware)), recording_choices() as choices:
         jaxpr = jax.make_jaxpr(_loss_of(task or model))(state, batch).jaxpr
@@ -156,9 +156,11 @@ def _abstract_state(root: Any) -> Any:
     return jax.tree.map(lambda spec: spec.abstract, specs, is_leaf=is_spec)
 
 
-def _abstract_batch_of(data: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the arrays of a loader's batches, without those in trees."""
-    arrays = data.for_shapes().build().batch_spec().arrays
+def _abstract_batch_of(data: Any, task: Module) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the arrays of a loader's batches for a task."""
+    loader = data.for_shapes().build()
+    loader.on_task(task)
+    arrays = loader.batch_spec().arrays
     return {
         name: jax.ShapeDtypeStruct(one.shape, one.dtype)  # type: ignore[no-untyped-call]
         for name, one in arrays.items()

@@ -52,6 +52,7 @@ class Policy:
         step: How many steps made its present weights: their version.
         state: Its present state, on the devices; None while another one is restored. The next step
             takes the memory of these arrays: keep the handle, and none of them.
+        kept: What the task keeps in the state in addition, such as a critic or a reference.
         jit: Jits a function of arrays; a trainer's traces it for its mesh, rules and kernels.
         specs: Specs of the state; arrays that they mark as frozen have the same numbers as long as
             the handle is used. None says nothing of any.
@@ -60,6 +61,7 @@ class Policy:
     module: "Module"
     step: int = 0
     state: Any = attrs.field(default=None, repr=False)
+    kept: Any = attrs.field(factory=dict, repr=False)
     jit: Callable[[Callable[..., Any]], Callable[..., Any]] = attrs.field(
         factory=lambda: _jit, repr=False
     )
@@ -247,6 +249,12 @@ class DataLoader(Configurable, ABC):
     @abstractmethod
     def validation(self, *, process_index: int = 0, process_count: int = 1) -> Iterable[Any]:
         """Return the batches to evaluate on, with as many for every process; maybe none."""
+
+    def on_task(self, task: Any) -> None:
+        """Hear of the task, or the model, that is trained on the batches.
+
+        That is before `batch_spec` is asked for: what it reads may be a part of each batch.
+        """
 
     def check_task(self, task: Any) -> None:
         """Check that batches fit the task, or the model, that is trained on them.

@@ -148,9 +148,13 @@ def _listed(functions: Mapping[str, Any]) -> str:
 
 
 def tool_schema(name: str, fn: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON schema of a function, of its annotations and its docstring."""
+    """Return the JSON schema of a function, of its annotations and its docstring.
+
+    Raises:
+        ConfigError: Its parameters are not known, or cannot be given by name.
+    """
     properties, required = {}, []
-    for parameter in inspect.signature(fn, eval_str=True).parameters.values():
+    for parameter in _parameters(name, fn):
         kind = _TYPES.get(parameter.annotation)
         properties[parameter.name] = {"type": kind} if kind else {}
         if parameter.default is parameter.empty:
@@ -164,3 +168,30 @@ def tool_schema(name: str, fn: Callable[..., Any]) -> dict[str, Any]:
             "parameters": {"type": "object", "properties": properties, "required": required},
         },
     }
+
+
+def _parameters(name: str, fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        found = [*inspect.signature(fn, eval_str=True).parameters.values()]
+    # A built-in has none, and a text as annotation may name what is not there.
+    except (TypeError, ValueError, NameError) as error:
+        raise _not_callable(name, str(error)) from error
+    unnamed = [one for one in found if one.kind in _UNNAMED]
+    if unnamed:
+        raise _not_callable(name, f"its parameter {unnamed[0]} has no name of its own")
+    return found
+
+
+_UNNAMED = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
+
+
+def _not_callable(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"the function {name!r} cannot be called by name: {why}",
+        where="data.environment.functions",
+        hint="def search(query: str, limit: int = 3) -> str: ...",
+    )

@@ -458,10 +458,24 @@ class CausalLM(Module):
             info: Of the tokens.
             temperature: What logits are divided by.
         """
-        x = self.decoder(tokens, info)
-        table = self.decoder.embedding.weight
+        return self.log_probs_and_entropies_of(self.decoder(tokens, info), targets, temperature)
+
+    @entry
+    def log_probs_and_entropies_of(
+        self,
+        hidden: Float[Array, "batch time dim"],
+        targets: Int[Array, "batch time"],
+        temperature: float = 1.0,
+    ) -> tuple[Float[Array, "batch time"], Float[Array, "batch time"]]:
+        """Return what `log_probs_and_entropies` does, of hidden vectors that something else reads.
+
+        Args:
+            hidden: What `hidden` returned.
+            targets: The token after each.
+            temperature: What logits are divided by.
+        """
         found: tuple[Array, Array] = self.head.log_probs_and_entropies(
-            x, table, targets, temperature=temperature
+            hidden, self.decoder.embedding.weight, targets, temperature=temperature
         )
         return found
 

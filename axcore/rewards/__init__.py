@@ -12,10 +12,12 @@ from axcore.rewards.builtin import (
 )
 from axcore.rewards.failures import FailureBudget
 from axcore.rewards.judge import Judge
+from axcore.rewards.model_reward import ModelReward
 from axcore.rewards.pool import RewardPool
 from axcore.rewards.reward import (
     ANSWER,
     COMPLETION_TOKENS,
+    BatchReward,
     Reward,
     ScoreRequest,
     WorkerReward,
@@ -25,12 +27,14 @@ from axcore.rewards.reward import (
 __all__ = [
     "ANSWER",
     "COMPLETION_TOKENS",
+    "BatchReward",
     "CodeTests",
     "ExactMatch",
     "FailureBudget",
     "FieldValue",
     "Judge",
     "MatchingCharacters",
+    "ModelReward",
     "NumericAnswer",
     "OverlongPenalty",
     "PythonReward",

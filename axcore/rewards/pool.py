@@ -5,14 +5,21 @@ one keeps none of the others waiting. A completion whose reward fails has nan, n
 """
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from axcore.resilience.event_log import EventLog
 from axcore.rewards.failures import FailureBudget, Failures
-from axcore.rewards.reward import Reward, ScoreRequest, WorkerReward, checked_score
+from axcore.rewards.reward import (
+    BatchReward,
+    Reward,
+    ScoreRequest,
+    WorkerReward,
+    checked_score,
+)
 from axcore.rewards.worker import NotAnswered, WorkerNotStarted
 from axcore.rewards.worker_process import SHOWN
 from axcore.rewards.workers import Workers
@@ -72,7 +79,7 @@ class RewardPool:
                 if isinstance(reward, WorkerReward)
             }
             for name, reward in self._rewards.items():
-                scores = waiting.get(name) or [_scored_here(reward, one) for one in requests]
+                scores = waiting.get(name) or _all_scored_here(reward, requests)
                 found[name] = self._collected(name, requests, scores)
         except BaseException:
             # What is still computed would keep the run from its end.
@@ -102,12 +109,26 @@ class RewardPool:
         return found
 
 
-def _scored_here(reward: Reward, request: ScoreRequest) -> "Future[float]":
-    """Return the score of a reward that runs in this process."""
+def _all_scored_here(reward: Reward, requests: Sequence[ScoreRequest]) -> "list[Future[float]]":
+    """Return the scores of a reward that runs in this process."""
+    if isinstance(reward, BatchReward):
+        try:
+            values = reward.score_all(requests)
+        except Exception:
+            values = []  # each by itself, so that one that cannot be scored fails alone
+        if len(values) == len(requests):
+            return [_scored(partial(checked_score, value)) for value in values]
+    return [_scored(partial(_score, reward, one)) for one in requests]
+
+
+def _score(reward: Reward, request: ScoreRequest) -> float:
+    return checked_score(reward.score(request.prompt, request.completion, request.fields))
+
+
+def _scored(compute: Callable[[], float]) -> "Future[float]":
     score: Future[float] = Future()
     try:
-        value = reward.score(request.prompt, request.completion, request.fields)
-        score.set_result(checked_score(value))
+        score.set_result(compute())
     except Exception as error:
         shown = "".join(traceback.format_exception(error))[-SHOWN:]
         score.set_exception(NotAnswered(f"it raised {type(error).__name__}: {error}", shown))

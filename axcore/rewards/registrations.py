@@ -16,6 +16,7 @@ def rewards() -> Iterator[RewardFunction]:
         ("overlong", "OverlongPenalty", "From 0 down to -1 for completions that are too long"),
         ("field", "FieldValue", "The number in a field, as an environment writes one"),
         ("code", "CodeTests", "What a program passes of the prompt's tests, in the sandbox"),
+        ("reward_model", "ModelReward", "The score of a run of `axcore train reward-model`"),
         ("judge", "Judge", "The score of a model that is asked over HTTP"),
     ):
         ref = Ref(f"axcore.rewards:{config}.Config")

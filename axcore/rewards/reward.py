@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -82,6 +82,28 @@ class WorkerReward(Reward):
         memory_mib: PositiveInt = 8192
 
     config: Config
+
+
+class BatchReward(Reward):
+    """A reward in the trainer's process that scores many completions at once, as a model does."""
+
+    @config
+    class Config(Reward.Config):
+        """Describes a reward that scores many completions at once."""
+
+    config: Config
+
+    @abstractmethod
+    def score_all(self, requests: "Sequence[ScoreRequest]") -> Sequence[float]:
+        """Return what completions are worth; each score depends on its own completion alone.
+
+        Where it raises an exception, each completion is scored by itself, and those that raise one
+        again have failed.
+        """
+
+    def score(self, prompt: str, completion: str, fields: Mapping[str, Any]) -> float:
+        """Return what one completion is worth."""
+        return self.score_all([ScoreRequest(prompt, completion, fields)])[0]
 
 
 @attrs.frozen

@@ -13,7 +13,14 @@ import attrs
 import numpy as np
 
 from axcore.data.packing.packing import Batch
-from axcore.tasks.policy_gradient import FAILED_PREFIX, OLD_LOG_PROBS, REWARD_PREFIX
+from axcore.tasks.policy_gradient import FAILED_PREFIX, REWARD_PREFIX, TokenArray
+from axcore.tasks.policy_losses import group_statistics
+
+
+def _same_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return what is equal where arrays are."""
+    return {name: (one.dtype.str, one.shape, one.tobytes()) for name, one in arrays.items()}
+
 
 ENVIRONMENT = "environment"
 """What failures of the environment go by, next to those of rewards."""
@@ -34,8 +41,8 @@ class Rollout:
         group: Which prompt of the run it answers, from 0.
         sample: Which of the answers to it, from 0.
         weight_version: Steps that made the weights which sampled it.
-        old_log_probs: The tokens' log-probabilities as the trainer computed them with these
-            weights; empty where it is trained on before they change.
+        recorded: What the task recorded with these weights at each token but the last, of prompt
+            and completion, `[tokens, ...]` by name; empty where nothing needs it.
         replies: Where replies of the environment begin and end in `tokens`.
         environment_failed: Whether the environment failed, so that it has no reward.
     """
@@ -49,7 +56,7 @@ class Rollout:
     group: int
     sample: int
     weight_version: int
-    old_log_probs: tuple[float, ...] = ()
+    recorded: Mapping[str, np.ndarray] = attrs.field(factory=dict, eq=_same_arrays)
     replies: tuple[tuple[int, int], ...] = ()
     environment_failed: bool = False
 
@@ -68,7 +75,8 @@ class Rollout:
         rewards = {name: _finite(value) for name, value in self.rewards.items()}
         rest: dict[str, Any] = {"rewards": rewards, "reward": _finite(self.reward)}
         rest |= {"replies": [list(one) for one in self.replies]}
-        return {**attrs.asdict(self), **packed, **rest}
+        recorded = {name: _packed_array(array) for name, array in self.recorded.items()}
+        return {**attrs.asdict(self, recurse=False), **packed, **rest, "recorded": recorded}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Rollout":
@@ -80,13 +88,15 @@ class Rollout:
         """
         arrays = {name: _unpacked(data[name], kind) for name, kind in _PACKED.items()}
         rewards = {name: _number(value) for name, value in data["rewards"].items()}
+        recorded = {name: _unpacked_array(one) for name, one in data["recorded"].items()}
         # A run that was saved before there were environments has no replies.
         replies = tuple((int(begin), int(end)) for begin, end in data.get("replies", ()))
-        rest = {"rewards": rewards, "reward": _number(data["reward"]), "replies": replies}
+        rest = {"rewards": rewards, "reward": _number(data["reward"])}
+        rest |= {"replies": replies, "recorded": recorded}
         return cls(**{**data, **arrays, **rest})
 
 
-_PACKED = {"prompt": "<i4", "tokens": "<i4", "log_probs": "<f4", "old_log_probs": "<f4"}
+_PACKED = {"prompt": "<i4", "tokens": "<i4", "log_probs": "<f4"}
 """Fields that are written as bytes, which is shorter than digits."""
 
 
@@ -96,6 +106,17 @@ def _packed(values: Sequence[float], kind: str) -> str:
 
 def _unpacked(text: str, kind: str) -> tuple[Any, ...]:
     return tuple(np.frombuffer(base64.b64decode(text), kind).tolist())
+
+
+def _packed_array(array: np.ndarray) -> dict[str, Any]:
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    data = base64.b64encode(little.tobytes()).decode()
+    return {"dtype": little.dtype.str, "shape": list(array.shape), "data": data}
+
+
+def _unpacked_array(saved: Mapping[str, Any]) -> np.ndarray:
+    flat = np.frombuffer(base64.b64decode(saved["data"]), saved["dtype"])
+    return flat.reshape(saved["shape"])
 
 
 def _finite(value: float) -> float | None:
@@ -123,12 +144,21 @@ def batch_of(
     pad_id: int,
     reward_names: Sequence[str],
     *,
+    recorded: Mapping[str, TokenArray] = {},
     has_environment: bool = False,
 ) -> Batch:
     """Return rollouts as arrays, in their order; None is a row of padding.
 
     Those of one group follow each other. A rollout whose reward or environment failed weighs
     nothing, and its group is compared without it.
+
+    Args:
+        rollouts: The rows.
+        seq_len: Tokens of a row.
+        pad_id: The token of padding.
+        reward_names: Rewards that the batch shows.
+        recorded: What each rollout has recorded.
+        has_environment: Whether the batch shows which environments failed.
     """
     num_rows = len(rollouts)
     batch: Batch = {
@@ -139,31 +169,25 @@ def batch_of(
         "sampler_log_probs": np.zeros((num_rows, seq_len), np.float32),
         "rewards": np.zeros(num_rows, np.float32),
         "row_weights": np.zeros(num_rows, np.float32),
+        "group": np.full(num_rows, -1, np.int32),
         **{
             prefix + name: np.zeros(num_rows, np.float32)
             for prefix in (REWARD_PREFIX, FAILED_PREFIX)
             for name in reward_names
         },
     }
+    for name, spec in recorded.items():
+        batch[name] = np.zeros((num_rows, seq_len, *spec.shape), spec.dtype)
     for row, one in enumerate(rollouts):
         if one is not None:
             _write_row(batch, row, one)
+            for name in recorded:
+                batch[name][row, : len(one.recorded[name])] = one.recorded[name]
     if has_environment:
         failed = [one is not None and one.environment_failed for one in rollouts]
         batch[FAILED_PREFIX + ENVIRONMENT] = np.asarray(failed, np.float32)
-    if any(one is not None and one.old_log_probs for one in rollouts):
-        batch[OLD_LOG_PROBS] = _of_tokens(rollouts, seq_len)
-    batch |= _statistics(rollouts, batch["rewards"], batch["row_weights"])
+    batch |= group_statistics(batch["rewards"], batch["row_weights"], batch["group"])
     return batch
-
-
-def _of_tokens(rollouts: Sequence[Rollout | None], seq_len: int) -> np.ndarray:
-    """Return the old log-probability of each sampled token at its place, else 0."""
-    found = np.zeros((len(rollouts), seq_len), np.float32)
-    for row, one in enumerate(rollouts):
-        if one is not None and one.old_log_probs:
-            found[row, len(one.prompt) - 1 + np.flatnonzero(one.is_sampled)] = one.old_log_probs
-    return found
 
 
 def _write_row(batch: Batch, row: int, one: Rollout) -> None:
@@ -171,6 +195,7 @@ def _write_row(batch: Batch, row: int, one: Rollout) -> None:
     length, begin = len(text) - 1, len(one.prompt) - 1
     batch["tokens"][row, :length], batch["targets"][row, :length] = text[:-1], text[1:]
     batch["token_mask"][row, :length] = True
+    batch["group"][row] = one.group
     batch["loss_weights"][row, begin:length] = one.is_sampled
     batch["sampler_log_probs"][row, begin:length] = one.log_probs
     for name, value in one.rewards.items():
@@ -179,30 +204,3 @@ def _write_row(batch: Batch, row: int, one: Rollout) -> None:
         batch[REWARD_PREFIX + name][row] = 0 if is_failed else value
     if np.isfinite(one.reward):
         batch["rewards"][row], batch["row_weights"][row] = one.reward, 1
-
-
-def _statistics(
-    rollouts: Sequence[Rollout | None], rewards: np.ndarray, weights: np.ndarray
-) -> Batch:
-    """Return mean, deviation and size of each row's group, and the batch's deviation.
-
-    Deviations divide by the number less one, as TRL's do.
-    """
-    groups = np.asarray([-1 if one is None else one.group for one in rollouts])
-    found = {name: np.zeros(len(rollouts), np.float32) for name in ("mean", "std", "size")}
-    for group in set(groups.tolist()) - {-1}:
-        rows = (groups == group) & (weights > 0)
-        values = rewards[rows].astype(np.float64)
-        if len(values):
-            found["mean"][rows], found["std"][rows] = values.mean(), _deviation(values)
-            found["size"][rows] = len(values)
-    counted = rewards[weights > 0].astype(np.float64)
-    batch_std = np.full(len(rollouts), _deviation(counted), np.float32)
-    return {**{f"group_{name}": array for name, array in found.items()}, "batch_std": batch_std}
-
-
-def _deviation(values: np.ndarray) -> float:
-    # Of equal rewards exactly 0: a rounding error, divided by itself, would be an advantage of 1.
-    if len(values) < 2 or np.all(values == values[0]):
-        return 0.0
-    return float(values.std(ddof=1))

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
@@ -31,8 +31,7 @@ from axcore.environments import EnvironmentPool
 from axcore.environments.named import EnvironmentConfig
 from axcore.errors import ConfigError, DataError
 from axcore.inference import EngineConfig, Sampling
-from axcore.layers import whole_rows
-from axcore.module import ArraySpec, BatchSpec, Module, functional
+from axcore.module import ArraySpec, BatchSpec, functional
 from axcore.rewards import COMPLETION_TOKENS, FailureBudget, RewardPool, ScoreRequest
 from axcore.rewards.named import RewardConfigs
 from axcore.rollouts.batches import RolloutBatches
@@ -42,9 +41,10 @@ from axcore.rollouts.rollout import ENVIRONMENT, Rollout, batch_of
 from axcore.rollouts.sampler import PolicySampler
 from axcore.tasks.policy_gradient import (
     FAILED_PREFIX,
-    OLD_LOG_PROBS,
     REWARD_PREFIX,
     ROLLOUT_ARRAYS,
+    PolicyGradient,
+    TokenArray,
 )
 
 MESSAGES = "messages"
@@ -153,7 +153,8 @@ class Rollouts(DataLoader):
         )
         self._evaluated: Policy | None = None
         self.evaluated = []
-        self._old_log_probs: Any = None
+        self._task: PolicyGradient | None = None
+        self._record: Any = None
 
     @property
     def engine_config(self) -> EngineConfig:
@@ -179,11 +180,17 @@ class Rollouts(DataLoader):
         }
         names = [name for name in ROLLOUT_ARRAYS if name not in tokens]
         of_rows = {
-            name: ArraySpec(shape=(rows,), axes=("batch",), dtype="float32")
+            name: ArraySpec(
+                shape=(rows,), axes=("batch",), dtype="int32" if name == "group" else "float32"
+            )
             for name in (*names, *_arrays_of(cfg))
         }
-        if self.has_old_log_probs:
-            tokens[OLD_LOG_PROBS] = tokens["sampler_log_probs"]
+        for name, one in {**self._recorded, **self._finished}.items():
+            tokens[name] = ArraySpec(
+                shape=(rows, cfg.seq_len, *one.shape),
+                axes=("batch", "time", *[None] * len(one.shape)),
+                dtype=one.dtype,
+            )
         return BatchSpec(
             arrays={**tokens, **of_rows},
             unit="token",
@@ -222,6 +229,10 @@ class Rollouts(DataLoader):
             if begin == 0:
                 self.evaluated = found
             yield self.batch([*found, *[None] * (size - len(found))])
+
+    def on_task(self, task: Any) -> None:
+        """Hear which task compares with what it recorded when completions were sampled."""
+        self._task = task if isinstance(task, PolicyGradient) else None
 
     def check_task(self, task: Any) -> None:
         """Check that there are the rewards that a task reads, and that it has our temperature.
@@ -293,12 +304,19 @@ class Rollouts(DataLoader):
 
     def batch(self, rollouts: Sequence[Rollout | None]) -> Batch:
         """Return rollouts as the arrays of a batch; None is a row of padding."""
+        batch = self._arrays(rollouts, self._recorded)
+        return batch if self._task is None else self._task.finish_batch(batch)
+
+    def _arrays(
+        self, rollouts: Sequence[Rollout | None], recorded: Mapping[str, TokenArray] = {}
+    ) -> Batch:
         cfg = self.config
         return batch_of(
             rollouts,
             cfg.seq_len,
             self.tokenizer.pad_id,
             tuple(cfg.rewards),
+            recorded=recorded,
             has_environment=cfg.environment is not None,
         )
 
@@ -318,9 +336,12 @@ class Rollouts(DataLoader):
                 hint="call on_policy(Policy(module, step, state)) first; a Trainer does",
             )
         state, version = policy.state, policy.step
+        # Also where nothing is recorded: it is the state of the model then.
+        whole = self.record_state(state, policy.kept)
         if self.config.max_lag:
             # Steps take the memory of the policy's own arrays while these are still in use.
-            state = jax.tree.map(jnp.copy, state)
+            whole = jax.tree.map(jnp.copy, whole)
+            state = {name: whole[name] for name in state}
         sampled = self._episodes.begin(
             policy,
             state,
@@ -341,45 +362,71 @@ class Rollouts(DataLoader):
                 self._rollout(one, unscored if one.has_failed else next(scores), version)
                 for one in episodes
             ]
-            if self.has_old_log_probs:
-                return self._with_old_log_probs(policy, state, rollouts)
-            return rollouts
+            return self._with_recorded(policy, whole, rollouts)
 
         # Once: whoever saves the position asks, and whoever trains.
         return lru_cache(finished)
 
     @property
-    def has_old_log_probs(self) -> bool:
-        """Whether batches may be trained on by other weights than sampled them."""
-        return self.batches_of_rollout > 1 or self.config.max_lag > 0
+    def has_records(self) -> bool:
+        """Whether the task records something of each rollout: an update needs it."""
+        return bool(self._recorded)
 
     @property
     def batches_of_rollout(self) -> int:
         """How many batches are trained on before the next rollout."""
         return self.config.batches_per_rollout * self.config.epochs_per_rollout
 
-    def jitted_log_probs(self, policy: Policy) -> Callable[..., Array]:
-        """Return the program of log-probabilities: `(state, tokens, targets, token_mask)`."""
-        return policy.jit(partial(_log_probs, policy.module, self.config.sampling.temperature))
+    @property
+    def _recorded(self) -> Mapping[str, TokenArray]:
+        task = self._task
+        # By other weights than sampled them, where there are several batches, or a lag.
+        is_reused = self.batches_of_rollout > 1 or self.config.max_lag > 0
+        if task is None or not (is_reused or task.always_records):
+            return {}
+        return task.recorded_arrays()
 
-    def _with_old_log_probs(
-        self, policy: Policy, state: Any, rollouts: list[Rollout]
-    ) -> list[Rollout]:
-        """Return rollouts with log-probabilities as the trainer computes them."""
-        if self._old_log_probs is None:
-            self._old_log_probs = self.jitted_log_probs(policy)
-        found = []
-        size = self.config.batch_size
+    @property
+    def _finished(self) -> Mapping[str, TokenArray]:
+        return {} if self._task is None else self._task.finished_arrays()
+
+    def record_state(self, state: Any, kept: Any) -> Any:
+        """Return what `jitted_record` reads of a model's state, and of what the task keeps."""
+        if self._task is None or not self._recorded:
+            return state
+        return {**state, **{name: kept[name] for name in self._task.recorded_with()}}
+
+    def jitted_record(self, policy: Policy) -> Callable[..., dict[str, Array]]:
+        """Return the program of what the task records.
+
+        Its arguments are what `record_state` returns, and a dict of `tokens`, `targets` and
+        `token_mask`.
+        """
+        task = self._task
+
+        def record(state: Any, batch: Any) -> Any:
+            return functional(task, state, batch, method="record")[0]  # type: ignore[arg-type]
+
+        return policy.jit(record)
+
+    def _with_recorded(self, policy: Policy, state: Any, rollouts: list[Rollout]) -> list[Rollout]:
+        """Return rollouts with what the task records by the weights that sampled them."""
+        task, size, found = self._task, self.config.batch_size, []
+        if task is None or not self._recorded:
+            return rollouts
+        if self._record is None:
+            self._record = self.jitted_record(policy)
         for begin in range(0, len(rollouts), size):
             rows: list[Rollout | None] = [*rollouts[begin : begin + size]]
-            batch = self.batch([*rows, *[None] * (size - len(rows))])  # one shape, one program
-            names = ("tokens", "targets", "token_mask")
-            arrays = (batch[name] for name in names)
-            log_probs_BT = np.asarray(self._old_log_probs(state, *arrays))
+            padded = [*rows, *[None] * (size - len(rows))]  # one shape, one program
+            batch = self._arrays(padded)
+            read = {name: batch[name] for name in ("tokens", "targets", "token_mask")}
+            arrays = {name: np.asarray(one) for name, one in self._record(state, read).items()}
+            task.check_recorded(arrays)
             for row, one in enumerate(rollouts[begin : begin + size]):
-                is_sampled_T = batch["loss_weights"][row] > 0
-                old = tuple(log_probs_BT[row][is_sampled_T].tolist())
-                found.append(attrs.evolve(one, old_log_probs=old))
+                length = len(one.prompt) + len(one.tokens) - 1
+                recorded = {name: arrays[name][row, :length] for name in self._recorded}
+                found.append(attrs.evolve(one, recorded=recorded))
         return found
 
     def _rollout(self, episode: Episode, rewards: Mapping[str, float], version: int) -> Rollout:
@@ -495,14 +542,22 @@ class Rollouts(DataLoader):
             "seed",
             "shuffle",
         )
-        # Not at all where there is none: runs that were saved before have none.
-        environment = {"environment": repr(cfg.environment)} if cfg.environment else {}
         return {
-            **environment,
+            **self._environment_identity,
             "prompts": digest.hexdigest(),
             "sampling": repr(cfg.sampling),
             **{name: getattr(cfg, name) for name in names},
         }
+
+    @property
+    def _environment_identity(self) -> dict[str, Any]:
+        """What of the environment a batch depends on; nothing where there is none."""
+        if self._environment is None:
+            return {}
+        # Not the config, whose functions are other objects in each process.
+        one = self._environment.environment
+        named = type(one).__qualname__, one.config.max_turns, one.config.max_turn_tokens
+        return {"environment": repr((*named, one.roles, one.tools))}
 
 
 def _arrays_of(cfg: Rollouts.Config) -> list[str]:
@@ -536,21 +591,3 @@ def _check(cfg: Rollouts.Config) -> None:
             where="data.max_new_tokens",
             hint=f"--set data.seq_len={2 * cfg.max_new_tokens}",
         )
-
-
-def _log_probs(
-    module: Module, temperature: float, state: Any, tokens: Array, targets: Array, mask: Array
-) -> Array:
-    """Return what the trainer will compute, `[batch, time]`, without dropout."""
-    info = whole_rows(tokens, mask)
-    (log_probs, _), _ = functional(
-        module,
-        state,
-        tokens,
-        targets,
-        info,
-        temperature,
-        method="log_probs_and_entropies",
-    )
-    found: Array = log_probs
-    return found

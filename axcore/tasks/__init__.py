@@ -15,8 +15,10 @@ from axcore.tasks.policy_gradient import (
     DrGRPO,
     OnPolicyDistill,
     PolicyGradient,
+    RoutingReplay,
 )
 from axcore.tasks.policy_losses import Advantage, Clip, KLPenalty, SamplerCorrection
+from axcore.tasks.ppo import GAE, PPO, ValueLoss
 from axcore.tasks.preference import (
     DPO,
     IPO,
@@ -29,16 +31,18 @@ from axcore.tasks.preference import (
 )
 from axcore.tasks.reward_model import RewardModel, rewards
 from axcore.tasks.supervised import Classification, Regression, SupervisedTask
-from axcore.tasks.task import FrozenModel, Task
+from axcore.tasks.task import FrozenModel, Task, TrainedModule
 
 __all__ = [
     "DAPO",
     "DPO",
+    "GAE",
     "GRPO",
     "GSPO",
     "IPO",
     "KTO",
     "ORPO",
+    "PPO",
     "RLOO",
     "Advantage",
     "Answers",
@@ -56,10 +60,13 @@ __all__ = [
     "ReferenceTask",
     "Regression",
     "RewardModel",
+    "RoutingReplay",
     "SamplerCorrection",
     "SimPO",
     "SupervisedTask",
     "Task",
+    "TrainedModule",
+    "ValueLoss",
     "divergence",
     "kl_divergence",
     "rewards",

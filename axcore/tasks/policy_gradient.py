@@ -8,11 +8,14 @@ GRPO, Dr. GRPO, DAPO, GSPO and RLOO are five settings of it.
 Letters: B rows, T tokens of a row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
+import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from axcore.config import (
@@ -22,10 +25,12 @@ from axcore.config import (
     PositiveInt,
     config,
     find_config,
+    update_config,
 )
-from axcore.errors import ConfigError
-from axcore.layers import Dropout, whole_rows
-from axcore.module import BatchSpec, ModelFlops
+from axcore.errors import ConfigError, ModuleError
+from axcore.layers import Dropout, TokenInfo, whole_rows
+from axcore.layers.moe import RECORDED_ROUTES, REPLAYED_ROUTES, Routes, routes_of_token
+from axcore.module import BatchSpec, ModelFlops, entry
 from axcore.tasks.distillation import check_same_tokens, flops_with_teacher
 from axcore.tasks.policy_losses import (
     Advantage,
@@ -35,11 +40,12 @@ from axcore.tasks.policy_losses import (
     advantages,
     at_level,
     clipped_losses,
+    group_statistics,
     kl_estimates,
     masked,
     sampler_weights,
 )
-from axcore.tasks.preference import ReferenceTask
+from axcore.tasks.preference import REFERENCE, ReferenceTask
 from axcore.tasks.task import FrozenModel, Task
 
 ROLLOUT_ARRAYS = (
@@ -49,6 +55,7 @@ ROLLOUT_ARRAYS = (
     "loss_weights",
     "sampler_log_probs",
     "rewards",
+    "group",
     "group_mean",
     "group_std",
     "group_size",
@@ -57,8 +64,20 @@ ROLLOUT_ARRAYS = (
 )
 """The arrays of every batch of rollouts."""
 
+ROUTES = "routes"
+"""The array of batches that has the experts of each token, `[batch, time, routers, choices]`."""
+
+NUM_ROUTERS = "num_routers"
+"""How many routers ran while routes were recorded, in each row; no batch has it."""
+
 OLD_LOG_PROBS = "old_log_probs"
 """The array of batches that are trained on after the policy has changed."""
+
+REFERENCE_LOG_PROBS = "reference_log_probs"
+"""The array of batches whose rewards have a penalty of their distance from the reference."""
+
+ADVANTAGES = "advantages"
+"""The array of batches whose tokens are judged on the host."""
 
 REWARD_PREFIX = "reward."
 """What the arrays of single rewards begin with."""
@@ -67,11 +86,25 @@ FAILED_PREFIX = "failed."
 """What the arrays begin with that are 1 where a reward failed."""
 
 
+@attrs.frozen
+class TokenArray:
+    """An array `[batch, time, ...]` that a task needs in a batch of rollouts.
+
+    Args:
+        shape: Its shape after the first two dimensions.
+        dtype: Its dtype.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+
 class PolicyGradient(ReferenceTask):
     """`-min(r A, clip(r) A)` of each sampled token, r the ratio to the policy that sampled it.
 
     Attributes:
         reads_rewards: Whether completions need a reward.
+        penalizes_rewards: Whether `kl` comes off the rewards, rather than being a loss of its own.
     """
 
     @config
@@ -91,6 +124,11 @@ class PolicyGradient(ReferenceTask):
             temperature: What the sampler divided logits by.
             sampler: How losses are weighted where the sampler's probabilities are not the
                 trainer's.
+            routing_replay: Whether updates send each token to the experts that the weights which
+                sampled it chose, when old log-probabilities were computed. Without, an update may
+                choose others, and ratios are then of two different mixtures.
+
+        Source: Zheng et al. 2025, arXiv:2507.18071, section 5.3, for `routing_replay`.
         """
 
         advantage: Advantage = Advantage()
@@ -101,20 +139,125 @@ class PolicyGradient(ReferenceTask):
         entropy_bonus: NonNegativeFloat = 0.0
         temperature: PositiveFloat = 1.0
         sampler: SamplerCorrection = SamplerCorrection()
+        routing_replay: bool = False
 
     config: Config
     reads_rewards = True
+    penalizes_rewards = False
     watched_metrics = ("reward", "loss/kl", "entropy", "clip_fraction", "completion_tokens")
+
+    @property
+    def records_reference(self) -> bool:
+        """Whether `record` returns the log-probabilities that tokens had before training."""
+        return self.penalizes_rewards and bool(self.config.kl.coefficient)
+
+    @property
+    def always_records(self) -> bool:
+        """Whether `record` is needed even where the weights that sampled are those that train."""
+        return self.config.routing_replay or self.records_reference
+
+    def recorded_arrays(self) -> Mapping[str, TokenArray]:
+        """Return what `record` returns, by name."""
+        found = {OLD_LOG_PROBS: TokenArray(), **self._recorded_routes()}
+        return {**found, REFERENCE_LOG_PROBS: TokenArray()} if self.records_reference else found
+
+    def finished_arrays(self) -> Mapping[str, TokenArray]:
+        """Return what `finish_batch` adds, by name."""
+        return {}
+
+    @entry
+    def record(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what the weights that sampled say about each token; updates compare with it.
+
+        Args:
+            batch: `tokens`, `targets` and `token_mask`, `[batch, time]` each.
+        """
+        info = whole_rows(batch["tokens"], batch["token_mask"])
+        with self.recording_routes(batch) as routes:
+            log_probs_BT, _ = self.predictions(batch, info)
+        return {OLD_LOG_PROBS: log_probs_BT, **routes, **self.recorded_reference(batch)}
+
+    def recorded_reference(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what the model before training says, where rewards have a penalty of it."""
+        if not self.records_reference:
+            return {}
+        return {REFERENCE_LOG_PROBS: self.reference_log_probs(batch)}
+
+    def recorded_with(self) -> tuple[str, ...]:
+        """Return the names of what the task keeps in the state, and `record` reads."""
+        return (REFERENCE,) if self.records_reference else ()
+
+    def finish_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a batch with what depends on all of its rows, on the host.
+
+        A step may see a part of the rows at a time.
+        """
+        return batch
+
+    @contextmanager
+    def recording_routes(self, batch: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        """Yield a dict that has the routes of a block's call of the model after it, if replayed."""
+        found: dict[str, Array] = {}
+        if not self.config.routing_replay:
+            yield found
+            return
+        token = routes_of_token(self.model)
+        routes = Routes.of(jnp.zeros((*batch["tokens"].shape, *token.shape), token.dtype))
+        with self.with_shared(RECORDED_ROUTES, routes):
+            yield found
+            routes = self.get_shared(RECORDED_ROUTES)
+        found |= {ROUTES: routes.experts, NUM_ROUTERS: routes.router}
+
+    def check_recorded(self, recorded: Mapping[str, np.ndarray]) -> None:
+        """Check what `record` returned, on the host.
+
+        Raises:
+            ModuleError: Other routers ran than were counted: choices would go to other layers.
+        """
+        if not self.config.routing_replay:
+            return
+        num_routers, num_ran = recorded[ROUTES].shape[2], int(recorded[NUM_ROUTERS][0])
+        # Fewer may run than there are, as of heads that only pre-training has: the same ones run in
+        # every update. Of more, two would share a place.
+        if not 0 < num_ran <= num_routers:
+            raise ModuleError(
+                f"the model has {num_routers} routers, but {num_ran} ran in one call: a layer "
+                "that runs its router several times cannot be replayed",
+                where="task.routing_replay",
+                hint="--set task.routing_replay=false",
+            )
+
+    @contextmanager
+    def replaying_routes(self, batch: Mapping[str, Array]) -> Iterator[None]:
+        """Send tokens to the experts that the batch names, in a block's call of the model."""
+        if not self.config.routing_replay:
+            yield
+            return
+        with self.with_shared(REPLAYED_ROUTES, Routes.of(batch[ROUTES])):
+            yield
+
+    def _recorded_routes(self) -> dict[str, TokenArray]:
+        if not self.config.routing_replay:
+            return {}
+        token = routes_of_token(self.model)
+        return {ROUTES: TokenArray(token.shape, str(token.dtype))}
+
+    def predictions(self, batch: Mapping[str, Array], info: TokenInfo) -> tuple[Array, Array]:
+        """Return log-probability and entropy of each token."""
+        model: Any = self.model  # one with `log_probs_and_entropies`, as `CausalLM` has
+        found: tuple[Array, Array] = model.log_probs_and_entropies(
+            batch["tokens"], batch["targets"], info, temperature=self.config.temperature
+        )
+        return found
 
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Add the loss by the name `policy`, the penalty as `kl`, and what is measured of both."""
         cfg = self.config
-        inputs = batch["tokens"], batch["targets"]
         info = whole_rows(batch["tokens"], batch["token_mask"])
         # 0 for what the policy did not write, and for rows without a reward.
         mask_BT = batch["loss_weights"] * batch["row_weights"][:, None]
-        model: Any = self.model  # one with `log_probs_and_entropies`, as `CausalLM` has
-        found = model.log_probs_and_entropies(*inputs, info, temperature=cfg.temperature)
+        with self.replaying_routes(batch):
+            found = self.predictions(batch, info)
         log_probs_BT, entropies_BT = (masked(one, mask_BT) for one in found)
         current_BT = jax.lax.stop_gradient(log_probs_BT)
         # Where the policy has not changed since, its own log-probabilities are the old ones: the
@@ -132,13 +275,7 @@ class PolicyGradient(ReferenceTask):
             total = -jnp.sum(entropies_BT * mask_BT)
             self.add_loss("entropy_bonus", total, jnp.sum(mask_BT), scale=cfg.entropy_bonus)
         if cfg.kl.coefficient:
-            reference_BT, _ = self.reference(
-                "log_probs_and_entropies", *inputs, info, cfg.temperature
-            )
-            kl_BT = kl_estimates(log_probs_BT - masked(reference_BT, mask_BT), cfg.kl.form)
-            if cfg.kl.is_weighted_by_ratio:
-                kl_BT *= jnp.exp(log_ratio_BT)
-            self._add_mean("kl", kl_BT, mask_BT, scale=cfg.kl.coefficient)
+            self.penalize(batch, log_probs_BT, log_ratio_BT, mask_BT)
         self._measure(batch, mask_BT, entropies_BT, is_clipped_BT, gap_BT)
 
     def token_advantages(
@@ -153,6 +290,29 @@ class PolicyGradient(ReferenceTask):
         """
         found_B = advantages(self.config.advantage, batch)
         return jnp.broadcast_to(found_B[:, None], mask_BT.shape)
+
+    def penalize(
+        self, batch: Mapping[str, Array], log_probs_BT: Array, log_ratio_BT: Array, mask_BT: Array
+    ) -> None:
+        """Add what it costs to be away from the model before training, or measure how far it is."""
+        cfg = self.config
+        if self.records_reference:
+            gap_BT = masked(batch[OLD_LOG_PROBS] - batch[REFERENCE_LOG_PROBS], mask_BT)
+            self.add_measure("reference_kl", jnp.sum(gap_BT), jnp.sum(mask_BT))
+            return
+        kl_BT = kl_estimates(
+            log_probs_BT - masked(self.reference_log_probs(batch), mask_BT), cfg.kl.form
+        )
+        if cfg.kl.is_weighted_by_ratio:
+            kl_BT *= jnp.exp(log_ratio_BT)
+        self._add_mean("kl", kl_BT, mask_BT, scale=cfg.kl.coefficient)
+
+    def reference_log_probs(self, batch: Mapping[str, Array]) -> Float[Array, "batch time"]:
+        """Return the log-probabilities that tokens had before training."""
+        info = whole_rows(batch["tokens"], batch["token_mask"])
+        inputs = batch["tokens"], batch["targets"], info, self.config.temperature
+        found_BT: Array = self.reference("log_probs_and_entropies", *inputs)[0]
+        return found_BT
 
     def _add_mean(self, name: str, values_BT: Array, mask_BT: Array, *, scale: float = 1.0) -> None:
         """Add a mean of tokens' losses, as `mean_over` says."""
@@ -195,7 +355,7 @@ class PolicyGradient(ReferenceTask):
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of what is measured."""
-        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl"), "nats")
+        nats = dict.fromkeys(("entropy", "sampler_gap", "loss/kl", "reference_kl"), "nats")
         shares = {"clip_fraction": "of tokens", "equal_groups": "of completions"}
         return {"loss": "a completion", "completion_tokens": "tokens", **nats, **shares}
 
@@ -219,7 +379,7 @@ class PolicyGradient(ReferenceTask):
         """
         name, arrays = type(self).__qualname__, batch.arrays
         missing = [one for one in ROLLOUT_ARRAYS if one not in arrays]
-        known = (*ROLLOUT_ARRAYS, OLD_LOG_PROBS)
+        known = (*ROLLOUT_ARRAYS, *self.recorded_arrays(), *self.finished_arrays())
         of_rewards = (REWARD_PREFIX, FAILED_PREFIX)
         unread = [one for one in arrays if one not in known and not one.startswith(of_rewards)]
         if missing or unread:
@@ -230,6 +390,12 @@ class PolicyGradient(ReferenceTask):
                 hint="train it on axcore.rollouts.Rollouts, as `axcore train grpo` does",
             )
         self._check_dropout()
+        if self.config.routing_replay and not routes_of_token(self.model).shape[0]:
+            raise ConfigError(
+                "there are no routes to replay: the model has no router",
+                where="task.routing_replay",
+                hint="--set task.routing_replay=false",
+            )
         cfg: Any = self.model.config
         size, num_tokens = cfg.vocab_size, arrays["tokens"].num_values
         if num_tokens is not None and size < num_tokens:
@@ -250,6 +416,15 @@ class PolicyGradient(ReferenceTask):
                     where=f"model.{found.path}.rate",
                     hint=f"--set model.{found.path}.rate=0",
                 )
+
+
+@config
+class RoutingReplay:
+    """Replays the experts that the weights which sampled chose, in every update on a rollout."""
+
+    def apply(self, cfg: Any, hardware: Any) -> Any:
+        """Return a trainer's config whose task replays them."""
+        return update_config(cfg, {"task.routing_replay": True})
 
 
 class GRPO(PolicyGradient):
@@ -310,8 +485,9 @@ class RLOO(PolicyGradient):
     A completion is one action: its ratio is the product of its tokens', and the gradient of the
     first update is its advantage times that of its log-probability.
 
+    A penalty (`kl`) comes off the reward of a completion before completions are compared.
+
     Source: Ahmadian et al. 2024, arXiv:2402.14740, section 3.2.
-    Differs: A penalty (`kl`) is a loss, where the paper takes it off the reward.
     """
 
     @config
@@ -320,6 +496,50 @@ class RLOO(PolicyGradient):
 
         advantage: Advantage = Advantage(baseline="leave_one_out", scale="none")
         clip: Clip = Clip(level="product")
+        kl: KLPenalty = KLPenalty(form="k1")
+
+    penalizes_rewards = True
+    watched_metrics = ("reward", "reference_kl", "entropy", "clip_fraction", "completion_tokens")
+
+    def finished_arrays(self) -> Mapping[str, TokenArray]:
+        """Return the advantages, where rewards have a penalty."""
+        return {ADVANTAGES: TokenArray()} if self.records_reference else {}
+
+    def finish_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return a batch with advantages of rewards less the penalty, where there is one."""
+        if not self.records_reference:
+            return batch
+        cfg, weights_B = self.config, batch["row_weights"]
+        mask_BT = batch["loss_weights"] * weights_B[:, None]
+        rewards_B = batch["rewards"] - token_penalties(batch, mask_BT, cfg.kl).sum(axis=1)
+        compared = group_statistics(rewards_B, weights_B, batch["group"])
+        penalized: Any = {**batch, **compared, "rewards": rewards_B}
+        found_B = advantages(cfg.advantage, penalized)
+        found_BT = np.broadcast_to(np.asarray(found_B, np.float32)[:, None], mask_BT.shape)
+        return {**batch, ADVANTAGES: found_BT}
+
+    def token_advantages(
+        self, batch: Mapping[str, Array], old_BT: Array, mask_BT: Array
+    ) -> Float[Array, "batch time"]:
+        """Return the advantages that `finish_batch` made, or those of the rewards alone."""
+        if self.records_reference:
+            return batch[ADVANTAGES]
+        return super().token_advantages(batch, old_BT, mask_BT)
+
+
+def token_penalties(
+    batch: Mapping[str, np.ndarray], mask_BT: np.ndarray, penalty: KLPenalty
+) -> np.ndarray:
+    """Return what the distance from the reference takes off the reward of each token, in float64.
+
+    Args:
+        batch: Has the log-probabilities of the policy that sampled, and of the reference.
+        mask_BT: 1 for tokens that count.
+        penalty: How the distance is estimated, and its weight.
+    """
+    gap_BT = np.where(mask_BT > 0, batch[OLD_LOG_PROBS] - batch[REFERENCE_LOG_PROBS], 0)
+    estimates_BT = np.asarray(kl_estimates(jnp.asarray(gap_BT), penalty.form), np.float64)
+    return penalty.coefficient * estimates_BT
 
 
 class OnPolicyDistill(PolicyGradient):

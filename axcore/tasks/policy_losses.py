@@ -8,6 +8,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from axcore.config import NonNegativeFloat, PositiveFloat, config
@@ -47,6 +48,37 @@ def advantages(cfg: Advantage, batch: Mapping[str, Array]) -> Float[Array, " bat
     if cfg.scale != "none":
         found_B = found_B / (batch[f"{cfg.scale}_std"] + _SMALLEST_STD)
     return jax.lax.stop_gradient(found_B)
+
+
+def group_statistics(
+    rewards: np.ndarray, weights: np.ndarray, groups: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return mean, deviation and size of each row's group, and the batch's deviation, on the host.
+
+    Deviations divide by the number less one, as TRL's do.
+
+    Args:
+        rewards: Of each row.
+        weights: 0 for rows that do not count.
+        groups: Which group each row is of; -1 for rows of padding.
+    """
+    found = {name: np.zeros(len(rewards), np.float32) for name in ("mean", "std", "size")}
+    for group in set(groups.tolist()) - {-1}:
+        rows = (groups == group) & (weights > 0)
+        values = rewards[rows].astype(np.float64)
+        if len(values):
+            found["mean"][rows], found["std"][rows] = values.mean(), _deviation(values)
+            found["size"][rows] = len(values)
+    counted = rewards[weights > 0].astype(np.float64)
+    batch_std = np.full(len(rewards), _deviation(counted), np.float32)
+    return {**{f"group_{name}": array for name, array in found.items()}, "batch_std": batch_std}
+
+
+def _deviation(values: np.ndarray) -> float:
+    # Of equal rewards exactly 0: a rounding error, divided by itself, would be an advantage of 1.
+    if len(values) < 2 or np.all(values == values[0]):
+        return 0.0
+    return float(values.std(ddof=1))
 
 
 def masked(values: Tokens, mask: Tokens) -> Tokens:
@@ -113,7 +145,8 @@ class KLPenalty:
         coefficient: Weight of the divergence; 0 keeps no copy of the model.
         form: Its estimate from a token's log-ratio r = log p_policy - log p_reference: `k1` is r,
             `k2` r^2 / 2, and `k3` exp(-r) - 1 + r.
-        is_weighted_by_ratio: Whether each estimate is multiplied by the clip's ratio, unclipped.
+        is_weighted_by_ratio: Of a penalty that is a loss, and does not come off rewards: whether
+            each estimate is multiplied by the clip's ratio, unclipped.
             Then the gradient of `k1` and `k3` is, in the mean, that of the divergence. Without, as
             in GRPO's paper, that of `k3` is another divergence's, that of `k1` has a mean of 0
             before the first update, and `k2` is right there.

@@ -19,7 +19,7 @@ from axcore.errors import ConfigError
 from axcore.layers import whole_rows
 from axcore.module import NATS_A_TOKEN, BatchSpec, Module, ParamSpec, functional
 from axcore.module.context import current_context
-from axcore.tasks.task import Task, frozen_models
+from axcore.tasks.task import Task, second_models
 
 REFERENCE = "reference"
 """Where the frozen copy is in the state."""
@@ -54,7 +54,7 @@ class ReferenceTask(Task):
         context = current_context("calling the reference")
         state = dict(context.state)
         copy = state.pop(REFERENCE)
-        for name in frozen_models(self):
+        for name in second_models(self):
             del state[name]
         # Only the copy differs: frozen parameters are shared, so
         # a reference of adapters costs as much as the adapters.

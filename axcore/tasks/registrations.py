@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Ref, TrainingTask, hook
+from axcore.plugins import Modifier, Ref, TrainingTask, hook
 
 
 @hook.training_tasks
@@ -20,5 +20,16 @@ def training_tasks() -> Iterator[TrainingTask]:
         ("dapo", "DAPO", "GRPO with a wider clip above, and equal weight for each token"),
         ("gspo", "GSPO", "GRPO with one ratio for each answer"),
         ("rloo", "RLOO", "Rewards less the mean of the prompt's other answers"),
+        ("ppo", "PPO", "Rewards less what a value head expects at each token"),
     ):
         yield TrainingTask(name=name, config=Ref(f"axcore.tasks:{config}.Config"), summary=summary)
+
+
+@hook.modifiers
+def modifiers() -> Iterator[Modifier]:
+    """What changes a task."""
+    yield Modifier(
+        name="routing_replay",
+        config=Ref("axcore.tasks:RoutingReplay"),
+        summary="Updates on a rollout keep the experts that its old log-probabilities were made by",
+    )

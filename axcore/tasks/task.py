@@ -1,4 +1,7 @@
-"""`Task`: an objective around a model; `FrozenModel`: a second model, read and never trained."""
+"""`Task`: an objective around a model, and what it may have next to that.
+
+`FrozenModel` is a second model, read and never trained; `TrainedModule` one that is trained too.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +13,7 @@ from jaxtyping import Array
 from axcore.config import REQUIRED, Configurable, config
 from axcore.errors import ModuleError
 from axcore.interop import WeightSource
-from axcore.module import BatchSpec, ModelFlops, Module, ParamSpec, functional
+from axcore.module import BatchSpec, ModelFlops, Module, Outputs, ParamSpec, functional
 from axcore.module.context import current_context
 
 
@@ -20,7 +23,7 @@ class Task(Module):
     The model has the task's own path, so that its state, its random keys and the names of its own
     losses are those that it has alone: checkpoints, adapters and exports know of no task.
 
-    A task has further models that are not trained as attributes: see `FrozenModel`.
+    A task has further models as attributes: see `FrozenModel` and `TrainedModule`.
     """
 
     wraps = "model"
@@ -44,27 +47,28 @@ class Task(Module):
         return self.model.flops_per_unit(batch)
 
     def kept_specs(self, specs: dict[str, Any]) -> dict[str, Any]:
-        """Return the specs of the frozen models, by name.
+        """Return the specs of the task's further models, by name.
 
         Raises:
             ModuleError: The model has arrays of that name.
         """
-        frozen = frozen_models(self)
-        if taken := sorted(frozen.keys() & specs.keys()):
+        found = second_models(self)
+        if taken := sorted(found.keys() & specs.keys()):
             raise ModuleError(
-                f"{type(self).__qualname__}.{taken[0]} is a frozen model, but the model that is "
-                f"trained has arrays under {taken[0]!r} too",
-                hint="give the frozen model another attribute",
+                f"{type(self).__qualname__}.{taken[0]} is a {type(found[taken[0]]).__qualname__}, "
+                f"but the model has arrays under {taken[0]!r} too",
+                hint="give it another attribute",
             )
-        return {name: one.specs(name) for name, one in frozen.items()}
+        return {name: one.specs(name) for name, one in found.items()}
 
     def kept_state(self, state: dict[str, Any], specs: dict[str, Any]) -> dict[str, Any]:
-        """Return arrays in the place of the frozen models' weights, until these are read."""
-        return {name: one.random_state() for name, one in frozen_models(self).items()}
+        """Return first weights of the further models; those of frozen ones until they are read."""
+        return {name: one.random_state() for name, one in second_models(self).items()}
 
     def kept_sources(self) -> Mapping[str, Callable[[Any], Any]]:
         """Return what reads the weights of each frozen model."""
-        return {name: one.read for name, one in frozen_models(self).items()}
+        found = second_models(self).items()
+        return {name: one.read for name, one in found if isinstance(one, FrozenModel)}
 
 
 class FrozenModel(Configurable):
@@ -110,14 +114,7 @@ class FrozenModel(Configurable):
             ModuleError: It is not an attribute of the task that runs.
         """
         context = current_context("calling a FrozenModel")
-        names = [name for name, one in frozen_models(context.module).items() if one is self]
-        if not names:
-            raise ModuleError(
-                f"a FrozenModel was called that is not an attribute of the "
-                f"{type(context.module).__qualname__} that runs",
-                hint="assign it in the task's setup: self.teacher = cfg.teacher.build()",
-            )
-        state = jax.lax.stop_gradient(context.state[names[0]])
+        state = jax.lax.stop_gradient(context.state[_name_of(self, context.module)])
         result, _ = functional(self.model, state, *args, method=method, **kwargs)
         return jax.lax.stop_gradient(result)
 
@@ -151,9 +148,84 @@ class FrozenModel(Configurable):
         return self._source.plan(self._model_config).read(wanted)
 
 
-def frozen_models(task: Module) -> dict[str, FrozenModel]:
-    """Return the frozen models that a task has as attributes, by name."""
-    return {name: one for name, one in vars(task).items() if isinstance(one, FrozenModel)}
+class TrainedModule:
+    """A second module next to the model, which is trained with it: a critic, or a head of the task.
+
+    A task assigns it in `setup`, `self.critic = TrainedModule(cfg.critic.build(dim=8))`, and calls
+    it in `forward`, `self.critic("forward", x)`. Its parameters are trained leaves of the run's
+    state, under the attribute's name. They have the optimizer, the mesh and the checkpoints of all
+    others, and nothing that reads the run later sees them.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return what a method of the module returns; its losses count as the task's.
+
+        Args:
+            method: `forward`, or a method marked with `@entry`.
+            *args: The method's own arguments.
+            **kwargs: Its own keyword arguments.
+
+        Raises:
+            ModuleError: It is not an attribute of the task that runs.
+        """
+        context = current_context("calling a TrainedModule")
+        name, frame = _name_of(self, context.module), context.frame
+        result, outputs = functional(
+            self.module,
+            context.state[name],
+            *args,
+            method=method,
+            rng=context.key() if context.has_key else None,
+            training=frame.is_training,
+            **kwargs,
+        )
+        frame.outputs.absorb(
+            Outputs(
+                losses={f"{name}.{key}": one for key, one in outputs.losses.items()},
+                summaries={f"{name}.{key}": one for key, one in outputs.summaries.items()},
+                updates={(name, *path): one for path, one in outputs.updates.items()},
+            )
+        )
+        return result
+
+    def specs(self, name: str) -> dict[str, Any]:
+        """Return the specs of its parameters under a name of the state."""
+
+        def under(spec: ParamSpec) -> ParamSpec:
+            return attrs.evolve(spec, path=(name, *spec.path))
+
+        specs: dict[str, Any] = jax.tree.map(under, self.module.param_specs(), is_leaf=_is_spec)
+        return specs
+
+    def random_state(self) -> dict[str, Array]:
+        """Return its first parameters, the same in every run."""
+        state: dict[str, Array] = self.module.init(0)
+        return state
+
+
+def second_models(task: Module) -> dict[str, FrozenModel | TrainedModule]:
+    """Return the further models that a task has as attributes, by name."""
+    kinds = (FrozenModel, TrainedModule)
+    return {name: one for name, one in vars(task).items() if isinstance(one, kinds)}
+
+
+def _name_of(model: FrozenModel | TrainedModule, task: Module) -> str:
+    """Return the attribute of a task that a model is.
+
+    Raises:
+        ModuleError: It is none of them.
+    """
+    names = [name for name, one in second_models(task).items() if one is model]
+    if not names:
+        raise ModuleError(
+            f"a {type(model).__qualname__} was called that is not an attribute of the "
+            f"{type(task).__qualname__} that runs",
+            hint="assign it in the task's setup: self.teacher = cfg.teacher.build()",
+        )
+    return names[0]
 
 
 def _is_spec(leaf: Any) -> bool:

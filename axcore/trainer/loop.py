@@ -216,6 +216,7 @@ class TrainLoop:
         if at.batches.follows_policy:
             at.policy.step = at.step
             at.policy.state = self.trainer.step.own_part(at.state.model)
+            at.policy.kept = self.trainer.step.kept_part(at.state.model)
             at.batches.on_policy(at.policy)
 
     def _next_batch(self) -> Any:

@@ -51,8 +51,9 @@ class Position:
 
     def release(self) -> None:
         """Free the memory of the state, for the one to come: two would not fit."""
-        # Both names hold the arrays; one that is left would keep all of them alive.
+        # All names hold the arrays; one that is left would keep them alive.
         self.state = self.policy.state = None
+        self.policy.kept = {}
         self.pending.clear()
 
     def extra(self, identity: Any) -> dict[str, Any]:

@@ -254,6 +254,10 @@ class TrainStep:
         """Return the state of the model alone, without what a task adds."""
         return {name: model_state[name] for name in self.own_specs}
 
+    def kept_part(self, model_state: Any) -> Any:
+        """Return what a task adds to the state of the model."""
+        return {name: one for name, one in model_state.items() if name not in self.own_specs}
+
     def evaluated_model(self, state: TrainState) -> Any:
         """Return the model's state to evaluate: with averages if the learner evaluates them."""
         params = _trainable(state.model, self.specs)

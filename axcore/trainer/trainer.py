@@ -246,6 +246,8 @@ class Trainer(Configurable):
         except ShardingError as error:
             error.set_in = resolved.origin_of("mesh", "slices")
             raise
+        with attributed(self.data, "on_task"):
+            self.data.on_task(self.task)
         self.batch_spec = self.data.batch_spec()
         self.step = TrainStep(
             self.task,
@@ -402,15 +404,16 @@ class Trainer(Configurable):
         """Return the metrics of a model's state on the validation data; empty if there is none."""
         evaluation = self.compiler.jitted_evaluation
         put, shard = self.batch_sharding.device_put, self.batch_sharding.shard
-        state = self.step.own_part(model_state)
-        policy = Policy(self.model, state=state, jit=self.compiler.jitted_policy)
+        state, kept = self.step.own_part(model_state), self.step.kept_part(model_state)
+        policy = Policy(self.model, state=state, kept=kept, jit=self.compiler.jitted_policy)
         self.data.on_policy(policy)
         batches = self.data.validation(process_index=shard.index, process_count=shard.count)
         with jax.set_mesh(self.mesh):
             # All batches are dispatched before any loss is
             # fetched, so that the devices never wait for the host.
             losses = [evaluation(model_state, put(batch)) for batch in batches]
-        policy.state = None  # whoever keeps the handle shall not keep these weights
+        # Whoever keeps the handle shall not keep these weights.
+        policy.state, policy.kept = None, {}
         meter = LossMeter()
         for one in jax.device_get(losses):
             meter.add(one)

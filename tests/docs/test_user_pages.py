@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from itertools import zip_longest
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from page_session import ANSWERED, run_session
 from quick_flags import quick_environment
 
 from axcore.cli.main import group
+from axcore.config import apply_overrides
+from axcore.experiments.named import experiment
 
 ROOT = Path(__file__).parents[2]
 PAGES = tuple(
@@ -169,6 +172,23 @@ def test_commands_and_programs_of_a_page_work_in_the_order_given(page, folder):
             assert done.exit_code == 0, f"{text}\n{errors}"
             assert ANSWERED in done.printed or not text.startswith("axcore serve"), text
             assert done.printed or not ("print(" in text or text.startswith("axcore ")), text
+
+
+def test_settings_of_commands_that_need_more_than_a_page_has_are_settings(tmp_path, monkeypatch):
+    """Blocks of `sh` need a base model, or a key: their values are read, and nothing is trained."""
+    page = ROOT / "docs/reinforcement.md"
+    rewards = next(one for one in blocks(page, "") if one.startswith("def score("))
+    (tmp_path / "rewards.py").write_text(rewards)
+    monkeypatch.chdir(tmp_path)
+    texts = [block.replace("\\\n", " ") for block in blocks(page, "sh")]
+    found = [line for text in texts for line in text.splitlines()]
+    found = [shlex.split(line)[2:] for line in found if line.startswith("axcore train ")]
+    assert len(found) > 5
+    for name, *options in found:
+        given = zip(options[::2], options[1::2], strict=True)
+        apply_overrides(experiment(name), [value for option, value in given if option == "--set"])
+    monkeypatch.delitem(sys.modules, "rewards")
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(tmp_path)])
 
 
 def test_inline_commands_name_subcommands_that_exist():

@@ -156,6 +156,12 @@ def test_the_schema_of_a_function_is_what_it_says_itself():
     }
 
 
+@pytest.mark.parametrize("fn", [lambda *words: "", lambda **named: "", lambda a, /: a])
+def test_a_function_that_no_call_can_name_the_parameters_of_is_refused(fn):
+    with pytest.raises(ConfigError, match="'f' cannot be called by name: its parameter"):
+        _ = ToolCalls.Config(functions={"f": fn}).build().tools
+
+
 CLASS = """
 from axcore.environments import Environment, Reply
 

@@ -132,11 +132,11 @@ def our_batch(models, *, is_first=False):
     return jax.tree.map(jnp.asarray, batch_of(rows, LENGTH, 257, ()))
 
 
-def old_log_probs(models, batch, temperature):
-    """Returns the log-probabilities of the policy that sampled."""
+def log_probs_of(name, models, batch, temperature):
+    """Returns the log-probabilities of the policy that sampled, of `old`, or of the `reference`."""
     info = whole_rows(batch["tokens"], batch["token_mask"])
     inputs = batch["tokens"], batch["targets"], info, temperature
-    state = models[0]["old"][0]
+    state = models[0][name][0]
     (found, _), _ = functional(MODEL.build(), state, *inputs, method="log_probs_and_entropies")
     return found
 
@@ -147,8 +147,12 @@ def check(task, kind, settings, models, folder, **how):
     states, _ = models
     batch = our_batch(models)
     if not how.get("is_first"):
-        batch["old_log_probs"] = old_log_probs(models, batch, task.temperature)
+        batch["old_log_probs"] = log_probs_of("old", models, batch, task.temperature)
     made = task.build(model=MODEL)
+    if made.records_reference:
+        first = log_probs_of("reference", models, batch, task.temperature)
+        recorded = jax.tree.map(np.asarray, {**batch, "reference_log_probs": first})
+        batch = jax.tree.map(jnp.asarray, made.finish_batch(recorded))
     kept = {"reference": states["reference"][0]} if task.kl.coefficient else {}
 
     def loss(state):
@@ -230,3 +234,8 @@ def test_corrected_for_the_sampler(models, mode, correction, tmp_path):
 def test_rloo(models, is_first, tmp_path):
     task = RLOO.Config(sampler=FREE)
     check(task, "RLOO", {"epsilon": 0.2, "beta": 0.0}, models, tmp_path, is_first=is_first)
+
+
+def test_rloo_with_a_penalty_off_the_reward(models, tmp_path):
+    task = RLOO.Config(sampler=FREE, kl=KLPenalty(coefficient=0.2, form="k1"))
+    check(task, "RLOO", {"epsilon": 0.2, "beta": 0.2}, models, tmp_path)

@@ -2,13 +2,12 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from chat_families import FAMILIES, tokenizer_of
-from test_rollouts import small, stop_at
+from small_rollouts import small, stop_at
 
 from axcore.config import evolve
 from axcore.data import Policy
@@ -19,6 +18,7 @@ from axcore.rewards import FailureBudget, PythonReward
 from axcore.rewards.named import user_function
 from axcore.rollouts import PromptFiles
 from axcore.rollouts.rollout import Rollout, batch_of
+from axcore.tasks.policy_gradient import TokenArray
 from axcore.testing.tiny import trainer_on
 
 GAME = """
@@ -97,7 +97,7 @@ def play(data, prompts, *turns):
     data._episodes._sampler = sampler
     number = range(len(prompts))
     order = dict(zip(number, prompts, strict=True))
-    policy = SimpleNamespace(state={}, step=3)
+    policy = Policy(None, 3, {})
     data._prompts = ([*order.values()], [])
     data._order = [*number]
     found = data.begin_rollout(policy, number)()
@@ -163,10 +163,12 @@ def test_a_rollout_with_replies_survives_being_written(game_data):
     (prompt,) = data._prompts[0]
     found, _ = play(data, [prompt], ["5", "3", "3", "3"], ["5", "5", "5"])
     for one in found:
-        assert Rollout.from_json(json.loads(json.dumps(one.to_json(), allow_nan=False))) == one
+        written = one.to_json()
+        assert json.loads(json.dumps(written, allow_nan=False)) == written  # as checkpoints need it
+        assert Rollout.from_json(written) == one
 
 
-def test_old_log_probabilities_are_at_the_places_of_sampled_tokens():
+def test_what_is_recorded_is_at_the_places_of_all_tokens_and_replies_count_for_nothing():
     one = Rollout(
         prompt=(4,),
         tokens=(7, 8, 9),
@@ -177,12 +179,12 @@ def test_old_log_probabilities_are_at_the_places_of_sampled_tokens():
         group=0,
         sample=0,
         weight_version=0,
-        old_log_probs=(-1.5, -2.5),
+        recorded={"old_log_probs": np.array([-1.5, -9.0, -2.5], np.float32)},
         replies=((1, 2),),
     )
-    batch = batch_of([one], 4, 0, ())
+    batch = batch_of([one], 4, 0, (), recorded={"old_log_probs": TokenArray()})
     assert batch["loss_weights"].tolist() == [[1, 0, 1, 0]]
-    assert batch["old_log_probs"].tolist() == [[-1.5, 0, -2.5, 0]]
+    assert batch["old_log_probs"].tolist() == [[-1.5, -9, -2.5, 0]]
 
 
 def test_an_environment_that_fails_leaves_an_episode_without_a_reward(game, game_data, capfd):
@@ -261,6 +263,15 @@ def test_a_template_that_cannot_be_driven_is_refused_by_name(game, with_tools):
         with_tools("mistral-nemo").summary()
     # A text needs no template.
     assert with_tools("hermes-3", **{"data.environment": environment}).summary()
+
+
+def test_a_run_resumes_with_the_function_of_another_process(game):
+    one = of_two_turns(game).data.build()
+    of_others = PythonEnvironment.Config(fn=lambda *_: {}, max_turn_tokens=4, num_workers=1)
+    another = evolve(one.config, environment=of_others).build()
+    longer = evolve(of_others, max_turns=3)
+    assert one._identity == another._identity
+    assert one._identity != evolve(one.config, environment=longer).build()._identity
 
 
 def test_a_reward_may_not_be_called_environment(game):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import signal
 from types import SimpleNamespace
 
 import jax
@@ -11,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attrs import evolve as evolved
+from small_rollouts import small, stop_at
 
-from axcore.checkpoint import Checkpointer
-from axcore.config import config, evolve, update_config
+from axcore.config import config, evolve
 from axcore.data import Policy
 from axcore.errors import ConfigError
-from axcore.inference import Engine, EngineConfig
+from axcore.inference import Engine
 from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
 from axcore.modifiers import LoRA
@@ -25,49 +24,13 @@ from axcore.plugins import Hardware
 from axcore.rewards import PythonReward, Reward
 from axcore.rewards.named import user_function
 from axcore.rollouts import RolloutSamples
-from axcore.rollouts.experiments import grpo_reverse
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.runs.text_samples import read_samples
 from axcore.testing.tiny import trainer_on
-from axcore.trainer import StepsDone
-
-
-def small(**changes):
-    """Returns `grpo` with so few and short completions that a step takes no time."""
-    return update_config(
-        grpo_reverse(),
-        {
-            "model.dim": 16,
-            "**.hidden_dim": 16,
-            "data.batch_size": 8,
-            "data.group_size": 4,
-            "data.engine": EngineConfig(
-                max_num_seqs=8,
-                batch_size_buckets=(8,),
-                max_num_batched_tokens=16,
-                num_decode_steps=4,
-                sampler_kinds=("plain",),
-            ),
-            "data.validation_prompts": 4,
-            "max_steps": 4,
-            "logging.every_steps": 1,
-            "eval_every_steps": 2,
-            "checkpoint": Checkpointer.Config(every_steps=2),
-            **changes,
-        },
-    )
 
 
 def is_spec(node):
     return isinstance(node, ParamSpec)
-
-
-def stop_at(step):
-    def observer(event):
-        if isinstance(event, StepsDone) and event.step == step:
-            signal.raise_signal(signal.SIGINT)
-
-    return observer
 
 
 def rollout(group, sample, reward, tokens=(7, 8, 9)):
@@ -250,7 +213,11 @@ def test_the_sampler_and_the_trainer_agree_to_rounding(temperature):
 
 @pytest.mark.parametrize("reward", [0.25, float("nan")])
 def test_a_rollout_survives_being_written(reward):
-    wanted = evolved(rollout(3, 1, reward), old_log_probs=(-1.5, -2.25, 0.0))
+    recorded = {
+        "old_log_probs": np.array([-1.5, -2.25, 0.0, -np.inf], np.float32),
+        "routes": np.arange(16, dtype=np.uint8).reshape(4, 2, 2),
+    }
+    wanted = evolved(rollout(3, 1, reward), recorded=recorded)
     found = Rollout.from_json(json.loads(json.dumps(wanted.to_json(), allow_nan=False)))
     assert repr(found) == repr(wanted)  # nan differs from itself
 

@@ -11,6 +11,7 @@ import axcore as ax
 from axcore.errors import ConfigError, DataError
 from axcore.experiments.named import load_experiment
 from axcore.layers import whole_rows
+from axcore.rewards import ModelReward, RewardPool, ScoreRequest
 from axcore.runs import load_run, open_model, reward_of
 from axcore.tasks import rewards
 from axcore.testing import trainer_on
@@ -51,6 +52,19 @@ def test_the_base_brings_all_but_the_head(cfg, trained):
     first = trainer_on(cfg, 1).first_state().model
     jax.tree.map(np.testing.assert_array_equal, first["decoder"], base.state["decoder"])
     assert first["head"]["weight"].shape == (1, base.config.model.dim)
+
+
+@pytest.mark.slow
+def test_as_a_reward_of_completions_it_is_the_run_s_own_and_what_is_too_long_fails_alone(run):
+    pool = RewardPool({"model": ModelReward.Config(path=str(run.directory))})
+    pool.check()
+    asked = [ScoreRequest("7?", answer, {}) for answer in ("xx", "x" * 90, "yy")]
+    found = [one["model"] for one in pool.score(asked)]
+    wanted = reward_of(run, [chat("7?", "xx"), chat("7?", "yy")])
+    np.testing.assert_allclose([found[0], found[2]], wanted, rtol=1e-5)
+    assert np.isnan(found[1])
+    in_chat = ScoreRequest("<rendered>", "xx", {"messages": chat("7?", "xx")[:1]})
+    assert pool.score([in_chat])[0]["model"] == pytest.approx(found[0], rel=1e-5)
 
 
 def test_chosen_answers_get_higher_rewards(run):

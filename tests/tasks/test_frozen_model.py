@@ -108,7 +108,7 @@ class Named(Distillation):
 
 def test_a_name_that_the_model_has_is_refused(cfg):
     other = Named.Config(teacher=cfg.task.teacher)
-    with pytest.raises(ModuleError, match=r"Named\.decoder is a frozen model"):
+    with pytest.raises(ModuleError, match=r"Named\.decoder is a FrozenModel"):
         trainer_on(evolve(cfg, task=other), 2)
 
 

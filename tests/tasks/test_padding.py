@@ -5,6 +5,7 @@ What comes out, the gradient included, is compared between a small batch and the
 longer rows, among rows of padding, with two ids for it.
 """
 
+import functools
 import json
 
 import attrs
@@ -193,10 +194,10 @@ def test_of_labelled_answers(task, gradient, tmp_path):
     assert_padding_counts_for_nothing(cfg, batch_of, 48, gradient=gradient)
 
 
-def rollouts(seq_len, rows):
-    """Returns a batch of two completions of one prompt."""
+def rollouts(seq_len, rows, task):
+    """Returns a batch of two completions of one prompt, with what the task recorded of them."""
     draw = np.random.default_rng(0)
-    known = {}
+    known, recorded = {}, task.recorded_arrays() if task.always_records else {}
     for sample, size in enumerate((3, 5)):
         tokens = draw.integers(9, 264, size)
         known[sample] = Rollout(
@@ -209,25 +210,34 @@ def rollouts(seq_len, rows):
             group=0,
             sample=sample,
             weight_version=0,
+            recorded={
+                name: draw.permuted(np.indices((size + 2, *one.shape))[-1], axis=-1)
+                if one.shape
+                else draw.normal(-5, 0.3, size + 2)
+                for name, one in recorded.items()
+            },
         )
     chosen = [None if row == PADDING_ROW else known[row] for row in rows]
-    return batch_of(chosen, seq_len, 0, ("exact",))
+    return task.finish_batch(batch_of(chosen, seq_len, 0, ("exact",), recorded=recorded))
 
 
 @WITH_GRADIENT
 @pytest.mark.quick_one_in(5)
 @pytest.mark.every_case
-@pytest.mark.parametrize("task", POLICY_TASKS)
+@pytest.mark.parametrize("task", [*POLICY_TASKS, "grpo with routing_replay"])
 def test_of_rollouts(task, gradient):
+    name, _, replay = task.partition(" with ")
     # With a fixed divisor, as otherwise a mean over rows of a fixed length depends on that length.
     cfg = evolve(
-        POLICY_TASKS[task](),
+        POLICY_TASKS[name](),
         model=MODEL,
+        routing_replay=bool(replay),
         kl=KLPenalty(coefficient=0.1),
         entropy_bonus=0.1,
         max_tokens=8,
     )
-    assert_padding_counts_for_nothing(cfg, rollouts, 9, gradient=gradient)
+    batch_of = functools.partial(rollouts, task=cfg.build())
+    assert_padding_counts_for_nothing(cfg, batch_of, 9, gradient=gradient)
 
 
 def test_of_a_student():

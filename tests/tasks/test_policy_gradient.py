@@ -284,6 +284,23 @@ def test_in_bfloat16_the_first_ratio_is_1_and_log_probabilities_are_within_a_twe
     np.testing.assert_allclose(loss, total_of(free)(states[0], batch, None)[0], rtol=1e-5)
 
 
+def test_the_penalty_of_rloo_comes_off_rewards_before_they_are_compared():
+    batch = jax.tree.map(np.asarray, rollout_batch())
+    draw = np.random.default_rng(3)
+    for name in ("old_log_probs", "reference_log_probs"):
+        batch[name] = draw.normal(-5, 0.5, batch["tokens"].shape).astype(np.float32)
+    mask = batch["loss_weights"] * batch["row_weights"][:, None]
+    gap = (batch["old_log_probs"] - batch["reference_log_probs"]) * mask
+    task = RLOO.Config(kl=KLPenalty(coefficient=0.1, form="k1")).build(model=MODEL)
+    found = task.finish_batch(batch)["advantages"]
+    rewards = batch["rewards"] - 0.1 * gap.sum(axis=1)
+    for row in np.flatnonzero(batch["row_weights"]):
+        others = (batch["group"] == batch["group"][row]) & (batch["row_weights"] > 0)
+        others[row] = False
+        np.testing.assert_allclose(found[row], rewards[row] - rewards[others].mean(), atol=1e-5)
+    assert "advantages" not in RLOO.Config().build(model=MODEL).finish_batch(batch)
+
+
 def test_units_are_named():
     units = GRPO.Config().build(model=MODEL).metric_units()
     metrics = {"loss": 0.5, "loss/kl": 0.1, "entropy": 1.0, "clip_fraction": 0.25}

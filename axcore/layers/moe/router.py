@@ -3,17 +3,18 @@
 Letters: B batch, T time, E experts, G groups of experts, K choices of a token.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers.linear import Linear, as_row
 from axcore.layers.tokens import TOKEN_MASK
-from axcore.module import DTypes, Module, Param
+from axcore.module import DTypes, Module, Param, StackedModule
 
 Tokens = Float[Array, "batch time"]
 """1 for a token that counts, 0 for padding."""
@@ -95,6 +96,11 @@ def chosen(scores_BTE: Scores, rating_BTE: Scores, top_k: int) -> Routing:
     """
     # Ratings may have a bias, which only chooses: weights and gradients are of the scores.
     _, experts_BTK = jax.lax.top_k(jax.lax.stop_gradient(rating_BTE), top_k)
+    return weighted(scores_BTE, experts_BTK)
+
+
+def weighted(scores_BTE: Scores, experts_BTK: Int[Array, "batch time choices"]) -> Routing:
+    """Return chosen experts, weighted by their scores."""
     return Routing(experts_BTK, jnp.take_along_axis(scores_BTE, experts_BTK, axis=-1))
 
 
@@ -104,6 +110,68 @@ def normalised(weights_BTK: Float[Array, "batch time choices"]) -> Array:
     total = jnp.sum(weights_BTK, axis=-1, keepdims=True)
     tiny = jnp.finfo(weights_BTK.dtype).tiny  # type: ignore[no-untyped-call]
     return weights_BTK / jnp.maximum(total, tiny)
+
+
+RECORDED_ROUTES = "recorded_routes"
+"""The shared value into which each router writes what it chose: a `Routes`."""
+
+REPLAYED_ROUTES = "replayed_routes"
+"""The shared value of which each router takes its choices, instead of choosing."""
+
+
+class Routes(NamedTuple):
+    """The experts that all routers of a call choose, in the order in which they run.
+
+    Both arrays begin with the rows of the batch, so that what splits a batch splits them.
+
+    Args:
+        experts: Of each token at each router; of padding as well, where they mean nothing.
+        router: How many routers have run, of each row.
+    """
+
+    experts: Integer[Array, "batch time routers choices"]
+    router: Int[Array, " batch"]
+
+    @classmethod
+    def of(cls, experts: Integer[Array, "batch time routers choices"]) -> "Routes":
+        """Return routes that no router has read yet."""
+        return cls(experts, jnp.zeros(experts.shape[:1], jnp.int32))
+
+    def read(self, top_k: int) -> tuple["Routes", Int[Array, "batch time choices"]]:
+        """Return the choices of the router that runs, and the routes of those that follow."""
+        found = jax.lax.dynamic_index_in_dim(self.experts, self.router[0], axis=2, keepdims=False)
+        return self._replace(router=self.router + 1), found[..., :top_k].astype(jnp.int32)
+
+    def written(self, experts_BTK: Int[Array, "batch time choices"]) -> "Routes":
+        """Return the routes with what the router that runs chose."""
+        fill = self.experts.shape[-1] - experts_BTK.shape[-1]
+        own = jnp.pad(experts_BTK, ((0, 0), (0, 0), (0, fill))).astype(self.experts.dtype)
+        experts = jax.lax.dynamic_update_index_in_dim(self.experts, own, self.router[0], axis=2)
+        return Routes(experts, self.router + 1)
+
+
+def routes_of_token(model: Module) -> jax.ShapeDtypeStruct:
+    """Return shape `[routers, choices]` and dtype of a token's routes through a model.
+
+    A model without routers has none: 0 of them.
+    """
+    found = list(_routers(model))
+    most = max((router.config.num_experts for router, _ in found), default=0)
+    shape = sum(times for _, times in found), max((one.config.top_k for one, _ in found), default=0)
+    dtype = jnp.uint8 if most <= 256 else jnp.uint16
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _routers(module: Any) -> Iterator[tuple["Router", int]]:
+    """Yield each router of a tree, and how many copies of it run."""
+    if isinstance(module, Router):
+        yield module, 1
+    for _, child in module.children():
+        inner, times = (
+            (child.module, child.count) if isinstance(child, StackedModule) else (child, 1)
+        )
+        for router, copies in _routers(inner):
+            yield router, copies * times
 
 
 def counts(
@@ -188,10 +256,7 @@ class Router(Module):
         # In 16 bits different experts may score alike, and the one of lower number would be chosen.
         logits = self.linear(x.astype(self.dtypes.compute)).astype(jnp.float32)
         scores = jax.nn.softmax(logits) if cfg.score == "softmax" else jax.nn.sigmoid(logits)
-        rating = scores + as_row(self.bias, 3) if cfg.bias_rate else scores
-        if cfg.groups is not None:
-            rating = cfg.groups.limited(rating)
-        routing = chosen(scores, rating, cfg.top_k)
+        routing = self._routing(scores)
         weights = normalised(routing.weights) if cfg.is_normalized else routing.weights
         is_real = self.get_shared(TOKEN_MASK)
         if is_real is None:
@@ -202,6 +267,24 @@ class Router(Module):
         weights = jnp.where(is_real[..., None], weights * cfg.scale, 0)
         self._keep_even(logits, scores, experts, is_real.astype(jnp.float32))
         return Routing(experts, weights)
+
+    def _routing(self, scores: Scores) -> Routing:
+        """Return what the scores choose, or the routes of an earlier call chose."""
+        cfg = self.config
+        replayed: Routes | None = self.get_shared(REPLAYED_ROUTES)
+        if replayed is not None:
+            rest, experts = replayed.read(cfg.top_k)
+            self.set_shared(REPLAYED_ROUTES, rest)
+            return weighted(scores, experts)
+        rating = scores + as_row(self.bias, 3) if cfg.bias_rate else scores
+        if cfg.groups is not None:
+            rating = cfg.groups.limited(rating)
+        routing = chosen(scores, rating, cfg.top_k)
+        recorded: Routes | None = self.get_shared(RECORDED_ROUTES)
+        if recorded is not None:
+            # Before padding loses its experts: a number past the last may not fit the dtype.
+            self.set_shared(RECORDED_ROUTES, recorded.written(routing.experts))
+        return routing
 
     def _keep_even(self, logits: Scores, scores: Scores, experts: Array, real: Tokens) -> None:
         """Add the losses, the next bias and the summaries."""

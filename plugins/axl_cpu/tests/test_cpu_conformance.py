@@ -8,7 +8,7 @@ import pytest
 from axl_cpu.kernels.decode_matmul.api import cpu_decode_matmul
 from other_processors import SHORTER, on
 
-from axcore.testing import KernelSuite, PluginSuite
+from axcore.testing import KernelSuite, PluginSuite, SamplerSuite
 from axcore.testing.contracts import (
     Case,
     DecodeMatmulTestCase,
@@ -19,6 +19,11 @@ from axcore.testing.contracts import (
 
 
 class TestPlugin(PluginSuite):
+    plugin = "axl-cpu"
+
+
+@pytest.mark.slow
+class TestSampler(SamplerSuite):
     plugin = "axl-cpu"
 
 

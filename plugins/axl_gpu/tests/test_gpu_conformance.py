@@ -20,12 +20,14 @@ from cudnn_simulator import SIMULATED
 from mosaic_interpreter import SIMPLE, force_gpu_interpret_mode
 from plain_matmuls import PLAIN_GROUPED
 
+from axcore.config import update_config
 from axcore.testing import (
     AttentionTestCase,
     GroupedMatmulTestCase,
     KernelSuite,
     MeshRuleSuite,
     PluginSuite,
+    SamplerSuite,
     attention_case,
     grouped_matmul_case,
 )
@@ -37,6 +39,16 @@ class TestPlugin(PluginSuite):
 
 class TestMeshRules(MeshRuleSuite):
     plugin = "axl-gpu"
+
+
+@pytest.mark.slow
+class TestSampler(SamplerSuite):
+    plugin = "axl-gpu"
+
+    def model(self):
+        # As wide as kernels want it.
+        wide = {"dim": 256, "**.num_heads": 4, "**.num_kv_heads": 2, "**.hidden_dim": 512}
+        return update_config(super().model(), wide)
 
 
 FUNCTIONS = {

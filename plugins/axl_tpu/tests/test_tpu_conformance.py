@@ -7,12 +7,14 @@ import pytest
 from axl_tpu.kernels.attention.splash import splash_attention
 from axl_tpu.kernels.grouped_matmul.megablox import megablox, megablox_backward
 
+from axcore.config import update_config
 from axcore.testing import (
     AttentionTestCase,
     GroupedMatmulTestCase,
     KernelSuite,
     MeshRuleSuite,
     PluginSuite,
+    SamplerSuite,
     attention_case,
     grouped_matmul_case,
 )
@@ -26,6 +28,16 @@ FUNCTIONS = {
 
 class TestPlugin(PluginSuite):
     plugin = "axl-tpu"
+
+
+@pytest.mark.slow
+class TestSampler(SamplerSuite):
+    plugin = "axl-tpu"
+
+    def model(self):
+        # As wide as kernels want it.
+        wide = {"dim": 256, "**.num_heads": 4, "**.num_kv_heads": 2, "**.hidden_dim": 512}
+        return update_config(super().model(), wide)
 
 
 class TestMeshRules(MeshRuleSuite):
