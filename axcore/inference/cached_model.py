@@ -221,8 +221,7 @@ def mesh_of(weights: Any) -> Mesh | None:
 
     Arrays on one other device have a mesh of it alone, so that all else follows them there.
     """
-    # By making an array: where jax puts one by default can be set in several ways.
-    own = jnp.zeros(()).devices()
+    own = {default_device()}
     elsewhere = None
     for leaf in jax.tree.leaves(weights):
         lies = getattr(leaf, "sharding", None)
@@ -235,7 +234,7 @@ def mesh_of(weights: Any) -> Mesh | None:
 
 def _beyond_default(mesh: Mesh) -> Mesh | None:
     """Return a mesh unless it is the device alone that jax takes itself."""
-    return None if {*mesh.devices.flat} == jnp.zeros(()).devices() else mesh
+    return None if {*mesh.devices.flat} == {default_device()} else mesh
 
 
 def _is_spec(node: Any) -> bool:

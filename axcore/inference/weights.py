@@ -266,10 +266,10 @@ def _cast(leaf: Any, dtype: str) -> Any:
 
 
 def default_device() -> Any:
-    """Return the device that jax takes itself."""
-    # By making an array: `jax.devices()[0]` is not it where `jax.default_device` is set.
-    (device,) = jnp.zeros(()).devices()
-    return device
+    """Return the device that jax takes itself where no mesh is set."""
+    # Not by making an array: in a run that would be on all devices of its mesh.
+    device = jax.config.jax_default_device
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
 def _is_spec(node: Any) -> bool:
