@@ -91,6 +91,16 @@ def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path, set
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"data": 2}, {"fsdp": 2}, {"model": 2}], ids=str)
+def test_a_run_on_two_devices_samples_what_its_own_weights_find_likely(tmp_path, mesh):
+    trainer = trainer_on(small(mesh=mesh, max_steps=2), 2)
+    assert trainer.run(tmp_path / "run").step == 2
+    text = (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert max(one["sampler_gap"] for one in lines) < 1e-5
+
+
+@pytest.mark.slow
 def test_where_adapters_train_the_sampler_is_given_them_and_samples_the_same(tmp_path, monkeypatch):
     each_step = {"data.epochs_per_rollout": 1, "max_steps": 3, "eval_every_steps": 3}
     cfg = LoRA(rank=2).apply(small(**each_step), Hardware.parse("cpu-1"))
