@@ -92,8 +92,9 @@ def test_a_run_that_resumes_ends_with_the_bits_of_one_that_did_not(tmp_path, set
 
 @pytest.mark.slow
 def test_where_adapters_train_the_sampler_is_given_them_and_samples_the_same(tmp_path, monkeypatch):
-    cfg = LoRA(rank=2).apply(small(max_steps=3), Hardware.parse("cpu-1"))
-    trainer = trainer_on(evolve(cfg, eval_every_steps=3), 1)
+    each_step = {"data.epochs_per_rollout": 1, "max_steps": 3, "eval_every_steps": 3}
+    cfg = LoRA(rank=2).apply(small(**each_step), Hardware.parse("cpu-1"))
+    trainer = trainer_on(cfg, 1)
     given, replace = [], Engine.replace_weights
 
     def noted(self, state, **values):
