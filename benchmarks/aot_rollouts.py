@@ -111,7 +111,7 @@ def compiled(case: Case) -> dict[str, Any]:
 
 def memory_table(figures: dict[str, Any]) -> str:
     """Return whether each case fits, and what takes its memory."""
-    names = ("parameters", "optimizer", "weight", "cache", "program")
+    names = ("parameters", "optimizer", "weight", "cache")
     rows = [
         (
             one["target"],
@@ -132,7 +132,6 @@ def memory_table(figures: dict[str, Any]) -> str:
         "optimizer",
         "engine's weights",
         "caches",
-        "programs",
         "temporaries",
     )
     return markdown_table(header, rows) + "\n"

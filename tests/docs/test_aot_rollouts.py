@@ -13,5 +13,6 @@ def test_the_tables_are_those_of_the_results(monkeypatch):
     page = made.PAGE.read_text(encoding="utf-8")
     names = [one.name for one in made.CASES]
     recorded = [*made.recorded(made.NAME)]
-    assert recorded and recorded == [one for one in names if one in recorded]
+    assert recorded
+    assert recorded == [one for one in names if one in recorded]
     assert made.page_with_figures(page) == page, "run: python benchmarks/aot_rollouts.py"
