@@ -268,7 +268,7 @@ def _cast(leaf: Any, dtype: str) -> Any:
 def default_device() -> Any:
     """Return the device that jax takes itself where no mesh is set."""
     # Not by making an array: in a run that would be on all devices of its mesh.
-    device = jax.config.jax_default_device
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
