@@ -12,8 +12,10 @@ from typing import Any
 from _grpo_load import SIZES, arguments, prompts, rewards
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import config, evolve, update_config
+from axcore.cli.main import collect_seldom
+from axcore.config import config, evolve, replace_config, update_config
 from axcore.inference import Engine, EngineConfig
+from axcore.layers import ScannedLayers, Stack
 from axcore.learner import AdamW, ConstantSchedule, Learner
 from axcore.models import transformer
 from axcore.rewards import Reward
@@ -21,6 +23,7 @@ from axcore.rollouts import PromptFiles, Rollouts
 from axcore.rollouts.experiments import grpo_reverse
 from axcore.testing.tiny import trainer_on
 
+collect_seldom()  # as `axcore train` does
 asked = arguments()
 spent: dict[str, float] = defaultdict(float)
 
@@ -51,6 +54,10 @@ class Letters(Reward):
         return rewards([completion])[0]
 
 
+model = update_config(transformer(**SIZES), {"decoder.stack.unroll": SIZES["num_layers"]})
+if asked["is_shared"]:
+    # The engine reads the arrays of each layer: those of a scan it has to copy.
+    model = replace_config(model, ScannedLayers, Stack.Config())
 num_steps = asked["warm_up"] + asked["steps"]
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "prompts.jsonl"
@@ -71,7 +78,7 @@ with tempfile.TemporaryDirectory() as folder:
     base = grpo_reverse()
     cfg = evolve(
         base,
-        model=update_config(transformer(**SIZES), {"decoder.stack.unroll": SIZES["num_layers"]}),
+        model=model,
         task=update_config(base.task, {"entropy_bonus": 0.0}),
         data=data,
         learner=Learner.Config(
