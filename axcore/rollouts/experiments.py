@@ -7,7 +7,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
 from axcore.experiments.tiny import tiny
 from axcore.inference import EngineConfig
-from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.learner import AdamW, Learner, WarmupStableDecay
 from axcore.rewards import ExactMatch, MatchingCharacters
 from axcore.rollouts.prompts import PromptFiles, ReversedStrings
 from axcore.rollouts.rollouts import Rollouts
@@ -51,7 +51,8 @@ def grpo_reverse() -> Trainer.Config:
             "exact": ExactMatch.Config(),
         },
         batch_size=512,
-        group_size=16,
+        # Many prompts rather than many completions: rewards of a few characters differ soon.
+        group_size=8,
         # Sampling takes ten times as long as a step here.
         epochs_per_rollout=4,
         max_new_tokens=4,
@@ -63,7 +64,7 @@ def grpo_reverse() -> Trainer.Config:
     )
     learner = Learner.Config(
         optimizer=AdamW.Config(),
-        schedule=WarmupCosine.Config(peak=2e-3, warmup_steps=0.05),
+        schedule=WarmupStableDecay.Config(peak=2e-3, warmup_steps=0.05, decay_fraction=0.3),
     )
     model = update_config(
         base.model, {"dim": 64, "**.num_layers": 2, "**.hidden_dim": 192, "decoder.stack.unroll": 2}
@@ -71,10 +72,10 @@ def grpo_reverse() -> Trainer.Config:
     return evolve(
         base,
         model=model,
-        task=GRPO.Config(entropy_bonus=0.1),
+        task=GRPO.Config(entropy_bonus=0.08),
         data=data,
         learner=learner,
-        max_steps=1000,
+        max_steps=1200,
         eval_every_steps=200,
         checkpoint=Checkpointer.Config(every_steps=200),
         guards=(RolloutSamples.Config(),),
