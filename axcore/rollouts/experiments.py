@@ -7,7 +7,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
 from axcore.experiments.tiny import tiny
 from axcore.inference import EngineConfig
-from axcore.learner import AdamW, Learner, WarmupStableDecay
+from axcore.learner import AdamW, Learner, WarmupCosine
 from axcore.rewards import ExactMatch, MatchingCharacters
 from axcore.rollouts.prompts import PromptFiles, ReversedStrings
 from axcore.rollouts.rollouts import Rollouts
@@ -64,7 +64,7 @@ def grpo_reverse() -> Trainer.Config:
     )
     learner = Learner.Config(
         optimizer=AdamW.Config(),
-        schedule=WarmupStableDecay.Config(peak=2e-3, warmup_steps=0.05, decay_fraction=0.3),
+        schedule=WarmupCosine.Config(peak=1.5e-3, warmup_steps=0.05),
     )
     model = update_config(
         base.model, {"dim": 64, "**.num_layers": 2, "**.hidden_dim": 192, "decoder.stack.unroll": 2}
@@ -72,10 +72,10 @@ def grpo_reverse() -> Trainer.Config:
     return evolve(
         base,
         model=model,
-        task=GRPO.Config(entropy_bonus=0.08),
+        task=GRPO.Config(entropy_bonus=0.1),
         data=data,
         learner=learner,
-        max_steps=1200,
+        max_steps=1400,
         eval_every_steps=200,
         checkpoint=Checkpointer.Config(every_steps=200),
         guards=(RolloutSamples.Config(),),
