@@ -9,6 +9,7 @@ import attrs
 import click
 
 from axcore.cli import options
+from axcore.config.json_files import parse_json
 from axcore.errors import DataError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _name_and_value(text: str) -> tuple[str, object]:
     if not (name and is_there):
         raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--value")
     try:
-        return name, json.loads(value)
+        return name, parse_json(value)
     except ValueError:
         return name, value
 

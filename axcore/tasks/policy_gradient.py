@@ -29,7 +29,7 @@ from axcore.config import (
 )
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers import Dropout, TokenInfo, whole_rows
-from axcore.layers.moe import RECORDED_ROUTES, REPLAYED_ROUTES, Routes, routes_of_token
+from axcore.layers.routes import RECORDED_ROUTES, REPLAYED_ROUTES, Routes, routes_of_token
 from axcore.module import BatchSpec, ModelFlops, entry
 from axcore.tasks.distillation import check_same_tokens, flops_with_teacher
 from axcore.tasks.policy_losses import (

@@ -12,7 +12,7 @@ from rounding import assert_same_to_rounding
 from axcore.config import REQUIRED, config, update_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers import packed_rows, whole_rows
-from axcore.layers.moe import RECORDED_ROUTES, REPLAYED_ROUTES, Routes, routes_of_token
+from axcore.layers.routes import RECORDED_ROUTES, REPLAYED_ROUTES, Routes, routes_of_token
 from axcore.models import llama2, mixtral
 from axcore.module import Module, functional
 from axcore.rollouts.rollout import Rollout, batch_of

@@ -21,6 +21,7 @@ from axcore.interop import HuggingFace, to_hugging_face
 from axcore.models import llama2
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
+from axcore.rollouts.experiments import grpo_reverse
 from axcore.testing import (
     DataSourceSuite,
     ExperimentSuite,
@@ -128,6 +129,7 @@ class TestModifiers(ModifierSuite):
             **cls.values,
             "distill": {"teacher": str(folder)},
             "distill_top_k": {"teacher_cache": str(cache)},
+            "on_policy_distill": {"teacher": str(folder)},
         }
 
     def subject(self, folder):
@@ -138,6 +140,8 @@ class TestModifiers(ModifierSuite):
     @pytest.fixture
     def subject_config(self, record, tmp_path):
         """The config to modify; what keeps weights that are not trained comes after adapters."""
+        if record.name in ("on_policy_distill", "routing_replay"):
+            return grpo_reverse()
         cfg = self.subject(tmp_path)
         comes_later = record.name == "quantized_base"
         return LoRA().apply(cfg, Hardware.parse(self.target)) if comes_later else cfg
