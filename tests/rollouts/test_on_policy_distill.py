@@ -29,6 +29,7 @@ def test_the_divergence_from_the_teacher_falls(tmp_path):
             "model": update_config(texts.model, {"dim": 16}),
             "data.batch_size": 64,
             "data.group_size": 1,
+            "data.epochs_per_rollout": 1,
             "data.max_new_tokens": 8,
             "data.seq_len": 12,
             "data.engine.max_num_seqs": 64,
