@@ -222,7 +222,7 @@ def test_the_command_prints_the_plan_and_json_has_it(aot):
     assert found["peak_bytes"] == found["memory"]["resident_bytes"] + found["temporaries_bytes"]
     assert found["rows"] == 8
     names = [one["name"] for one in found["phases"]]
-    assert names == ["weights", "prompts", "tokens", "train steps"]
+    assert names == ["weights", "prompts", "tokens", "old log-probs", "train steps"]
     assert found["phases"][2]["calls"] == 2 * 3
 
 
