@@ -5,6 +5,7 @@ It guards itself: the file must be, byte for byte, what its content renders to, 
 """
 
 import hashlib
+import itertools
 import json
 import os
 import zlib
@@ -19,7 +20,7 @@ import attrs
 from axcore.checkpoint.chunks import ChunkGrid
 from axcore.checkpoint.leaves import LeafSpec
 from axcore.config.json_files import parse_json
-from axcore.distributed import all_gather_object
+from axcore.distributed import decide_together
 from axcore.errors import CheckpointError
 from axcore.whole_files import check_is_regular, read_regular, write_whole
 
@@ -305,8 +306,8 @@ def find_damage_together(name: str, root: Path, own: Mapping[str, FileRecord]) -
         root: The directory of the files.
         own: What the files that this process reads held when they were saved.
     """
-    parts = all_gather_object(name, lambda: _problems(root, own))
-    return [problem for part in parts for problem in part]
+    of_all = itertools.chain.from_iterable
+    return decide_together(name, lambda: _problems(root, own), lambda parts: list(of_all(parts)))
 
 
 def _problems(root: Path, records: Mapping[str, FileRecord]) -> list[str]:

@@ -43,8 +43,8 @@ from axcore.checkpoint.storage import (
     free_bytes,
 )
 from axcore.distributed import (
-    all_gather_object,
     broadcast_object,
+    gather_object,
     is_process_zero,
     process_count,
     process_index,
@@ -136,36 +136,44 @@ class StepSave:
     def _write_and_commit(self) -> None:
         """Write the step, and commit what can be read back."""
         # Each of these calls is a barrier, too: the manifest is written when every process has
-        # written and measured its files, and the rename comes last. See `all_gather_object`: an
+        # written and measured its files, and the rename comes last. See `decide_together`: an
         # error of one process arrives in all, so all leave for the next try together.
         broadcast_object("beginning a checkpoint", self._begin)
-        written = all_gather_object("writing a checkpoint", self._write_own)
-        files = [records_from_json(one) for one in written]
-        manifest = Manifest(
-            step=self.step,
-            leaves=self._leaves,
-            files={name: record for one in files for name, record in one.items()},
-            extra=self._extra,
-            databases=tuple(map(store.database_of, range(process_count()))),
-            grids=self._grids,
-        )
-        broadcast_object("writing a manifest", partial(self._write_manifest, manifest))
-        self._read_back(files[process_index()])
+        own: dict[str, FileRecord] = {}
+
+        def write() -> dict[str, Any]:
+            own.update(self._write_own())
+            return records_to_json(own)
+
+        # To process 0 alone, which writes the manifest.
+        written = gather_object("writing a checkpoint", write)
+        broadcast_object("writing a manifest", lambda: self._write_manifest(written or []))
+        self._read_back(own)
         commit = partial(self._on_storage, self._steps.commit)
         # Process 0 alone renames, and the others return
         # only after it: `latest` is then the same in all.
         broadcast_object("committing a checkpoint", commit)
 
-    def _write_own(self) -> dict[str, Any]:
+    def _write_own(self) -> dict[str, FileRecord]:
         """Write this process's database, and return the records of its files."""
         root, name = self._staging_directory, store.database_of(process_index())
         with as_storage_errors(Exception):  # TensorStore raises ValueError
             store.write(root / name, self._own)
             # Here, and not by process 0 alone: another host's kernel has nothing of it to flush.
             sync_tree(root / name)
-            return records_to_json(record_files(root, name))
+            return record_files(root, name)
 
-    def _write_manifest(self, manifest: Manifest) -> None:
+    def _write_manifest(self, written: list[dict[str, Any]]) -> None:
+        manifest = Manifest(
+            step=self.step,
+            leaves=self._leaves,
+            files={
+                name: one for files in written for name, one in records_from_json(files).items()
+            },
+            extra=self._extra,
+            databases=tuple(map(store.database_of, range(process_count()))),
+            grids=self._grids,
+        )
         with as_storage_errors(OSError, DamagedCheckpointError):
             # Files before the manifest: after a power cut a manifest never names a file that is
             # not durable.

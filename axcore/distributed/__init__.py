@@ -5,6 +5,8 @@ from axcore.distributed.host_collectives import (
     all_gather_str,
     barrier,
     broadcast_object,
+    decide_together,
+    gather_object,
 )
 from axcore.distributed.processes import (
     TimeLimits,
@@ -27,8 +29,10 @@ __all__ = [
     "all_gather_str",
     "barrier",
     "broadcast_object",
+    "decide_together",
     "end_waits",
     "exit_process",
+    "gather_object",
     "is_process_zero",
     "join_processes",
     "leave_processes",

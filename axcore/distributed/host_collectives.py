@@ -3,6 +3,10 @@
 Messages are text in the key-value store of jax's coordination service, never an array: no device
 takes part, so a thread may wait here while the devices compute. Every wait has a name and a limit.
 
+A call costs each process a number of messages that does not grow with the run: process 0 alone
+reads what all sent, and the others read its answer. Only the answer of a gathering call has the
+size of the run.
+
 All processes call these functions in the same order for each name. In a run of one process they
 return at once.
 """
@@ -10,10 +14,13 @@ return at once.
 import collections
 import functools
 import json
+import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import attrs
 import jax
 
 from axcore.config.json_files import parse_json
@@ -29,32 +36,157 @@ from axcore.distributed.rendezvous import missing_error
 from axcore.errors import AxcoreError, ProcessError
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 _ROOT = "axcore"
+_ANSWER = "answer"
 
-# Shared by all threads, unlike `_own`: a name is used by
-# one thread at a time, but not always by the same one.
-_counts: collections.Counter[str] = collections.Counter()
-_lock = threading.Lock()
+_MAX_PAUSE_S = 2.0
+"""How long to wait between looks at who was at a barrier, before those there are all."""
 
 
-class _OfThread(threading.local):
-    """Keys that this thread published since its last barrier: all have read them after the next."""
+class _Passed(threading.local):
+    """Keys that this thread set since its last barrier: all have read them after the next."""
 
     def __init__(self) -> None:
-        self.published: list[str] = []
+        self.keys: list[str] = []
 
 
-_own = _OfThread()
+@attrs.frozen
+class Members:
+    """The processes of a run as one of them reaches the others.
+
+    Args:
+        client: Its client of jax's coordination service.
+        index: Which process this is.
+        count: How many there are.
+    """
+
+    client: Any
+    index: int
+    count: int
+    # Shared by all threads, unlike `_passed`: a name is used by
+    # one thread at a time, but not always by the same one.
+    _counts: collections.Counter[str] = attrs.field(factory=collections.Counter, init=False)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _passed: _Passed = attrs.field(factory=_Passed, init=False)
+
+    def barrier(self, name: str, limit_s: float) -> None:
+        """Wait until every process is here."""
+        self._meet(name, self._next_folder(name), limit_s)
+
+    def decide(
+        self, name: str, text: str, decision: Callable[[list[str]], str], limit_s: float
+    ) -> str:
+        """Return in every process what process 0 decides when it has the texts of all."""
+        folder = self._next_folder(name)
+        # Before the barrier: process 0 comes out of it and finds everybody's text.
+        _checked(name, lambda: self.client.key_value_set(f"{folder}/{self.index}", text))
+        self._meet(name, folder, limit_s)
+        key = f"{folder}/{_ANSWER}"
+        if self.index:
+            return self._read(name, key, limit_s)
+        # One request for all keys, in one process: a request of
+        # each process for all grows with the square of a run's size.
+        pairs = _checked(name, lambda: self.client.key_value_dir_get(f"{folder}/"))
+        texts = {key.rpartition("/")[2]: text for key, text in pairs}
+        answer = decision([texts[str(process)] for process in range(self.count)])
+        _checked(name, lambda: self.client.key_value_set(key, answer))
+        # A key with others below it is deleted with them.
+        self._passed.keys.append(folder)
+        return answer
+
+    def broadcast(self, name: str, make: Callable[[], str], limit_s: float) -> str:
+        """Return in every process the text that process 0 makes, which waits for nobody."""
+        key = self._next_folder(name)
+        if self.index:
+            return self._read(name, key, limit_s)
+        text = make()
+        _checked(name, lambda: self.client.key_value_set(key, text))
+        self._passed.keys.append(key)
+        return text
+
+    def _next_folder(self, name: str) -> str:
+        """Return how keys begin that are used under a name this time."""
+        # Numbered by name, so that the thread that saves and the one that trains may both be here:
+        # only within a name is the order the same in all processes.
+        with self._lock:
+            count = self._counts[name]
+            self._counts[name] += 1
+        return f"{_ROOT}/{name}/{count}"
+
+    def _meet(self, name: str, folder: str, limit_s: float) -> None:
+        """Wait for every process."""
+        try:
+            # The folder's number makes the barrier's name new: the service keeps the outcome of a
+            # name that all have passed.
+            self.client.wait_at_barrier(folder, _milliseconds(limit_s))
+        except jax.errors.JaxRuntimeError as error:
+            # jax distinguishes a time limit from a lost process by the text
+            # of the status only; there is one Python class for both.
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise _lost_process(name, error) from error
+            missing = self._missing(name, folder, str(error))
+            if missing:
+                raise missing_error(name, missing, self.count, limit_s) from error
+            raise ProcessError(
+                f"this process came to {name!r} when the others had waited {limit_s:g} s and "
+                "given up",
+                where=name,
+                hint="see why it was slow, or raise the limit (--barrier-timeout)",
+            ) from error
+        # The store never forgets by itself. What this thread used
+        # before was read by all before they came to this barrier.
+        for key in self._passed.keys:
+            _checked(name, functools.partial(self.client.key_value_delete, key))
+        self._passed.keys = []
+
+    def _missing(self, name: str, folder: str, text: str) -> list[int]:
+        """Return the processes that never came, where jax says how many did, and names two."""
+        # Only now, for a key of each at every barrier would be one more message. All who waited are
+        # told at the same time, so their keys are there a moment later.
+        _checked(name, lambda: self.client.key_value_set(f"{folder}/{self.index}", "", True))
+        reached = re.search(r"reached the barrier: (\d+)/", text)
+        num_here, pause_s = int(reached[1]) if reached else self.count, 0.05
+        while True:
+            pairs = _checked(name, lambda: self.client.key_value_dir_get(f"{folder}/"))
+            here = {key.rpartition("/")[2] for key, _ in pairs}
+            if len(here) >= num_here or pause_s > _MAX_PAUSE_S:
+                return [one for one in range(self.count) if str(one) not in here]
+            time.sleep(pause_s)
+            pause_s *= 2
+
+    def _read(self, name: str, key: str, limit_s: float) -> str:
+        try:
+            return str(self.client.blocking_key_value_get(key, _milliseconds(limit_s)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise _lost_process(name, error) from error
+            raise missing_error(name, [0], self.count, limit_s) from error
 
 
-def _forget() -> None:
-    """Begin to count again, as processes that join for the first time do."""
-    _counts.clear()
-    _own.published = []
+# -- The run that this process joined ----------------------------------------------------------
 
 
-on_leaving(_forget)
+_making = threading.Lock()
+
+
+def _members() -> Members:
+    with _making:  # or two threads that come first would each count for itself
+        return _made_members()
+
+
+@functools.cache
+def _made_members() -> Members:
+    return Members(coordination_client(), process_index(), process_count())
+
+
+# To count again from 0, as processes that join for the first time do.
+on_leaving(_made_members.cache_clear)
+
+
+def _limit(limit_s: float | None) -> float:
+    return time_limits().barrier_s if limit_s is None else limit_s
 
 
 def barrier(name: str, *, limit_s: float | None = None) -> None:
@@ -63,7 +195,8 @@ def barrier(name: str, *, limit_s: float | None = None) -> None:
     Raises:
         ProcessError: Some did not come in time: naming the barrier, them, and the limit.
     """
-    all_gather_str(name, "", limit_s=limit_s)
+    if process_count() > 1:
+        _members().barrier(name, _limit(limit_s))
 
 
 def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> list[str]:
@@ -74,24 +207,8 @@ def all_gather_str(name: str, text: str, *, limit_s: float | None = None) -> lis
     """
     if process_count() == 1:
         return [text]
-    client, index = coordination_client(), process_index()
-    folder = _next_folder(name)
-    # Set before the barrier: who comes out of the barrier finds everybody's key.
-    _checked(name, lambda: client.key_value_set(f"{folder}/{index}", text))
-    # The folder's number makes the barrier's name new: the service keeps the outcome of a name that
-    # all have passed.
-    _wait(client, name, folder, time_limits().barrier_s if limit_s is None else limit_s)
-    # One request for all keys: to ask for each would take a round trip per process, which grows
-    # with the square of a run's size.
-    texts = _checked(name, lambda: _by_process(client, folder))
-    # The store never forgets by itself. What this thread published before was read by all before
-    # they came to this barrier; what it published for this one may still be read.
-    for key in _own.published:
-        _checked(name, functools.partial(client.key_value_delete, key))
-    # After the barrier only: a process that fails here
-    # still has its text where the others can read it.
-    _own.published = [f"{folder}/{index}"]  # some may be about to read it
-    return [texts[process] for process in range(process_count())]
+    answer = _members().decide(name, text, json.dumps, _limit(limit_s))
+    return [str(one) for one in parse_json(answer)]
 
 
 def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> list[T]:
@@ -107,19 +224,78 @@ def all_gather_object(name: str, make: Callable[[], T], *, limit_s: float | None
             error as it is.
         ProcessError: As `barrier`.
     """
+    return decide_together(name, make, list, limit_s=limit_s)
+
+
+def gather_object(
+    name: str, make: Callable[[], T], *, limit_s: float | None = None
+) -> list[T] | None:
+    """Return what every process makes, in process 0; None in the others.
+
+    Args:
+        name: What it is, for errors.
+        make: Returns something that JSON gives back.
+        limit_s: How long each waits for the others.
+
+    Raises:
+        AxcoreError: As `all_gather_object`, in every process.
+        ProcessError: As `barrier`.
+    """
+    found: list[T] = []
+    decide_together(name, make, found.extend, limit_s=limit_s)
+    return found if is_process_zero() else None
+
+
+def decide_together(
+    name: str,
+    make: Callable[[], T],
+    decision: Callable[[list[T]], V],
+    *,
+    limit_s: float | None = None,
+) -> V:
+    """Return in every process what process 0 decides from what every process makes.
+
+    Args:
+        name: What it is, for errors.
+        make: Returns something that JSON gives back.
+        decision: Called in process 0 alone, with what each process made, in their order. Returns
+            something that JSON gives back.
+        limit_s: How long each waits for the others.
+
+    Raises:
+        AxcoreError: What `make` raised in the first process where it did, or `decision`; the
+            process where it was raised gets its own error as it is.
+        ProcessError: As `barrier`.
+    """
     if process_count() == 1:
-        return [make()]
+        return decision([make()])
+    raised: BaseException | None = None
+
+    def decided(texts: list[str]) -> str:
+        nonlocal raised
+        messages = [parse_json(one) for one in texts]
+        # An error of the first process that had one is the answer, for all to raise.
+        failed = next((one for one in messages if "error" in one), None)
+        if failed is not None:
+            return json.dumps(failed)
+        error, text = _encoded_result(name, lambda: decision([one["value"] for one in messages]))
+        raised = error
+        return text
+
     # An error travels as a message: a process that raised before the barrier would leave the others
     # waiting there until their limit.
     # JSON, never pickle: the store is reachable by whoever reaches
     # the coordinator's port, and pickle runs what it reads.
     own, text = _encoded_result(name, make)
-    messages = [parse_json(one) for one in all_gather_str(name, text, limit_s=limit_s)]
+    answer = _members().decide(name, text, decided, _limit(limit_s))
+    # A process raises its own error as it is, with its
+    # traceback; only the others get the copy that was sent.
     if own is not None:
-        # A process raises its own error as it is, with its
-        # traceback; only the others get the copy that was sent.
         raise own
-    return [_value(one) for one in messages]
+    if raised is not None:
+        raise raised
+    made: V = _value(parse_json(answer))
+    return made
 
 
 def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None = None) -> T:
@@ -137,70 +313,21 @@ def broadcast_object(name: str, make: Callable[[], T], *, limit_s: float | None 
     """
     if process_count() == 1:
         return make()
-    key = _next_folder(name)
-    limit = time_limits().barrier_s if limit_s is None else limit_s
-    # No barrier: process 0 continues at once. Its key is deleted by a later
-    # `all_gather_str` of this thread, after which all have read it.
-    text = _publish(name, key, make) if is_process_zero() else _read(name, key, limit)
+    raised: BaseException | None = None
+
+    def encoded() -> str:
+        nonlocal raised
+        raised, text = _encoded_result(name, make)
+        return text
+
+    text = _members().broadcast(name, encoded, _limit(limit_s))
+    if raised is not None:
+        raise raised
     made: T = _value(parse_json(text))
     return made
 
 
-# -- jax's key-value store ---------------------------------------------------------------------
-
-
-def _next_folder(name: str) -> str:
-    """Return how keys begin that are used under a name this time."""
-    # Numbered by name, so that the thread that saves and the one that trains may both be here: only
-    # within a name is the order the same in all processes.
-    with _lock:
-        count = _counts[name]
-        _counts[name] += 1
-    return f"{_ROOT}/{name}/{count}"
-
-
-def _by_process(client: Any, folder: str) -> dict[int, str]:
-    pairs = client.key_value_dir_get(f"{folder}/")
-    return {int(key.rpartition("/")[2]): text for key, text in pairs}
-
-
-def _wait(client: Any, name: str, folder: str, limit_s: float) -> None:
-    try:
-        client.wait_at_barrier(folder, _milliseconds(limit_s))
-    except jax.errors.JaxRuntimeError as error:
-        # jax distinguishes a time limit from a lost process by the text
-        # of the status only; there is one Python class for both.
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise _lost_process(name, error) from error
-        # Everybody set a key before waiting, so a missing key is a missing
-        # process: jax's own error would name the barrier's task ids, or none.
-        here = _checked(name, lambda: _by_process(client, folder))
-        missing = [process for process in range(process_count()) if process not in here]
-        if missing:
-            raise missing_error(name, missing, process_count(), limit_s) from error
-        raise ProcessError(
-            f"this process came to {name!r} when the others had waited {limit_s:g} s and given up",
-            where=name,
-            hint="see why it was slow, or raise the limit (--barrier-timeout)",
-        ) from error
-
-
-def _publish(name: str, key: str, make: Callable[[], Any]) -> str:
-    own, text = _encoded_result(name, make)
-    _checked(name, lambda: coordination_client().key_value_set(key, text))
-    _own.published.append(key)
-    if own is not None:
-        raise own
-    return text
-
-
-def _read(name: str, key: str, limit_s: float) -> str:
-    try:
-        return str(coordination_client().blocking_key_value_get(key, _milliseconds(limit_s)))
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise _lost_process(name, error) from error
-        raise missing_error(name, [0], process_count(), limit_s) from error
+# -- Errors and limits -------------------------------------------------------------------------
 
 
 def _checked(name: str, speak: Callable[[], T]) -> T:

@@ -167,10 +167,9 @@ def shard_for_process(items: list[T]) -> list[T]:
 def exit_process(exit_code: int) -> NoReturn:
     """End this process; one of several does not wait for the others, which it would hold up."""
     if _joined() is not None:
-        # jax's exit handler waits at a barrier for all processes, one of which may be dead. `_exit`
-        # A dead process would hold this one at the barrier for the heartbeat
-        # limit, and then abort it with another exit code than ours.
-        # runs no handlers and flushes nothing.
+        # jax's exit handler waits at a barrier for all processes. A dead one would hold this one
+        # there for the heartbeat limit, and then abort it with another exit code than ours.
+        # `_exit` runs no handlers and flushes nothing.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)

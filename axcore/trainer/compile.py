@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from axcore._jax_compat import dump_program, load_program, recording_cached_programs
 from axcore.config import render_config
-from axcore.distributed import all_gather_object
+from axcore.distributed import decide_together
 from axcore.ops import KernelPlan, KernelPolicy, PlanRecording, recording_plan, use_policy
 from axcore.parallel import ActivationSharding, sharding_activations
 from axcore.plugins import wanted_compiler_options
@@ -264,7 +264,8 @@ class StepCompiler:
         found = self._kept_steps.find(self._description, list(self.mesh.devices.flat))
         # All or none: a process that compiles would wait
         # in XLA's own exchange for those that do not.
-        return found if all(all_gather_object("kept steps", lambda: found is not None)) else None
+        all_have = decide_together("kept steps", lambda: found is not None, all)
+        return found if all_have else None
 
     @property
     def _description(self) -> str:

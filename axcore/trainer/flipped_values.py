@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.checkpoint.leaves import name_leaves
-from axcore.distributed import all_gather_object
+from axcore.distributed import decide_together
 from axcore.module import ParamSpec
 from axcore.trainer.guards import RollbackRequest
 from axcore.trainer.step import TrainState
@@ -62,8 +62,7 @@ class FlippedValues:
         leaves = name_leaves(state)
         own = [(name, repr(_largest(leaves[name]))) for name in large]
         # In all processes together, as all must roll back or none.
-        every = all_gather_object("looking for flipped bits", lambda: own)
-        flipped = dict(pair for pairs in every for pair in pairs)
+        flipped = decide_together("looking for flipped bits", lambda: own, _by_name)
         if flipped:
             name, value = next(iter(flipped.items()))
             more = f", and {len(flipped) - 1} more arrays" if len(flipped) > 1 else ""
@@ -115,6 +114,11 @@ def _shards(leaf: Any) -> Iterable[jax.Array]:
     """Return what this process saves of an array, of replicas the one that is written."""
     written = sorted(leaf.addressable_shards, key=lambda shard: shard.replica_id)
     return {str(shard.index): shard.data for shard in reversed(written)}.values()
+
+
+def _by_name(found: list[Any]) -> dict[str, str]:
+    """Return the values that processes found, by the names of their arrays."""
+    return {name: value for pairs in found for name, value in pairs}
 
 
 def _square_sum(data: NDArray[Any]) -> float:

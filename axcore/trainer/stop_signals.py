@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from axcore.distributed import all_gather_str, process_count
+from axcore.distributed import decide_together, process_count
 
 TERMINATED = 128 + signal.SIGTERM
 """What a shell sees of a process that SIGTERM ended."""
@@ -32,6 +32,18 @@ AGREE_EVERY_S = 1.0
 
 # However short steps are: the estimate of their pace may be far off after a pause.
 _MAX_STEPS_BETWEEN = 100
+
+
+def _stop_or_go_on(said: list[Any]) -> tuple[bool, int]:
+    """Return whether any process was asked to stop, and in how many steps to ask again."""
+    steps_per_s = min(pace for _, pace in said)
+    steps = min(_MAX_STEPS_BETWEEN, max(1, int(AGREE_EVERY_S * steps_per_s)))
+    return any(is_asked for is_asked, _ in said), steps
+
+
+def _first_named(names: list[str]) -> str:
+    """Return the first name that is not empty."""
+    return next(filter(None, names), "")
 
 
 class StopSignals:
@@ -79,15 +91,11 @@ class StopSignals:
         """
         if process_count() == 1:
             return self._is_asked()
-        # Every process computes the same numbers from
-        # the same answers, so all ask at the same steps.
-        if self._asked_last[0] < step < self._ask_next:  # a run that went back asks at once
-            return False
-        answers = all_gather_str("stopping together", f"{self._is_asked():d} {self._pace(step)}")
-        # Process 0's pace, for all must agree on the next step to ask at.
-        steps_per_s = float(answers[0].split()[1])
-        self._ask_next = step + min(_MAX_STEPS_BETWEEN, max(1, int(AGREE_EVERY_S * steps_per_s)))
-        return any(answer.startswith("1") for answer in answers)
+        # All are told when to ask next, so all ask at the same steps.
+        own = (self._is_asked(), self._pace(step))
+        stops, steps = decide_together("stopping together", lambda: own, _stop_or_go_on)
+        self._ask_next = step + steps
+        return bool(stops)
 
     def agreed(self) -> signal.Signals | None:
         """Return which signal asked to stop, the same one in every process; None if none did.
@@ -95,11 +103,9 @@ class StopSignals:
         A notice counts as SIGTERM. Every process must call it.
         """
         own = self.requested or (signal.SIGTERM if self._is_noticed() else None)
-        # The first in order of processes, so that each returns the same one.
         name = own.name if own else ""
-        names = [name] if process_count() == 1 else all_gather_str("who asked to stop", name)
-        asked = [one for one in names if one]
-        return signal.Signals[asked[0]] if asked else None
+        asked = decide_together("who asked to stop", lambda: name, _first_named)
+        return signal.Signals[asked] if asked else None
 
     def _is_asked(self) -> bool:
         return self.requested is not None or self._is_noticed()
