@@ -108,6 +108,7 @@ def _details(plugin: Plugin, *, verbose: bool) -> str:
 KINDS: Mapping[str, tuple[str, str]] = {
     "command": ("command", "A command of axcore."),
     "data": ("source", "A source of text for axcore."),
+    "environment": ("game", "Something that a policy acts in, for axcore."),
     "evaluation": ("questions", "A task for axcore to evaluate models on."),
     "experiment": ("experiment", "An experiment for axcore."),
     "feature": ("features", "A feature for any model of axcore, and what it costs."),

@@ -29,6 +29,7 @@ def commands() -> Iterator[Command]:
         ("plugins", "plugins", "List plugins, and what is wrong with them"),
         ("plugin", "plugins", "Write a new plugin, or check one"),
         ("aot", "aot", "Compile a train step for hardware you do not have"),
+        ("plan", "plan", "Compare kinds of hardware by fit, cost and hours"),
         ("kernels", "kernels", "List an op's kernels, and why each is chosen or not"),
         ("loc", "loc", "Measure what features and changes cost in lines of code"),
         ("doctor", "doctor", "Check the installation"),

@@ -37,7 +37,7 @@ def _experiment(name: str, above: tuple[Path, ...]) -> "Trainer.Config":
     path = Path(name)
     cfg: Trainer.Config
     if path.suffix in _READERS:
-        data = _read_data(path)
+        data = read_data(path)
         if not (isinstance(data, dict) and "base" in data):
             cfg = from_dict(data, set_in=str(path))
             return cfg
@@ -81,10 +81,21 @@ def read_config(path: Path) -> Any:
     Raises:
         ConfigError: The file cannot be read, or is not a config.
     """
-    return from_dict(_read_data(path), set_in=str(path))
+    return from_dict(read_data(path), set_in=str(path))
 
 
-def _read_data(path: Path) -> Any:
+def read_data(path: Path) -> Any:
+    """Return the values in a JSON or YAML file.
+
+    Raises:
+        ConfigError: The file cannot be read, or is of another kind.
+    """
+    if path.suffix not in _READERS:
+        raise ConfigError(
+            f"the file's name ends with {path.suffix!r}",
+            where=str(path),
+            hint=f"give it a name that ends with one of {', '.join(_READERS)}",
+        )
     try:
         text = _read_text(path)
     except (OSError, UnicodeDecodeError) as error:

@@ -18,7 +18,8 @@ class SkyPilot(Launcher):
     """A task for `sky`: as many nodes as the run has processes.
 
     Args:
-        accelerators: Name and number on each node, as SkyPilot writes them: `NAME:8`.
+        accelerators: Name and number on each node, as SkyPilot writes them: `NAME:8`. Of several,
+            SkyPilot takes the first that it gets, as of an order that `axcore plan` found.
         infra: Cloud, region or cluster to use; SkyPilot chooses where left out.
         use_spot: Whether nodes may be taken back at any time; then use `sky jobs`.
         managed: Whether SkyPilot's controller watches the job and starts it again when nodes are
@@ -29,7 +30,7 @@ class SkyPilot(Launcher):
         environment: Variables of every process.
     """
 
-    accelerators: str | None = None
+    accelerators: str | tuple[str, ...] | None = None
     infra: str | None = None
     use_spot: bool = False
     managed: bool = False
@@ -52,8 +53,10 @@ class SkyPilot(Launcher):
 
     def task(self, job: Job) -> dict[str, Any]:
         """Return the task as values."""
+        several = isinstance(self.accelerators, tuple)
         resources = {
-            "accelerators": self.accelerators,
+            "accelerators": None if several else self.accelerators,
+            "ordered": [{"accelerators": one} for one in self.accelerators or ()] if several else None,
             "infra": self.infra,
             "use_spot": self.use_spot or None,
         }

@@ -212,6 +212,12 @@ def test_the_skypilot_task_has_a_node_for_each_process():
     assert "setup: |\n  pip install axcore\n" in text
 
 
+def test_skypilot_takes_the_first_of_several_accelerators():
+    made = yaml.safe_load(SkyPilot(accelerators=("X1:8", "Y2:4"), infra="z").render(job()))
+    ordered = [{"accelerators": "X1:8"}, {"accelerators": "Y2:4"}]
+    assert made["resources"] == {"ordered": ordered, "infra": "z"}
+
+
 @pytest.mark.parametrize("launcher", [Slurm(), Kubernetes(image="a", volume_claim="b"), SkyPilot()])
 def test_an_engine_that_is_not_here_is_named(monkeypatch, tmp_path, launcher):
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -122,9 +122,9 @@ def test_the_schemas_find_what_is_wrong(old, new, why):
 READ_TASK = """
 import json, sys, sky
 task = sky.Task.from_yaml(sys.argv[1])
-(resources,) = task.resources
+resources = list(task.resources)
 mounts = {place: storage.source for place, storage in task.storage_mounts.items()}
-print(json.dumps([task.name, task.num_nodes, task.run, resources.accelerators, mounts]))
+print(json.dumps([task.name, task.num_nodes, task.run, [one.accelerators for one in resources], mounts]))
 """
 
 
@@ -132,9 +132,10 @@ print(json.dumps([task.name, task.num_nodes, task.run, resources.accelerators, m
 @pytest.mark.skipif(
     importlib.util.find_spec("sky") is None, reason="no SkyPilot: pip install skypilot"
 )
-def test_skypilot_reads_the_task(tmp_path):
+@pytest.mark.parametrize("accelerators", [("H100:8",), ("H100:8", "A100-80GB:8")])
+def test_skypilot_reads_the_task(tmp_path, accelerators):
     launcher = SkyPilot(
-        accelerators="H100:8",
+        accelerators=accelerators if accelerators[1:] else accelerators[0],
         infra="aws",
         use_spot=True,
         environment={"A": "b"},
@@ -144,6 +145,7 @@ def test_skypilot_reads_the_task(tmp_path):
     command = [sys.executable, "-c", READ_TASK, tmp_path / "task.yaml"]
     read = subprocess.run(command, capture_output=True, text=True, check=False)
     assert read.returncode == 0, read.stderr
-    name, nodes, run, accelerators, mounts = json.loads(read.stdout.splitlines()[-1])
+    name, nodes, run, read_accelerators, mounts = json.loads(read.stdout.splitlines()[-1])
     assert (name, nodes, run) == ("tiny", 4, JOB.shell_line + "\n")
-    assert (accelerators, mounts) == ({"H100": 8}, {"/runs": "s3://runs"})
+    assert read_accelerators == [{one.partition(":")[0]: 8} for one in accelerators]
+    assert mounts == {"/runs": "s3://runs"}
