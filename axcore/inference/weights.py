@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -105,19 +106,25 @@ class WeightConversion:
     @property
     def paths(self) -> Iterator[Names]:
         """The paths of all weights that a state decides."""
-        for spec, path, layer in self._targets:
-            for name in self._kept_names(spec, path[-1], layer):
-                yield (*path[:-1], name)
+        for _, kept in self._kept_paths:
+            yield from kept
 
     def sources(self, weights: Any) -> set[Path]:
         """Return what a state has to have again, by `ParamSpec.rng_paths`: its weights are gone."""
         return {
             source
-            for spec, path, layer in self._targets
-            for name in self._kept_names(spec, path[-1], layer)
-            if not is_present(_leaf(weights, (*path[:-1], name)))
+            for spec, kept in self._kept_paths
+            if not all(is_present(_leaf(weights, path)) for path in kept)
             for source in spec.rng_paths()
         }
+
+    @cached_property
+    def _kept_paths(self) -> list[tuple[ParamSpec, list[Names]]]:
+        """The paths of the weights that are made of each array; found by tracing, so once."""
+        return [
+            (spec, [(*path[:-1], name) for name in self._kept_names(spec, path[-1], layer)])
+            for spec, path, layer in self._targets
+        ]
 
     def arrays(self, state: Any, *, is_partial: bool = False) -> Iterator[tuple[Names, Array]]:
         """Yield the weights that a state decides, each with its path, where they are to be stored.

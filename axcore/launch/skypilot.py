@@ -56,7 +56,9 @@ class SkyPilot(Launcher):
         several = isinstance(self.accelerators, tuple)
         resources = {
             "accelerators": None if several else self.accelerators,
-            "ordered": [{"accelerators": one} for one in self.accelerators or ()] if several else None,
+            "ordered": [{"accelerators": one} for one in self.accelerators or ()]
+            if several
+            else None,
             "infra": self.infra,
             "use_spot": self.use_spot or None,
         }

@@ -30,6 +30,9 @@ WAITING_S = 5.0
 AGREE_EVERY_S = 1.0
 """How often several processes ask one another, which costs them a millisecond."""
 
+_PROCESSES_A_SECOND = 1024
+"""How many processes ask each second; more ask less often, as one of them answers all."""
+
 # However short steps are: the estimate of their pace may be far off after a pause.
 _MAX_STEPS_BETWEEN = 100
 
@@ -37,7 +40,8 @@ _MAX_STEPS_BETWEEN = 100
 def _stop_or_go_on(said: list[Any]) -> tuple[bool, int]:
     """Return whether any process was asked to stop, and in how many steps to ask again."""
     steps_per_s = min(pace for _, pace in said)
-    steps = min(_MAX_STEPS_BETWEEN, max(1, int(AGREE_EVERY_S * steps_per_s)))
+    every_s = AGREE_EVERY_S * max(1.0, len(said) / _PROCESSES_A_SECOND)
+    steps = min(_MAX_STEPS_BETWEEN, max(1, int(every_s * steps_per_s)))
     return any(is_asked for is_asked, _ in said), steps
 
 
