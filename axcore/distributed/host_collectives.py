@@ -143,8 +143,8 @@ class Members:
 
     def _missing(self, name: str, folder: str, text: str) -> list[int]:
         """Return the processes that never came, where jax says how many did, and names two."""
-        # Only now, for a key of each at every barrier would be one more message. All who waited are
-        # told at the same time, so their keys are there a moment later.
+        # Only now, for a key of each at every barrier would be one more message. All who waited get
+        # this error at the same time, so their keys are there a moment later.
         _checked(name, lambda: self.client.key_value_set(f"{folder}/{self.index}", "", True))
         reached = re.search(r"reached the barrier: (\d+)/", text)
         num_here, pause_s = int(reached[1]) if reached else self.count, 0.05

@@ -95,7 +95,7 @@ class StopSignals:
         """
         if process_count() == 1:
             return self._is_asked()
-        # All are told when to ask next, so all ask at the same steps.
+        # All get the same answer, so all ask at the same steps.
         own = (self._is_asked(), self._pace(step))
         stops, steps = decide_together("stopping together", lambda: own, _stop_or_go_on)
         self._ask_next = step + steps

@@ -1,6 +1,6 @@
 """Many processes of a run as threads of one, each with a client of its own.
 
-Arguments: how many. Prints what the busiest sent for each call, what each was told, and how many
+Arguments: how many. Prints what the busiest sent for each call, what each returned, and how many
 keys are left.
 """
 
@@ -45,7 +45,7 @@ def joined(port, index, count):
     return Members(Counted(client), index, count)
 
 
-def told_late(members, is_late, everybody):
+def late_error(members, is_late, everybody):
     if is_late:
         everybody.wait(30)
     try:
@@ -84,7 +84,7 @@ def main():
         }
         everybody = threading.Barrier(count)
         late = range(count - 2, count)
-        out["late"] = at_once(lambda one: told_late(one, one.index in late, everybody), every)
+        out["late"] = at_once(lambda one: late_error(one, one.index in late, everybody), every)
         at_once(lambda one: one.barrier("at the end", 30), every)
         out["keys left"] = len(every[0].client.key_value_dir_get("axcore/"))
     print(json.dumps(out), flush=True)

@@ -32,7 +32,7 @@ def two():
 
 @pytest.fixture(scope="module", params=[3, 12])
 def many(request):
-    """What a number of processes were told, and how much they sent."""
+    """What the calls of a number of processes returned, and how much they sent."""
     command = [sys.executable, str(MEMBERS), str(request.param)]
     ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     return request.param, json.loads(ran.stdout)
@@ -40,8 +40,8 @@ def many(request):
 
 def test_messages_of_a_process_do_not_grow_with_the_run(many):
     count, found = many
-    told, most_of_any, most_of_others = found["decide"]
-    assert told == [max(map(str, range(count)))] * count
+    decided, most_of_any, most_of_others = found["decide"]
+    assert decided == [max(map(str, range(count)))] * count
     assert most_of_others == 3  # its text, the barrier, the answer
     assert most_of_any <= 5  # process 0 reads all in one request, and deletes the round before
     assert found["broadcast"] == [["made"] * count, 1, 1]
@@ -49,7 +49,7 @@ def test_messages_of_a_process_do_not_grow_with_the_run(many):
     assert (most_of_any, most_of_others) == (1, 1)
 
 
-def test_all_are_told_who_is_late(many):
+def test_all_name_who_is_late(many):
     count, found = many
     late = f"processes {count - 2}, {count - 1} of {count} did not reach 'step 4' within 0.5 s"
     own = "this process came to 'step 4' when the others had waited 0.5 s and given up"

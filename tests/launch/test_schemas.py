@@ -124,7 +124,8 @@ import json, sys, sky
 task = sky.Task.from_yaml(sys.argv[1])
 resources = list(task.resources)
 mounts = {place: storage.source for place, storage in task.storage_mounts.items()}
-print(json.dumps([task.name, task.num_nodes, task.run, [one.accelerators for one in resources], mounts]))
+accelerators = [one.accelerators for one in resources]
+print(json.dumps([task.name, task.num_nodes, task.run, accelerators, mounts]))
 """
 
 
