@@ -109,7 +109,7 @@ class Failures:
             f"{len(before) + 1} steps, and {budget.max_failed_fraction:.0%} may "
             f"({budget.num_allowed} in any case). The first of this step:\n{first}",
             where=self.where,
-            hint=f"correct the {self.what.split()[1]}; or let more completions go without it: "
+            hint="correct it, or let more completions go without it: "
             "--set data.reward_failures.max_failed_fraction=0.5",
         )
 

@@ -1,5 +1,6 @@
 """One device and a mesh of eight give the same training, whichever saved the checkpoint."""
 
+import json
 import signal
 
 import jax
@@ -8,9 +9,10 @@ import optax
 import pytest
 
 from axcore.config import evolve, replace_config, update_config
-from axcore.errors import ConfigError, ShardingError
+from axcore.errors import CheckpointError, ConfigError, ShardingError
+from axcore.hardware import MeshRule
 from axcore.layers import Pipeline, ScannedLayers
-from axcore.modifiers import Zero2
+from axcore.modifiers import Accumulate, Int8Training, RematModifier, Zero2
 from axcore.plugins import Hardware
 from axcore.testing import trainer_on
 from axcore.trainer import StepsDone
@@ -116,6 +118,49 @@ def test_a_checkpoint_of_one_mesh_goes_on_upon_another(
         result = second.run(tmp_path / "run")
     assert len(caught) == 1
     assert_close(whole.state, result.state)
+
+
+RULES = (
+    MeshRule(match="cpu-1", mesh={"fsdp": 1}, modifiers=(Int8Training(),)),
+    MeshRule(match="cpu-2", mesh={"fsdp": 2}),
+    MeshRule(match="cpu-4", mesh={"fsdp": 2, "model": 2}, modifiers=(Accumulate(factor=2),)),
+    MeshRule(match="cpu-8", mesh={"data": 2, "fsdp": 4}, modifiers=(RematModifier(policy="full"),)),
+)
+
+
+def losses_of(run):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {one["step"]: one["loss"] for one in lines if one["split"] == "train"}
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_on_other_hardware_with_its_own_rule_and_the_same_losses(
+    small_config, tmp_path
+):
+    cfg = evolve(
+        small_config,
+        mesh=None,
+        mesh_rules=RULES,
+        logging=evolve(small_config.logging, every_steps=1),
+    )
+    trainer_on(cfg, 2).run(tmp_path / "whole")
+    trainer_on(cfg, 2).run(tmp_path / "run", [stop_at(1)], returns_when_stopped=True)
+    with pytest.warns(UserWarning, match="mesh was"):
+        trainer_on(cfg, 4).run(tmp_path / "run", [stop_at(2)], returns_when_stopped=True)
+    with pytest.warns(UserWarning, match="mesh was"):
+        trainer_on(cfg, 8).run(tmp_path / "run")
+    assert losses_of(tmp_path / "run") == pytest.approx(losses_of(tmp_path / "whole"), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_hardware_whose_rule_changes_numbers_is_refused_by_name(small_config, tmp_path):
+    cfg = evolve(small_config, mesh=None, mesh_rules=RULES)
+    trainer_on(cfg, 2).run(tmp_path / "run", [stop_at(1)], returns_when_stopped=True)
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    with pytest.raises(CheckpointError, match="the run of another config") as found:
+        trainer_on(cfg, 1).run(tmp_path / "run")
+    assert "Int8" in found.value.what
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
 
 def test_the_state_is_described_as_it_is_made(eight):
