@@ -5,6 +5,7 @@ otherwise the soonest done.
 """
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -33,7 +34,7 @@ class Candidate:
         price: Of a chip for an hour, in any currency; None where it is not known.
         report: Of the step; None where it could not be compiled.
         reason: Why it could not.
-        rule: Whose mesh rule was applied, and the mesh; empty where none was.
+        rule: Whose mesh rule was applied, and what it changed; empty where none was.
         changes: What it takes beyond the rule to fit, or to be faster, as `--modify` takes it.
     """
 
@@ -109,7 +110,7 @@ def candidate_for(
     own: dict[str, Any] = {"target": hardware.name, "chips": hardware.chips, "price": price}
     try:
         resolved = resolve(hardware)
-        rule = resolved.mesh_rule_changes().partition("\n")[0]
+        rule = resolved.mesh_rule_changes().strip()
         attempts = search(resolved) if search else (Attempt((), compile_one(resolved)),)
     except AxcoreError as error:
         # One target that cannot be compiled for takes no answer from the others.
@@ -134,7 +135,7 @@ def checked_prices(values: Any, targets: Sequence[str], where: str) -> dict[str,
     Raises:
         ConfigError: They are not a mapping to positive numbers, or a pattern matches no target.
     """
-    example = 'one line for each kind, as `"gpu-*": 2.5`'
+    example = 'one line for each kind, as `"cpu-*": 0.1`'
     if not isinstance(values, Mapping):
         raise ConfigError("prices are not a mapping", where=where, hint=example)
     for name, price in values.items():
@@ -172,8 +173,9 @@ def plan_text(candidates: Sequence[Candidate]) -> str:
     ]
     lines = [columns(*without_unknown(header, rows))]
     for one in candidates:
-        needed = [one.rule, *(f'--modify "{change}"' for change in one.changes)]
-        lines += [f"\n{one.target}: {'; '.join(filter(None, needed))}"] if any(needed) else []
+        needed = "\n".join([one.rule, *(f'--modify "{change}"' for change in one.changes)]).strip()
+        if needed:
+            lines.append(f"\n{one.target}\n{textwrap.indent(needed, '  ')}")
     return "\n".join(lines)
 
 
