@@ -39,9 +39,8 @@ def replace(cfg: Any, target: type, new: Any) -> Any:
     return new(cfg) if isinstance(cfg, target) else cfg
 
 
-# 4. Modules read like imperative Python but must be pure functions for jax. A context, set while a
-#    call runs, squares the two: it has the state of the module at work, and gathers what modules
-#    add. It is kept in a context variable, because two threads may run two models.
+# 4. Modules read like imperative Python but must be pure for jax. A context, set while a call runs,
+#    has the state of the module at work and gathers what modules add; each thread has its own.
 class Context(NamedTuple):
     module: Any
     state: Any
