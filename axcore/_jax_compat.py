@@ -91,14 +91,11 @@ def serve_coordination(port: int, process_count: int) -> Any:
     )
 
 
-def join_coordination(address: str, process_count: int, process_index: int, limit_s: int) -> None:
-    """Join a run whose coordination service is elsewhere; losing it ends no process."""
+def new_coordination_client(address: str, process_index: int, limit_s: int) -> Any:
+    """Return a client of a coordination service, to be connected."""
     from jaxlib import _jax
 
-    state = distributed_state()
-    # Not `jax.distributed.initialize`: it refuses a second call, and
-    # its client ends the process by an abort when the service goes.
-    client = _jax.get_distributed_runtime_client(
+    return _jax.get_distributed_runtime_client(
         address,
         process_index,
         init_timeout=limit_s,
@@ -109,6 +106,14 @@ def join_coordination(address: str, process_count: int, process_index: int, limi
         shutdown_on_destruction=False,
         use_compression=True,
     )
+
+
+def join_coordination(address: str, process_count: int, process_index: int, limit_s: int) -> None:
+    """Join a run whose coordination service is elsewhere; losing it ends no process."""
+    state = distributed_state()
+    # Not `jax.distributed.initialize`: it refuses a second call, and
+    # its client ends the process by an abort when the service goes.
+    client = new_coordination_client(address, process_index, limit_s)
     # State before `connect`: what it raises, such as a time limit,
     # must leave something that `leave_coordination` can shut down.
     state.coordinator_address, state.client = address, client

@@ -58,22 +58,12 @@ def operations(members: Any) -> dict[str, Callable[[int], object]]:
 
 def work(port: int, count: int, indices: range, rounds: int, results: Any) -> None:
     """Be some of the clients, and put what each operation took."""
-    from jaxlib import _jax
-
+    from axcore._jax_compat import new_coordination_client
     from axcore.distributed.host_collectives import Members
 
     every = [
         Members(
-            Counted(
-                _jax.get_distributed_runtime_client(
-                    f"localhost:{port}",
-                    index,
-                    init_timeout=round(LIMIT_S),
-                    heartbeat_timeout=round(LIMIT_S),
-                    shutdown_on_destruction=False,
-                    use_compression=True,
-                )
-            ),
+            Counted(new_coordination_client(f"localhost:{port}", index, round(LIMIT_S))),
             index,
             count,
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from axcore.aot.report.report import UNKNOWN, Report, show_bytes, show_seconds, without_unknown
+from axcore.aot.report.report import UNKNOWN, Report, show_seconds, without_unknown
 from axcore.aot.report.text import verdict
 from axcore.aot.search import Attempt, fastest
 from axcore.config import suggest_names
@@ -34,6 +34,7 @@ class Candidate:
         price: Of a chip for an hour, in any currency; None where it is not known.
         report: Of the step; None where it could not be compiled.
         reason: Why it could not.
+        error: The error that says so, where nothing but this was tried.
         rule: Whose mesh rule was applied, and what it changed; empty where none was.
         changes: What it takes beyond the rule to fit, or to be faster, as `--modify` takes it.
     """
@@ -44,6 +45,7 @@ class Candidate:
     price: float | None = None
     report: Report | None = None
     reason: str = ""
+    error: AxcoreError | None = None
     rule: str = ""
     changes: tuple[str, ...] = ()
 
@@ -66,8 +68,8 @@ class Candidate:
     @property
     def cost(self) -> float | None:
         """Of the run, for all chips."""
-        known = self.hours is not None and self.price is not None
-        return self.hours * self.chips * self.price if known else None  # type: ignore[operator]
+        hours, price = self.hours, self.price
+        return None if hours is None or price is None else hours * self.chips * price
 
     @property
     def state(self) -> str:
@@ -114,7 +116,7 @@ def candidate_for(
         attempts = search(resolved) if search else (Attempt((), compile_one(resolved)),)
     except AxcoreError as error:
         # One target that cannot be compiled for takes no answer from the others.
-        return Candidate(**own, steps=0, reason=error.what)
+        return Candidate(**own, steps=0, reason=error.what, error=error)
     chosen = fastest(attempts) or attempts[0]
     report = chosen.report
     if report is None:
@@ -201,7 +203,6 @@ def _fields(one: Candidate) -> dict[str, Any]:
         "fits": one.fits,
         "state": one.state,
         "peak_bytes": memory.peak_bytes if memory else None,
-        "peak": show_bytes(memory.peak_bytes) if memory else None,
         "step_s": one.step_s,
         "steps": one.steps or None,
         "hours": one.hours,

@@ -61,6 +61,8 @@ def plan(
 
     plugin_host().require_healthy()
     every = [Hardware.parse(name) for name in targets.replace(",", " ").split()]
+    if not every:
+        raise click.UsageError('--targets names no hardware, as "cpu-2 cpu-8" does')
     names = [one.name for one in every]
     found = {} if prices is None else checked_prices(read_data(prices), names, str(prices))
     name, kept = Path(experiment).stem, ReportCache(cache_folder() / "reports")
@@ -91,6 +93,9 @@ def plan(
         )
     order = ranked(candidates)
     click.echo(plan_json(order) if as_json else plan_text(order))
+    errors = [one.error for one in candidates if one.error is not None]
+    if len(errors) == len(candidates):
+        raise errors[0]  # of the experiment rather than of a target, such as a misspelt --set
     if all(one.fits is False for one in order):
         raise AotError(
             f"{experiment} fits none of {len(order)} targets",

@@ -53,12 +53,11 @@ class SkyPilot(Launcher):
 
     def task(self, job: Job) -> dict[str, Any]:
         """Return the task as values."""
-        several = isinstance(self.accelerators, tuple)
+        one = self.accelerators if isinstance(self.accelerators, str) else None
+        several = () if one else self.accelerators or ()
         resources = {
-            "accelerators": None if several else self.accelerators,
-            "ordered": [{"accelerators": one} for one in self.accelerators or ()]
-            if several
-            else None,
+            "accelerators": one,
+            "ordered": [{"accelerators": name} for name in several] or None,
             "infra": self.infra,
             "use_spot": self.use_spot or None,
         }

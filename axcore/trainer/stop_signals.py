@@ -96,6 +96,8 @@ class StopSignals:
         if process_count() == 1:
             return self._is_asked()
         # All get the same answer, so all ask at the same steps.
+        if self._asked_last[0] < step < self._ask_next:  # a run that went back asks at once
+            return False
         own = (self._is_asked(), self._pace(step))
         stops, steps = decide_together("stopping together", lambda: own, _stop_or_go_on)
         self._ask_next = step + steps

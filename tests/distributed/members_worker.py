@@ -11,9 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from jaxlib import _jax
-
-from axcore._jax_compat import serve_coordination
+from axcore._jax_compat import new_coordination_client, serve_coordination
 from axcore.distributed.host_collectives import Members
 from axcore.errors import ProcessError
 from axcore.launch.local import free_port
@@ -33,14 +31,7 @@ class Counted:
 
 
 def joined(port, index, count):
-    client = _jax.get_distributed_runtime_client(
-        f"localhost:{port}",
-        index,
-        init_timeout=60,
-        heartbeat_timeout=60,
-        shutdown_on_destruction=False,
-        use_compression=True,
-    )
+    client = new_coordination_client(f"localhost:{port}", index, 60)
     client.connect()
     return Members(Counted(client), index, count)
 

@@ -89,3 +89,26 @@ def test_a_hangup_that_the_process_ignores_stays_ignored():
             assert stop.requested is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_several_processes_ask_one_another_about_once_a_second(monkeypatch):
+    asked = []
+
+    def decide(name, make, decision):
+        asked.append(make())
+        return decision([make(), (False, 10.0)])
+
+    monkeypatch.setattr(stop_signals, "process_count", lambda: 2)
+    monkeypatch.setattr(stop_signals, "decide_together", decide)
+    signals = stop_signals.StopSignals()
+    monkeypatch.setattr(signals, "_pace", lambda step: 50.0)
+    signals._asked_last = (1, 0.0)
+    assert not any(signals.should_stop(step) for step in range(1, 41))
+    assert len(asked) == 4  # each ten steps, as the slower process makes in a second
+    signals.requested = signal.SIGTERM
+    assert [signals.should_stop(step) for step in (41, 42)] == [True, False]
+
+
+@pytest.mark.parametrize(("count", "steps"), [(2, 5), (1024, 5), (4096, 20)])
+def test_more_processes_ask_less_often(count, steps):
+    assert stop_signals._stop_or_go_on([(False, 5.0)] * count) == (False, steps)
