@@ -12,6 +12,7 @@ return at once.
 """
 
 import collections
+import contextlib
 import functools
 import json
 import re
@@ -40,6 +41,7 @@ V = TypeVar("V")
 
 _ROOT = "axcore"
 _ANSWER = "answer"
+_MISSING = "missing"
 
 _MAX_PAUSE_S = 2.0
 """How long to wait between looks at who was at a barrier, before those there are all."""
@@ -127,7 +129,7 @@ class Members:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise _lost_process(name, error) from error
             missing = self._missing(name, folder, str(error))
-            if missing:
+            if missing and self.index not in missing:
                 raise missing_error(name, missing, self.count, limit_s) from error
             raise ProcessError(
                 f"this process came to {name!r} when the others had waited {limit_s:g} s and "
@@ -150,9 +152,17 @@ class Members:
         num_here, pause_s = int(reached[1]) if reached else self.count, 0.05
         while True:
             pairs = _checked(name, lambda: self.client.key_value_dir_get(f"{folder}/"))
-            here = {key.rpartition("/")[2] for key, _ in pairs}
-            if len(here) >= num_here or pause_s > _MAX_PAUSE_S:
-                return [one for one in range(self.count) if str(one) not in here]
+            keys = {key.rpartition("/")[2]: text for key, text in pairs}
+            # The first that knows tells all: whoever comes later counts itself among those here,
+            # and not the others that are late.
+            if _MISSING in keys:
+                missing: list[int] = parse_json(keys[_MISSING])
+                return missing
+            if len(keys) >= num_here or pause_s > _MAX_PAUSE_S:
+                missing = [one for one in range(self.count) if str(one) not in keys]
+                with contextlib.suppress(jax.errors.JaxRuntimeError):  # another was first
+                    self.client.key_value_set(f"{folder}/{_MISSING}", json.dumps(missing))
+                    return missing
             time.sleep(pause_s)
             pause_s *= 2
 
