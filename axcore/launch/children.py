@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol, Self, TypeVar
 
 import attrs
 
@@ -22,19 +22,97 @@ MAY_PASS = (1, 9, 12, 134, 137, 139, 143)
 """Exit codes that another attempt may not meet again: faults, hangs, and what signals ended."""
 
 
+class StartedProcess(Protocol):
+    """A process of a run, on this machine or on another host.
+
+    Attributes:
+        index: Of the process in its run.
+        error_tail: The last lines of its stderr, complete once it has ended.
+    """
+
+    index: int
+    error_tail: collections.deque[str]
+
+    @property
+    def pid(self) -> int:
+        """The process on its host."""
+
+    def exit_code(self) -> int | None:
+        """Return how it ended, minus the signal where that ended it; None while it lives."""
+
+    def describe_end(self) -> str:
+        """Return how it ended as people read it, without its name."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it ends within the time."""
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process, if it lives."""
+
+    def kill(self) -> None:
+        """Kill the process and all that it started, also where itself has ended."""
+
+    def end(self) -> None:
+        """Kill the process and all that it started, and read its output to the end."""
+
+
+class HostedProcess(StartedProcess, Protocol):
+    """A process that reports to its supervisor.
+
+    Attributes:
+        pipe: A descriptor from which its beats are read.
+    """
+
+    pipe: int
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped, as by SIGSTOP."""
+
+    def send_line(self, line: str) -> None:
+        """Write a line to where a standby worker reads what it is to do."""
+
+    def ask_for_stacks(self) -> None:
+        """Ask the process for its stacks; one that is stopped is woken to answer."""
+
+    def stacks(self) -> str:
+        """Return the stacks that the process wrote so far."""
+
+    def close(self) -> None:
+        """Give its descriptors back, after its end."""
+
+
+class Host(Protocol):
+    """A machine on which processes of a run are started."""
+
+    def start(
+        self, start: "ProcessStart", index: int, mark: str, *, takes_turns: bool
+    ) -> HostedProcess:
+        """Start a process.
+
+        Args:
+            start: What it is started with.
+            index: Of the process in its run.
+            mark: How lines of its output begin.
+            takes_turns: Whether it waits for lines that tell it what to do.
+        """
+
+
 @attrs.frozen(kw_only=True)
 class ProcessStart:
     """What one process of a run is started with.
 
     Args:
         command: Program and arguments.
-        environment: All its variables.
+        environment: All its variables; on another host, those that differ from the variables there.
         can_wait: Whether the program can be started ahead, as a standby worker.
+        host: Where it is started; None on this machine.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     can_wait: bool = False
+    host: Host | None = None
 
 
 class Child:
@@ -61,7 +139,6 @@ class Child:
             start_new_session=True,
             pass_fds=pass_fds,
         )
-        self.pid = self._process.pid
         # A thread each: a pipe that nobody reads is full after 64 KiB, and the child would hang.
         self._readers = [
             threading.Thread(target=_copy, args=(source, target, mark, tail), daemon=True)
@@ -73,9 +150,18 @@ class Child:
         for reader in self._readers:
             reader.start()
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def exit_code(self) -> int | None:
         """Return how it ended, minus the signal where that ended it; None while it lives."""
         return self._process.poll()
+
+    def describe_end(self) -> str:
+        """Return how it ended as people read it, without its name."""
+        return describe_exit(self.exit_code() or 0)
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether it ends within the time."""
@@ -111,7 +197,7 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.count = 0
-        self._children: Sequence[Child] = ()
+        self._children: Sequence[StartedProcess] = ()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -127,9 +213,14 @@ class StopRequests:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def reach(self, children: Sequence[Child]) -> None:
+    def reach(self, children: Sequence[StartedProcess]) -> None:
         """Name the children that get the signals from now on."""
         self._children = children
+
+    def request(self) -> None:
+        """Ask all to stop, as SIGTERM would; nothing where they were asked before."""
+        if not self.count:
+            self._pass_on(signal.SIGTERM, None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
@@ -139,7 +230,10 @@ class StopRequests:
             child.send(meant if self.count == 1 else signal.SIGKILL)
 
 
-def first_failure(children: Iterable[Child]) -> Child | None:
+P = TypeVar("P", bound=StartedProcess)
+
+
+def first_failure(children: Iterable[P]) -> P | None:
     """Return the child that failed first, as far as can be seen from how each ended."""
     failed = [child for child in children if child.exit_code()]
     return min(failed, key=lambda child: _rank(child.exit_code()), default=None)
@@ -153,6 +247,16 @@ _ABORTED_OR_LOST = (1, -signal.SIGABRT, 9)
 
 def _rank(code: int | None) -> int:
     return 1 + _ABORTED_OR_LOST.index(code) if code in _ABORTED_OR_LOST else 0
+
+
+def describe_exit(code: int) -> str:
+    """Return an exit as people read it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
 
 
 def shell_exit_code(code: int) -> int:

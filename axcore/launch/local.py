@@ -18,6 +18,7 @@ from axcore.errors import ProcessError
 from axcore.launch.children import (
     Child,
     ProcessStart,
+    StartedProcess,
     StopRequests,
     first_failure,
     shell_exit_code,
@@ -101,7 +102,7 @@ def mark_of(index: int, process_count: int) -> str:
     return f"[{index}] " if process_count > 1 else ""
 
 
-def end_others(children: Sequence[Child], grace_s: float) -> None:
+def end_others(children: Sequence[StartedProcess], grace_s: float) -> None:
     """Give processes some time to end by themselves, where another failed, and then kills them."""
     # One limit for all together, not for each.
     end = time.monotonic() + grace_s

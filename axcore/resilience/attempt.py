@@ -26,7 +26,6 @@ from axcore.resilience.policy import (
     Failure,
     Policy,
     cause_of,
-    describe_exit,
     run_exit_code,
 )
 from axcore.resilience.standby_workers import StandbyProcess, TrackedProcess
@@ -207,7 +206,7 @@ class Attempt:
             exit_code=run_exit_code(code),
             step=process.beat.step,
             phase=process.beat.phase,
-            what=describe_exit(code),
+            what=process.child.describe_end(),
             error_tail=tuple(process.child.error_tail),
         )
 

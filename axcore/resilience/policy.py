@@ -94,16 +94,6 @@ def cause_of(code: int) -> Cause:
     return _CAUSES.get(code, "refused")
 
 
-def describe_exit(code: int) -> str:
-    """Return an exit as people read it."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
-
-
 def run_exit_code(code: int) -> int:
     """Return how a run ends that lost a process with that code."""
     # Lost and killed are one to the outside: a scheduler restarts both.

@@ -2,36 +2,26 @@
 
 `TrackedProcess` is a process of a run as its supervisor sees it, by its beats. `StandbyProcess` is
 one that waits for its turn, `StandbyWorkers` has one for each process of a run.
-
-AXCORE_STANDBY    the file descriptor from which a standby worker reads, as JSON, the variables that
-                  changed since its start, when its turn comes
 """
 
 import collections
-import contextlib
 import json
 import math
 import os
 import queue
-import signal
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import IO
-
-import attrs
 
 from axcore.config.json_files import parse_json
-from axcore.launch.children import Child, ProcessStart
+from axcore.launch.children import ProcessStart
 from axcore.launch.local import mark_of
-from axcore.resilience.heartbeat import STACKS_SIGNAL, SUPERVISOR_VARIABLE, Beat, Heartbeat
+from axcore.resilience.heartbeat import Beat, Heartbeat
+from axcore.resilience.this_machine import STANDBY_VARIABLE, THIS_MACHINE
 
-_STANDBY_VARIABLE = "AXCORE_STANDBY"
 READY = "standby"
 """The phase of a standby worker that has nothing left to import."""
 
@@ -70,24 +60,13 @@ class TrackedProcess:
     was_ready = False
 
     def __init__(
-        self, start: ProcessStart, index: int, mark: str, pass_fds: Sequence[int] = ()
+        self, start: ProcessStart, index: int, mark: str, *, takes_turns: bool = False
     ) -> None:
-        """Start the process, with the pipe and the file that its heartbeat takes."""
-        self.pipe, beats = os.pipe()
-        os.set_blocking(self.pipe, False)  # one stopped process must not stop the supervisor
-        # A file, not a pipe: a process whose threads' stacks do not
-        # fit into a pipe's 64 KiB would block in its signal handler.
-        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until close
-        descriptors = (beats, self._stacks.fileno())
-        # The supervisor's pid goes along, so that the child can notice
-        # that it ended before the child could ask to die with it.
-        variable = ",".join(map(str, (os.getpid(), *descriptors)))
-        environment = {**start.environment, SUPERVISOR_VARIABLE: variable}
-        started = ProcessStart(command=start.command, environment=environment)
+        """Start the process on its host."""
         self.index = index
-        self.child = Child(started, index, mark, (*descriptors, *pass_fds))
-        # The write end stays in the child alone.
-        os.close(beats)  # or the pipe would not close when the process ends
+        host = start.host or THIS_MACHINE
+        self.child = host.start(start, index, mark, takes_turns=takes_turns)
+        self.pipe = self.child.pipe
         self.beat = Beat()
         # Infinite, so that a process is not silent while it starts
         # and imports: the phase `start` has a limit of its own.
@@ -105,7 +84,7 @@ class TrackedProcess:
     @property
     def is_stopped(self) -> bool:
         """Whether the process is stopped, as by SIGSTOP."""
-        return process_state(self.child.pid) in ("T", "t")
+        return self.child.is_stopped
 
     @property
     def has_stood_down(self) -> bool:
@@ -143,44 +122,34 @@ class TrackedProcess:
 
     def ask_for_stacks(self) -> None:
         """Ask the process for its stacks; one that is stopped is woken to answer."""
-        self.child.send(STACKS_SIGNAL)
-        if self.is_stopped:
-            # The dump needs a signal, which a stopped process does not handle, so it runs again.
-            self.child.send(signal.SIGCONT)
+        self.child.ask_for_stacks()
 
     def stacks(self) -> str:
         """Return the stacks that the process wrote so far."""
-        size = os.fstat(self._stacks.fileno()).st_size
-        # `pread`: the child writes through the same open
-        # file description, whose position must not move.
-        return os.pread(self._stacks.fileno(), size, 0).decode(errors="replace")
+        return self.child.stacks()
 
     def close(self) -> None:
         """End the process and give its descriptors back."""
         self.child.end()
         # What it wrote before it ended is still in the pipe.
         self.read_beats()
-        os.close(self.pipe)
-        self._stacks.close()
+        self.child.close()
 
 
 class StandbyProcess(TrackedProcess):
     """A process that waits for its turn, the first one or another."""
 
     def __init__(self, start: ProcessStart, index: int, mark: str) -> None:
-        """Start the process, with a pipe for what changes until its turn."""
-        turn, self._turn = os.pipe()
-        environment = {**start.environment, _STANDBY_VARIABLE: str(turn)}
-        super().__init__(attrs.evolve(start, environment=environment), index, mark, (turn,))
+        """Start the process, with a way to say what changes until its turn."""
+        super().__init__(start, index, mark, takes_turns=True)
         self._given = start
         self._waits = False
-        # The child has it; a second reader here would steal its lines.
-        os.close(turn)
 
     def begin(self, start: ProcessStart) -> bool:
         """Let the process begin; return whether it lives to do so."""
         # Its program was imported for one command; another one would begin in the wrong program.
-        if not self.read_beats() or start.command != self._given.command:
+        same = (start.command, start.host) == (self._given.command, self._given.host)
+        if not self.read_beats() or not same:
             return False
         # Until it has read its turn it reports that it waits. That is not progress of the new
         # attempt, nor has it left it.
@@ -193,7 +162,7 @@ class StandbyProcess(TrackedProcess):
         # Differences alone. The child's environment may have been
         # changed by what it imported, and should stay so otherwise.
         new = {name: v for name, v in start.environment.items() if before.get(name) != v}
-        self._write(json.dumps(new) + "\n")
+        self.child.send_line(json.dumps(new) + "\n")
         # It may have ended between the look and the write; its caller then starts another one.
         return self.child.exit_code() is None
 
@@ -205,24 +174,7 @@ class StandbyProcess(TrackedProcess):
 
     def ask_to_leave(self) -> None:
         """Ask the process to leave, if it has not yet."""
-        self._write(_LEAVE)
-
-    def _write(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # its end shows in its exit code
-            os.write(self._turn, line.encode())
-
-    def close(self) -> None:
-        """End the process and give its descriptors back."""
-        super().close()
-        os.close(self._turn)
-
-
-def process_state(pid: int) -> str:
-    """Return the kernel's letter for what a process does: R, S, D, T, ...; "" where unknown."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+        self.child.send_line(_LEAVE)
 
 
 class StandbyWorkers:
@@ -298,7 +250,7 @@ class StandbyControl:
             environment: Gets the variables of each attempt.
         """
         # Removed: processes that a trainer starts, such as data workers, must not read this pipe.
-        text = environment.pop(_STANDBY_VARIABLE, "")
+        text = environment.pop(STANDBY_VARIABLE, "")
         self._pipe = int(text) if text else None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._heartbeat = heartbeat

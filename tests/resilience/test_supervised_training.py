@@ -17,7 +17,7 @@ from quick_flags import quick_environment
 from axcore.resilience import read_events
 from axcore.resilience.corruption import CorruptionCheck
 from axcore.resilience.faults import FlipBit, Hang, Signal
-from axcore.resilience.standby_workers import process_state
+from axcore.resilience.this_machine import process_state
 from axcore.runs import Run
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from axcore.cli.main import group
 from axcore.resilience.policy import EscalationLevel, Failure, Policy, Restarts
-from axcore.resilience.standby_workers import process_state
+from axcore.resilience.this_machine import process_state
 
 
 def pids(events):

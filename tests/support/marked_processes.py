@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from axcore.resilience.standby_workers import process_state
+from axcore.resilience.this_machine import process_state
 
 
 def processes_with(name, value):
