@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from typing import Any, TypeGuard
+from typing import Any
 
 import attrs
 import click
@@ -16,7 +16,7 @@ from axcore.launch.job import Launcher, launcher_class
 from axcore.launch.local import Local
 from axcore.plugins import Hardware, JobLauncher, Modifier, plugin_host
 from axcore.resilience.policy import Policy
-from axcore.resilience.supervisor import Supervisor
+from axcore.resilience.supervisor import OnThisMachine, Supervisor
 
 
 class _LaunchCommand(click.Command):
@@ -56,15 +56,16 @@ def _described(record: JobLauncher) -> str:
     "--supervise/--no-supervise",
     "supervises",
     default=None,
-    help="Restart processes that die or hang. On by default for local runs of several processes.",
+    help="Restart processes that die or hang: by a supervisor here, or by an agent on each host of "
+    "an engine. On by default for local runs of several processes.",
 )
 @click.option(
-    "--policy",
-    "policies",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Settings of the supervisor; see docs/reliability.md. Repeatable.",
+    "--spare-hosts",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Hosts that wait to replace one that is lost; with --supervise.",
 )
+@options.policies
 @click.option(
     "--submit/--show",
     "submits",
@@ -79,6 +80,7 @@ def launch(
     name: str,
     settings: tuple[str, ...],
     supervises: bool | None,
+    spare_hosts: int,
     policies: tuple[str, ...],
     submits: bool | None,
 ) -> None:
@@ -89,30 +91,35 @@ def launch(
     """
     plugin_host().require_healthy()
     launcher = configured(find_launcher(engine), settings)
-    job = Job.training((experiment, *training), processes=processes, name=name)
+    arguments = (experiment, *training)
+    job = Job.training(arguments, processes=processes, name=name)
     policy: Policy = apply_overrides(Policy(), policies, set_in="--policy")
-    if submits is not False and _is_supervised(launcher, processes, supervises):
-        sys.exit(_supervise(launcher, job, policy))
-    _check_training((experiment, *training))
+    is_supervised = (launcher.is_local and processes > 1) if supervises is None else supervises
+    if (policies or spare_hosts) and not is_supervised:
+        raise ConfigError(
+            "nobody supervises this run, and so nobody reads "
+            + ("--policy" if policies else "--spare-hosts"),
+            where="--supervise",
+            hint="add --supervise",
+        )
+    if isinstance(launcher, Local):
+        if spare_hosts:
+            raise ConfigError(
+                "a local run has one host, and no other to replace it",
+                where="--spare-hosts",
+                hint="leave it out",
+            )
+        if submits is not False and is_supervised:
+            sys.exit(_supervise(launcher, job, policy))
+    elif is_supervised:
+        job = Job.supervised(
+            arguments, processes=processes, spare_hosts=spare_hosts, policies=policies, name=name
+        )
+    _check_training(arguments)
     launcher.check(job)
     if launcher.is_local if submits is None else submits:
         sys.exit(launcher.launch(job))
     click.echo(launcher.render(job), nl=False)
-
-
-def _is_supervised(launcher: Launcher, processes: int, wanted: bool | None) -> TypeGuard[Local]:
-    """Whether processes run under a supervisor here.
-
-    Raises:
-        ConfigError: The user asked for it where there is none.
-    """
-    if wanted and not isinstance(launcher, Local):
-        raise ConfigError(
-            f"{type(launcher).__name__} runs have no supervisor yet",
-            where="--supervise",
-            hint="leave it out: the engine starts all processes again where one fails",
-        )
-    return isinstance(launcher, Local) and (processes > 1 if wanted is None else wanted)
 
 
 def _supervise(launcher: Local, job: Job, policy: Policy) -> int:
@@ -128,7 +135,7 @@ def _supervise(launcher: Local, job: Job, policy: Policy) -> int:
     def starts(left_out: int) -> list[ProcessStart]:
         return launcher.starts(attrs.evolve(job, processes=job.processes - left_out))
 
-    return Supervisor(starts, job.run_directory, policy).run()
+    return Supervisor(OnThisMachine(starts), job.run_directory, policy).run()
 
 
 def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:

@@ -98,6 +98,13 @@ def _items(typed: str, known: Iterable[tuple[str, str]]) -> list[CompletionItem]
     return [CompletionItem(name, help=help) for name, help in known if name.startswith(typed)]
 
 
+policies: Decorator = click.option(
+    "--policy",
+    "policies",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Settings of the supervisor; see docs/reliability.md. Repeatable.",
+)
 experiment: Decorator = click.argument("experiment", shell_complete=_complete_experiment)
 
 run: Decorator = click.argument("run", shell_complete=complete_run)

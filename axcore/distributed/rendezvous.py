@@ -80,7 +80,7 @@ def _hold(port: int, process_count: int, limit_s: float) -> None:
     try:
         # The listening socket closes before anybody is dismissed: a process that hears "all
         # are there" may connect to jax's service next, and must not end in this socket's queue.
-        with _listen(port) as server:
+        with listen(port) as server:
             _collect(server, present, process_count, time.monotonic() + limit_s)
         missing = [index for index in range(1, process_count) if index not in present]
         if missing:
@@ -94,7 +94,12 @@ def _hold(port: int, process_count: int, limit_s: float) -> None:
         raise
 
 
-def _listen(port: int) -> socket.socket:
+def listen(port: int) -> socket.socket:
+    """Listen on a port of all of this host's addresses; 0 is one that is free.
+
+    Raises:
+        ProcessError: Another program listens there.
+    """
     try:
         # Dual stack: others may resolve the coordinator's name to either version of IP.
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)

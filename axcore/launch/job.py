@@ -51,6 +51,39 @@ class Job:
         command = ("axcore", "train", *_with_launch_id(arguments))
         return cls(name=f"{label}"[:40] or "run", command=command, processes=processes)
 
+    @classmethod
+    def supervised(
+        cls,
+        arguments: tuple[str, ...],
+        *,
+        processes: int,
+        spare_hosts: int = 0,
+        policies: tuple[str, ...] = (),
+        name: str = "",
+    ) -> "Job":
+        """Return the job of an `axcore agent` on each host, which start the same training.
+
+        Args:
+            arguments: Of `axcore train`, the experiment first.
+            processes: Hosts that train at a time.
+            spare_hosts: Hosts that wait to replace one of them.
+            policies: Settings of the agents' policy, as `NAME=VALUE`.
+            name: Of the job; by default the experiment's.
+
+        Raises:
+            ConfigError: There are no processes.
+        """
+        training = cls.training(arguments, processes=processes, name=name)
+        wanted = ("-n", str(processes)) if spare_hosts else ()
+        settings = (word for one in policies for word in ("--policy", one))
+        command = ("axcore", "agent", *training.command[2:], *wanted, *settings)
+        return attrs.evolve(training, command=command, processes=processes + spare_hosts)
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether agents of axcore run on the hosts, which need a secret of their launch."""
+        return self.command[:2] == ("axcore", "agent")
+
     @property
     def directory(self) -> str | None:
         """The run directory that the command names; None where it names none."""

@@ -2,12 +2,21 @@
 
 import posixpath
 from collections.abc import Mapping
+from secrets import token_hex
 from typing import Any
 
 from axcore.config import REQUIRED, config
 from axcore.errors import ConfigError
+from axcore.launch.children import MAY_PASS
 from axcore.launch.job import Job, Launcher, submit, yaml_text
-from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PORT, ProcessInfo, integer
+from axcore.launch.process_info import (
+    COORDINATOR,
+    NUM_PROCESSES,
+    PORT,
+    SECRET_VARIABLE,
+    ProcessInfo,
+    integer,
+)
 
 _INDEX = "JOB_COMPLETION_INDEX"
 _WORKERS = "workers"
@@ -61,28 +70,40 @@ class Kubernetes(Launcher):
             )
 
     def render(self, job: Job) -> str:
-        """Return the JobSet as YAML."""
-        return yaml_text(self.job_set(job))
+        """Return the JobSet as YAML, behind the secret of its agents where it has any."""
+        parts = [*([self._secret(job)] if job.is_supervised else []), self.job_set(job)]
+        return "---\n".join(map(yaml_text, parts))
 
     def launch(self, job: Job) -> int:
         """Give the JobSet to `kubectl apply`."""
         return submit(["kubectl", "apply", "-f", "-"], self.render(job))
 
+    def _secret(self, job: Job) -> dict[str, Any]:
+        """Return the object from which all pods of the job read what their agents know."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": self._metadata(job),
+            "stringData": {SECRET_VARIABLE: token_hex(16)},
+        }
+
+    def _metadata(self, job: Job) -> dict[str, str]:
+        namespace = {} if self.namespace is None else {"namespace": self.namespace}
+        return {"name": job.name, **namespace}
+
     def job_set(self, job: Job) -> dict[str, Any]:
         """Return the JobSet as values."""
-        metadata = {"name": job.name}
-        if self.namespace is not None:
-            metadata["namespace"] = self.namespace
         return {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
-            "metadata": metadata,
+            "metadata": self._metadata(job),
             "spec": {
                 # Pods find each other by names that stay the same when they are made again.
                 "network": {"enableDNSHostnames": True, "subdomain": job.name},
                 "failurePolicy": {
                     "maxRestarts": self.restarts,
                     "restartStrategy": "BlockingRecreate",  # no pod of before holds the directory
+                    **({"rules": [_FAIL_FOR_GOOD]} if job.is_supervised else {}),
                 },
                 "replicatedJobs": [
                     {"name": _WORKERS, "replicas": 1, "template": {"spec": self._job(job)}}
@@ -95,8 +116,9 @@ class Kubernetes(Launcher):
             "completionMode": "Indexed",
             "completions": job.processes,
             "parallelism": job.processes,
-            # The job itself retries nothing: one new pod next to old ones could not join their run.
-            "backoffLimit": 0,
+            # A new pod next to old ones could not join their run by itself. An agent in it can.
+            "backoffLimit": self.restarts * job.processes if job.is_supervised else 0,
+            **({"podFailurePolicy": {"rules": [_FAIL_JOB]}} if job.is_supervised else {}),
             "template": {"spec": self._pod(job)},
         }
 
@@ -121,11 +143,32 @@ class Kubernetes(Launcher):
             "name": "axcore",
             "image": self.image,
             "command": [_literal(word) for word in job.command],
-            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "env": [
+                *({"name": name, "value": value} for name, value in variables.items()),
+                *([_secret_variable(job)] if job.is_supervised else []),
+            ],
             "ports": [{"containerPort": PORT}],
             **({"resources": {"requests": resources, "limits": resources}} if resources else {}),
             "volumeMounts": [{"name": "runs", "mountPath": self.mount}],
         }
+
+
+# Agents end with what another attempt would meet again: that fails the job and the set, while
+# a pod that is lost is made again, and its agent joins the others.
+_FAIL_JOB = {
+    "action": "FailJob",
+    "onExitCodes": {"operator": "NotIn", "values": list(MAY_PASS)},
+}
+_FAIL_FOR_GOOD = {
+    "name": "ended",
+    "action": "FailJobSet",
+    "onJobFailureReasons": ["PodFailurePolicy"],
+}
+
+
+def _secret_variable(job: Job) -> dict[str, Any]:
+    reference = {"name": job.name, "key": SECRET_VARIABLE}
+    return {"name": SECRET_VARIABLE, "valueFrom": {"secretKeyRef": reference}}
 
 
 def _is_below(directory: str, mount: str) -> bool:

@@ -18,6 +18,9 @@ NUM_PROCESSES = "AXCORE_NUM_PROCESSES"
 PROCESS_ID = "AXCORE_PROCESS_ID"
 """What replaces the flags of these names where they are left out."""
 
+SECRET_VARIABLE = "AXCORE_LAUNCH_SECRET"
+"""What the agents of one launch know, and nobody else."""
+
 PORT = 29400
 """Of the coordinator, where the engine gives every run a host of its own."""
 

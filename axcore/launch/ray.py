@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from axcore.errors import ConfigError, ProcessError
 from axcore.launch.children import MAY_PASS, Child, ProcessStart, StopRequests, shell_exit_code
 from axcore.launch.job import Job, Launcher, yaml_text
 from axcore.launch.local import found, free_port, mark_of
-from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, SECRET_VARIABLE
 
 _POLL_S = 0.2
 
@@ -136,9 +137,11 @@ class Ray(Launcher):
             ray.util.remove_placement_group(group)
 
     def _variables(self, ray: Any, job: Job, actors: Sequence[Any]) -> list[dict[str, str]]:
+        secret = {SECRET_VARIABLE: secrets.token_hex(16)} if job.is_supervised else {}
         if job.processes == 1:
-            return [dict(self.environment)]
+            return [{**self.environment, **secret}]
         several = {
+            **secret,
             **self.environment,
             # Asked for on the node of the first process, which is where it has to be free.
             COORDINATOR: ray.get(actors[0].free_address.remote()),

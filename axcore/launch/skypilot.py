@@ -4,11 +4,12 @@ import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from axcore.config import config
 from axcore.launch.job import Job, Launcher, submit, yaml_text
-from axcore.launch.process_info import PORT, ProcessInfo, integer
+from axcore.launch.process_info import PORT, SECRET_VARIABLE, ProcessInfo, integer
 
 _RANK, _COUNT, _IPS = "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"
 
@@ -67,6 +68,7 @@ class SkyPilot(Launcher):
             "num_nodes": job.processes,
             **({"resources": given} if given else {}),
             **({"envs": dict(self.environment)} if self.environment else {}),
+            **({"secrets": {SECRET_VARIABLE: token_hex(16)}} if job.is_supervised else {}),
             **({"file_mounts": {self.mount: self._bucket()}} if self.bucket else {}),
             "setup": "\n".join(self.setup) + "\n",
             "run": shlex.join(job.command) + "\n",

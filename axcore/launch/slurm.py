@@ -8,12 +8,14 @@ from axcore.config import NonNegativeInt, config
 from axcore.errors import ConfigError
 from axcore.launch.children import MAY_PASS
 from axcore.launch.job import Job, Launcher, submit
-from axcore.launch.process_info import ProcessInfo, integer
+from axcore.launch.process_info import SECRET_VARIABLE, ProcessInfo, integer
 
 _FIRST_PORT = 20000
 _NUM_PORTS = 12000  # below the ports that systems hand out to anybody
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
+
+_SECRET = f"export {SECRET_VARIABLE}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')"
 
 _RESTARTING = """\
 for ((left = {restarts}; ; left--)); do
@@ -85,6 +87,8 @@ class Slurm(Launcher):
             "",
             "set -euo pipefail",
             *self.setup,
+            # Made where the job runs, so that it is in no file; `srun` hands it on.
+            *([_SECRET] if job.is_supervised else []),
         ]
         return "\n".join(lines) + "\n" + self._restarting(job)
 
@@ -94,7 +98,9 @@ class Slurm(Launcher):
 
     def _restarting(self, job: Job) -> str:
         # Without it a step whose process fails waits for the others, which wait for that process.
-        srun = f"srun --kill-on-bad-exit=1 --label{self._cpus()} {job.shell_line}"
+        # Agents do not: those that are left continue, and find the step's end together.
+        kills = f"--kill-on-bad-exit={int(not job.is_supervised)}"
+        srun = f"srun {kills} --label{self._cpus()} {job.shell_line}"
         may_pass = " | ".join(map(str, MAY_PASS))
         return _RESTARTING.format(restarts=self.restarts, srun=srun, may_pass=may_pass)
 

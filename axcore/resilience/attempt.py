@@ -5,6 +5,7 @@
 
 import contextlib
 import selectors
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, Self
@@ -61,6 +62,7 @@ class Attempt:
         processes: In the order of their indices.
         began: When they were started; monotonic seconds.
         hang: What ended the attempt, if a hang did.
+        is_stopping: Whether it was asked to end, for the next one to begin.
         stacks: Of each process, where a hang did.
     """
 
@@ -74,6 +76,7 @@ class Attempt:
         self.began = time.monotonic()
         self.processes: list[TrackedProcess] = []
         self.hang: Hang | None = None
+        self.is_stopping = False
         self.stacks: list[str] = []
         self._starts = starts
         self._policy = policy
@@ -133,6 +136,12 @@ class Attempt:
                 self._collect_stacks()
                 self.hang = self.hang.named_by(self.stacks)
                 return
+
+    def ask_to_stop(self) -> None:
+        """Let all processes save, and end."""
+        self.is_stopping = True
+        for process in self.processes:
+            process.child.send(signal.SIGTERM)
 
     def survivors(self) -> list[StandbyProcess]:
         """Make living processes leave; return those that did, for another attempt."""
@@ -214,7 +223,7 @@ class Attempt:
         codes = [process.child.exit_code() for process in self.processes]
         has_lost = any(codes) or any(process.has_stood_down for process in self.processes)
         # Where people asked to stop, processes end one after another, and none of them is a loss.
-        return None not in codes or (has_lost and not self._stop.count)
+        return None not in codes or (has_lost and not (self._stop.count or self.is_stopping))
 
     def _listen(self) -> None:
         """Read beats; a pipe that closes, as its process ends, wakes it at once."""

@@ -128,6 +128,9 @@ class Policy:
         in_process: Whether trainers that survive the loss of another keep their processes, and join
             the next attempt; those that cannot are started again.
         stand_down_s: Seconds that survivors have for it.
+        host_s: Seconds without a word after which the agent of a host is lost.
+        rejoin_s: Seconds that a run waits for hosts: for all at its start, and for enough of them
+            where some were lost, before it continues with fewer or ends.
         standby_workers: Whether a standby worker waits for each process, to take its place without
             imports.
     """
@@ -170,6 +173,10 @@ class Policy:
     # A survivor that an error wakes leaves within milliseconds;
     # to wait longer costs more than a restart saves.
     stand_down_s: float = 3.0
+    # As long as a process may be silent: both are a machine that does not answer.
+    host_s: float = 60.0
+    # Minutes, since a host that is started again pulls an image and imports first.
+    rejoin_s: float = 300.0
     standby_workers: bool = True
 
     def limit_s(self, phase: str, typical_step_s: float | None) -> float:

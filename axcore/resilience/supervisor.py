@@ -1,4 +1,4 @@
-"""`Supervisor`: keeps a run on this machine going, over lost and hung processes.
+"""`Supervisor`: keeps a run going, over lost and hung processes, wherever they are placed.
 
 It loads no jax, so it stays small, and nothing that breaks a trainer breaks it.
 
@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -25,6 +25,7 @@ from axcore.resilience.policy import (
     BUDGET_SPENT,
     CORRUPTED,
     HUNG,
+    STOPPED,
     Decision,
     Failure,
     Policy,
@@ -42,22 +43,69 @@ _POLL_S = 0.05
 _LEAVES_SURVIVORS = ("killed", "crashed", "lost", "corrupted")
 
 
-class Supervisor:
-    """The processes of a run on this machine, started again as long as the policy allows."""
+class Placement(Protocol):
+    """Where the processes of a run are started."""
 
-    def __init__(
-        self, starts: Callable[[int], Sequence[ProcessStart]], directory: Path, policy: Policy
-    ) -> None:
+    def starts(self, stop: StopRequests) -> Sequence[ProcessStart]:
+        """Return what each process of the next attempt is started with.
+
+        Raises:
+            ProcessError: There is nowhere to start them.
+        """
+
+    def leave_out(self, process: int) -> None:
+        """Do without a process of the last attempt, or without its host."""
+
+    def num_usable(self) -> int:
+        """Return how many processes could be started now."""
+
+    def can_grow(self) -> bool:
+        """Whether the next attempt would have more processes than the last one."""
+
+
+@attrs.define
+class OnThisMachine:
+    """All processes here, one less for each that is left out.
+
+    Args:
+        make: Returns what so many processes less are started with.
+    """
+
+    make: Callable[[int], Sequence[ProcessStart]]
+    _left_out: int = attrs.field(default=0, init=False)
+    _count: int = attrs.field(default=0, init=False)
+
+    def starts(self, stop: StopRequests) -> Sequence[ProcessStart]:
+        """Return what each process of the next attempt is started with."""
+        made = self.make(self._left_out)
+        self._count = len(made)
+        return made
+
+    def leave_out(self, process: int) -> None:
+        """Do without a process of the last attempt; the others get new numbers."""
+        self._left_out += 1
+
+    def num_usable(self) -> int:
+        """Return how many processes the last attempt had."""
+        return self._count
+
+    def can_grow(self) -> bool:
+        """A process that was left out does not come back."""
+        return False
+
+
+class Supervisor:
+    """The processes of a run, started again as long as the policy allows."""
+
+    def __init__(self, placement: Placement, directory: Path, policy: Policy) -> None:
         """Start nothing yet.
 
         Args:
-            starts: Returns what each process is started with, again for each attempt, where so many
-                are left out.
+            placement: Where processes are started, asked again for each attempt.
             directory: The run directory, which the trainers make.
             policy: What to do about failures.
         """
-        self._all_starts = starts
-        self._left_out = self._processes = 0
+        self._placement = placement
         self._policy = policy
         self._restarts = Restarts(policy)
         self._standby_workers = StandbyWorkers()
@@ -75,13 +123,16 @@ class Supervisor:
         ):
             while True:
                 outcome, last_step = self._attempt(stop)
+                if outcome is None:
+                    continue
                 if isinstance(outcome, int):
                     # Written before returning, while the directory still exists.
                     self._log.write("supervision_ended", exit_code=outcome)
                     return outcome
                 # Decided before `stop` is looked at, so that a failure that
                 # coincides with Ctrl-C is counted and logged like any other.
-                decision = self._restarts.decide(outcome, last_step, self._processes)
+                usable = self._placement.num_usable()
+                decision = self._restarts.decide(outcome, last_step, usable)
                 # A failure after Ctrl-C is how processes end that were asked to.
                 if stop.count:
                     decision = Decision("stop", "the run was asked to stop")
@@ -97,31 +148,34 @@ class Supervisor:
                 if stop.count:
                     return self._give_up(outcome, Decision("stop", "the run was asked to stop"))
 
-    def _starts(self) -> Sequence[ProcessStart]:
+    def _starts(self, stop: StopRequests) -> Sequence[ProcessStart]:
+        # Other hosts have a folder of their own.
         kept = {KEPT_STEPS_VARIABLE: self._kept_steps}
         return [
-            attrs.evolve(start, environment={**start.environment, **kept})
-            for start in self._all_starts(self._left_out)
+            start if start.host else attrs.evolve(start, environment={**start.environment, **kept})
+            for start in self._placement.starts(stop)
         ]
 
     def _leave_out(self, process: int, reason: str) -> str:
         """Let the next attempt have one process less; return what that is called."""
-        # `starts` is asked again with this number, and numbers processes again.
-        self._left_out += 1
+        self._placement.leave_out(process)
         # They took the number of processes into account when they started.
         self._standby_workers.close()
-        processes = self._processes - 1
+        processes = self._placement.num_usable()
         self._log.write("left_out", left_out=process, processes=processes, reason=reason)
         return f"the run continues without process {process}, with {processes} in all"
 
-    def _attempt(self, stop: StopRequests) -> tuple[Failure | int, int]:
+    def _attempt(self, stop: StopRequests) -> tuple[Failure | int | None, int]:
+        """Return how an attempt ended, None to begin the next one, and how far it came."""
         take = (
             self._standby_workers.take_lasting
             if self._policy.in_process
             else self._standby_workers.take
         )
-        starts = self._served(self._starts())
-        self._processes = len(starts)
+        starts = self._served(self._starts(stop))
+        # A stop before anybody was there to hear of it.
+        if stop.count:
+            return STOPPED, -1
         with Attempt(starts, self._policy, stop, take) as attempt:
             self._note_start(attempt)
             was_stepping = False
@@ -134,8 +188,17 @@ class Supervisor:
                     # run that fails at its start needs none.
                     self._log.write("stepping", step=step, seconds=_since(attempt.began))
                     if self._policy.standby_workers:
-                        self._standby_workers.prepare(list(map(self._announced, self._starts())))
+                        self._standby_workers.prepare(list(map(self._announced, starts)))
+                # Once it makes steps: its checkpoint is worth what the new start costs.
+                if was_stepping and not attempt.is_stopping and self._placement.can_grow():
+                    self._report("another host is there: the run saves, and continues on it, too")
+                    self._log.write("growing", step=step)
+                    attempt.ask_to_stop()
             outcome = attempt.outcome()
+            if attempt.is_stopping and outcome == STOPPED and not stop.count:
+                # They took the number of processes into account when they started.
+                self._standby_workers.close()
+                return None, -1
             if not isinstance(outcome, Failure):
                 return outcome, -1
             last_step = attempt.last_step(outcome)

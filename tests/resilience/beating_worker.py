@@ -2,9 +2,9 @@
 
 Arguments: a run directory, its index, the number of processes, steps to make, and faults as JSON,
 each an index, a step, a name and the number of attempts in which it is triggered; files count them.
-What a fault does is real. No process is a step ahead, as in a collective. The variable ATTEMPT
-names the attempt. A standby worker notes its process in a file; the fault "spared" waits for those
-of all before it kills, and "bereft" kills them, too.
+What a fault does is real. No process is a step ahead, as in a collective. The variable ATTEMPT, or
+the coordinator's address, names the attempt. A standby worker notes its process in a file; the
+fault "spared" waits for those of all before it kills, and "bereft" kills them, too.
 """
 
 import ctypes
@@ -68,13 +68,15 @@ def size_of(path):
 
 
 def main():
-    directory, index, count, steps, faults = sys.argv[1:]
+    directory, index, count, steps, faults = sys.argv[1:6]  # an agent adds --dir
+    if index == "-":  # as an agent says it
+        index, count = os.environ["AXCORE_PROCESS_ID"], os.environ["AXCORE_NUM_PROCESSES"]
     heartbeat = connect_heartbeat()
     run = Path(directory)
     run.mkdir(exist_ok=True)
     standby_workers = [run / f"standby_{each}" for each in range(int(count))]
     StandbyControl(heartbeat).wait(lambda: note_process(standby_workers[int(index)]))
-    attempt = os.environ["ATTEMPT"]
+    attempt = os.environ.get("ATTEMPT") or os.environ["AXCORE_COORDINATOR"].replace(":", "_")
     (run / "config.txt").touch()
     asked = []
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,7 +12,7 @@ from axcore.config import evolve
 from axcore.launch.children import ProcessStart
 from axcore.resilience import read_events
 from axcore.resilience.policy import Policy
-from axcore.resilience.supervisor import Supervisor
+from axcore.resilience.supervisor import OnThisMachine, Supervisor
 
 WORKER = Path(__file__).with_name("beating_worker.py")
 QUICK = Policy(backoff_s=0.05)
@@ -39,7 +39,7 @@ def supervisor(tmp_path):
                 for index in range(count)
             ]
 
-        return Supervisor(starts, tmp_path / "run", evolve(QUICK, **policy))
+        return Supervisor(OnThisMachine(starts), tmp_path / "run", evolve(QUICK, **policy))
 
     return make
 

@@ -122,7 +122,7 @@ import json, os, signal, sys
 from pathlib import Path
 from axcore.launch.children import ProcessStart
 from axcore.resilience.policy import Policy
-from axcore.resilience.supervisor import Supervisor
+from axcore.resilience.supervisor import OnThisMachine, Supervisor
 worker, run, steps = sys.argv[1:]
 def starts(left_out):
     return [ProcessStart(command=(sys.executable, worker, run, str(index), "2", steps, "[]"),
@@ -130,7 +130,7 @@ def starts(left_out):
             for index in range(2)]
 assert "jax" not in sys.modules
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-sys.exit(Supervisor(starts, Path(run), Policy()).run())
+sys.exit(Supervisor(OnThisMachine(starts), Path(run), Policy()).run())
 """
 
 
