@@ -17,8 +17,9 @@ from axcore._jax_compat import (
     keep_programs_of_every_process,
     leave_coordination,
 )
-from axcore.distributed.rendezvous import rendezvous, split_address, wait_for_service
+from axcore.distributed.rendezvous import rendezvous, wait_for_service
 from axcore.errors import ProcessError
+from axcore.tcp import split_address
 
 T = TypeVar("T")
 

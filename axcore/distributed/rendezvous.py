@@ -5,7 +5,6 @@ coordinator's address first and writes down who comes; then each hears that all 
 are not. A message is one line of JSON. The port is free again when the call is over.
 """
 
-import errno
 import json
 import socket
 import time
@@ -13,7 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from axcore.config.json_files import parse_json
-from axcore.errors import ConfigError, ProcessError
+from axcore.errors import ProcessError
+from axcore.tcp import listen, split_address
 
 NAME = "rendezvous"
 # Short, since most runs are started on all hosts at
@@ -56,22 +56,6 @@ def wait_for_service(coordinator: str, *, process_count: int, limit_s: float) ->
     _connect(split_address(coordinator), process_count, limit_s).close()
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port`.
-
-    Raises:
-        ConfigError: It is not `host:port`.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(
-            f"the coordinator is {address!r}; expected host:port of process 0",
-            where="--coordinator",
-            hint="--coordinator node-0:29400, with a port that is free there",
-        )
-    return host.strip("[]"), int(port)
-
-
 # -- Process 0 -------------------------------------------------------------------------------
 
 
@@ -92,32 +76,6 @@ def _hold(port: int, process_count: int, limit_s: float) -> None:
         # its own limit and then report that process 0 left.
         _dismiss(present.values(), {"what": error.what, "hint": error.hint})
         raise
-
-
-def listen(port: int) -> socket.socket:
-    """Listen on a port of all of this host's addresses; 0 is one that is free.
-
-    Raises:
-        ProcessError: Another program listens there.
-    """
-    try:
-        # Dual stack: others may resolve the coordinator's name to either version of IP.
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError) as error:  # ValueError: no socket serves both versions of IP
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise _port_error(port, error) from error
-    try:
-        return socket.create_server(("", port))  # a host that has the older version only
-    except OSError as error:
-        raise _port_error(port, error) from error
-
-
-def _port_error(port: int, error: Exception) -> ProcessError:
-    return ProcessError(
-        f"process 0 cannot listen on port {port}: {error}",
-        where="--coordinator",
-        hint="name another port, the same one for all processes",
-    )
 
 
 def _collect(

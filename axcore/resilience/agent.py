@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import attrs
 
 from axcore.config import evolve
-from axcore.distributed.rendezvous import listen, split_address
 from axcore.errors import AxcoreError, ProcessError
 from axcore.launch.children import ProcessStart, StopRequests
 from axcore.launch.job import Job
@@ -29,6 +28,7 @@ from axcore.resilience.peers import Message, Peer, PeerLostError
 from axcore.resilience.policy import STOPPED, Policy
 from axcore.resilience.supervisor import Supervisor
 from axcore.resilience.this_machine import LocalProcess
+from axcore.tcp import listen, split_address
 
 # How late the end of a process without a closed pipe is noticed, and a signal.
 _POLL_S = 0.05

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("errors", "_jax_compat", "markup", "whole_files"),
-    ("extras", "progress"),
+    ("extras", "progress", "tcp"),
     ("config",),
     ("registration",),
     ("hardware",),

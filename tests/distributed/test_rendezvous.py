@@ -7,8 +7,9 @@ import time
 import pytest
 from several_processes import free_address
 
-from axcore.distributed.rendezvous import rendezvous, split_address
+from axcore.distributed.rendezvous import rendezvous
 from axcore.errors import AxcoreError, ConfigError
+from axcore.tcp import split_address
 
 
 def call_all(numbers, *, count, limit_s=5.0, counts=None):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from engine_run import wait_for
 
-from axcore.distributed.rendezvous import split_address
 from axcore.launch.local import free_port
 from axcore.resilience.peers import Peer, PeerLostError
+from axcore.tcp import split_address
 
 AGENT = Path(__file__).with_name("agent_worker.py")
 
