@@ -23,6 +23,7 @@ from axcore.errors import AxcoreError, ProcessError
 from axcore.launch.children import ProcessStart, StopRequests
 from axcore.launch.job import Job
 from axcore.launch.process_info import ProcessInfo
+from axcore.resilience.event_log import SUPERVISOR, RunLog
 from axcore.resilience.hosts import Hosts, OwnHost, SupersededError
 from axcore.resilience.peers import Message, Peer, PeerLostError
 from axcore.resilience.policy import STOPPED, Policy
@@ -180,6 +181,8 @@ class Agent:
     def _lead(self) -> int:
         if self._rank:
             self._report("this agent leads now")
+            log = RunLog(self._job.run_directory, SUPERVISOR)
+            log.write("leader_changed", host=self._rank)
             threading.Thread(target=self._claim, name="claim", daemon=True).start()
         smallest = self._policy.shrink_to or self._job.processes
         policy = evolve(self._policy, shrink_to=smallest)

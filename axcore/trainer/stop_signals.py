@@ -4,6 +4,7 @@ A step is never broken in the middle, where its state is neither the old one nor
 """
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -26,6 +27,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WAITING_S = 5.0
 """How long a thread that waits for devices or other processes may not see a signal."""
 
+
+_REPEATED_S = 1.0
+"""Within which two SIGTERMs are one request: an engine may signal a process and its agent, which
+passes it on."""
 
 AGREE_EVERY_S = 1.0
 """How often several processes ask one another, which costs them a millisecond."""
@@ -54,9 +59,10 @@ class StopSignals:
     """Turns the first signal into `requested`; a second one acts as it always would.
 
     So a second Ctrl-C raises KeyboardInterrupt at once. SIGHUP counts as SIGTERM, and never as the
-    second one: a terminal that closes may send it twice. Handlers are set in the main thread only,
-    the one thread that may, and the former ones are put back at the end. A signal that the process
-    ignores stays ignored, which is what `nohup` relies on.
+    second one: a terminal that closes may send it twice. Nor does a SIGTERM within a second of the
+    first: an engine may signal a process and its agent, which passes it on. Handlers are set in the
+    main thread only, the one thread that may, and the former ones are put back at the end. A signal
+    that the process ignores stays ignored, which is what `nohup` relies on.
 
     Python runs a handler when the main thread comes back to it, which a step that waits for a
     process that never comes does not let it. So a thread sees each signal as well: some seconds
@@ -81,6 +87,7 @@ class StopSignals:
         self._ask_next = 0
         self._may_end = may_end
         self._num_handled = 0
+        self._terminated_at = -math.inf
         self._pipe: tuple[int, int] | None = None
         self._wakeup_before = -1
 
@@ -166,6 +173,8 @@ class StopSignals:
             self._pipe = None
 
     def _request(self, number: int, frame: FrameType | None) -> None:
+        if self._is_repeated(number):
+            return
         self._num_handled += 1
         if self.requested is None:
             is_hangup = number == signal.SIGHUP
@@ -176,9 +185,17 @@ class StopSignals:
             self.__exit__(None, None, None)
             signal.raise_signal(number)
 
+    def _is_repeated(self, number: int) -> bool:
+        """Whether a signal is the same request as one before, which came another way."""
+        now = time.monotonic()
+        is_repeated = number == signal.SIGTERM and now - self._terminated_at < _REPEATED_S
+        if number == signal.SIGTERM and not is_repeated:
+            self._terminated_at = now
+        return is_repeated
+
     def _watch(self, pipe: int) -> None:
         """End the process where a signal finds its main thread in a wait, see the class."""
-        num_seen, number, deadline = 0, 0, None
+        num_seen, number, deadline, terminated_at = 0, 0, None, -math.inf
         with open(pipe, "rb", buffering=0) as numbers:
             while True:
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -188,8 +205,12 @@ class StopSignals:
                         return
                     # The wakeup pipe carries every signal of the process, such as SIGCHLD.
                     if received[0] in _SIGNALS:
-                        num_seen, number = num_seen + 1, received[0]
-                        deadline = time.monotonic() + WAITING_S
+                        now, is_term = time.monotonic(), received[0] == signal.SIGTERM
+                        # The handler, which may run much later, does not count it either.
+                        is_repeated = is_term and now - terminated_at < _REPEATED_S
+                        terminated_at = now if is_term and not is_repeated else terminated_at
+                        num_seen, number = num_seen + (not is_repeated), received[0]
+                        deadline = now + WAITING_S
                     continue
                 # Python handles several of a kind once: then a second one counts as unseen.
                 num_unseen = num_seen - self._num_handled

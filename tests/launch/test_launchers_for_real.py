@@ -17,7 +17,8 @@ from slurm_cluster import SlurmCluster, missing_reason
 from axcore.errors import ProcessError
 from axcore.launch import Job
 from axcore.launch.ray import Ray
-from axcore.resilience.faults import Hang, Raise, Signal
+from axcore.resilience import read_events
+from axcore.resilience.faults import Hang, Raise, Signal, SlowStep
 
 RESTARTED = "all processes start again, 10 restarts left"
 
@@ -59,6 +60,51 @@ def test_a_lost_process_and_a_lost_node_cost_no_step(cluster, cli, tmp_path):
     assert cluster.job(job)["Restarts"] == "1"
     assert output.read_text().count("resuming at step") == 2
     assert_whole(run)
+
+
+def test_agents_replace_a_lost_process_and_end_a_hang_within_one_step_of_slurm(
+    cluster, cli, tmp_path
+):
+    run, output = tmp_path / "run", cluster.folder / "job.out"
+    faults = (Signal(at_step=8, process=1), Hang(at_step=14, process=1))
+    experiment = write_experiment(tmp_path, *faults)
+    setup = f"export AXCORE_COORDINATOR={free_address()}"
+    rendered = cli(
+        *("launch", "slurm", experiment, "-n", "2", "--dir", run, "--supervise"),
+        *("--policy", "step_s=10.0", "--option", f'setup=("{setup}",)'),
+    )
+    assert rendered.exit_code == 0, rendered.stderr
+    job = submit(cluster, rendered.stdout).strip()
+
+    def is_over():
+        state = cluster.job(job)["JobState"]
+        assert state not in {"FAILED", "TIMEOUT", "CANCELLED"}, output.read_text()
+        return state == "COMPLETED"
+
+    wait_for(is_over, "the end", output.read_text)
+    lost = [one for one in read_events(run).events if one["event"] in ("process_lost", "hang")]
+    assert [(one["lost_process"], one["cause"]) for one in lost] == [(1, "killed"), (1, "hung")]
+    assert "all processes start again, 10 restarts left" not in output.read_text()
+    assert_whole(run)
+
+
+def test_slurms_own_signal_saves_a_supervised_run_once(cluster, cli, tmp_path):
+    run, output = tmp_path / "run", cluster.folder / "job.out"
+    experiment = write_experiment(tmp_path, SlowStep(at_step=12, seconds=3.0))
+    setup = f"export AXCORE_COORDINATOR={free_address()}"
+    rendered = cli(
+        *("launch", "slurm", experiment, "-n", "2", "--dir", run, "--supervise"),
+        *("--option", f'setup=("{setup}",)'),
+    )
+    job = submit(cluster, rendered.stdout).strip()
+    wait_for(lambda: 11 in steps(run), "step 11", output.read_text)
+    cluster.call("scancel", "--signal=TERM", job)  # to all processes of the step, as at its limit
+    wait_for(lambda: cluster.job(job)["JobState"] == "FAILED", "the end", output.read_text)
+    (saved,) = {path.parent.name for path in run.glob("checkpoints/step_*/manifest.json")} - {
+        "step_00000005",
+        "step_00000010",
+    }
+    assert 11 < int(saved.removeprefix("step_")) < STEPS
 
 
 MARK = "AXCORE_RUN_OF_A_TEST"

@@ -125,6 +125,7 @@ def test_the_next_agent_leads_where_the_leader_is_lost(fleet):
     run.kill(0)
     assert run.codes() == {0: -9, 1: 0, 2: 0}
     assert "this agent leads now" in run.said(1)
+    assert [one["host"] for one in run.events("leader_changed")] == [1]
     assert len(run.events("supervision_ended")) == 1
 
 

@@ -14,7 +14,7 @@ from axcore.trainer.stop_signals import StopSignals
 WAITING = """
 import ctypes, sys
 from axcore.trainer import stop_signals
-stop_signals.WAITING_S = 0.1
+stop_signals.WAITING_S = stop_signals._REPEATED_S = 0.1
 with stop_signals.StopSignals(may_end=lambda: {may_end}):
     print("waiting", flush=True)
     mutex = ctypes.create_string_buffer(64)
@@ -67,6 +67,21 @@ def test_a_signal_that_is_handled_ends_nothing(monkeypatch):
         time.sleep(0.2)
         assert stop.requested is signal.SIGTERM
     assert handlers == [signal.getsignal(one) for one in stop_signals._SIGNALS]
+
+
+def test_a_sigterm_that_came_two_ways_is_one_request_and_a_later_one_is_the_second(monkeypatch):
+    second = []
+    before = signal.signal(signal.SIGTERM, lambda *_: second.append(True))
+    try:
+        with StopSignals() as stop:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGTERM)
+            assert (stop.requested, second) == (signal.SIGTERM, [])
+            monkeypatch.setattr(stop_signals, "_REPEATED_S", 0.0)
+            signal.raise_signal(signal.SIGTERM)
+            assert second == [True]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_terminal_that_closes_asks_to_stop_however_often_it_says_so():
