@@ -99,7 +99,7 @@ class Ray(Launcher):
                     actor.run.remote(job.command, variables, mark_of(index, job.processes))
                     for index, (actor, variables) in enumerate(started)
                 ]
-                return self._wait(ray, actors, running, stop)
+                return self._wait(ray, job, actors, running, stop)
         except ray.exceptions.RayActorError as error:
             print(f"an actor was lost: {str(error).splitlines()[0]}", file=sys.stderr)
             return ProcessError.exit_code
@@ -120,6 +120,9 @@ class Ray(Launcher):
             ray.remote(_ProcessActor)
             .options(
                 max_concurrency=2,  # a signal gets through while the process runs
+                # An agent that starts again joins the others, as no single trainer could.
+                max_restarts=self.restarts if job.is_supervised else 0,
+                max_task_retries=self.restarts if job.is_supervised else 0,
                 **own,
                 resources=named,
                 scheduling_strategy=placed(group, placement_group_bundle_index=index),
@@ -149,20 +152,37 @@ class Ray(Launcher):
         }
         return [{**several, PROCESS_ID: str(index)} for index in range(job.processes)]
 
-    def _wait(self, ray: Any, actors: Sequence[Any], running: list[Any], stop: StopRequests) -> int:
-        """Return the first exit code that is not 0; the others have ended by then, or had time."""
-        passed_on = 0
+    def _wait(
+        self, ray: Any, job: Job, actors: Sequence[Any], running: list[Any], stop: StopRequests
+    ) -> int:
+        """Return the first exit code that is not 0; the others have ended by then, or had time.
+
+        Agents are waited for until the last one has ended, whose code is that of the run.
+        """
+        passed_on = last = 0
         while running:
             done, running = ray.wait(running, timeout=_POLL_S)
             if stop.count > passed_on:
                 passed_on = stop.count
                 for actor in actors:
                     actor.send.remote(signal.SIGTERM if passed_on == 1 else signal.SIGKILL)
+            if job.is_supervised:
+                for one in done:
+                    last = self._code_of_agent(ray, one)
+                continue
             code = next(filter(None, ray.get(done)), 0)
             if code:
                 ray.wait(running, num_returns=len(running), timeout=self.grace_s)
                 return code
-        return 0
+        return last
+
+    @staticmethod
+    def _code_of_agent(ray: Any, ended: Any) -> int:
+        try:
+            return int(ray.get(ended))
+        except ray.exceptions.RayActorError as error:
+            print(f"an actor was lost for good: {str(error).splitlines()[0]}", file=sys.stderr)
+            return ProcessError.exit_code
 
 
 class _ProcessActor:
