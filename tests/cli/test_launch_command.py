@@ -45,6 +45,43 @@ def test_options_of_training_go_to_every_process():
     assert " axcore train tiny --set max_steps=7 --modify int8_training && exit\n" in text
 
 
+def test_agents_get_the_training_their_policy_and_a_secret_that_is_in_no_file():
+    options = ("--supervise", "--spare-hosts", "2", "--policy", "beat_s=9.0")
+    text = launch("slurm", "tiny", "-n", "3", "--set", "max_steps=7", *options)
+    assert "#SBATCH --nodes=5\n" in text
+    assert " axcore agent tiny --set max_steps=7 -n 3 --policy beat_s=9.0 && exit\n" in text
+    assert "\nexport AXCORE_LAUNCH_SECRET=$(od " in text
+    assert "srun --kill-on-bad-exit=0 " in text
+
+
+@pytest.mark.slow
+def test_an_agent_of_one_host_supervises_it(cli):
+    ran = cli("agent", "tiny", "--set", "max_steps=2", "--target", "cpu-1")
+    assert ran.exit_code == 0, ran.stderr
+    assert "done at step 2" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "what"),
+    [
+        ({}, "AXCORE_LAUNCH_SECRET has 0 characters; agents of a launch know each other by 16"),
+        ({"AXCORE_PROCESS_ID": "7"}, "this is process 7 of 2"),
+        (
+            {"AXCORE_COORDINATOR": "node", "AXCORE_LAUNCH_SECRET": "0123456789abcdef"},
+            "expected host:port of process 0",
+        ),
+    ],
+)
+def test_an_agent_says_what_its_place_lacks(cli, variables, what):
+    place = {
+        "AXCORE_COORDINATOR": "localhost:29400",
+        "AXCORE_NUM_PROCESSES": "2",
+        "AXCORE_PROCESS_ID": "1",
+    }
+    ran = cli("agent", "tiny", **place | variables)
+    assert (ran.exit_code, what in ran.stderr) == (2, True), ran.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -59,7 +96,10 @@ def test_options_of_training_go_to_every_process():
         (("slurm", "tiny", "--option", "grace_s=x"), "grace_s"),
         (("kubernetes", "tiny"), "image and volume_claim not given"),
         (("slurm", "tiny", "--seet", "a=b"), "No such option '--seet'"),
-        (("slurm", "tiny", "--supervise"), "Slurm runs have no supervisor yet"),
+        (("slurm", "tiny", "--policy", "beat_s=3"), "nobody reads --policy"),
+        (("slurm", "tiny", "--spare-hosts", "1"), "nobody reads --spare-hosts"),
+        (("slurm", "tiny", "--supervise", "--policy", "beat=3"), "did you mean 'beat_s'"),
+        (("local", "tiny", "--supervise", "--spare-hosts", "1"), "a local run has one host"),
         (("local", "tiny", "--policy", "beat=3"), "did you mean 'beat_s'"),
     ],
 )

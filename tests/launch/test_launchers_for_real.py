@@ -90,7 +90,8 @@ def test_agents_replace_a_lost_process_and_end_a_hang_within_one_step_of_slurm(
 
 def test_slurms_own_signal_saves_a_supervised_run_once(cluster, cli, tmp_path):
     run, output = tmp_path / "run", cluster.folder / "job.out"
-    experiment = write_experiment(tmp_path, SlowStep(at_step=12, seconds=3.0))
+    faults = [SlowStep(at_step=step, seconds=0.5) for step in range(12, STEPS)]
+    experiment = write_experiment(tmp_path, *faults)
     setup = f"export AXCORE_COORDINATOR={free_address()}"
     rendered = cli(
         *("launch", "slurm", experiment, "-n", "2", "--dir", run, "--supervise"),
@@ -100,11 +101,9 @@ def test_slurms_own_signal_saves_a_supervised_run_once(cluster, cli, tmp_path):
     wait_for(lambda: 11 in steps(run), "step 11", output.read_text)
     cluster.call("scancel", "--signal=TERM", job)  # to all processes of the step, as at its limit
     wait_for(lambda: cluster.job(job)["JobState"] == "FAILED", "the end", output.read_text)
-    (saved,) = {path.parent.name for path in run.glob("checkpoints/step_*/manifest.json")} - {
-        "step_00000005",
-        "step_00000010",
-    }
-    assert 11 < int(saved.removeprefix("step_")) < STEPS
+    newest = max(path.parent.name for path in run.glob("checkpoints/step_*/manifest.json"))
+    assert 11 < int(newest.removeprefix("step_")) < STEPS
+    assert (read_events(run).events[-1]["exit_code"]) == 130
 
 
 MARK = "AXCORE_RUN_OF_A_TEST"

@@ -58,6 +58,22 @@ JOB_SET = {
                     "properties": {
                         "maxRestarts": {"type": "integer"},
                         "restartStrategy": {"enum": ["Recreate", "BlockingRecreate"]},
+                        "rules": {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "required": ["name", "action"],
+                                "properties": {
+                                    "name": {"type": "string"},
+                                    "action": {"enum": ["FailJobSet", "RestartJobSet"]},
+                                    "onJobFailureReasons": {
+                                        "type": "array",
+                                        "items": {"enum": ["PodFailurePolicy"]},
+                                    },
+                                },
+                            },
+                        },
                     },
                 },
                 "replicatedJobs": {
@@ -96,6 +112,21 @@ def check(job_set, version):
 @pytest.mark.parametrize("launcher", [PLAIN, FULL], ids=["plain", "full"])
 def test_a_job_set_and_its_pods_are_as_kubernetes_wants_them(launcher, version):
     check(yaml.safe_load(launcher.render(JOB)), version)
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("launcher", [PLAIN, FULL], ids=["plain", "full"])
+def test_agents_share_a_secret_and_a_lost_pod_is_made_again_alone(launcher, version):
+    job = Job.supervised(("tiny", "--dir", "/runs/tiny"), processes=3, spare_hosts=1)
+    secret, job_set = yaml.safe_load_all(launcher.render(job))
+    kubernetes_validate.validate(secret, version, strict=True)
+    check(job_set, version)
+    spec = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]
+    variables = spec["template"]["spec"]["containers"][0]["env"]
+    (value,) = secret["stringData"].values()
+    assert variables[-1]["valueFrom"]["secretKeyRef"]["name"] == secret["metadata"]["name"]
+    assert (len(value), value in yaml.safe_dump(job_set)) == (32, False)
+    assert (spec["parallelism"], spec["backoffLimit"]) == (4, 40)
 
 
 @pytest.mark.parametrize(
