@@ -179,10 +179,11 @@ class Agent:
     # -- Leading -------------------------------------------------------------------------------
 
     def _lead(self) -> int:
-        if self._rank:
+        if self._leader is not None:
             self._report("this agent leads now")
             log = RunLog(self._job.run_directory, SUPERVISOR)
             log.write("leader_changed", host=self._rank)
+        if self._rank:
             threading.Thread(target=self._claim, name="claim", daemon=True).start()
         smallest = self._policy.shrink_to or self._job.processes
         policy = evolve(self._policy, shrink_to=smallest)

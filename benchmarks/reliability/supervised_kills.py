@@ -24,7 +24,7 @@ from quick_flags import compile_cache, quick_environment
 
 from axcore.config import evolve, to_json, update_config
 from axcore.resilience import read_events
-from axcore.resilience.standby_workers import process_state
+from axcore.resilience.this_machine import process_state
 from axcore.testing.tiny import small_experiment
 
 LIMIT_S = 300

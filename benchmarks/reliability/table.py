@@ -37,6 +37,7 @@ PROMISES = {
     "R19": "A supervisor that dies leaves no process behind",
     "R20": "All of it costs less than 1 % of step time",
     "R21": "A flipped bit that makes a parameter huge is not saved",
+    "R22": "Over several hosts, a lost process, host or leader ends no run",
 }
 NOT_BUILT: tuple[str, ...] = ()
 
