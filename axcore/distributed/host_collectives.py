@@ -153,8 +153,8 @@ class Members:
         while True:
             pairs = _checked(name, lambda: self.client.key_value_dir_get(f"{folder}/"))
             keys = {key.rpartition("/")[2]: text for key, text in pairs}
-            # The first that knows tells all: whoever comes later counts itself among those here,
-            # and not the others that are late.
+            # The first that knows writes it for all: whoever comes later counts itself among those
+            # here, and not the others that are late.
             if _MISSING in keys:
                 missing: list[int] = parse_json(keys[_MISSING])
                 return missing

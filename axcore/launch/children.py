@@ -94,7 +94,7 @@ class Host(Protocol):
             start: What it is started with.
             index: Of the process in its run.
             mark: How lines of its output begin.
-            takes_turns: Whether it waits for lines that tell it what to do.
+            takes_turns: Whether it waits for lines that say what it is to do.
         """
 
 

@@ -167,7 +167,7 @@ class RemoteProcess:
 
     def note_beats(self, lines: str) -> None:
         """Pass beats on."""
-        # Whole lines of less than PIPE_BUF, which are written whole or not at all. Nobody
+        # Full lines of less than PIPE_BUF, which are written in one piece or not at all. Nobody
         # reads the beats of a standby worker before its turn, and then the newest ones count.
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._beats, lines.encode())
@@ -428,7 +428,7 @@ class Hosts:
             f"the run needs {smallest} hosts, and {len(usable)} are there after "
             f"{self._policy.rejoin_s:g} s; missing: {', '.join(missing)}",
             where="hosts",
-            hint="see what the engine says of them; --policy shrink_to=N continues with N, "
+            hint="see what the engine says about them; --policy shrink_to=N continues with N, "
             "--spare-hosts starts some more",
         )
 

@@ -84,9 +84,10 @@ class OnThisMachine:
     def leave_out(self, process: int) -> None:
         """Do without a process of the last attempt; the others get new numbers."""
         self._left_out += 1
+        self._count -= 1
 
     def num_usable(self) -> int:
-        """Return how many processes the last attempt had."""
+        """Return how many processes the last attempt had, less those left out since."""
         return self._count
 
     def can_grow(self) -> bool:

@@ -3,8 +3,9 @@
 Arguments: a run directory, its index, the number of processes, steps to make, and faults as JSON,
 each an index, a step, a name and the number of attempts in which it is triggered; files count them.
 What a fault does is real. No process is a step ahead, as in a collective. The variable ATTEMPT, or
-the coordinator's address, names the attempt. A standby worker notes its process in a file; the
-fault "spared" waits for those of all before it kills, and "bereft" kills them, too.
+the coordinator's address, names the attempt. A file `enough` ends the run before its last step. A
+standby worker notes its process in a file; the fault "spared" waits for those of all before it
+kills, and "bereft" kills them, too.
 """
 
 import ctypes
@@ -91,6 +92,9 @@ def main():
                 triggered.write_text("x" * (before + 1))
                 trigger(name, heartbeat, standby_workers)
         wait_for_others(run / attempt, int(index), int(count), step, asked)
+        if (run / "enough").exists():
+            (run / attempt / index).write_text("x" * int(steps))  # the others wait no more
+            break
     (run / f"done_{index}").write_text(str(os.getpid()))
 
 
