@@ -14,6 +14,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "reliability"
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- table: make reliability -->\n", "<!-- end of table -->"
 BEGIN_PEERS = "<!-- table: recovery_peers.py -->\n"
+BEGIN_FLEET = "<!-- table: fleet.py -->\n"
 
 PROMISES = {
     "R1": "A run that is killed at any moment resumes with equal bits",
@@ -89,9 +90,28 @@ def _peer_cells(name: str, system: dict[str, Any]) -> tuple[str, str, str]:
     return f"{system['came_back']} of {len(system['tries'])}", first, last
 
 
+def fleet_table(path: Path = RESULTS.parent / "fleet.json") -> str:
+    """Return what each mechanism is worth in a simulated fleet, in Markdown."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    figures = result["figures"]
+    parts = ("useful", "saving", "lost_work", "noticing", "restarting")
+    rows = [
+        (name, *(f"{row[part]:.1%}" for part in parts)) for name, row in figures["rows"].items()
+    ]
+    head = ("", "useful", "saving", "work lost", "until noticed", "starting again")
+    check = figures["check"]
+    return (
+        f"{markdown_table(head, rows)}\n\n{figures['chips']:,} chips, means of 20 simulations of "
+        f"{figures['days']:g} days. The check: {check['kills']} kills in {check['seconds']:.0f} s "
+        f"of a real run of two processes left {check['real']:.1%}, the simulation of it "
+        f"{check['simulated']:.1%}. `{result['command']}`\n"
+    )
+
+
 def page_with_tables(page: str) -> str:
-    """Return the page with both tables between their marks."""
+    """Return the page with all tables between their marks."""
     page = page_with_table(page, table(), BEGIN, END)
+    page = page_with_table(page, fleet_table(), BEGIN_FLEET, END)
     return page_with_table(page, peers_table(), BEGIN_PEERS, END)
 
 
