@@ -4,24 +4,21 @@ Replicas go through the same operations on the same values, so that their bits s
 they do not, memory or arithmetic of some device failed.
 """
 
-import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt32
-from numpy.typing import NDArray
 
 from axcore.config import PositiveInt, config
 from axcore.distributed import all_gather_object, process_index
 from axcore.errors import CorruptionError, ProcessError
 from axcore.resilience.event_log import EventLog
+from axcore.resilience.fingerprints import Fingerprinter, Fingerprints, fingerprint_on_host
 from axcore.trainer import Guard
 from axcore.trainer.step import TrainState
 
@@ -31,13 +28,6 @@ if TYPE_CHECKING:
 
 # Enough to see whether one layer or all are concerned.
 _MOST_NAMED = 3
-
-
-Shape = tuple[int, ...]
-_Fingerprints = Mapping[int, tuple[int, ...]]
-"""By the device's id: of each leaf's shard there, in the order of `jax.tree.leaves`."""
-
-_SPREAD = np.uint32(0x9E3779B1)  # odd, so that distinct indexes stay distinct
 
 
 class CorruptionCheck(Guard):
@@ -151,7 +141,7 @@ class _Checker:
             self._report(step, found, model, is_lasting=bool(again))
         self._checked = step
 
-    def _everywhere(self, model: Any) -> _Fingerprints:
+    def _everywhere(self, model: Any) -> Fingerprints:
         own = {str(device): sums for device, sums in self._fingerprints(model).items()}
         # Integers, a few bytes a leaf and device, so hosts can exchange them.
         all_own = all_gather_object("comparing fingerprints", lambda: own)
@@ -172,20 +162,11 @@ class _Checker:
             )
             return
         wrong = self._computing_wrongly(found, model)
-        where = f"step {step}; this state was not saved"
         named = wrong or suspects
-        # Each process decides alike, from what all have gathered: the
-        # one with the wrong device ends as corrupted, the others as
-        # having lost it. So the supervisor knows whom to leave out.
-        if process_index() not in {self._devices[one].process_index for one in named}:
-            raise ProcessError(
-                f"another process of the run was lost: {what}",
-                where=where,
-                hint="see what that process says, and start the run again; it resumes",
-            )
-        raise CorruptionError(
+        raise_corruption(
             f"{what}. {_verdict(wrong, self._shown)}",
-            where=where,
+            devices=[self._devices[one] for one in named],
+            where=f"step {step}; this state was not saved",
             hint=f"leave {self._shown(named)} out if it happens again, and start the run again: "
             "it resumes from its newest checkpoint",
         )
@@ -203,8 +184,7 @@ class _Checker:
         return f"{self._shown(suspects)} contradicts most of {count} replicas {where}"
 
     def _shown(self, devices: Any) -> str:
-        each = (f"{one} (process {self._devices[one].process_index})" for one in devices)
-        return f"device {' and device '.join(each)}"
+        return show_devices(self._devices[one] for one in devices)
 
     def _computing_wrongly(self, found: list[_Disagreement], model: Any) -> list[int]:
         """Return the suspects whose fingerprint of their own bits is not the host's."""
@@ -220,6 +200,31 @@ class _Checker:
         ]
         every = all_gather_object("looking for devices that compute wrongly", lambda: own)
         return sorted({device for one in every for device in one})
+
+
+def raise_corruption(what: str, *, devices: Iterable[Any], where: str, hint: str) -> NoReturn:
+    """End the run in all processes alike, given the devices that may be wrong.
+
+    Raises:
+        CorruptionError: One of them is of this process.
+        ProcessError: None is; the process that has it is lost.
+    """
+    # Each process decides alike, from what all have gathered: the
+    # one with the wrong device ends as corrupted, the others as
+    # having lost it. So the supervisor knows whom to leave out.
+    if process_index() not in {device.process_index for device in devices}:
+        raise ProcessError(
+            f"another process of the run was lost: {what}",
+            where=where,
+            hint="see what that process says, and start the run again; it resumes",
+        )
+    raise CorruptionError(what, where=where, hint=hint)
+
+
+def show_devices(devices: Iterable[Any]) -> str:
+    """Return devices as people read them: `device 2 (process 0) and device 3 (process 0)`."""
+    each = (f"{device.id} (process {device.process_index})" for device in devices)
+    return f"device {' and device '.join(each)}"
 
 
 def _on_host(shard: Any, leaf: Any) -> int:
@@ -244,7 +249,7 @@ def _groups(at: int, leaf: Any) -> Iterator[Replicas]:
     return (Replicas(at, tuple(ids)) for ids in holders.values() if len(ids) > 1)
 
 
-def disagreements(groups: Sequence[Replicas], fingerprints: _Fingerprints) -> list[_Disagreement]:
+def disagreements(groups: Sequence[Replicas], fingerprints: Fingerprints) -> list[_Disagreement]:
     """Return the groups whose devices do not all have one fingerprint.
 
     The fingerprint of more than half is right.
@@ -261,130 +266,3 @@ def _odd(devices: Sequence[int], sums: Sequence[int]) -> tuple[int, ...]:
     if 2 * count <= len(sums):
         return tuple(devices)
     return tuple(device for device, one in zip(devices, sums, strict=True) if one != common)
-
-
-# -- Fingerprints ----------------------------------------------------------------------------------
-#
-# A fingerprint is the sum, modulo 2**32, of a hash of each element's bits and its index in the
-# full array. A changed element changes it for certain, several do but for a chance of 2**-32. The
-# sum over an array's distinct shards does not depend on the sharding.
-
-
-class Fingerprinter:
-    """A compiled program that takes the fingerprint of every shard where it is.
-
-    Args:
-        tree: Arrays, or shapes with shardings, over one mesh; others of their kind are taken later.
-    """
-
-    def __init__(self, tree: Any, mesh: jax.sharding.Mesh) -> None:
-        leaves = jax.tree.leaves(tree)
-        specs = [leaf.sharding.spec for leaf in leaves]
-        shapes = [leaf.shape for leaf in leaves]
-
-        def of_shards(*shards: Array) -> UInt32[Array, "1 leaves"]:
-            sums = [
-                _fingerprint(shard, shape, _offsets(shard.shape, spec))
-                for shard, shape, spec in zip(shards, shapes, specs, strict=True)
-            ]
-            return jnp.stack(sums)[None]
-
-        mapped = jax.shard_map(
-            of_shards,
-            mesh=mesh,
-            in_specs=tuple(specs),
-            out_specs=jax.sharding.PartitionSpec(mesh.axis_names),  # type: ignore[no-untyped-call]
-            # Replicas are what is compared, so jax must not assume that they are equal.
-            check_vma=False,
-        )
-        self._program = jax.jit(mapped).lower(*leaves).compile()
-
-    def __call__(self, tree: Any) -> _Fingerprints:
-        """Return the fingerprints of the shards on this process's devices; wait for them."""
-        rows = self._program(*jax.tree.leaves(tree))
-        return {
-            shard.device.id: tuple(np.asarray(shard.data)[0].tolist())
-            for shard in rows.addressable_shards
-        }
-
-
-def _offsets(shape: Shape, spec: jax.P) -> list[UInt32[Array, ""]]:
-    """Return where this device's shard begins in each dimension."""
-    padded = (*spec, *(None for _ in shape[len(spec) :]))
-    return [np.uint32(size) * _shard_index(axes) for size, axes in zip(shape, padded, strict=True)]
-
-
-def _shard_index(axes: str | tuple[str, ...] | None) -> UInt32[Array, ""]:
-    index: Array = jnp.uint32(0)
-    for axis in (axes,) if isinstance(axes, str) else axes or ():
-        size, at = jnp.uint32(jax.lax.axis_size(axis)), jax.lax.axis_index(axis)
-        index = index * size + at.astype(jnp.uint32)
-    return index
-
-
-def _fingerprint(shard: Array, shape: Shape, offsets: list[UInt32[Array, ""]]) -> UInt32[Array, ""]:
-    words = _words(shard)
-    index = jnp.zeros(words.shape, jnp.uint32)
-    for dim, start in enumerate(offsets):
-        # Modulo 2**32: arrays may have more elements than that,
-        # and a wrapped index still differs from its neighbors.
-        stride = np.uint32(math.prod(shape[dim + 1 :]) % 2**32)
-        index += (jax.lax.broadcasted_iota(jnp.uint32, words.shape, dim) + start) * stride
-    total: Array = jnp.sum(_mixed(words + index * _SPREAD), dtype=jnp.uint32)
-    return total
-
-
-def _words(x: Array) -> UInt32[Array, "..."]:
-    """Return the bits of each element; the halves of one of 64 bits are joined."""
-    # A bool has no bits that can be cast.
-    if x.dtype == jnp.bool_:
-        return x.astype(jnp.uint32)
-    if (bits := _bits(x.dtype)) <= 32:
-        return jax.lax.bitcast_convert_type(x, f"uint{bits}").astype(jnp.uint32)
-    halves = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    joined: Array = halves[..., 0] + _mixed(halves[..., 1])
-    return joined
-
-
-def _bits(dtype: Any) -> int:
-    info: Any = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
-    return int(info(dtype).bits)
-
-
-def _mixed(x: Any) -> Any:
-    """Return a bijection of 32-bit numbers, of jax or of numpy, without pattern.
-
-    Source: Appleby 2011, MurmurHash3, the finaliser of 32 bits.
-    """
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return x ^ (x >> np.uint32(16))
-
-
-# -- The same on the host, to distinguish wrong arithmetic from changed bits ------
-
-
-def fingerprint_on_host(shard: NDArray[Any], shape: Shape, index: tuple[slice, ...]) -> int:
-    """Return the fingerprint of a shard's bits as numpy computes it.
-
-    Args:
-        shard: Copied from a device.
-        shape: Of the full array.
-        index: Which part of the full array the shard is.
-    """
-    words = _words_on_host(shard)
-    sums = np.zeros(words.shape, np.uint32)
-    for dim, part in enumerate(index):
-        stride = np.uint32(math.prod(shape[dim + 1 :]) % 2**32)
-        steps = np.arange(*part.indices(shape[dim]), dtype=np.uint32) * stride
-        sums += steps.reshape([-1 if one == dim else 1 for one in range(words.ndim)])
-    return int(np.sum(_mixed(words + sums * _SPREAD), dtype=np.uint32))
-
-
-def _words_on_host(x: NDArray[Any]) -> NDArray[np.uint32]:
-    if x.dtype == np.bool_:
-        return x.astype(np.uint32)
-    if (bits := _bits(x.dtype)) <= 32:  # narrow elements have bytes of their own here
-        return x.view(f"u{x.dtype.itemsize}").astype(np.uint32) & np.uint32(2**bits - 1)
-    halves = np.ascontiguousarray(x)[..., None].view(np.uint32)
-    return np.asarray(halves[..., 0] + _mixed(halves[..., 1]))

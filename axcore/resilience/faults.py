@@ -250,10 +250,11 @@ class FlipBit(Fault):
         """Return the state with the bit flipped."""
         structure = jax.tree.structure(state.model)
         leaves = _by_path(state.model)
-        leaves[self.parameter] = self._flipped(leaves[self.parameter])
+        leaves[self.parameter] = self.flipped(leaves[self.parameter])
         return state._replace(model=jax.tree.unflatten(structure, list(leaves.values())))
 
-    def _flipped(self, leaf: jax.Array) -> jax.Array:
+    def flipped(self, leaf: jax.Array) -> jax.Array:
+        """Return an array with the bit of the device's part flipped."""
         shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
         flipped = shards[self.device]
         values = np.array(flipped.data)

@@ -25,7 +25,7 @@ from axcore.ops import KernelPlan, KernelPolicy, PlanRecording, recording_plan, 
 from axcore.parallel import ActivationSharding, sharding_activations
 from axcore.plugins import wanted_compiler_options
 from axcore.trainer.resolve import ResolvedConfig
-from axcore.trainer.shardings import BatchSharding, state_shardings
+from axcore.trainer.shardings import BatchSharding, optimizer_shardings, state_shardings
 from axcore.trainer.step import TrainState, TrainStep
 from axcore.whole_files import write_whole
 
@@ -184,6 +184,13 @@ class StepCompiler:
     def jitted_evaluation(self) -> Any:
         """The jitted evaluation `(model_state, batch) -> losses`."""
         return self._jitted("evaluation", self.step.evaluate, out_shardings=self._replicated)
+
+    @cached_property
+    def jitted_gradients(self) -> Any:
+        """The jitted `(model_state, batch, step) -> (gradients, loss)`, which donates nothing."""
+        like = optimizer_shardings(self.config, self.step.specs, self.mesh)
+        shardings = (self.step.trained_part(like), self._replicated)
+        return self._jitted("gradients", self.step.gradients, out_shardings=shardings)
 
     def jitted_policy(self, fn: Any) -> Any:
         """Return a function of the model's arrays jitted, for batches that follow the weights."""

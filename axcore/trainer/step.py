@@ -200,10 +200,7 @@ class TrainStep:
         A step whose loss or gradient norm is not finite, or whose loss is a spike to the learner,
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
-        # `seed` itself gives the initial values, which dropout must not follow. The key depends on
-        # the step alone, so a run that resumes uses the keys of one without an interruption, and
-        # no key in the state can be restored wrongly.
-        key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
+        key = self._key(state.step)
         gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
         with jax.named_scope("learner"):
@@ -239,6 +236,17 @@ class TrainStep:
         )
         return new_state, metrics
 
+    def gradients(self, model_state: Any, batch: Batch, step: Array) -> tuple[Any, Array]:
+        """Return the gradients of one step, None for what is not trained, and its total loss."""
+        gradients, outputs, _ = self._gradients(model_state, batch, self._key(step))
+        return gradients, outputs.total_loss()
+
+    def _key(self, step: Array) -> Array:
+        # `seed` itself gives the initial values, which dropout must not follow. The key depends on
+        # the step alone, so a run that resumes uses the keys of one without an interruption, and
+        # no key in the state can be restored wrongly.
+        return jax.random.fold_in(jax.random.key(self.seed + 1), step)
+
     def first_state(self, model: Any) -> TrainState:
         """Return the state before the first step, given that of the model."""
         # What a task adds to the state comes from the model's first state, so it is made after it.
@@ -253,6 +261,10 @@ class TrainStep:
     def own_part(self, model_state: Any) -> Any:
         """Return the state of the model alone, without what a task adds."""
         return {name: model_state[name] for name in self.own_specs}
+
+    def trained_part(self, tree: Any) -> Any:
+        """Return a tree of the model's state with None for what is not trained."""
+        return _trainable(tree, self.specs)
 
     def kept_part(self, model_state: Any) -> Any:
         """Return what a task adds to the state of the model."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
+from jax.sharding import Mesh
 
 from axcore.checkpoint import Checkpointer, MemorySnapshots
 from axcore.config import (
@@ -249,15 +250,7 @@ class Trainer(Configurable):
         with attributed(self.data, "on_task"):
             self.data.on_task(self.task)
         self.batch_spec = self.data.batch_spec()
-        self.step = TrainStep(
-            self.task,
-            self.learner,
-            seed=cfg.seed,
-            num_micro_batches=cfg.num_micro_batches,
-            loss_groups=self.batch_spec.loss_groups,
-            norms_every_steps=cfg.logging.gradient_norms_every_steps,
-            split_gradients=gradient_split(cfg, self.mesh),
-        )
+        self.step = self._step_on(self.mesh)
         self._check_task()
         check_micro_batches(cfg, self.batch_spec)
         check_sharding_rules(cfg, self.step.specs, self.batch_spec)
@@ -269,6 +262,23 @@ class Trainer(Configurable):
         self.compiler = StepCompiler(
             resolved, self.step, self.mesh, self.batch_sharding, kept_steps=kept_steps
         )
+
+    def _step_on(self, mesh: Mesh) -> TrainStep:
+        return TrainStep(
+            self.task,
+            self.learner,
+            seed=self.config.seed,
+            num_micro_batches=self.config.num_micro_batches,
+            loss_groups=self.batch_spec.loss_groups,
+            norms_every_steps=self.config.logging.gradient_norms_every_steps,
+            split_gradients=gradient_split(self.config, mesh),
+        )
+
+    def compiler_on(self, mesh: Mesh) -> StepCompiler:
+        """Return the programs of this run on another mesh of the same shape."""
+        rules = self.config.sharding.activation_rules
+        batch = BatchSharding(self.batch_spec, rules, mesh)
+        return StepCompiler(self.resolved, self._step_on(mesh), mesh, batch)
 
     def kernel_plan(self) -> KernelPlan:
         """Return the kernels that the step uses, and why.

@@ -12,13 +12,12 @@ from axcore.errors import CorruptionError
 from axcore.resilience import read_events
 from axcore.resilience.corruption import (
     CorruptionCheck,
-    Fingerprinter,
     Replicas,
     disagreements,
-    fingerprint_on_host,
     replicas_of,
 )
 from axcore.resilience.faults import FaultPlan, FlipBit
+from axcore.resilience.fingerprints import Fingerprinter, fingerprint_on_host
 from axcore.trainer.step import TrainState
 
 
