@@ -180,7 +180,7 @@ MESHES = [{"data": 2, "fsdp": 4}, {"fsdp": 4, "model": 2}]
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_run_under_replays_ends_with_the_same_bits(tmp_path, mesh):
-    changes = {"mesh": mesh, "num_micro_batches": 2}
+    changes = {"mesh": mesh, "num_micro_batches": 2, "data.batch_size": 16}
     guard = ReplayCheck.Config(every_steps=1)
     plain = guarded_trainer(tmp_path / "text", devices=8, **changes)
     watched = guarded_trainer(tmp_path / "text", guard, devices=8, **changes)

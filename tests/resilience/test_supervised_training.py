@@ -16,7 +16,8 @@ from quick_flags import quick_environment
 
 from axcore.resilience import read_events
 from axcore.resilience.corruption import CorruptionCheck
-from axcore.resilience.faults import FlipBit, Hang, Signal
+from axcore.resilience.faults import FaultPlan, FlipBit, Hang, Signal
+from axcore.resilience.replay import ReplayCheck
 from axcore.resilience.this_machine import process_state
 from axcore.runs import Run
 
@@ -95,6 +96,19 @@ def test_a_run_whose_device_changes_parameters_resumes_by_itself(launch, tmp_pat
     (lost,) = (
         one for one in read_events(tmp_path / "run").events if one["event"] == "process_lost"
     )
+    assert (lost["lost_process"], lost["cause"], lost["exit_code"]) == (1, "corrupted", 15)
+    assert [one["step"] for one in starts(tmp_path / "run")] == [0, 10]
+    assert_whole(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_without_replicas_whose_device_changes_parameters_resumes_by_itself(launch, tmp_path):
+    flip = FlipBit(at_step=12, process=1, parameter="decoder.norm.weight", device=1, bit=20)
+    guards = (ReplayCheck.Config(every_steps=6), FaultPlan.Config(faults=(flip,)))
+    four = ("--target", "cpu-4", "--set", "mesh={'fsdp': 4}")
+    finish(launch(tmp_path / "run", *four, guards=guards))
+    events = read_events(tmp_path / "run").events
+    (lost,) = (one for one in events if one["event"] == "process_lost")
     assert (lost["lost_process"], lost["cause"], lost["exit_code"]) == (1, "corrupted", 15)
     assert [one["step"] for one in starts(tmp_path / "run")] == [0, 10]
     assert_whole(tmp_path / "run")

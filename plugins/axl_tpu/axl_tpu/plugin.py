@@ -84,6 +84,12 @@ def compiler_options() -> Iterator[CompilerOptions]:
         fn=Ref("axl_tpu.compiler:products_of_one_row"),
         summary="A row times a matrix runs in the matrix unit",
     )
+    yield CompilerOptions(
+        name="repeated_programs",
+        requires=requires(family="tpu"),
+        fn=Ref("axl_tpu.sdc_checker:repeated_programs"),
+        summary="Each program is repeated and compared, where AXL_TPU_SDC_REPEATS asks for it",
+    )
 
 
 @hook.mesh_rules

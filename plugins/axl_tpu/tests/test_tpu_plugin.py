@@ -7,8 +7,16 @@ from types import SimpleNamespace
 import pytest
 from axl_tpu.detect import detect, libtpu_finding, present
 from axl_tpu.hardware import hosts
+from axl_tpu.sdc_checker import repeated_programs
 
-from axcore.plugins import Hardware, MeshRule, find_mesh_rule, plugin_host
+from axcore.errors import ConfigError
+from axcore.plugins import (
+    Hardware,
+    MeshRule,
+    find_mesh_rule,
+    plugin_host,
+    wanted_compiler_options,
+)
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
@@ -106,3 +114,23 @@ def test_shares_of_the_peak_are_those_that_the_benchmarks_found(name):
     for host in hosts():
         found = recorded.get(f"tpu-{host.generation}-8", {}).get("share_of_peak", {})
         assert found.items() <= dict(host.achievable_fraction).items()
+
+
+def test_programs_are_not_repeated_unless_a_variable_asks_for_it(monkeypatch):
+    hardware = Hardware.parse("tpu-v5e-8")
+    assert not [name for name in wanted_compiler_options(hardware) if "sdc" in name]
+    monkeypatch.setenv("AXL_TPU_SDC_REPEATS", "2")
+    options = wanted_compiler_options(hardware)
+    assert options["xla_tpu_enable_sdc_checker"] is True
+    assert options["xla_tpu_sdc_check_repeat_count"] == 2
+    assert options["xla_tpu_sdc_replicate_llo"] is True
+    assert (
+        wanted_compiler_options(Hardware.parse("tpu-v5p-8"))["xla_tpu_sdc_replicate_llo"] is False
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "yes"])
+def test_a_number_of_repeats_that_is_none_is_refused(monkeypatch, value):
+    monkeypatch.setenv("AXL_TPU_SDC_REPEATS", value)
+    with pytest.raises(ConfigError, match=f"AXL_TPU_SDC_REPEATS is '{value}'"):
+        repeated_programs(Hardware.parse("tpu-v5e-8"))
