@@ -105,7 +105,7 @@ class TrainingError(AxcoreError):
 
 
 class CorruptionError(AxcoreError):
-    """A device silently changed parameters; nothing that it changed was saved."""
+    """A device silently changed parameters, or computes wrongly; that state was not saved."""
 
     exit_code = 15
 

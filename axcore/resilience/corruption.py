@@ -124,7 +124,8 @@ class _Checker:
         self._checked = -1
         if not self._groups:
             warnings.warn(
-                "CorruptionCheck has nothing to compare: no parameter has a replica on this mesh",
+                "CorruptionCheck has nothing to compare: no parameter has a replica on this mesh; "
+                "ReplayCheck needs none",
                 stacklevel=2,
             )
 

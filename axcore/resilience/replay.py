@@ -90,6 +90,8 @@ class ReplayCheck(Guard):
         resting, self._resting = self._resting, None
         if resting is not None:
             self._rest.check(step - 1, resting)
+        # A run that goes back makes the same step again, with another state.
+        self._rest.drop()
         is_due = self._is_first or step % self.config.every_steps == 0
         self._batch = batch if is_due else None
         return batch
@@ -137,6 +139,10 @@ class _Rest:
     def is_of(self, step: int) -> bool:
         """Whether it is the state after a step."""
         return step == self._step
+
+    def drop(self) -> None:
+        """Forget the fingerprints."""
+        self._step = -1
 
     def take(self, step: int, state: TrainState) -> None:
         """Take the fingerprints of the state after a step."""
@@ -202,7 +208,7 @@ class _Gradients:
     def __call__(self, step: int, model: Any, batch: Any) -> dict[int, tuple[int, ...]]:
         """Return the fingerprints on this process's devices by place; wait for them."""
         model, batch = jax.tree.map(self._moved, (model, batch), self._shardings)
-        # Of the parameters too: they tell a part that arrived wrongly from wrong arithmetic.
+        # Of the parameters too, which shows whether a part already arrived wrongly.
         rows = self._fingerprints((model, self.program(model, batch, np.int32(step))))
         return {self._places[device]: sums for device, sums in rows.items()}
 
@@ -295,8 +301,8 @@ class _Replay:
             f"{what}; {self._verdict(found)}",
             devices=devices,
             where=f"step {step}; this state was not saved",
-            hint=f"leave it out, and go back with --from-step: checkpoints after {since} may be "
-            "wrong",
+            hint=f"{'leave it out' if found else 'test the devices'}, and go back with --from-step: "
+            f"checkpoints after {since} may be wrong",
         )
 
 

@@ -80,7 +80,7 @@ class Fault:
         self._make = replay._Gradients
 
     def gradients(self, trainer: Any, order: Any) -> Any:
-        """Take the place of the class; make each program once, since the search makes them anew."""
+        """Take the place of the class; make each program once, which the search makes again."""
         if order not in self._made:
             self._made[order] = made = self._make(trainer, order)
             made.program = self._striking(made.program)

@@ -39,6 +39,7 @@ PROMISES = {
     "R20": "All of it costs less than 1 % of step time",
     "R21": "A flipped bit that makes a parameter huge is not saved",
     "R22": "Over several hosts, a lost process, host or leader ends no run",
+    "R23": "A device that computes wrongly is named where nothing has a replica",
 }
 NOT_BUILT: tuple[str, ...] = ()
 

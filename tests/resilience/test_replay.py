@@ -19,7 +19,7 @@ class Devices:
     """Devices of which one goes wrong at each run of a program, for as many runs as it says.
 
     `reads` flips a bit of the tokens that it computes from, so that the fault spreads to all that
-    is summed; otherwise a bit of a gradient that it holds is flipped.
+    is summed; otherwise a bit of its part of a gradient is flipped.
     """
 
     def __init__(self):
@@ -42,11 +42,11 @@ class Devices:
 
     def faulty(self, program):
         def run(model, batch, step):
-            strikes = next(self.runs, False)
-            if strikes and self.reads:
+            is_wrong = next(self.runs, False)
+            if is_wrong and self.reads:
                 batch = {**batch, "tokens": self.wrong.flipped(batch["tokens"])}
             gradients, loss = program(model, batch, step)
-            if strikes and not self.reads:
+            if is_wrong and not self.reads:
                 leaves, tree = jax.tree.flatten(gradients)
                 at = [leaf.size for leaf in leaves].index(max(leaf.size for leaf in leaves))
                 leaves[at] = self.wrong.flipped(leaves[at])
@@ -166,6 +166,12 @@ def test_what_is_saved_is_what_was_replayed(run):
     run.guard.on_save(3, flip(1, element=0).on_state(3, run.state))
     with pytest.raises(CorruptionError, match="step 2; this state was not saved"):
         run.guard.on_save(2, flip(1, element=0).on_state(2, run.state))
+
+
+def test_a_step_that_is_made_again_after_a_rollback_is_not_compared_with_its_first_time(run):
+    run.step(2)
+    run.guard.on_batch(2, run.batch)
+    run.guard.on_save(2, flip(1, element=0).on_state(2, run.state))
 
 
 def test_a_process_of_one_device_is_refused(tmp_path):

@@ -25,14 +25,14 @@ def repeated_programs(hardware: Hardware) -> Mapping[str, bool | int]:
     """Return the options by which programs are repeated; none unless the variable is set.
 
     Raises:
-        ConfigError: The variable is no number above 0.
+        ConfigError: The variable is not a number above 0.
     """
     wanted = os.environ.get(REPEATS, "")
     if not wanted:
         return {}
     if not (wanted.isdecimal() and int(wanted)):
         raise ConfigError(
-            f"{REPEATS} is {wanted!r}, which is no number of repeats",
+            f"{REPEATS} is {wanted!r}, not a number of repeats",
             where=f"environment variable {REPEATS}",
             hint=f"{REPEATS}=1",
         )
