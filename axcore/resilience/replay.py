@@ -296,13 +296,13 @@ class _Replay:
         devices = [self._devices[one] for one in found] or self._devices
         ids = [device.id for device in devices]
         self._log.write("corruption", step=step, devices=ids, what=what)
+        advice = f"leave {show_devices(devices)} out" if found else "test the devices"
         since = "the start of this attempt" if self._passed is None else f"step {self._passed}"
         raise_corruption(
             f"{what}; {self._verdict(found)}",
             devices=devices,
             where=f"step {step}; this state was not saved",
-            hint=f"{'leave it out' if found else 'test the devices'}, and go back with --from-step: "
-            f"checkpoints after {since} may be wrong",
+            hint=f"{advice}, and go back with --from-step: checkpoints after {since} may be wrong",
         )
 
 
