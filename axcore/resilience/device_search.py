@@ -2,11 +2,11 @@
 
 A program is split into places, one for each device. What it computes does not depend on which
 device has which place, unless a device computes wrongly: then it depends on the place of that one
-alone. So the result stays what it is while others are exchanged, however far the fault spreads, and
-half of the suspects are cleared by each run. Devices are exchanged within their process only.
+alone, however far the fault spreads. So whoever was at one place in two runs that differ is not the
+one, and each run rules out about half of the others. Devices exchange places within their process.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 Order = tuple[int, ...]
 """The number of the device at each place."""
@@ -24,7 +24,7 @@ class DeviceSearch:
 
     def __init__(self, processes: Sequence[Sequence[int]]) -> None:
         self._processes = processes
-        self._all = {one for own in processes for one in own}
+        self._all = sorted(one for own in processes for one in own)
         self.orders = (self._exchanged(()), self._exchanged(self._all))
         """That of the program itself, and one in which every device has another place."""
 
@@ -35,54 +35,66 @@ class DeviceSearch:
             rows_of: Runs the program with devices in an order.
             found: What came out in each of `orders`; it differs.
         """
-        near = [{order[place] for order in self.orders} for place in differing_places(*found)]
-        nearby = sorted(set.intersection(*near))
-        # A fault may spread to places of other devices, and may show in one of the orders only.
-        for order, rows in zip(self.orders, found, strict=True):
-            for suspects in (nearby, sorted(self._all)):
-                if suspects and (fault := self._search(rows_of, order, rows, suspects)):
-                    return fault
-        return []
+        runs = dict(zip(self.orders, found, strict=True))
 
-    def _search(
-        self, rows_of: Callable[[Order], Rows], order: Order, rows: Rows, suspects: list[int]
-    ) -> list[int]:
-        """Return the device at fault among suspects; none where a run contradicts that."""
+        def suspects_after(moved: Collection[int]) -> list[int]:
+            order = self._exchanged(moved)
+            if order not in runs:
+                runs[order] = rows_of(order)
+            return self._suspects(runs)
 
-        def matters(moved: Collection[int]) -> bool:
-            exchanged = self._exchanged(moved)
-            return rows_of(tuple(exchanged[one] for one in order)) != rows
+        suspects = self._suspects(runs)
+        fewer: list[int] | None = suspects
+        while fewer is not None:
+            suspects = fewer
+            tried = map(suspects_after, self._halves(suspects))
+            fewer = next((one for one in tried if len(one) < len(suspects)), None)
+        # Nobody else has been ruled out by this one's staying where it is, which the order may
+        # decide as well: all others move at once.
+        suspects = suspects_after(set(self._all) - set(suspects))
+        return suspects if len(suspects) <= 2 else []
 
-        found = suspects
-        while moved := self._part(found):
-            is_among = matters(moved)
-            found = [one for one in found if (one in moved) == is_among]
-        others = self._all - set(found)
-        # Another device may be at fault, or the order itself.
-        is_certain = matters(self._paired(set(found), others)) and not matters(others)
-        return found if is_certain else []
+    def _suspects(self, runs: Mapping[Order, Rows]) -> list[int]:
+        """Return the devices whose places alone may have decided all that came out."""
+        return [one for one in self._all if _may_decide(one, runs)]
 
-    def _part(self, suspects: list[int]) -> set[int]:
-        """Return devices to exchange, about half of the suspects among them; none if all are."""
-        half = set(suspects[: len(suspects) // 2])
-        moved = self._paired(self._paired(half, self._all - set(suspects)), set(suspects))
-        return moved if set(suspects) - moved else set()
+    def _halves(self, suspects: Sequence[int]) -> Iterator[set[int]]:
+        """Yield devices to exchange, so that one half of the suspects and not the other moves on.
 
-    def _paired(self, moved: set[int], partners: set[int]) -> set[int]:
-        """Return devices, and a partner for each that is the only one of its process."""
-        for own in self._processes:
-            if len(moved & set(own)) == 1:
-                moved = moved | set(sorted(partners & set(own) - moved)[:1])
-        return moved
+        All of them but the first of each process get the places that they have in the second of
+        `orders`. What came out there is known, so that one run says whether they are suspects.
+        """
+        if len(suspects) < 2:
+            return
+        middle = len(suspects) // 2
+        for half in (suspects[:middle], suspects[middle:]):
+            moved: set[int] = set()
+            for own in self._processes:
+                at = [place for place, one in enumerate(own) if one in half]
+                if at:
+                    # From the one before, whose place the first suspect takes.
+                    moved |= {own[place] for place in range(at[0] - 1, at[-1] + 1)}
+            yield moved
 
     def _exchanged(self, moved: Collection[int]) -> Order:
-        """Return the order in which devices pass their places on, those of a process in a ring."""
+        """Return the order in which devices take the places before theirs, a process's in a ring.
+
+        Those that stay are left out of the ring.
+        """
         order = list(range(len(self._all)))
         for own in self._processes:
             ring = [one for one in own if one in moved]
             for place, device in zip(ring, [*ring[1:], *ring[:1]], strict=True):
                 order[place] = device
         return tuple(order)
+
+
+def _may_decide(device: int, runs: Mapping[Order, Rows]) -> bool:
+    """Whether runs in which a device had the same place all gave the same."""
+    by_place: dict[int, Rows] = {}
+    return all(
+        by_place.setdefault(order.index(device), rows) == rows for order, rows in runs.items()
+    )
 
 
 def differing_places(one: Rows, other: Rows) -> list[int]:
