@@ -31,7 +31,7 @@ CHIP_HOURS_A_FAILURE = 16_384 * 54 * 24 / 419
 NEEDS_A_HOST = 0.78
 """The share of failures with hardware confirmed or suspected at fault, ibid."""
 HANGS = 0.1
-"""The share of failures that end no process. An assumption: no public count tells them apart."""
+"""The share of failures that end no process. An assumption: no public count distinguishes them."""
 
 
 class Fleet(NamedTuple):

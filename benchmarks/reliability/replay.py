@@ -1,4 +1,4 @@
-"""R22: a device that computes wrongly is named where nothing has a replica, and none without cause.
+"""R23: a device that computes wrongly is named where nothing has a replica, and none without cause.
 
 A very small model trains fully sharded on eight devices of this host. First many steps, each of
 them replayed. Then a random device goes wrong at every run of the gradients until the replay has
@@ -204,7 +204,7 @@ def main() -> None:
     ratio = float(np.median(np.array(replay_s) / np.array(step_s)))
     every = ReplayCheck.Config().every_steps
     file = record_promise(
-        "R22",
+        "R23",
         tries=arguments.flips,
         outcome=f"{wrong[0]} of {arguments.flips} faults of a device noticed, {wrong[1]} with the "
         f"device; at rest {rested[0]} of {arguments.flips} flipped bits, {rested[1]} with the "
