@@ -237,6 +237,11 @@ def record_files(root: Path, folder: str = ".") -> dict[str, FileRecord]:
     return _records(root, sizes)
 
 
+def record_file(root: Path, name: str) -> FileRecord:
+    """Return the record of one file."""
+    return _records(root, {name: (root / name).stat().st_size})[name]
+
+
 def find_damage(root: Path, records: Mapping[str, FileRecord]) -> list[str]:
     """Return one sentence for each recorded file that is missing or changed; empty if all is well.
 

@@ -22,7 +22,7 @@ import time
 import uuid
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -40,8 +40,10 @@ from axcore.checkpoint.manifest import (
 )
 from axcore.checkpoint.replicated_storage import ReplicatedStorage
 from axcore.checkpoint.steps import StepDirectories
-from axcore.checkpoint.storage import CheckpointWarning, StorageError, StorageLock
+from axcore.checkpoint.storage import CheckpointWarning, RunStorage, StorageError, StorageLock
+from axcore.checkpoint.store_parts import StoreParts
 from axcore.config.json_files import parse_json
+from axcore.distributed import process_count
 from axcore.errors import CheckpointError
 
 # Enough to hide the latency of requests of 64 MiB; each reader holds its piece in host memory.
@@ -322,7 +324,7 @@ def _holder(text: bytes) -> Holder | None:
         return None
 
 
-def _open(scheme: str, place: str) -> ReplicatedStorage:
+def _open(scheme: str, place: str) -> RunStorage:
     """Return the storage of `BUCKET/RUN?staging=DIRECTORY`.
 
     Raises:
@@ -335,8 +337,13 @@ def _open(scheme: str, place: str) -> ReplicatedStorage:
             where="checkpoint.directory",
             hint=f"--set checkpoint.directory='{scheme}://bucket/run?staging=/local/run'",
         )
-    store = ObjectStore(f"{scheme}://{path.strip('/')}")
-    return ReplicatedStorage(StepDirectories(Path(staging).absolute()), ObjectSteps(store))
+    steps = ObjectSteps(ObjectStore(f"{scheme}://{path.strip('/')}"))
+    directory = Path(staging).absolute()
+    # One process has all of a step on its disk, which is a second place for it. Of several each has
+    # its part there, which is a step nowhere but in the store.
+    if process_count() > 1:
+        return StoreParts(directory, steps)
+    return ReplicatedStorage(StepDirectories(directory), steps)
 
 
 open_s3, open_gs, open_az = (partial(_open, scheme) for scheme in ("s3", "gs", "az"))
@@ -348,7 +355,7 @@ class ObjectSteps:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._lock: ObjectLock | None = None
-        self._uploaded: dict[int, tuple[str, Mapping[str, FileRecord]]] = {}
+        self._uploaded: dict[int, tuple[str, dict[str, FileRecord]]] = {}
 
     def lock(self) -> ObjectLock:
         """Take the right to write, and clear what killed processes left."""
@@ -371,17 +378,30 @@ class ObjectSteps:
 
     def upload(self, step: int, source: Path) -> None:
         """Upload the files of a directory, and read them back; `publish` makes them a step."""
+        prefix, records = self.begin_upload(step), record_files(source)
+        self.upload_files(prefix, source, records)
+        self.add_uploaded(step, records)
+
+    def begin_upload(self, step: int) -> str:
+        """Return how the names of a step's objects begin that are uploaded from now on."""
         self.abandon(step)
         # A new name for each try: a write that was given up on may still arrive.
         prefix = f"step_{step:08d}-{uuid.uuid4().hex}"
-        records = record_files(source)
         # Noted before the first byte goes out: `abandon` can then remove a half-finished upload.
-        self._uploaded[step] = prefix, records
+        self._uploaded[step] = prefix, {}
+        return prefix
+
+    def upload_files(self, prefix: str, source: Path, records: Mapping[str, FileRecord]) -> None:
+        """Upload files, and read them back; any process may, whoever began the upload."""
         for name, record in records.items():
             self._store.upload(source / name, f"{prefix}/{name}")
             # Each is read back right after it was written: a failure is known before the next file
             # is sent.
             self._store.check(f"{prefix}/{name}", record)
+
+    def add_uploaded(self, step: int, records: Mapping[str, FileRecord]) -> None:
+        """Note what was uploaded of a step, for its index to name."""
+        self._uploaded[step][1].update(records)
 
     def download(self, step: int, target: Path) -> None:
         """Download the files of a step; one that is lost stays away, and the manifest misses it.
@@ -389,8 +409,16 @@ class ObjectSteps:
         Raises:
             DamagedCheckpointError: The index of the step cannot be read.
         """
-        prefix = self._prefixes()[step]
-        for name in self._files_of(prefix):
+        prefix = self.prefix(step)
+        self.download_files(prefix, self.files_of(prefix), target)
+
+    def prefix(self, step: int) -> str:
+        """Return how the names of a committed step's objects begin."""
+        return self._prefixes()[step]
+
+    def download_files(self, prefix: str, names: Iterable[str], target: Path) -> None:
+        """Download some files of a step; one that is lost stays away."""
+        for name in names:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             # A lost object must not hide the others: the manifest will name
             # exactly what is missing, and the reader goes to the next step.
@@ -450,7 +478,12 @@ class ObjectSteps:
             if match[1] + _QUARANTINED not in names and (not marked or match[1] + marked in names)
         }
 
-    def _files_of(self, prefix: str) -> list[str]:
+    def files_of(self, prefix: str) -> list[str]:
+        """Return the files that the index of a step names.
+
+        Raises:
+            DamagedCheckpointError: It cannot be read.
+        """
         try:
             return list(parse_json(self._store.read(prefix + _INDEX))["files"])
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:

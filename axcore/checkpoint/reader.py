@@ -1,7 +1,9 @@
 """Read steps: compare them with their manifests and with the template, and restore them."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import attrs
@@ -12,14 +14,21 @@ from axcore.checkpoint.leaves import describe, leaf_spec, mismatches, name_leave
 from axcore.checkpoint.manifest import (
     MANIFEST_NAME,
     DamagedCheckpointError,
+    FileRecord,
     Manifest,
     find_damage_together,
     from_json,
     read_manifest,
     to_json,
 )
-from axcore.checkpoint.storage import CheckpointWarning, StepStorage
-from axcore.distributed import broadcast_object, is_process_zero, shard_for_process
+from axcore.checkpoint.storage import CheckpointWarning, RunStorage, as_storage_errors
+from axcore.distributed import (
+    all_gather_object,
+    broadcast_object,
+    decide_together,
+    is_process_zero,
+    shard_for_process,
+)
 from axcore.errors import CheckpointError
 from axcore.progress import working
 
@@ -60,7 +69,7 @@ class StepStatus:
 class CheckpointReader:
     """The reader of one storage; it writes nothing."""
 
-    def __init__(self, steps: StepStorage, status: StepStatus, *, falls_back: bool) -> None:
+    def __init__(self, steps: RunStorage, status: StepStatus, *, falls_back: bool) -> None:
         self._steps = steps
         self._status = status
         self._falls_back = falls_back
@@ -111,7 +120,16 @@ class CheckpointReader:
 
     def load(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         """Return some arrays of a step that was verified."""
-        return store.load(self._steps.path(step), self.manifest(step), wanted)
+        stored_as, manifest = self._open(step)
+        needed = self._files_of(manifest, self._needed(manifest, wanted))
+        try:
+            # Empty where all processes share the files, which were verified.
+            self._check(step, self._fetch(step, stored_as, needed))
+        except CheckpointError:
+            # In all processes: what one has fetched and not compared is not new the next time.
+            self._steps.release(step)
+            raise
+        return store.load(self._steps.path(step), manifest, wanted)
 
     def _from_whole(self, step: int, read: Callable[[], _Result]) -> _Result:
         try:
@@ -128,8 +146,8 @@ class CheckpointReader:
         return read()
 
     def _restore(self, step: int, template: Any, *, partial: bool) -> Restored:
+        stored_as, manifest = self._open(step)
         directory = self._steps.path(step)
-        manifest = self.manifest(step)
         wanted = {name: describe(leaf) for name, leaf in name_leaves(template).items()}
         specs = {name: leaf_spec(leaf) for name, leaf in wanted.items()}
         # Before anything is read: a wrong config is reported
@@ -142,10 +160,12 @@ class CheckpointReader:
                 hint="restore with the config that the checkpoint was saved with",
             )
         size = sum(record.num_bytes for record in manifest.files.values())
-        with working(f"restoring step {step}", size):
+        with working(f"restoring step {step}", size), self._releasing(step):
             # The full step is verified before any of it is used: TensorStore restores a flipped
             # bit without a word.
-            self.verify(step)
+            self._verify(step, stored_as, manifest, self._needed(manifest, wanted))
+            # Asked again: where each process fetches its part, it is there only now.
+            directory = self._steps.path(step)
             try:
                 arrays = store.load(directory, manifest, wanted)
             # A note, not a wrapper: callers distinguish errors by their types.
@@ -159,6 +179,10 @@ class CheckpointReader:
 
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step."""
+        return self._open(step)[1]
+
+    def _open(self, step: int) -> tuple[str, Manifest]:
+        """Return what `fetch` needs for a step, and its manifest."""
         known = self.committed()
         if step not in known:
             raise CheckpointError(
@@ -168,9 +192,10 @@ class CheckpointReader:
             )
         # Sent along, not read by each: with thousands of processes one file would be a hot
         # spot, and each might see another version while a replica is put in its place.
-        return from_json(broadcast_object("reading a manifest", lambda: to_json(self._read(step))))
+        stored_as, body = broadcast_object("reading a manifest", lambda: self._read(step))
+        return stored_as, from_json(body)
 
-    def _read(self, step: int) -> Manifest:
+    def _read(self, step: int) -> tuple[str, dict[str, Any]]:
         self._steps.prepare(step)
         try:
             manifest = read_manifest(self._steps.path(step))
@@ -180,17 +205,71 @@ class CheckpointReader:
         # would train on with a wrong schedule and data position.
         if manifest.step != step:
             raise self._damage(step, [f"{MANIFEST_NAME} is that of step {manifest.step}"])
-        return manifest
+        return self._steps.stored_as(step), to_json(manifest)
 
     def verify(self, step: int) -> None:
         """Compare every file of a step with its record; each process reads a part of them."""
-        files = self.manifest(step).files
-        root = self._steps.path(step)
-        own = dict(shard_for_process(list(files.items())))
-        problems = find_damage_together("verifying a checkpoint", root, own)
+        stored_as, manifest = self._open(step)
+        with self._releasing(step):
+            self._verify(step, stored_as, manifest, set())
+
+    @contextmanager
+    def _releasing(self, step: int) -> Iterator[None]:
+        """Remove what was fetched, however it went."""
+        try:
+            yield
+        finally:
+            self._steps.release(step)
+
+    def _verify(
+        self, step: int, stored_as: str, manifest: Manifest, needed: Collection[str]
+    ) -> None:
+        """Verify a step; this process reads what is in the databases that it needs.
+
+        Whatever no process needs is divided between all.
+        """
+        union: Callable[[list[list[str]]], list[str]] = lambda parts: sorted({*chain(*parts)})  # noqa: E731
+        needed_by_any = decide_together(
+            "what is needed of a checkpoint", lambda: sorted(needed), union
+        )
+        own = self._files_of(manifest, needed)
+        needed_by_one = self._files_of(manifest, needed_by_any)
+        others = [one for one in manifest.files.items() if one[0] not in needed_by_one]
+        own.update(shard_for_process(others))
+        self._fetch(step, stored_as, own)
+        self._check(step, own)
+        self._status.set_intact(step)
+
+    def _needed(self, manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> set[str]:
+        """Return the databases that this process has to fetch to load arrays."""
+        return set() if self._steps.is_shared else store.databases_of(manifest, wanted)
+
+    def _files_of(self, manifest: Manifest, databases: Collection[str]) -> dict[str, FileRecord]:
+        return {
+            name: record
+            for name, record in manifest.files.items()
+            if any(name.startswith(f"{database}/") for database in databases)
+        }
+
+    def _fetch(
+        self, step: int, stored_as: str, files: Mapping[str, FileRecord]
+    ) -> dict[str, FileRecord]:
+        """Fetch files that this process is to read; return those that were not verified yet."""
+        new: dict[str, FileRecord] = {}
+
+        def fetch() -> None:
+            with as_storage_errors(OSError):
+                new.update(self._steps.fetch(step, stored_as, files))
+
+        # Before they are compared: that a store does not answer is
+        # no damage, for which the run would go back to an older step.
+        all_gather_object("fetching a checkpoint", fetch)
+        return new
+
+    def _check(self, step: int, own: Mapping[str, FileRecord]) -> None:
+        problems = find_damage_together("verifying a checkpoint", self._steps.path(step), own)
         if problems:
             raise self._damage(step, problems)
-        self._status.set_intact(step)
 
     def _damage(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         return DamagedCheckpointError(

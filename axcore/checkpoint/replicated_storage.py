@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from axcore.checkpoint.steps import StepDirectories, sync_tree
-from axcore.checkpoint.storage import StepLocation, StorageLock
+from axcore.checkpoint.storage import SharedStorage, StepLocation, StorageLock
 from axcore.errors import CheckpointError
 
 _COPY = "?copy="
@@ -47,7 +47,7 @@ class ReplicaLocation(StepLocation, Protocol):
         """Copy a step into a directory."""
 
 
-class ReplicatedStorage:
+class ReplicatedStorage(SharedStorage):
     """Steps on a fast disk and in durable storage, kept alike."""
 
     def __init__(self, fast: StepDirectories, durable: ReplicaLocation) -> None:

@@ -36,7 +36,7 @@ from axcore.checkpoint.manifest import (
 from axcore.checkpoint.steps import drop_cached_tree, sync_tree
 from axcore.checkpoint.storage import (
     CheckpointWarning,
-    StepStorage,
+    RunStorage,
     StorageError,
     as_storage_errors,
     describe_free_space,
@@ -79,7 +79,7 @@ class StepSave:
 
     def __init__(
         self,
-        steps: StepStorage,
+        steps: RunStorage,
         step: int,
         arrays: Mapping[str, jax.Array],
         extra: Mapping[str, Any],
@@ -103,7 +103,10 @@ class StepSave:
         Raises:
             CheckpointError: The storage still failed at the last try.
         """
-        self._retry(self._write_and_commit)
+        try:
+            self._retry(self._write_and_commit)
+        finally:
+            self._steps.leave(self.step)
         # The step is committed by now: where copying it fails, only the copy is made again.
         replicate = partial(self._on_storage, self._steps.replicate)
         self._retry(partial(broadcast_object, "copying a checkpoint", replicate))
@@ -125,24 +128,25 @@ class StepSave:
             self._abandon()
             raise self._final_error(error) from error
 
-    def _begin(self) -> None:
+    def _begin(self) -> str:
         with as_storage_errors(OSError):
             # Better than ENOSPC half-way: other jobs on the disk would fail along with this one.
             free = self._steps.free_bytes()
             if free is not None and free < self.num_bytes:
                 raise StorageError("there is too little free space")
             self._steps.begin(self.step)
+            return self._steps.written_as(self.step)
 
     def _write_and_commit(self) -> None:
         """Write the step, and commit what can be read back."""
         # Each of these calls is a barrier, too: the manifest is written when every process has
         # written and measured its files, and the rename comes last. See `decide_together`: an
         # error of one process arrives in all, so all leave for the next try together.
-        broadcast_object("beginning a checkpoint", self._begin)
+        written_as = broadcast_object("beginning a checkpoint", self._begin)
         own: dict[str, FileRecord] = {}
 
         def write() -> dict[str, Any]:
-            own.update(self._write_own())
+            own.update(self._write_own(written_as))
             return records_to_json(own)
 
         # To process 0 alone, which writes the manifest.
@@ -154,14 +158,17 @@ class StepSave:
         # only after it: `latest` is then the same in all.
         broadcast_object("committing a checkpoint", commit)
 
-    def _write_own(self) -> dict[str, FileRecord]:
-        """Write this process's database, and return the records of its files."""
-        root, name = self._staging_directory, store.database_of(process_index())
+    def _write_own(self, written_as: str) -> dict[str, FileRecord]:
+        """Write this process's database, share it, and return the records of its files."""
         with as_storage_errors(Exception):  # TensorStore raises ValueError
+            self._steps.enter(self.step, written_as)
+            root, name = self._staging_directory, store.database_of(process_index())
             store.write(root / name, self._own)
             # Here, and not by process 0 alone: another host's kernel has nothing of it to flush.
             sync_tree(root / name)
-            return record_files(root, name)
+            records = record_files(root, name)
+            self._steps.share(self.step, records)
+            return records
 
     def _write_manifest(self, written: list[dict[str, Any]]) -> None:
         manifest = Manifest(
@@ -198,6 +205,7 @@ class StepSave:
             act(self.step)
 
     def _abandon(self) -> None:
+        self._steps.leave(self.step)
         # Process 0 alone: the others may still be on their way out of the failed try.
         if is_process_zero():
             self._steps.abandon(self.step)

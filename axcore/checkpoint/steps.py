@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 
 from axcore.checkpoint.lock import FileLock
-from axcore.checkpoint.storage import CheckpointWarning
+from axcore.checkpoint.storage import CheckpointWarning, SharedStorage
 from axcore.whole_files import sync_path, write_whole
 
 # Eight digits sort by name up to 99,999,999; more digits are
@@ -30,7 +30,7 @@ def open_directory(place: str) -> "StepDirectories":
     return StepDirectories(Path(place).absolute())
 
 
-class StepDirectories:
+class StepDirectories(SharedStorage):
     """The step directories under one root; a `StepStorage`."""
 
     def __init__(self, root: Path) -> None:

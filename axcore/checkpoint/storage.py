@@ -5,11 +5,12 @@ storage decides what steps there are, and how one appears at once or not at all;
 written and read below the paths that it gives.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
+from axcore.checkpoint.manifest import FileRecord
 from axcore.config import suggest_names
 from axcore.errors import AxcoreError, CheckpointError
 from axcore.plugins import CheckpointStorage, attributed, plugin_host
@@ -99,7 +100,79 @@ class StepStorage(StepLocation, Protocol):
         """Return the directory of a committed step."""
 
 
-def open_storage(directory: str) -> StepStorage:
+@runtime_checkable
+class RunStorage(StepStorage, Protocol):
+    """A storage as the processes of a run use it.
+
+    Where they share its directories, what is here does nothing (`SharedStorage`). Otherwise each
+    process has `staging_directory` and `path` on a disk of its own, with its part of the files, and
+    calls `enter`, `share`, `leave`, `fetch` and `release` for itself.
+    """
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether `staging_directory` and `path` are the same files in all processes."""
+
+    def written_as(self, step: int) -> str:
+        """Return what `enter` needs in all processes, once process 0 has begun a step."""
+
+    def enter(self, step: int, written_as: str) -> None:
+        """Make this process's staging directory of a step."""
+
+    def share(self, step: int, files: Mapping[str, FileRecord]) -> None:
+        """Put files of this process's staging directory where process 0 can commit them."""
+
+    def leave(self, step: int) -> None:
+        """Remove this process's staging directory, if it has one."""
+
+    def stored_as(self, step: int) -> str:
+        """Return what `fetch` needs in all processes, once process 0 has prepared a step."""
+
+    def fetch(
+        self, step: int, stored_as: str, files: Mapping[str, FileRecord]
+    ) -> dict[str, FileRecord]:
+        """See to it that this process finds files in `path(step)`; return those that are new.
+
+        What is new was not compared with its record. A file that is lost stays away.
+        """
+
+    def release(self, step: int) -> None:
+        """Remove what this process fetched of a step."""
+
+
+class SharedStorage:
+    """The part of `RunStorage` that does nothing, since all processes share the directories."""
+
+    is_shared = True
+
+    def written_as(self, step: int) -> str:
+        """Return nothing of use."""
+        return ""
+
+    def enter(self, step: int, written_as: str) -> None:
+        """Do nothing: process 0 made the directory."""
+
+    def share(self, step: int, files: Mapping[str, FileRecord]) -> None:
+        """Do nothing: process 0 sees the files."""
+
+    def leave(self, step: int) -> None:
+        """Do nothing: process 0 abandons the directory."""
+
+    def stored_as(self, step: int) -> str:
+        """Return nothing of use."""
+        return ""
+
+    def fetch(
+        self, step: int, stored_as: str, files: Mapping[str, FileRecord]
+    ) -> dict[str, FileRecord]:
+        """Do nothing: the files are there."""
+        return {}
+
+    def release(self, step: int) -> None:
+        """Do nothing: the files are the step."""
+
+
+def open_storage(directory: str) -> RunStorage:
     """Return the storage of a checkpoint directory, `SCHEME://REST` or a path.
 
     Raises:
@@ -114,13 +187,14 @@ def open_storage(directory: str) -> StepStorage:
             where=directory,
             hint="install the plugin that does, or name a directory",
         )
-    storage: StepStorage = known[name].call("fn", place, returns=StepStorage)
+    is_own = known[name].plugin == CORE
+    storage = known[name].call("fn", place, returns=RunStorage if is_own else StepStorage)
     # Errors of the core's own storages need no note; a wrapper
     # around them would only hide their types from a debugger.
-    return storage if known[name].plugin == CORE else cast(StepStorage, _OfPlugin(storage))
+    return cast(RunStorage, storage if is_own else _OfPlugin(storage))
 
 
-class _OfPlugin:
+class _OfPlugin(SharedStorage):
     """A plugin's storage; what its methods raise gains a note of whose it is."""
 
     def __init__(self, storage: StepStorage) -> None:

@@ -110,15 +110,30 @@ def load(
         def source(owner: int) -> Any:
             return _open(directory / manifest.databases[owner], name, stored[name], context)
 
-        # What an older version wrote is one chunk in one database.
-        grid = manifest.grids.get(name) or ChunkGrid(stored[name].shape, (0,))
-        return _read_leaf(grid, stored[name], cache(source))
+        return _read_leaf(_grid(manifest, name, stored[name]), stored[name], cache(source))
 
     with ThreadPoolExecutor(_NUM_READERS) as pool:
         found = dict(zip(stored, pool.map(read, stored), strict=True))
     # In this thread: to wrap keys is a computation, and several
     # processes must start theirs in the same order.
     return {name: _restored(found.get(name), leaf) for name, leaf in wanted.items()}
+
+
+def databases_of(manifest: Manifest, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> set[str]:
+    """Return the databases that have what this process's devices are to hold of arrays."""
+    stored = {name: stored_form(leaf) for name, leaf in wanted.items() if leaf.size}
+    owners: set[int] = set()
+    for name, leaf in stored.items():
+        grid = _grid(manifest, name, leaf)
+        placed = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+        for one in {range_of(index, leaf.shape) for index in placed.values()}:
+            owners.update(owner for owner, _ in grid.chunks_in(leaf.shape, one))
+    return {manifest.databases[owner] for owner in owners}
+
+
+def _grid(manifest: Manifest, name: str, leaf: jax.ShapeDtypeStruct) -> ChunkGrid:
+    # What an older version wrote is one chunk in one database.
+    return manifest.grids.get(name) or ChunkGrid(leaf.shape, (0,))
 
 
 def _restored(array: jax.Array | None, leaf: jax.ShapeDtypeStruct) -> jax.Array:

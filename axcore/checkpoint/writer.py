@@ -24,6 +24,7 @@ from axcore.checkpoint.reader import StepStatus
 from axcore.checkpoint.save import RetryPolicy, StepSave
 from axcore.checkpoint.storage import (
     CheckpointWarning,
+    RunStorage,
     StepStorage,
     StorageLock,
     describe_free_space,
@@ -42,7 +43,7 @@ class CheckpointWriter:
     """The writer of one storage, which keeps the newest `keep` steps and the newest good one."""
 
     def __init__(
-        self, steps: StepStorage, status: StepStatus, *, keep: int | None, retry_policy: RetryPolicy
+        self, steps: RunStorage, status: StepStatus, *, keep: int | None, retry_policy: RetryPolicy
     ) -> None:
         self._steps = steps
         self._status = status
