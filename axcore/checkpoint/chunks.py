@@ -86,26 +86,37 @@ def stored_arrays(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     }
 
 
-def shared_grids(arrays: Mapping[str, jax.Array]) -> dict[str, ChunkGrid]:
+def shared_grids(arrays: Mapping[str, jax.Array], num_processes: int) -> dict[str, ChunkGrid]:
     """Return grids in which each chunk has one owner; every process finds the same.
 
-    Replicas are spread: a chunk goes to the process that has the least to write so far.
+    Replicas are spread: a chunk goes to the process that has the least to write so far. Database
+    `process + kind * num_processes` is a process's. Chunks that more processes hold are of a higher
+    kind: whoever needs a scalar that all hold must not have to fetch a process's shards with it.
     """
     described = tuple((name, a.shape, a.dtype.itemsize, a.sharding) for name, a in arrays.items())
-    return _shared_grids(described)
+    return _shared_grids(described, num_processes)
+
+
+def num_kinds(grids: Mapping[str, ChunkGrid], num_processes: int) -> int:
+    """Return how many databases each process has in grids that `shared_grids` made."""
+    last = max((owner for grid in grids.values() for owner in grid.owners), default=0)
+    return last // num_processes + 1
 
 
 # A state has the same shapes at every save, and to plan thousands of chunks takes a while.
 @functools.lru_cache(maxsize=4)
-def _shared_grids(described: tuple[Any, ...]) -> dict[str, ChunkGrid]:
+def _shared_grids(described: tuple[Any, ...], num_processes: int) -> dict[str, ChunkGrid]:
     written: Counter[int] = Counter()
+    held = [(name, size, *_holders(shape, where)) for name, shape, size, where in described]
+    counts = {len(held_by) for *_, holders in held for held_by in holders.values()}
+    kinds = {count: kind for kind, count in enumerate(sorted(counts))}
     grids = {}
-    for name, shape, itemsize, sharding in described:
-        chunk_shape, holders = _holders(shape, sharding)
+    for name, itemsize, chunk_shape, holders in held:
         owners = []
         for held_by in holders.values():
-            owners.append(min(held_by, key=lambda process: (written[process], process)))
-            written[owners[-1]] += itemsize * math.prod(chunk_shape)
+            process = min(held_by, key=lambda process: (written[process], process))
+            owners.append(process + kinds[len(held_by)] * num_processes)
+            written[process] += itemsize * math.prod(chunk_shape)
         grids[name] = ChunkGrid(chunk_shape, tuple(owners))
     return grids
 

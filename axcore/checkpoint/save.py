@@ -20,7 +20,7 @@ import attrs
 import jax
 
 from axcore.checkpoint import store
-from axcore.checkpoint.chunks import copy_to_host, shared_grids, stored_arrays
+from axcore.checkpoint.chunks import copy_to_host, num_kinds, shared_grids, stored_arrays
 from axcore.checkpoint.leaves import leaf_spec
 from axcore.checkpoint.manifest import (
     DamagedCheckpointError,
@@ -93,9 +93,19 @@ class StepSave:
         self._retry_policy = retry_policy
         self._leaves = {name: leaf_spec(array) for name, array in arrays.items()}
         stored = stored_arrays(arrays)
-        self._grids = shared_grids(stored)
+        count = process_count()
+        self._grids = shared_grids(stored, count)
+        self._databases = tuple(
+            store.database_of(process, kind)
+            for kind in range(num_kinds(self._grids, count))
+            for process in range(count)
+        )
         # Kept until the commit: a donated state is gone when a try fails.
-        self._own = copy_to_host(stored, self._grids, process_index())
+        self._own = {
+            name: copy_to_host(stored, self._grids, number)
+            for number, name in enumerate(self._databases)
+            if number % count == process_index()
+        }
 
     def finish(self) -> None:
         """Commit the step.
@@ -159,14 +169,15 @@ class StepSave:
         broadcast_object("committing a checkpoint", commit)
 
     def _write_own(self, written_as: str) -> dict[str, FileRecord]:
-        """Write this process's database, share it, and return the records of its files."""
+        """Write this process's databases, share them, and return the records of their files."""
         with as_storage_errors(Exception):  # TensorStore raises ValueError
             self._steps.enter(self.step, written_as)
-            root, name = self._staging_directory, store.database_of(process_index())
-            store.write(root / name, self._own)
-            # Here, and not by process 0 alone: another host's kernel has nothing of it to flush.
-            sync_tree(root / name)
-            records = record_files(root, name)
+            root, records = self._staging_directory, {}
+            for name, leaves in self._own.items():
+                store.write(root / name, leaves)
+                # Here, and not by process 0 alone: another host's kernel has nothing to flush.
+                sync_tree(root / name)
+                records.update(record_files(root, name))
             self._steps.share(self.step, records)
             return records
 
@@ -178,7 +189,7 @@ class StepSave:
                 name: one for files in written for name, one in records_from_json(files).items()
             },
             extra=self._extra,
-            databases=tuple(map(store.database_of, range(process_count()))),
+            databases=self._databases,
             grids=self._grids,
         )
         with as_storage_errors(OSError, DamagedCheckpointError):
@@ -195,7 +206,8 @@ class StepSave:
     def _read_back(self, own: dict[str, FileRecord]) -> None:
         root = self._staging_directory
         # As in `_write_manifest`; that was on the host of process 0.
-        drop_cached_tree(root / store.database_of(process_index()))
+        for name in self._own:
+            drop_cached_tree(root / name)
         problems = find_damage_together("reading a checkpoint back", root, own)
         if problems:
             raise StorageError(f"files differ when they are read back: {'; '.join(problems)}")

@@ -1,7 +1,8 @@
 """Arrays to disk and back, through TensorStore.
 
 Each process writes a database, `arrays/process_N`, with the chunks that it owns: zarr arrays by the
-names of leaves, in a few large files (OCDBT). They are uncompressed: loads are 2-3x faster.
+names of leaves, in a few large files (OCDBT). They are uncompressed: loads are 2-3x faster. What
+more processes hold is in further databases, `arrays/process_N_1` and so on (`shared_grids`).
 TensorStore is imported on first use: looking at a config needs none of it.
 """
 
@@ -38,9 +39,9 @@ _INDEX_BYTES = 64 << 20
 _ALIGNED_BYTES = 64
 
 
-def database_of(process: int) -> str:
-    """Return the directory of a process's arrays in the directory of a step."""
-    return f"arrays/process_{process}"
+def database_of(process: int, kind: int = 0) -> str:
+    """Return the directory of a process's arrays of a kind in the directory of a step."""
+    return f"arrays/process_{process}" + (f"_{kind}" if kind else "")
 
 
 def write(database: Path, leaves: HostState) -> None:

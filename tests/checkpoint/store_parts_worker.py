@@ -1,30 +1,51 @@
 """One of several processes with a disk of its own each; `test_store_parts.py` starts it.
 
 Arguments: address, number of processes, index, checkpoint directory with `{process}` for the index,
-what to do, and for which steps. It prints a line of JSON for each of them.
+JSON of what to do, and for which steps. It prints a line of JSON for each of them.
 """
 
 import json
 import sys
+import warnings
+from pathlib import Path
 
-from processes_worker import restore, save_now, shardings  # noqa: F401
+from processes_worker import error_of, restore, save_now
+from saving_worker import die_before
 
 from axcore.checkpoint import Checkpointer
 from axcore.distributed import TimeLimits, exit_process, join_processes
 from axcore.errors import AxcoreError
 
 
+def tell(**found):
+    print(json.dumps(found), flush=True)
+
+
 def main():
     address, count, index, directory, task, *steps = sys.argv[1:]
+    task = json.loads(task)
     limits = TimeLimits(join_s=60, barrier_s=60, heartbeat_s=10)
     join_processes(address, process_count=int(count), process_index=int(index), limits=limits)
-    cfg = Checkpointer.Config(tries=2, retry_after_s=0.1, keep=3)
-    with cfg.build(directory=directory.replace("{process}", index)) as checkpoints:
-        if task == "restore":
-            print(json.dumps(restore(checkpoints, None)), flush=True)
+    place = directory.replace("{process}", index)
+    cfg = Checkpointer.Config(tries=2, retry_after_s=0.1, keep=task.get("keep", 3))
+    with cfg.build(directory=place) as checkpoints:
+        if task.get("restores"):
+            tell(**restore(checkpoints, None))
         for step in map(int, steps):
-            save_now(checkpoints, step)
-            print(json.dumps({"saved": step}), flush=True)
+            # After the first step, whose names end alike.
+            if step == task.get("dies at") and int(index) == task["who"]:
+                die_before(*task["before"])
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                error = error_of(lambda step=step: save_now(checkpoints, step))
+            staging = Path(place.partition("?staging=")[2])
+            tell(
+                step=step,
+                error=error,
+                steps=checkpoints.steps(),
+                warnings=[str(one.message) for one in caught],
+                left=[path.name for path in staging.iterdir()],
+            )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_what_several_processes_wrote_is_read_into_any_sharding(tmp_path, before
     state = state_on(sharded(*before))
     grids = {
         name: ChunkGrid(grid.chunk_shape, tuple(i % 3 for i in range(len(grid.owners))))
-        for name, grid in chunks.shared_grids(state).items()
+        for name, grid in chunks.shared_grids(state, 1).items()
     }
     manifest = written(tmp_path, state, grids, processes=3)
     wanted = {
@@ -98,20 +98,27 @@ def owners_of(*leaves):
         (name, array.shape, 4, SplitOver(*holders))
         for (name, array), (_, holders) in zip(arrays.items(), leaves, strict=True)
     )
-    return [grid.owners for grid in chunks._shared_grids(described).values()]
+    return [grid.owners for grid in chunks._shared_grids(described, 4).values()]
 
 
 def test_each_chunk_has_one_owner_that_holds_it_and_replicas_are_spread():
     assert owners_of(((8, 2), [[0], [1]])) == [(0, 1)]
     everywhere = ((8,), [[0, 1, 2]])
     assert owners_of(everywhere, everywhere, everywhere, everywhere) == [(0,), (1,), (2,), (0,)]
-    assert owners_of(((8, 2), [[0], [0]]), ((4,), [[0, 1]])) == [(0, 0), (1,)]
+
+
+def test_what_more_processes_hold_is_in_databases_apart():
+    alone, pairs, all_of_them = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
+    found = owners_of(((8, 2), alone), ((4, 9), pairs), ((1,), all_of_them), ((8, 2), alone))
+    assert found == [(0, 1, 2, 3), (4, 6), (8 + 1,), (0, 1, 2, 3)]
+    grids = {"all": ChunkGrid((1,), (9,))}
+    assert (chunks.num_kinds(grids, 4), chunks.num_kinds({}, 4)) == (3, 1)
 
 
 @pytest.mark.parametrize("lost", ["chunk", "array"])
 def test_a_chunk_that_a_database_lacks_is_an_error_never_zeros(tmp_path, lost):
     state = state_on(sharded("x"))
-    manifest = written(tmp_path, state, chunks.shared_grids(state))
+    manifest = written(tmp_path, state, chunks.shared_grids(state, 1))
     database = {"driver": "ocdbt", "base": f"file://{tmp_path}/arrays/process_0/"}
     key = {"chunk": "w/c/2/0", "array": "w/zarr.json"}[lost]
     tensorstore.KvStore.open(database).result().delete_range(
