@@ -25,8 +25,8 @@ class Checkpointer(Configurable):
 
     One run writes into a directory at a time; any number may read from it. Nothing is written
     before the first `save`. In a run of several processes each calls the same methods in the same
-    order, on a file system that all share; what goes wrong in one is raised in all. How many there
-    are may change between a save and a restore.
+    order, on a file system that all share (`is_shared`) or each on a disk of its own; what goes
+    wrong in one is raised in all. How many there are may change between a save and a restore.
     """
 
     @config
@@ -93,6 +93,11 @@ class Checkpointer(Configurable):
     def directory(self) -> Path:
         """The directory that contains the step directories."""
         return self._steps.root
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all processes have to see `directory` on one file system."""
+        return self._steps.is_shared
 
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, oldest first; `verify` checks that one is still whole."""

@@ -4,6 +4,8 @@ A checkpoint is on the disk, or in an object store; a snapshot is in host memory
 without storage.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +173,7 @@ class Saver:
             CheckpointError: The run saved some, and there is none.
         """
         saved = self.checkpointer.steps()
-        check_saved_steps(self._directory, saved, self.checkpointer.directory)
+        self._has_newest(saved)
         return max(saved, default=None)
 
     def restore_snapshot(self, template: Any) -> Restored | None:
@@ -182,10 +184,16 @@ class Saver:
 
     def check_saved(self) -> None:
         """Check the record of saved steps in a run that resumes from a snapshot."""
-        steps, place = self.checkpointer.steps(), self.checkpointer.directory
+        steps = self.checkpointer.steps()
         taken = f"the snapshot of step {self.position.step} in {self.snapshots.directory}"
-        if check_saved_steps(self._directory, steps, place, snapshot=taken):
+        if self._has_newest(steps, snapshot=taken):
             self.record(self.saved_step)
+
+    def _has_newest(self, steps: Sequence[int], snapshot: str = "") -> bool:
+        # By process 0, for all: the others may not see the run directory.
+        place = self.checkpointer.directory
+        check = partial(check_saved_steps, self._directory, steps, place, snapshot=snapshot)
+        return broadcast_object("checking saved steps", check)
 
     def reset_to(self, step: int) -> None:
         """Make a checkpoint the newest one, and set later ones aside."""

@@ -21,7 +21,7 @@ from axcore.config import (
 )
 from axcore.config.build import owner_of
 from axcore.data import DataLoader, Policy, PrefetchedBatches, TrainBatches
-from axcore.distributed import is_process_zero
+from axcore.distributed import broadcast_object, is_process_zero
 from axcore.errors import ShardingError
 from axcore.interop import WeightPlan, WeightSource
 from axcore.learner import Learner
@@ -337,7 +337,9 @@ class Trainer(Configurable):
         # and nothing is written before all of it holds.
         plugin_host().require_healthy()
         check_libraries(self.config)
-        check_max_steps(Path(directory), self.config.max_steps, from_step)
+        run, max_steps = Path(directory), self.config.max_steps
+        # By process 0, for all: the others may not see the directory.
+        broadcast_object("max_steps", lambda: check_max_steps(run, max_steps, from_step))
         if self.config.init_from is not None:
             # Built for its checks alone; weights are read when the first state is made.
             self.config.init_from.build()
@@ -346,10 +348,13 @@ class Trainer(Configurable):
         # Reads the data once, so that a file that is missing shows before a directory is made.
         self.data.summary()
         batches = self.train_batches()
+        checkpoints = Checkpointer.for_run(self.config.checkpoint, run)
         # Before the lock: processes that differ would wait for each other in the first collective.
         check_processes_agree(self.kernel_plan(), render_config(self.config), batches.identity)
         with (
-            locked_run_directory(directory, self.config, batches.identity) as locked,
+            locked_run_directory(
+                run, self.config, batches.identity, is_shared=checkpoints.is_shared
+            ) as locked,
             jax.set_mesh(self.mesh),
             ExitStack() as ending,
         ):

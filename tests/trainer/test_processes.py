@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from object_server import environment, object_server
 from several_processes import finish, start_all
 
 from axcore.trainer.shardings import ALL_ROWS, BatchShard, shard_from_rows
@@ -198,6 +199,24 @@ def test_a_directory_that_is_not_shared_is_refused(train, tmp_path):
     assert "process 1 on " in text
     assert "cannot see the config.txt that process 0 wrote" in text
     assert "use a --dir on a file system that all processes share" in text
+
+
+@pytest.mark.slow
+def test_with_an_object_store_nothing_is_shared(train, whole, tmp_path, monkeypatch):
+    for index in range(4):
+        (tmp_path / str(index)).mkdir()
+    with object_server() as (port, bucket):
+        for name, value in environment(port).items():
+            monkeypatch.setenv(name, value)
+        place = {"checkpoint.directory": f"s3://{bucket}/run?staging=staging"}
+        hosts = {"cwd": str(tmp_path / "{index}"), "own": dict.fromkeys("0123", place)}
+        told(train("run", count=2, devices=2, stop_at=2, stop_in=1, **hosts))
+        four = told(train("run", count=4, devices=1, **hosts))
+    assert [one["step"] for one in four] == [STEPS] * 4
+    assert_same(losses(tmp_path / "0/run"), whole)
+    for index in range(4):
+        assert (tmp_path / f"{index}/run/config.txt").exists() == (index == 0)
+        assert list((tmp_path / f"{index}/staging").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -236,14 +236,16 @@ class LockedRun(NamedTuple):
 
 @contextmanager
 def locked_run_directory(
-    directory: Path | str, cfg: Any, data: Mapping[str, Any]
+    directory: Path | str, cfg: Any, data: Mapping[str, Any], *, is_shared: bool = True
 ) -> Iterator[LockedRun]:
     """Claim a run directory for a config while the context lasts.
 
     Args:
-        directory: Of the run, the same one in every process.
+        directory: Of the run, of the same name in every process.
         cfg: The resolved config.
         data: What its training batches depend on.
+        is_shared: Whether it has to be the same one in every process. Otherwise that of process 0
+            is the run's, and the others have what they write themselves, such as hangs.
 
     Raises:
         CheckpointError: In every process: it cannot be locked, or not all processes see it.
@@ -266,7 +268,10 @@ def locked_run_directory(
 
     try:
         digest, changes, identity = broadcast_object(_NAME, lock)
-        _check_is_shared(path, digest)
+        if is_shared:
+            _check_is_shared(path, digest)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
         yield LockedRun(path, tuple(changes), RunIdentity(**identity), code)
     finally:
         for one in locks:
@@ -286,7 +291,8 @@ def _check_is_shared(path: Path, digest: str) -> None:
         raise CheckpointError(
             f"{', '.join(blind[:8])} cannot see the {_TEXT_NAME} that process 0 wrote",
             where=str(path),
-            hint="use a --dir on a file system that all processes share",
+            hint="use a --dir on a file system that all processes share, or keep checkpoints in an "
+            "object store (checkpoint.directory='s3://bucket/run?staging=/local/run')",
         )
 
 
