@@ -4,9 +4,10 @@ A step is written into a staging directory, `step_N.incomplete`; its files are m
 durable, the manifest is written, all of it is read back from the disk, and the directory is renamed
 to `step_N`. A process killed at any moment leaves the committed steps as they were.
 
-Of several processes each writes a database of the chunks that it owns, measures it, and reads it
-back; process 0 alone makes and names the directory of the step. What goes wrong in one is raised in
-all, so all try again alike.
+Of several processes each writes databases of the chunks that it owns, measures them, and reads them
+back; process 0 alone makes and names the directory of the step. Where they share no disk, each has
+a directory of its own, and shares its files in the store (`store_parts.py`). What goes wrong in one
+is raised in all, so all try again alike.
 """
 
 import time

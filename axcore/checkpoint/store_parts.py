@@ -16,6 +16,7 @@ import os
 import shutil
 import socket
 import uuid
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,7 +30,8 @@ from axcore.checkpoint.manifest import (
     read_manifest,
     record_file,
 )
-from axcore.checkpoint.storage import StepLocation, StorageLock
+from axcore.checkpoint.steps import StepDirectories
+from axcore.checkpoint.storage import CheckpointWarning, StepLocation, StorageLock
 
 
 class PartLocation(StepLocation, Protocol):
@@ -76,8 +78,36 @@ class StoreParts:
         self._read: dict[int, _Part] = {}
 
     def lock(self) -> StorageLock:
-        """Take the right to write into the store."""
-        return self._durable.lock()
+        """Take the right to write; a history that one process kept on this disk ends."""
+        lock = self._durable.lock()
+        try:
+            self._clear_whole_steps()
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    def _clear_whole_steps(self) -> None:
+        """Remove the steps on this disk, which the next run of one process would take for its own.
+
+        `ReplicatedStorage` keeps them there; what this run saves is not among them.
+        """
+        local = StepDirectories(self.root)
+        if not local.committed():
+            return
+        lock = local.lock()
+        lost = {*local.committed()} - {*self._durable.committed()}
+        for step in local.committed():
+            (local.quarantine if step in lost else local.delete)(step)
+        lock.release()
+        if lost:
+            warnings.warn(
+                f"step {', '.join(map(str, sorted(lost)))} was never uploaded, and is renamed to "
+                f"step_N.quarantined in {self.root}, since this run of several processes saves "
+                "without it; a run of one process would upload it",
+                CheckpointWarning,
+                stacklevel=2,
+            )
 
     def committed(self) -> tuple[int, ...]:
         """Return the committed steps, oldest first."""
@@ -148,7 +178,7 @@ class StoreParts:
     def fetch(
         self, step: int, stored_as: str, files: Mapping[str, FileRecord]
     ) -> dict[str, FileRecord]:
-        """Download the files that are not here yet, and return those."""
+        """Download the files that this process does not have yet, and return those."""
         folder = self._part_to_read(step, stored_as)
         new = {name: one for name, one in files.items() if not (folder / name).exists()}
         try:

@@ -19,9 +19,11 @@ import pytest
 from object_server import ask, environment, faulty_proxy, new_bucket, object_server
 from several_processes import finish, start_all
 
-from axcore.checkpoint import Checkpointer
+from axcore.checkpoint import Checkpointer, CheckpointWarning
 from axcore.checkpoint.manifest import Manifest, record_files, write_manifest
 from axcore.checkpoint.object_store import ObjectSteps, ObjectStore
+from axcore.checkpoint.replicated_storage import ReplicatedStorage
+from axcore.checkpoint.steps import StepDirectories
 from axcore.checkpoint.store_parts import StagingFolder, StoreParts
 
 WORKER = Path(__file__).with_name("store_parts_worker.py")
@@ -119,6 +121,22 @@ def test_an_upload_without_an_index_is_removed_by_the_next_run_that_saves(two):
     assert not [name for name in names() if name.startswith("step_00000002")]
     assert two[1].committed() == (1,)
     lock.release()
+
+
+def test_steps_that_one_process_kept_on_a_disk_end_with_a_run_of_several(two, tmp_path):
+    local, durable = StepDirectories(tmp_path / "a"), two[1]._durable
+    one = ReplicatedStorage(local, durable)
+    lock = one.lock()
+    for step in (1, 2):
+        one.begin(step)
+        one.commit(step)
+    one.replicate(1)  # and not 2, where the store did not answer
+    lock.release()
+    with pytest.warns(CheckpointWarning, match="step 2 was never uploaded, and is renamed"):
+        two[0].lock().release()
+    assert one.committed() == (1,)
+    assert local.committed() == ()
+    assert (tmp_path / "a/step_00000002.quarantined").exists()
 
 
 def test_the_folder_of_a_killed_process_goes_and_that_of_a_live_one_stays(tmp_path):
@@ -345,11 +363,13 @@ REQUESTS = [
 
 
 def check_resumes(proxy, tmp_path, newest):
-    """Restores what is there, on empty disks; goes on, and looks for what the killed one left."""
+    """Restores what is there, on empty disks; saves another step, and looks for what the killed one left."""
     check_one_process_restores(proxy, tmp_path / "one", sorted({1, newest}))
-    found = told(start(proxy, tmp_path / "b", newest + 1, restores=True))
-    assert [one["error"] for one in found] == [None, None]
-    check_restores(proxy, tmp_path / "c", newest + 1, count=4, devices=1)
+    ended = [finish(one) for one in start(proxy, tmp_path / "b", newest + 1, restores=True)]
+    for restored, saved in map(lines_of, ended):
+        assert (restored["step"], restored["is right"], restored["warnings"]) == (newest, True, [])
+        assert (saved["error"], saved["warnings"]) == (None, [])
+    check_one_process_restores(proxy, tmp_path / "two", sorted({1, newest, newest + 1}))
     prefixes = {name.split("/")[1] for name in names_of(proxy) if "step_" in name}
     whole = {name for name in prefixes if not name.endswith(".json")}
     assert prefixes == whole | {f"{name}.json" for name in whole}
