@@ -353,6 +353,7 @@ class ObjectSteps:
     """The steps of an object store; a `ReplicaLocation`."""
 
     def __init__(self, store: ObjectStore) -> None:
+        self.url = store.url
         self._store = store
         self._lock: ObjectLock | None = None
         self._uploaded: dict[int, tuple[str, dict[str, FileRecord]]] = {}

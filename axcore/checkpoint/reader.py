@@ -112,7 +112,12 @@ class CheckpointReader:
 
     def restore(self, step: int, template: Any, *, partial: bool) -> Restored:
         """Restore one step, and no other; from another copy where the storage has one."""
-        return self._from_whole(step, lambda: self._restore(step, template, partial=partial))
+
+        def read() -> Restored:
+            with self._releasing(step):
+                return self._restore(step, template, partial=partial)
+
+        return self._from_whole(step, read)
 
     def verify_or_replace(self, step: int) -> None:
         """Verify a step; put another copy in its place where it is damaged and there is one."""
@@ -120,9 +125,9 @@ class CheckpointReader:
 
     def load(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         """Return some arrays of a step that was verified."""
-        stored_as, manifest = self._open(step)
-        needed = self._files_of(manifest, self._needed(manifest, wanted))
         try:
+            stored_as, manifest = self._open(step)
+            needed = self._files_of(manifest, self._needed(manifest, wanted))
             # Empty where all processes share the files, which were verified.
             self._check(step, self._fetch(step, stored_as, needed))
         except CheckpointError:
@@ -147,7 +152,6 @@ class CheckpointReader:
 
     def _restore(self, step: int, template: Any, *, partial: bool) -> Restored:
         stored_as, manifest = self._open(step)
-        directory = self._steps.path(step)
         wanted = {name: describe(leaf) for name, leaf in name_leaves(template).items()}
         specs = {name: leaf_spec(leaf) for name, leaf in wanted.items()}
         # Before anything is read: a wrong config is reported
@@ -156,21 +160,19 @@ class CheckpointReader:
         if problems:
             raise CheckpointError(
                 f"step {step} does not fit what is to be restored\n" + "\n".join(problems),
-                where=str(directory),
+                where=self._steps.place_of(step),
                 hint="restore with the config that the checkpoint was saved with",
             )
         size = sum(record.num_bytes for record in manifest.files.values())
-        with working(f"restoring step {step}", size), self._releasing(step):
+        with working(f"restoring step {step}", size):
             # The full step is verified before any of it is used: TensorStore restores a flipped
             # bit without a word.
             self._verify(step, stored_as, manifest, self._needed(manifest, wanted))
-            # Asked again: where each process fetches its part, it is there only now.
-            directory = self._steps.path(step)
             try:
-                arrays = store.load(directory, manifest, wanted)
+                arrays = store.load(self._steps.path(step), manifest, wanted)
             # A note, not a wrapper: callers distinguish errors by their types.
             except Exception as error:
-                error.add_note(f"while restoring step {step} from {directory}")
+                error.add_note(f"while restoring step {step} from {self._steps.place_of(step)}")
                 raise
         # By name, not by position: the order of leaves in the
         # template need not be the order in the checkpoint.
@@ -179,7 +181,8 @@ class CheckpointReader:
 
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step."""
-        return self._open(step)[1]
+        with self._releasing(step):
+            return self._open(step)[1]
 
     def _open(self, step: int) -> tuple[str, Manifest]:
         """Return what `fetch` needs for a step, and its manifest."""
@@ -209,8 +212,8 @@ class CheckpointReader:
 
     def verify(self, step: int) -> None:
         """Compare every file of a step with its record; each process reads a part of them."""
-        stored_as, manifest = self._open(step)
         with self._releasing(step):
+            stored_as, manifest = self._open(step)
             self._verify(step, stored_as, manifest, set())
 
     @contextmanager
@@ -274,7 +277,7 @@ class CheckpointReader:
     def _damage(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         return DamagedCheckpointError(
             f"step {step} is damaged: " + "; ".join(problems),
-            where=str(self._steps.path(step)),
+            where=self._steps.place_of(step),
             hint="put back the damaged files from a copy, or restore an older step",
         )
 
@@ -294,7 +297,7 @@ class CheckpointReader:
             raise error
         if older is not None:
             self._warn(
-                f"{error.what}. It is left as it is in {self._steps.path(step)} until this run "
+                f"{error.what}. It is left as it is in {self._steps.place_of(step)} until this run "
                 f"saves, which quarantines it; going back to step {older}."
             )
 

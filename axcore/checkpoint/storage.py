@@ -139,6 +139,9 @@ class RunStorage(StepStorage, Protocol):
     def release(self, step: int) -> None:
         """Remove what this process fetched of a step."""
 
+    def place_of(self, step: int) -> str:
+        """Return where a step is kept, for people to look at."""
+
 
 class SharedStorage:
     """The part of `RunStorage` that does nothing, since all processes share the directories."""
@@ -170,6 +173,10 @@ class SharedStorage:
 
     def release(self, step: int) -> None:
         """Do nothing: the files are the step."""
+
+    def place_of(self: StepStorage, step: int) -> str:
+        """Return the path of the step."""
+        return str(self.path(step))
 
 
 def open_storage(directory: str) -> RunStorage:

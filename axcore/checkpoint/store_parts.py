@@ -37,6 +37,8 @@ from axcore.checkpoint.storage import CheckpointWarning, StepLocation, StorageLo
 class PartLocation(StepLocation, Protocol):
     """Where several processes put their parts of steps: an object store."""
 
+    url: str
+
     def begin_upload(self, step: int) -> str:
         """Return how the names of a step's objects begin that are uploaded from now on."""
 
@@ -167,9 +169,10 @@ class StoreParts:
     def prepare(self, step: int) -> None:
         """Download the manifest of a step."""
         prefix = self._durable.prefix(step)
-        # The step is damaged without an index that names its files, though they may all be there.
-        names = [name for name in self._durable.files_of(prefix) if name == MANIFEST_NAME]
-        self._durable.download_files(prefix, names, self._part_to_read(step, prefix))
+        # An index that cannot be read makes the step a damaged one, though all files may be there.
+        if not (self._part_to_read(step, prefix) / MANIFEST_NAME).exists():
+            self._durable.files_of(prefix)
+            self._download(step, prefix, [MANIFEST_NAME])
 
     def stored_as(self, step: int) -> str:
         """Return how the names of the objects of a prepared step begin."""
@@ -181,18 +184,25 @@ class StoreParts:
         """Download the files that this process does not have yet, and return those."""
         folder = self._part_to_read(step, stored_as)
         new = {name: one for name, one in files.items() if not (folder / name).exists()}
+        self._download(step, stored_as, new)
+        return new
+
+    def _download(self, step: int, prefix: str, names: Iterable[str]) -> None:
         try:
-            self._durable.download_files(stored_as, new, folder)
+            self._durable.download_files(prefix, names, self._part_to_read(step, prefix))
         except BaseException:
             # Half of a file would be taken for one that was fetched and verified before.
             self.release(step)
             raise
-        return new
 
     def path(self, step: int) -> Path:
         """Return the directory that this process fetches files of a step into."""
         known = self._read.get(step)
         return known.folder.path if known else self.root / f"step_{step:08d}"
+
+    def place_of(self, step: int) -> str:
+        """Return where the names of a step's objects begin."""
+        return f"{self._durable.url}/step_{step:08d}"
 
     def release(self, step: int) -> None:
         """Remove what this process fetched of a step."""

@@ -331,9 +331,23 @@ def test_damage_of_one_part_makes_all_go_back(proxy, tmp_path, damage):
         ask(proxy.target, "DELETE", largest)
     else:
         ask(proxy.target, "PUT", largest, bytes(content))
-    first, second = told(start(proxy, tmp_path / "b", 3, restores=True))
-    assert first["steps"] == second["steps"] == [1, 3]  # the damaged one was quarantined
+    found = [lines_of(finish(one)) for one in start(proxy, tmp_path / "b", 3, restores=True)]
+    for restored, saved in found:
+        assert (restored["step"], restored["is right"]) == (1, True)
+        assert saved["steps"] == [1, 3]  # the damaged one was quarantined
+    (text,) = found[0][0]["warnings"]
+    assert f"{largest.partition('/arrays/')[2]} " in text
+    assert f"It is left as it is in s3://{proxy.bucket}/run/step_00000002 until" in text
+    assert found[1][0]["warnings"] == []
     check_restores(proxy, tmp_path / "c", 3)
+
+
+@pytest.mark.slow
+def test_a_run_changes_from_one_process_to_several_and_back_on_one_disk(proxy, tmp_path):
+    told(start(proxy, tmp_path, 1, 2, count=1, devices=4))
+    found = told(start(proxy, tmp_path, 3, restores=True))
+    assert [(one["steps"], one["warnings"]) for one in found] == [([1, 2, 3], [])] * 2
+    check_one_process_restores(proxy, tmp_path / "0", [1, 2, 3])
 
 
 # -- Kills -----------------------------------------------------------------------------------------
@@ -363,7 +377,7 @@ REQUESTS = [
 
 
 def check_resumes(proxy, tmp_path, newest):
-    """Restores what is there, on empty disks; saves another step, and looks for what the killed one left."""
+    """Restores on empty disks, saves another step, and looks for what the killed one left."""
     check_one_process_restores(proxy, tmp_path / "one", sorted({1, newest}))
     ended = [finish(one) for one in start(proxy, tmp_path / "b", newest + 1, restores=True)]
     for restored, saved in map(lines_of, ended):
