@@ -6,6 +6,7 @@ step_00000100-5f0c....good          marks the step as known good
 step_00000100-5f0c....quarantined   makes it a step no more; it is kept for a human to look at
 lock/00000003                       who writes here
 
+Of several processes each uploads its own objects of a step (`store_parts.py`); one writes the rest.
 An object appears complete or not at all, and lists show what was written: the stores promise both.
 `ObjectStore` has the calls that this needs, through fsspec's drivers. They ask again by themselves
 after what passes: answers such as 503, timeouts, cut connections. What they give up on is a

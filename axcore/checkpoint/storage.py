@@ -71,7 +71,8 @@ class StepStorage(StepLocation, Protocol):
     """What a `CheckpointStorage` record opens.
 
     Of several processes the first alone calls what changes anything; all ask for
-    `staging_directory` and `path`, so these are paths that all of them share.
+    `staging_directory` and `path`, so these are paths that all of them share. Storages of the core
+    may do without (`RunStorage`).
     """
 
     @property

@@ -9,7 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from processes_worker import error_of, restore, save_now
+import numpy as np
+from processes_worker import error_of, restore, save_now, template, values_of
 from saving_worker import die_before
 
 from axcore.checkpoint import Checkpointer
@@ -19,6 +20,16 @@ from axcore.errors import AxcoreError
 
 def tell(**found):
     print(json.dumps(found), flush=True)
+
+
+def load(checkpoints, step):
+    """Loads leaf by leaf, as initial weights are; says whether all was right."""
+    checkpoints.verify_or_replace(step)
+    w = checkpoints.load(step, {"w": template()["w"]})["w"]
+    number = checkpoints.load(step, {"step": template()["step"]})["step"]
+    shards = [(one.data, values_of(step)[one.index]) for one in w.addressable_shards]
+    shards += [(one.data, step) for one in number.addressable_shards]
+    return {"loaded": all(np.array_equal(*pair) for pair in shards)}
 
 
 def main():
@@ -31,6 +42,8 @@ def main():
     with cfg.build(directory=place) as checkpoints:
         if task.get("restores"):
             tell(**restore(checkpoints, None))
+        if "loads" in task:
+            tell(**load(checkpoints, task["loads"]))
         for step in map(int, steps):
             # After the first step, whose names end alike.
             if step == task.get("dies at") and int(index) == task["who"]:

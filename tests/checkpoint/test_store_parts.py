@@ -269,6 +269,18 @@ def test_faults_that_pass_cost_no_process_a_warning(proxy, tmp_path, kind):
     assert left == [0]
 
 
+@pytest.mark.slow
+def test_arrays_are_loaded_one_by_one_and_compared_with_what_was_saved(proxy, tmp_path):
+    told(start(proxy, tmp_path / "a", 1))
+    for count in (2, 4):
+        found = told(start(proxy, tmp_path / "b", count=count, devices=4 // count, loads=1))
+        assert found == [{"loaded": True}] * count
+    name = next(one for one in names_of(proxy) if "/arrays/process_1/d/" in one)
+    proxy.fault = lambda method, path: "cut answer" if method == "GET" and name in path else None
+    ended = [finish(one) for one in start(proxy, tmp_path / "c", loads=1)]
+    assert [one.exit_code for one in ended] == [7, 7]
+
+
 def first_of(kind, *methods, times):
     """Returns what makes so many requests for objects fail, and how many are left."""
     left, counting = [times], threading.Lock()
