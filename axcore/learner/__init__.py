@@ -1,5 +1,6 @@
 """Learning: optimizers, schedules, and the update of a model's parameters."""
 
+from axcore.learner.diloco import DiLoCo
 from axcore.learner.groups import ParamGroup
 from axcore.learner.learner import EMA, Learner, LearnerState, SpikeGuard
 from axcore.learner.low_precision import LowPrecisionState
@@ -20,6 +21,7 @@ __all__ = [
     "Adafactor",
     "AdamW",
     "ConstantSchedule",
+    "DiLoCo",
     "Learner",
     "LearnerState",
     "Lion",

@@ -1,5 +1,6 @@
 """The learner: one optimizer step, with clipping, weight averages (EMA) and skipped loss spikes."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -240,6 +241,29 @@ class Learner(Configurable):
         average = None if self._ema is None else self._ema.init(params)
         window = None if self._spikes is None else self._spikes.init()
         return LearnerState(opt_state, average, window)
+
+    def gradients(
+        self,
+        compute: Callable[[Any, Any, Any, Array], Any],
+        merge: Callable[[Any], Any],
+        model: Any,
+        params: Any,
+        opt_state: Any,
+        batch: Any,
+        key: Array,
+    ) -> Any:
+        """Return the gradients of a step, as `update` takes them, and what else was computed.
+
+        Args:
+            compute: Returns gradients and more from parameters, the model's state, rows and a key.
+            merge: Returns the outputs of stacked parts of a batch as those of all of it.
+            model: The model's state.
+            params: The parameters.
+            opt_state: What `init` or the last update returned.
+            batch: The rows of the step.
+            key: Its random key.
+        """
+        return compute(params, model, batch, key)
 
     def update(
         self,

@@ -5,6 +5,7 @@ instead, as users write it: `MeshRule(..., modifiers=("remat(policy=minimal)",))
 """
 
 from axcore.modifiers.adapters import AdapterSlots, LoRA, QuantizedBase
+from axcore.modifiers.diloco import DiLoCoModifier
 from axcore.modifiers.edits import Chain, Kernels, Named, ReplaceConfig, UpdateConfig
 from axcore.modifiers.kv_cache import KVCache
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Pipelined, Shard, Zero2
@@ -34,6 +35,7 @@ __all__ = [
     "Accumulate",
     "AdapterSlots",
     "Chain",
+    "DiLoCoModifier",
     "Fp8Training",
     "Int8Training",
     "KVCache",

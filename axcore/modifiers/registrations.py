@@ -27,6 +27,11 @@ def modifiers() -> Iterator[Modifier]:
         ref = Ref(f"axcore.modifiers:{config}")
         yield Modifier(name=name, config=ref, summary=summary)
     yield Modifier(
+        name="diloco",
+        config=Ref("axcore.modifiers:DiLoCoModifier"),
+        summary="Slices train on their own, and meet every 100 steps: DiLoCo",
+    )
+    yield Modifier(
         name="int8_training",
         config=Ref("axcore.modifiers:Int8Training"),
         summary="Linear layers multiply in int8, forward and backward",

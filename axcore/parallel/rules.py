@@ -133,6 +133,7 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
 
     A leaf whose path ends with a parameter's path, and which has its shape, is sharded as that
     parameter; so is one with a number for each row or block of it, in dimensions that still divide.
+    One that stacks copies of a parameter, as for slices that train apart, has a copy on each slice.
     Anything else (step counts, factored buffers) is replicated. So the state of any optax chain is
     sharded by inference.
     """
@@ -151,9 +152,20 @@ def shardings_like(tree: Any, params: Any, shardings: Any, mesh: AnyMesh) -> Any
             found = by_path.get(names[start:])
             if found and _has_blocks(leaf.shape, of=found[0]):
                 return where_divisible(found[1], leaf.shape)
+            if found and leaf.shape and _has_blocks(leaf.shape[1:], of=found[0]):
+                return where_divisible(_stacked(found[1]), leaf.shape)
         return replicated
 
     return jax.tree.map_with_path(sharding_of, tree)
+
+
+def _stacked(sharding: NamedSharding) -> NamedSharding:
+    """Return the sharding of a stack, whose first dimension is split over slices."""
+    used = jax.tree.leaves(tuple(sharding.spec))
+    # An axis splits one dimension only; rules may have split a parameter over slices.
+    own = None if "data" in used else "data"
+    spec = PartitionSpec(own, *sharding.spec)  # type: ignore[no-untyped-call]
+    return NamedSharding(sharding.mesh, spec)
 
 
 def _has_blocks(shape: tuple[int, ...], *, of: tuple[int, ...]) -> bool:

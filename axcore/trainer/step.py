@@ -201,8 +201,18 @@ class TrainStep:
         leaves model and optimizer as they were. So does one that would make a parameter not finite.
         """
         key = self._key(state.step)
-        gradients, outputs, group_parts = self._gradients(state.model, batch, key)
         params = _trainable(state.model, self.specs)
+        gradients, outputs, group_parts = self.learner.gradients(
+            lambda params, model, rows, key: self._gradients(
+                _merged(params, model, self.specs), rows, key
+            ),
+            lambda stacked: merge_outputs(stacked, self.specs),
+            state.model,
+            params,
+            state.opt_state,
+            batch,
+            key,
+        )
         with jax.named_scope("learner"):
             # Only its total: what guards against spikes is the loss that is minimised.
             update = self.learner.update(

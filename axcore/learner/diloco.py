@@ -1,0 +1,233 @@
+"""`DiLoCo`: slices that train on their own, and meet every so many steps.
+
+Shape letters: G groups, B rows of a batch.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from axcore.config import REQUIRED, Fraction, PositiveFloat, PositiveInt, config
+from axcore.errors import ConfigError
+from axcore.learner.learner import Learner, UpdateResult
+from axcore.parallel import AnyMesh
+from axcore.parallel.activations import active_mesh
+
+if TYPE_CHECKING:
+    import optax
+
+SLICES = "data"
+"""The mesh axis over which groups are split: the one across slices, where links are slow."""
+
+
+class GroupsState(NamedTuple):
+    """What groups keep for themselves `[G, ...]`, and what belongs to all.
+
+    Args:
+        params: The parameters of each group.
+        inner: The state of each group's learner.
+        outer: The state of the outer optimizer.
+        num_steps: Inner steps done.
+    """
+
+    params: Any
+    inner: Any
+    outer: Any
+    num_steps: Int[Array, ""]
+
+
+class DiLoCo(Learner):
+    """Groups that each train on their part of the batch, and agree every `sync_every` steps.
+
+    A group takes steps of the inner learner, which is described as any other. Then the mean of what
+    the groups moved is a gradient for the outer optimizer, SGD with Nesterov's momentum, and all
+    begin again from the parameters that it gives. Between two such steps nothing but metrics
+    crosses groups. The state of the inner optimizer stays with each group.
+
+    The model's state has the parameters of the last outer step: evaluation, exports and serving
+    see these.
+
+    Source: Douillard et al. 2023, arXiv:2311.08105, algorithm 1.
+    """
+
+    @config
+    class Config(Learner.Config):
+        """Describes a `DiLoCo`.
+
+        Args:
+            num_groups: Groups; a multiple of the mesh axis `data`.
+            sync_every: Inner steps from one outer step to the next; the paper's H.
+            outer_rate: Learning rate of the outer optimizer.
+            outer_momentum: Its momentum.
+        """
+
+        num_groups: PositiveInt = REQUIRED
+        sync_every: PositiveInt = 100
+        outer_rate: PositiveFloat = 0.7
+        outer_momentum: Fraction = 0.9
+
+    config: Config
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        for name, is_on in (
+            ("ema.decay", cfg.ema.decay is not None),
+            ("skip_spikes.sigmas", cfg.skip_spikes.sigmas is not None),
+        ):
+            if is_on:
+                raise ConfigError(
+                    "groups that train apart have no average and no loss in common",
+                    where=f"learner.{name}",
+                    hint=f"--set learner.{name}=none",
+                )
+
+    @cached_property
+    def _outer(self) -> "optax.GradientTransformation":
+        import optax
+
+        rate, momentum = self.config.outer_rate, self.config.outer_momentum
+        return optax.sgd(rate, momentum=momentum, nesterov=True, accumulator_dtype=jnp.float32)
+
+    def init(self, transformation: "optax.GradientTransformation", params: Any) -> Any:
+        """Return the state before the first update, where all groups are alike."""
+        groups = self._of_each(params)
+        inner = jax.vmap(lambda own: super(DiLoCo, self).init(transformation, own))(groups)
+        return GroupsState(groups, inner, self._outer.init(params), jnp.zeros((), jnp.int32))
+
+    def gradients(
+        self,
+        compute: Callable[[Any, Any, Any, Array], Any],
+        merge: Callable[[Any], Any],
+        model: Any,
+        params: Any,
+        opt_state: Any,
+        batch: Any,
+        key: Array,
+    ) -> Any:
+        """Return the gradients of each group's part of the batch by its own parameters `[G, ...]`.
+
+        Raises:
+            ConfigError: The batch, or the mesh, does not divide over the groups.
+        """
+        num_groups = self.config.num_groups
+        rows = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
+        if any(count % num_groups for count in rows):
+            raise ConfigError(
+                f"a batch of {min(rows)} rows does not divide over {num_groups} groups",
+                where="learner.num_groups",
+                hint="take a number that divides the batch",
+            )
+
+        def on_slice(groups: Any, batch: Any, numbers: Array, model: Any, key: Array) -> Any:
+            # Blocks of rows: those of a slice are its groups' own.
+            count = numbers.shape[0]
+            split = jax.tree.map(
+                lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch
+            )
+
+            def one(own: Any, rows: Any, number: Array) -> Any:
+                return compute(own, model, rows, jax.random.fold_in(key, number))
+
+            return jax.vmap(one)(groups, split, numbers)
+
+        numbers = jnp.arange(num_groups)
+        found = self._on_each_slice(on_slice, num_split=3)(
+            opt_state.params, batch, numbers, model, key
+        )
+        gradients, outputs, parts = found
+        return gradients, merge(outputs), jax.tree.map(lambda part: jnp.sum(part, axis=0), parts)
+
+    def update(
+        self,
+        transformation: "optax.GradientTransformation",
+        gradients: Any,
+        opt_state: Any,
+        params: Any,
+        *,
+        loss: Float[Array, ""],
+    ) -> UpdateResult:
+        """Return the parameters of the last outer step, and the state; pure.
+
+        The gradient norm is the largest of the groups.
+        """
+        inner_update = super().update
+
+        def on_slice(gradients: Any, inner: Any, own: Any, loss: Array) -> Any:
+            def one(gradients: Any, inner: Any, own: Any) -> UpdateResult:
+                return inner_update(transformation, gradients, inner, own, loss=loss)
+
+            return jax.vmap(one)(gradients, inner, own)
+
+        found = self._on_each_slice(on_slice, num_split=3)(
+            gradients, opt_state.inner, opt_state.params, loss
+        )
+        num_steps = opt_state.num_steps + 1
+        params, groups, outer = jax.lax.cond(
+            num_steps % self.config.sync_every == 0,
+            self._meet,
+            lambda *same: same,
+            params,
+            found.params,
+            opt_state.outer,
+        )
+        state = GroupsState(groups, found.opt_state, outer, num_steps)
+        return UpdateResult(params, state, jnp.max(found.gradient_norm), jnp.zeros((), bool))
+
+    def _meet(self, params: Any, groups: Any, outer: Any) -> tuple[Any, Any, Any]:
+        """Return the parameters after an outer step, those of each group, and the outer state."""
+        import optax
+
+        # In float32, also for narrower parameters: the mean of groups that moved little.
+        moved = jax.tree.map(
+            lambda own, group: own.astype(jnp.float32) - jnp.mean(group.astype(jnp.float32), 0),
+            params,
+            groups,
+        )
+        with jax.numpy_dtype_promotion("standard"):  # optax counts on it
+            updates, outer = self._outer.update(moved, outer, params)
+            params = optax.apply_updates(params, updates)
+        return params, self._of_each(params), outer
+
+    def _of_each(self, params: Any) -> Any:
+        """Return parameters once for each group."""
+        # A copy of each: the step donates its state, and a buffer cannot be donated twice.
+        count = self.config.num_groups
+        return jax.tree.map(lambda p: jnp.repeat(p[None], count, axis=0), params)
+
+    def _on_each_slice(self, fn: Callable[..., Any], *, num_split: int) -> Callable[..., Any]:
+        """Return a function whose first arguments `[G, ...]` each slice has its own part of."""
+        mesh = active_mesh()
+        if mesh is None or mesh.shape.get(SLICES, 1) == 1:
+            return fn
+        self._check_divides(mesh)
+
+        def mapped(*args: Any) -> Any:
+            own, all_of_it = PartitionSpec(SLICES), PartitionSpec()  # type: ignore[no-untyped-call]
+            specs = tuple(own if place < num_split else all_of_it for place in range(len(args)))
+            # By hand over slices only: the compiler then sees no array that crosses them, and
+            # splits the work within a slice as it would on a mesh without that axis.
+            split: Any = jax.shard_map(
+                fn,
+                mesh=mesh,
+                in_specs=specs,
+                out_specs=own,
+                axis_names={SLICES},
+                check_vma=False,
+            )
+            return split(*args)
+
+        return mapped
+
+    def _check_divides(self, mesh: AnyMesh) -> None:
+        if self.config.num_groups % mesh.shape[SLICES]:
+            raise ConfigError(
+                f"{self.config.num_groups} groups do not divide over {mesh.shape[SLICES]} parts of "
+                f"the mesh axis {SLICES!r}",
+                where="learner.num_groups",
+                hint=f"--set learner.num_groups={mesh.shape[SLICES]}",
+            )

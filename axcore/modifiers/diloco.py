@@ -1,0 +1,72 @@
+"""`DiLoCoModifier`: slices that train on their own, as any experiment can be asked to do."""
+
+import math
+from typing import Any
+
+from axcore.config import Fraction, PositiveFloat, PositiveInt, config, replace_config, same_fields
+from axcore.errors import ConfigError
+from axcore.learner import DiLoCo, Learner
+from axcore.learner.diloco import SLICES
+from axcore.parallel import MESH_AXES, mesh_sizes
+from axcore.plugins import Hardware
+
+
+@config
+class DiLoCoModifier:
+    """Let each slice train on its part of the batch, and all agree every so many steps.
+
+    It changes numbers: steps are those of `axcore.learner.DiLoCo`.
+
+    Args:
+        num_groups: Groups; None makes one of each part of the mesh axis `data`.
+        sync_every: Steps from one agreement to the next.
+        outer_rate: Learning rate of the outer optimizer.
+        outer_momentum: Its momentum.
+
+    Source: Douillard et al. 2023, arXiv:2311.08105.
+    """
+
+    num_groups: PositiveInt | None = None
+    sync_every: PositiveInt = 100
+    outer_rate: PositiveFloat = 0.7
+    outer_momentum: Fraction = 0.9
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return a trainer's config whose learner is one of groups.
+
+        Raises:
+            ConfigError: There would be one group, or the config measures gradients by module.
+        """
+        num_groups = self.num_groups or self._slices(cfg, hardware)
+        if num_groups == 1:
+            raise ConfigError(
+                "DiLoCo has one group, which would train alone",
+                where="DiLoCoModifier.num_groups",
+                hint='use a mesh with the axis "data", or name num_groups',
+            )
+        if cfg.logging.gradient_norms_every_steps:
+            raise ConfigError(
+                "gradient norms by module are measured of one gradient, and each group has its own",
+                where="logging.gradient_norms_every_steps",
+                hint="--set logging.gradient_norms_every_steps=0",
+            )
+        return replace_config(
+            cfg,
+            Learner,
+            lambda old: same_fields(
+                old,
+                DiLoCo,
+                num_groups=num_groups,
+                sync_every=self.sync_every,
+                outer_rate=self.outer_rate,
+                outer_momentum=self.outer_momentum,
+            ),
+        )
+
+    def _slices(self, cfg: Any, hardware: Hardware) -> int:
+        if cfg.mesh is None:
+            return 1
+        sizes = mesh_sizes(cfg.mesh, hardware.num_devices, slices=cfg.slices)
+        return math.prod(
+            size for axis, size in zip(MESH_AXES, sizes, strict=True) if axis == SLICES
+        )
