@@ -1,4 +1,4 @@
-"""`DiLoCo`: slices that train on their own, and meet every so many steps.
+"""`DiLoCo`: slices that train on their own, and synchronize every so many steps.
 
 Shape letters: G groups, B rows of a batch.
 """
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import attrs
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from axcore.config import REQUIRED, Fraction, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
@@ -31,23 +32,28 @@ class GroupsState(NamedTuple):
     Args:
         params: The parameters of each group.
         inner: The state of each group's learner.
+        takes_part: Whether each group was finite in all steps since the last outer step.
         outer: The state of the outer optimizer.
         num_steps: Inner steps done.
     """
 
     params: Any
     inner: Any
+    takes_part: Bool[Array, " G"]
     outer: Any
     num_steps: Int[Array, ""]
 
 
 class DiLoCo(Learner):
-    """Groups that each train on their part of the batch, and agree every `sync_every` steps.
+    """Groups that each train on their part of the batch, and synchronize every `sync_every` steps.
 
     A group takes steps of the inner learner, which is described as any other. Then the mean of what
     the groups moved is a gradient for the outer optimizer, SGD with Nesterov's momentum, and all
     begin again from the parameters that it gives. Between two such steps nothing but metrics
     crosses groups. The state of the inner optimizer stays with each group.
+
+    A group whose loss, gradients or parameters are not finite in a step does not change in it, and
+    is left out of the next outer step; then it begins with the others again.
 
     The model's state has the parameters of the last outer step: evaluation, exports and serving
     see these.
@@ -97,7 +103,9 @@ class DiLoCo(Learner):
         """Return the state before the first update, where all groups are alike."""
         groups = self._of_each(params)
         inner = jax.vmap(lambda own: super(DiLoCo, self).init(transformation, own))(groups)
-        return GroupsState(groups, inner, self._outer.init(params), jnp.zeros((), jnp.int32))
+        takes_part = jnp.ones(self.config.num_groups, bool)
+        num_steps = jnp.zeros((), jnp.int32)
+        return GroupsState(groups, inner, takes_part, self._outer.init(params), num_steps)
 
     def gradients(
         self,
@@ -133,14 +141,23 @@ class DiLoCo(Learner):
             def one(own: Any, rows: Any, number: Array) -> Any:
                 return compute(own, model, rows, jax.random.fold_in(key, number))
 
-            return jax.vmap(one)(groups, split, numbers)
+            gradients, outputs, parts = jax.vmap(one)(groups, split, numbers)
+            is_sound = _are_finite((gradients, outputs.losses))
+            # `update` sees it there, too.
+            return _where(is_sound, gradients, jnp.nan), outputs, parts, is_sound
 
         numbers = jnp.arange(num_groups)
         found = self._on_each_slice(on_slice, num_split=3)(
             opt_state.params, batch, numbers, model, key
         )
-        gradients, outputs, parts = found
-        return gradients, merge(outputs), jax.tree.map(lambda part: jnp.sum(part, axis=0), parts)
+        gradients, outputs, parts, is_sound = found
+        # Where none is left, the loss is not finite, and the step changes nothing.
+        counts = is_sound | ~jnp.any(is_sound)
+        losses, buffers = _where(counts, outputs.losses, 0), _of_others(counts, outputs.updates)
+        merged = merge(attrs.evolve(outputs, losses=losses, updates=buffers))
+        merged.summaries["learner/groups"] = jnp.sum(opt_state.takes_part & is_sound)
+        parts = jax.tree.map(lambda part: jnp.sum(part, axis=0), _where(counts, parts, 0))
+        return gradients, merged, parts
 
     def update(
         self,
@@ -153,7 +170,7 @@ class DiLoCo(Learner):
     ) -> UpdateResult:
         """Return the parameters of the last outer step, and the state; pure.
 
-        The gradient norm is the largest of the groups.
+        The gradient norm is the largest of the groups that are finite.
         """
         inner_update = super().update
 
@@ -161,37 +178,46 @@ class DiLoCo(Learner):
             def one(gradients: Any, inner: Any, own: Any) -> UpdateResult:
                 return inner_update(transformation, gradients, inner, own, loss=loss)
 
-            return jax.vmap(one)(gradients, inner, own)
+            found = jax.vmap(one)(gradients, inner, own)
+            is_sound = _are_finite((found.gradient_norm, found.params))
+            old, new = (own, inner), (found.params, found.opt_state)
+            kept = jax.tree.map(lambda new, old: _where(is_sound, new, old), new, old)
+            return *kept, _where(is_sound, found.gradient_norm, 0), is_sound
 
-        found = self._on_each_slice(on_slice, num_split=3)(
+        groups, inner, norms, is_sound = self._on_each_slice(on_slice, num_split=3)(
             gradients, opt_state.inner, opt_state.params, loss
         )
         num_steps = opt_state.num_steps + 1
-        params, groups, outer = jax.lax.cond(
+        params, groups, takes_part, outer = jax.lax.cond(
             num_steps % self.config.sync_every == 0,
-            self._meet,
+            self._synchronize,
             lambda *same: same,
             params,
-            found.params,
+            groups,
+            opt_state.takes_part & is_sound,
             opt_state.outer,
         )
-        state = GroupsState(groups, found.opt_state, outer, num_steps)
-        return UpdateResult(params, state, jnp.max(found.gradient_norm), jnp.zeros((), bool))
+        state = GroupsState(groups, inner, takes_part, outer, num_steps)
+        return UpdateResult(params, state, jnp.max(norms), jnp.zeros((), bool))
 
-    def _meet(self, params: Any, groups: Any, outer: Any) -> tuple[Any, Any, Any]:
-        """Return the parameters after an outer step, those of each group, and the outer state."""
+    def _synchronize(
+        self, params: Any, groups: Any, takes_part: Array, outer: Any
+    ) -> tuple[Any, Any, Array, Any]:
+        """Return the parameters after an outer step, and all that groups begin with again."""
         import optax
 
-        # In float32, also for narrower parameters: the mean of groups that moved little.
-        moved = jax.tree.map(
-            lambda own, group: own.astype(jnp.float32) - jnp.mean(group.astype(jnp.float32), 0),
-            params,
-            groups,
-        )
+        count = jnp.sum(takes_part)
+
+        def moved(own: Array, group: Array) -> Array:
+            # In float32, also for narrower parameters: groups move little from one another.
+            total = jnp.sum(_where(takes_part, group.astype(jnp.float32), 0), axis=0)
+            mean = total / jnp.maximum(count, 1)
+            return jnp.where(count > 0, own.astype(jnp.float32) - mean, 0)
+
         with jax.numpy_dtype_promotion("standard"):  # optax counts on it
-            updates, outer = self._outer.update(moved, outer, params)
+            updates, outer = self._outer.update(jax.tree.map(moved, params, groups), outer, params)
             params = optax.apply_updates(params, updates)
-        return params, self._of_each(params), outer
+        return params, self._of_each(params), jnp.ones_like(takes_part), outer
 
     def _of_each(self, params: Any) -> Any:
         """Return parameters once for each group."""
@@ -204,7 +230,7 @@ class DiLoCo(Learner):
         mesh = active_mesh()
         if mesh is None or mesh.shape.get(SLICES, 1) == 1:
             return fn
-        self._check_divides(mesh)
+        self._check_fits(mesh)
 
         def mapped(*args: Any) -> Any:
             own, all_of_it = PartitionSpec(SLICES), PartitionSpec()  # type: ignore[no-untyped-call]
@@ -223,7 +249,17 @@ class DiLoCo(Learner):
 
         return mapped
 
-    def _check_divides(self, mesh: AnyMesh) -> None:
+    def _check_fits(self, mesh: AnyMesh) -> None:
+        others = [axis for axis, size in mesh.shape.items() if size > 1 and axis != SLICES]
+        if len(others) > 1:
+            # It would end the process: a failed check of its partitioner, on some of such meshes.
+            raise ConfigError(
+                f"within a slice the mesh has the axes {', '.join(others)}; XLA cannot split a "
+                "slice over more than one axis while slices train on their own",
+                where="mesh",
+                hint=f"use {SLICES!r} and one other axis, as in "
+                f'--set \'mesh={{"{SLICES}": {mesh.shape[SLICES]}, "fsdp": -1}}\'',
+            )
         if self.config.num_groups % mesh.shape[SLICES]:
             raise ConfigError(
                 f"{self.config.num_groups} groups do not divide over {mesh.shape[SLICES]} parts of "
@@ -231,3 +267,33 @@ class DiLoCo(Learner):
                 where="learner.num_groups",
                 hint=f"--set learner.num_groups={mesh.shape[SLICES]}",
             )
+
+
+def _are_finite(tree: Any) -> Bool[Array, " G"]:
+    """Whether all numbers `[G, ...]` of each group are finite."""
+    leaves = jax.tree.leaves(tree)
+    found = [jnp.all(jnp.isfinite(leaf), axis=range(1, leaf.ndim)) for leaf in leaves]
+    return jnp.all(jnp.stack(found), axis=0)
+
+
+def _where(is_wanted: Bool[Array, " G"], tree: Any, other: Any) -> Any:
+    """Return a tree of arrays `[G, ...]` with another value for groups that are not wanted."""
+    return jax.tree.map(
+        lambda leaf: jnp.where(
+            is_wanted.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.asarray(other, leaf.dtype)
+        ),
+        tree,
+    )
+
+
+def _of_others(is_wanted: Bool[Array, " G"], tree: Any) -> Any:
+    """Return a tree of arrays `[G, ...]` in which groups not wanted have the mean of the others."""
+
+    def filled(leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf
+        mean = jnp.sum(_where(is_wanted, leaf, 0), axis=0) / jnp.sum(is_wanted)
+        found: Array = _where(is_wanted, leaf, mean)
+        return found
+
+    return jax.tree.map(filled, tree)

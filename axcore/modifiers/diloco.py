@@ -13,13 +13,13 @@ from axcore.plugins import Hardware
 
 @config
 class DiLoCoModifier:
-    """Let each slice train on its part of the batch, and all agree every so many steps.
+    """Let each slice train on its part of the batch, and all synchronize every so many steps.
 
     It changes numbers: steps are those of `axcore.learner.DiLoCo`.
 
     Args:
         num_groups: Groups; None makes one of each part of the mesh axis `data`.
-        sync_every: Steps from one agreement to the next.
+        sync_every: Steps from one synchronization to the next.
         outer_rate: Learning rate of the outer optimizer.
         outer_momentum: Its momentum.
 

@@ -29,7 +29,7 @@ def modifiers() -> Iterator[Modifier]:
     yield Modifier(
         name="diloco",
         config=Ref("axcore.modifiers:DiLoCoModifier"),
-        summary="Slices train on their own, and meet every 100 steps: DiLoCo",
+        summary="Slices train on their own, and synchronize every 100 steps",
     )
     yield Modifier(
         name="int8_training",
