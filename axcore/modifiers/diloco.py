@@ -42,7 +42,8 @@ class DiLoCoModifier:
             raise ConfigError(
                 "DiLoCo has one group, which would train alone",
                 where="DiLoCoModifier.num_groups",
-                hint='use a mesh with the axis "data", or name num_groups',
+                hint="name num_groups, as in diloco(num_groups=2), or put "
+                "mesh_shape(mesh={'data': 2, 'fsdp': -1}) before it; --set changes the mesh later",
             )
         if cfg.logging.gradient_norms_every_steps:
             raise ConfigError(
