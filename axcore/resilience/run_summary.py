@@ -112,6 +112,8 @@ _SENTENCES = {
     "hang": "process {lost_process} {what} at step {step} ({phase}); stacks: {stacks}",
     "left_out": "the run continues without process {left_out}, with {processes} in all",
     "restarting": "all processes start again",
+    "leader_changed": "the leader was lost, and the agent of host {host} leads",
+    "growing": "another host is there: the run saves, and continues on it, too",
     "supervision_ended": "the run ended with exit code {exit_code}",
     "environment_failed": "the environment failed in an episode of {prompt!r}: {error}",
     "reward_failed": "the reward {reward!r} failed for a completion of {prompt!r}: {error}",

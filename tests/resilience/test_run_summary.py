@@ -47,6 +47,15 @@ def test_a_run_is_done_stopped_or_running(make_run, tmp_path):
     assert [path.name for path in find_runs(tmp_path)] == ["done", "half", "new"]
 
 
+def test_a_run_over_hosts_says_who_leads_and_when_it_grows(make_run):
+    log = EventLog(make_run("wide", step=3), "supervisor")
+    log.write("leader_changed", host=2)
+    log.write("growing", step=3)
+    said = CliRunner().invoke(group, ["runs", "why", str(log.directory)]).output
+    assert "the leader was lost, and the agent of host 2 leads" in said
+    assert "another host is there: the run saves, and continues on it, too" in said
+
+
 def test_a_supervised_run_is_listed_with_its_last_death_and_tells_its_story(supervisor, tmp_path):
     assert supervisor([1, 5, "SIGKILL", 1]).run() == 0
     (tmp_path / "run" / "axcore.lock").touch()
