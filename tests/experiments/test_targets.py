@@ -34,7 +34,8 @@ LARGE = sorted(
     record.name
     for record in plugin_host().records(Experiment)
     if record.plugin == "core"
-    and record.name not in ("tiny", "sft", "dpo", "kto", "reward-model")  # of its size
+    and record.name
+    not in ("tiny", "sft", "dpo", "kto", "reward-model", "grpo-reverse")  # of its size
 )
 
 

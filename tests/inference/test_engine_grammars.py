@@ -53,7 +53,8 @@ def test_answers_match_their_grammars_beside_answers_without(engine):
     for answer in found[4:8]:
         assert re.fullmatch(pattern, answer.text)
     alone = [engine.submit(one).result(120) for one in (asked[0], asked[5], asked[9])]
-    assert alone == [found[0], found[5], found[9]]
+    # Not what was cached of their prompts, which depends on who came before.
+    assert [one.tokens for one in alone] == [found[i].tokens for i in (0, 5, 9)]
 
 
 def test_a_grammar_that_is_wrong_is_refused_at_once(engine):
