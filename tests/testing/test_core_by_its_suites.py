@@ -89,6 +89,7 @@ class TestMeshRules(MeshRuleSuite):
 class TestModifiers(ModifierSuite):
     plugin = "core"
     values = {
+        "diloco": {"num_groups": 2},
         "evaluate": {"tasks": ("arithmetic",)},
         "from_run": {"path": "runs/base"},
         "kernels": {"pins": {"attention": "portable"}},
