@@ -197,6 +197,8 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.count = 0
+        self._num_signals = 0
+        self._requesting = threading.Lock()
         self._children: Sequence[StartedProcess] = ()
         self._before: dict[int, Any] = {}
 
@@ -218,16 +220,30 @@ class StopRequests:
         self._children = children
 
     def request(self) -> None:
-        """Ask all to stop, as SIGTERM would; nothing where they were asked before."""
-        if not self.count:
-            self._pass_on(signal.SIGTERM, None)
+        """Ask all to stop, as SIGTERM would; nothing where they were asked before.
+
+        Any thread may. An engine signals all hosts of a job, so a request and the first signal here
+        are one request, whichever comes first: the second signal kills.
+        """
+        with self._requesting:
+            if self.count:
+                return
+            self.count = 1
+        self._send(signal.SIGTERM)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        meant = signal.SIGTERM if number == signal.SIGHUP else number
+        were_asked = self.count > 0
+        self._num_signals += 1
+        self.count = max(self.count, self._num_signals)
+        if self._num_signals > 1:
+            self._send(signal.SIGKILL)
+        elif not were_asked:
+            self._send(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def _send(self, number: int) -> None:
         # Read at the time of the signal, as processes come and go.
         for child in self._children:
-            child.send(meant if self.count == 1 else signal.SIGKILL)
+            child.send(number)
 
 
 P = TypeVar("P", bound=StartedProcess)

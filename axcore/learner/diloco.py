@@ -156,8 +156,7 @@ class DiLoCo(Learner):
         losses, buffers = _where(counts, outputs.losses, 0), _of_others(counts, outputs.updates)
         merged = merge(attrs.evolve(outputs, losses=losses, updates=buffers))
         merged.summaries["learner/groups"] = jnp.sum(opt_state.takes_part & is_sound)
-        parts = jax.tree.map(lambda part: jnp.sum(part, axis=0), _where(counts, parts, 0))
-        return gradients, merged, parts
+        return gradients, merged, _merged_parts(_where(counts, parts, 0))
 
     def update(
         self,
@@ -269,6 +268,26 @@ class DiLoCo(Learner):
             )
 
 
+def norms_error() -> ConfigError:
+    """Return the error of a config that measures gradients by module, where each group has one."""
+    return ConfigError(
+        "gradient norms by module are measured of one gradient, and each group has its own",
+        where="logging.gradient_norms_every_steps",
+        hint="--set logging.gradient_norms_every_steps=0",
+    )
+
+
+def _merged_parts(parts: tuple[Array, Array] | None) -> tuple[Array, Array] | None:
+    """Return what kinds of rows add to the loss, and their weights, from those `[G, kinds]`."""
+    if parts is None:
+        return None
+    loss_GS, weight_GS = parts
+    # Each group's add up to its own mean; together they are to add up to the mean of all.
+    weight_G = jnp.sum(weight_GS, axis=1)
+    loss_S = weight_G @ loss_GS / jnp.sum(weight_G)
+    return loss_S, jnp.sum(weight_GS, axis=0)
+
+
 def _are_finite(tree: Any) -> Bool[Array, " G"]:
     """Whether all numbers `[G, ...]` of each group are finite."""
     leaves = jax.tree.leaves(tree)
@@ -292,7 +311,7 @@ def _of_others(is_wanted: Bool[Array, " G"], tree: Any) -> Any:
     def filled(leaf: Array) -> Array:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf
-        mean = jnp.sum(_where(is_wanted, leaf, 0), axis=0) / jnp.sum(is_wanted)
+        mean = jnp.sum(_where(is_wanted, leaf, 0), axis=0) / jnp.sum(is_wanted, dtype=leaf.dtype)
         found: Array = _where(is_wanted, leaf, mean)
         return found
 

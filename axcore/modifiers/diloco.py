@@ -6,7 +6,7 @@ from typing import Any
 from axcore.config import Fraction, PositiveFloat, PositiveInt, config, replace_config, same_fields
 from axcore.errors import ConfigError
 from axcore.learner import DiLoCo, Learner
-from axcore.learner.diloco import SLICES
+from axcore.learner.diloco import SLICES, norms_error
 from axcore.parallel import MESH_AXES, mesh_sizes
 from axcore.plugins import Hardware
 
@@ -46,11 +46,7 @@ class DiLoCoModifier:
                 "mesh_shape(mesh={'data': 2, 'fsdp': -1}) before it; --set changes the mesh later",
             )
         if cfg.logging.gradient_norms_every_steps:
-            raise ConfigError(
-                "gradient norms by module are measured of one gradient, and each group has its own",
-                where="logging.gradient_norms_every_steps",
-                hint="--set logging.gradient_norms_every_steps=0",
-            )
+            raise norms_error()
         return replace_config(
             cfg,
             Learner,

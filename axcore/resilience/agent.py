@@ -383,7 +383,7 @@ class _Follower:
             self._peer.send({"do": "ended", "id": number, "code": code, "error_tail": tail})
 
     def _report(self) -> None:
-        living = {n: one for n, one in self._hosted.items() if not one.process.exit_code()}
+        living = {n: one for n, one in self._hosted.items() if one.process.exit_code() is None}
         self._peer.send(
             {
                 "do": "report",

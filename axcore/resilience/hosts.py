@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from axcore.config import PositiveInt
 from axcore.errors import ProcessError
 from axcore.launch.children import HostedProcess, ProcessStart, StopRequests, describe_exit
 from axcore.launch.job import Job
@@ -37,7 +36,7 @@ _NUM_SUCCESSORS = 8
 # What one Python thread takes beside its other work.
 _MESSAGES_A_SECOND = 2000
 _SHORTEST_PULSE_S = 0.25
-# Of a full second between messages, some may be late; a third of the limit is never silence.
+# A message or two may be late on a busy host or network without being silence.
 _PULSES_IN_LIMIT = 4
 
 
@@ -79,11 +78,6 @@ class OwnHost:
         """Return a port that nobody listens on."""
         return free_port()
 
-    @property
-    def is_lost(self) -> bool:
-        """It is the host that asks."""
-        return False
-
 
 class RemoteProcess:
     """A process on another host, as its agent reports it."""
@@ -100,6 +94,7 @@ class RemoteProcess:
         self._number = number
         self._stacks = ""
         self._pid = 0
+        self._piping = threading.Lock()
         self._end: int | None = None
         self._was_lost = False
         self._has_started, self._has_ended = threading.Event(), threading.Event()
@@ -154,9 +149,11 @@ class RemoteProcess:
     def close(self) -> None:
         """Give the descriptors back, here and there."""
         self._host.forget(self._number)
-        for end in {self.pipe, self._beats}:
-            os.close(end)
-        self.pipe = self._beats = -1
+        # Or a report that is just taken in would be written to the file that gets this number next.
+        with self._piping:
+            for end in (self.pipe, self._beats):
+                os.close(end)
+            self._beats = -1
 
     # -- What its agent reports, on the thread that listens to it ----------------------------------
 
@@ -169,8 +166,9 @@ class RemoteProcess:
         """Pass beats on."""
         # Full lines of less than PIPE_BUF, which are written in one piece or not at all. Nobody
         # reads the beats of a standby worker before its turn, and then the newest ones count.
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._beats, lines.encode())
+        with self._piping, contextlib.suppress(BlockingIOError):
+            if self._beats >= 0:
+                os.write(self._beats, lines.encode())
 
     def note_stacks(self, text: str) -> None:
         """Note what it wrote of its stacks so far."""
@@ -242,13 +240,15 @@ class RemoteHost:
         """Return a port that nobody listens on there.
 
         Raises:
-            ProcessError: The host was lost meanwhile.
+            PeerLostError: The host was lost meanwhile.
         """
         self.send({"do": "port"})
-        try:
-            return self._ports.get(timeout=self.limit_s)
-        except queue.Empty:
-            raise ProcessError(f"{self} did not answer", where="hosts") from None
+        with contextlib.suppress(queue.Empty):
+            port = self._ports.get(timeout=self.limit_s)
+            if not self.is_lost:
+                return port
+        self.lose("it did not answer")
+        raise PeerLostError(self.lost_because)
 
     def send(self, message: Message) -> None:
         """Say something to the host; nothing where it is lost."""
@@ -267,6 +267,7 @@ class RemoteHost:
         if not self.is_lost:
             self.is_lost, self.lost_because = True, reason
             self._peer.close()
+            self._ports.put(0)  # nobody waits for an answer any more
             for process in list(self._processes.values()):
                 process.note_loss()
 
@@ -311,7 +312,7 @@ class Hosts:
     Hosts that have nothing to do wait to replace others.
     """
 
-    def __init__(self, own: OwnHost, job: Job, policy: Policy, num_hosts: PositiveInt) -> None:
+    def __init__(self, own: OwnHost, job: Job, policy: Policy, num_hosts: int) -> None:
         """Know of this host only.
 
         Args:
@@ -330,6 +331,7 @@ class Hosts:
         self._stop: StopRequests | None = None
         self._is_superseded = False
         self._joining = threading.Lock()
+        self._is_over = threading.Event()
         threading.Thread(target=self._pulse, name="pulse", daemon=True).start()
 
     def add(self, peer: Peer, message: Message) -> None:
@@ -346,6 +348,7 @@ class Hosts:
 
     def close(self, exit_code: int | None) -> None:
         """Let all agents end with an exit code; None leaves them to another leader."""
+        self._is_over.set()
         for host in self._living():
             if exit_code is None:
                 host.lose("another agent leads")
@@ -367,14 +370,19 @@ class Hosts:
             SupersededError: Another agent leads.
         """
         self._stop = stop
-        placed = self._await_hosts(stop)
-        if stop.count:
-            return ()
+        while True:
+            placed = self._await_hosts(stop)
+            if stop.count:
+                return ()
+            # A supervisor that serves coordination serves it on its own host.
+            serving = self._own if self._policy.in_process else placed[0]
+            # It may be lost in between, and then another host is the first.
+            with contextlib.suppress(PeerLostError):
+                port = serving.free_port()
+                break
         self._placed = placed
-        # A supervisor that serves coordination serves it on its own host.
-        serving = self._own if self._policy.in_process else placed[0]
         host = f"[{serving.address}]" if ":" in serving.address else serving.address
-        address = f"{host}:{serving.free_port()}"
+        address = f"{host}:{port}"
         return [
             ProcessStart(
                 command=self._job.command,
@@ -449,9 +457,8 @@ class Hosts:
     def _pulse(self) -> None:
         """Say to all hosts that this one lives, and who would lead after it."""
         interval_s = pulse_s(self._num_hosts, self._policy.host_s)
-        while True:
+        while not self._is_over.wait(interval_s):
             living = sorted(self._living(), key=lambda host: host.rank)
             next_ones = [[one.rank, one.address, one.port] for one in living[:_NUM_SUCCESSORS]]
             for host in living:
                 host.send({"do": "alive", "successors": next_ones})
-            time.sleep(interval_s)

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.errors import ModuleError
-from axcore.learner import Learner
+from axcore.learner import DiLoCo, Learner
+from axcore.learner.diloco import norms_error
 from axcore.module import (
     Loss,
     LossGroups,
@@ -178,6 +179,8 @@ class TrainStep:
         self.loss_groups = loss_groups
         self._split_gradients = split_gradients or (lambda gradients, specs: gradients)
         self.transformation = learner.transformation(_trainable(self.specs, self.specs))
+        if norms_every_steps and isinstance(learner, DiLoCo):
+            raise norms_error()
         self.norms = GradientNorms(self.specs, norms_every_steps)
 
     def init(self) -> TrainState:

@@ -55,6 +55,23 @@ def _first_named(names: list[str]) -> str:
     return next(filter(None, names), "")
 
 
+class _Repeated:
+    """Which SIGTERMs are the same request as one before, which came another way."""
+
+    def __init__(self) -> None:
+        self._first_at = -math.inf
+
+    def is_repeated(self, number: int) -> bool:
+        """Whether a signal that comes now is one of those."""
+        if number != signal.SIGTERM:
+            return False
+        now = time.monotonic()
+        is_repeated = now - self._first_at < _REPEATED_S
+        if not is_repeated:
+            self._first_at = now
+        return is_repeated
+
+
 class StopSignals:
     """Turns the first signal into `requested`; a second one acts as it always would.
 
@@ -87,7 +104,7 @@ class StopSignals:
         self._ask_next = 0
         self._may_end = may_end
         self._num_handled = 0
-        self._terminated_at = -math.inf
+        self._handled = _Repeated()
         self._pipe: tuple[int, int] | None = None
         self._wakeup_before = -1
 
@@ -173,7 +190,7 @@ class StopSignals:
             self._pipe = None
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        if self._is_repeated(number):
+        if self._handled.is_repeated(number):
             return
         self._num_handled += 1
         if self.requested is None:
@@ -185,17 +202,11 @@ class StopSignals:
             self.__exit__(None, None, None)
             signal.raise_signal(number)
 
-    def _is_repeated(self, number: int) -> bool:
-        """Whether a signal is the same request as one before, which came another way."""
-        now = time.monotonic()
-        is_repeated = number == signal.SIGTERM and now - self._terminated_at < _REPEATED_S
-        if number == signal.SIGTERM and not is_repeated:
-            self._terminated_at = now
-        return is_repeated
-
     def _watch(self, pipe: int) -> None:
         """End the process where a signal finds its main thread in a wait, see the class."""
-        num_seen, number, deadline, terminated_at = 0, 0, None, -math.inf
+        # Apart from the handler's, which may run much later than signals come.
+        seen = _Repeated()
+        num_seen, number, deadline = 0, 0, None
         with open(pipe, "rb", buffering=0) as numbers:
             while True:
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -205,12 +216,9 @@ class StopSignals:
                         return
                     # The wakeup pipe carries every signal of the process, such as SIGCHLD.
                     if received[0] in _SIGNALS:
-                        now, is_term = time.monotonic(), received[0] == signal.SIGTERM
-                        # The handler, which may run much later, does not count it either.
-                        is_repeated = is_term and now - terminated_at < _REPEATED_S
-                        terminated_at = now if is_term and not is_repeated else terminated_at
-                        num_seen, number = num_seen + (not is_repeated), received[0]
-                        deadline = now + WAITING_S
+                        number = received[0]
+                        num_seen += not seen.is_repeated(number)
+                        deadline = time.monotonic() + WAITING_S
                     continue
                 # Python handles several of a kind once: then a second one counts as unseen.
                 num_unseen = num_seen - self._num_handled

@@ -129,6 +129,11 @@ def test_a_step_that_is_finite_in_no_group_changes_nothing():
     assert np.array_equal(before.opt_state.params["weight"], after.opt_state.params["weight"])
 
 
+def test_gradient_norms_by_module_are_refused_however_the_learner_was_named():
+    with pytest.raises(ConfigError, match="gradient norms by module"):
+        TrainStep(Line.Config().build(), learner().build(total_steps=9), norms_every_steps=1)
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from engine_run import wait_for
 
+from axcore.launch.children import StopRequests
 from axcore.launch.local import free_port
+from axcore.resilience.hosts import RemoteHost
 from axcore.resilience.peers import Peer, PeerLostError
 from axcore.tcp import split_address
 
@@ -220,12 +222,48 @@ def test_who_does_not_know_the_secret_is_refused(fleet):
     assert "a connection was refused" in run.said(0)
 
 
+class Asked:
+    """A process that notes what it is sent."""
+
+    def __init__(self):
+        self.signals = []
+
+    def send(self, number):
+        self.signals.append(number)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_request_of_hosts_and_the_first_signal_here_are_one(is_first):
+    process = Asked()
+    with StopRequests() as stop:
+        stop.reach([process])
+        asked = [stop.request, lambda: signal.raise_signal(signal.SIGTERM)]
+        for ask in asked if is_first else reversed(asked):
+            ask()
+        stop.request()
+        assert (process.signals, stop.count) == ([signal.SIGTERM], 1)
+        signal.raise_signal(signal.SIGTERM)
+        assert process.signals == [signal.SIGTERM, signal.SIGKILL]
+
+
 @pytest.fixture
 def pair():
     """Two sockets of one connection, the second of a peer that proves itself."""
     with socket.create_server(("localhost", 0)) as server:
         one = socket.create_connection(server.getsockname())
         return one, server.accept()[0]
+
+
+def test_a_host_that_is_lost_keeps_nobody_waiting_for_its_answer(pair):
+    with ThreadPoolExecutor(1) as other_side:
+        other = other_side.submit(Peer, pair[1], b"the secret", accepted=True, limit_s=60)
+        peer = Peer(pair[0], b"the secret", accepted=False, limit_s=60)
+    host = RemoteHost(peer, 1, 29400, 60.0, lambda: None)
+    other.result().close()
+    began = time.monotonic()
+    with pytest.raises(PeerLostError):
+        host.free_port()
+    assert time.monotonic() - began < 30, "long before the limit"
 
 
 def test_a_message_that_comes_in_part_is_waited_for_no_longer_than_the_limit(pair):

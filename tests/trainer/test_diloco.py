@@ -65,6 +65,7 @@ def sizes(shapes):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_between_meetings_resumes_to_the_same_bits(cfg, tmp_path, same_bits):
     one = evolve(cfg, mesh={"fsdp": 1}, checkpoint=evolve(cfg.checkpoint, every_steps=3))
     trainer = trainer_on(one, 1)

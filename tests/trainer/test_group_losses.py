@@ -11,7 +11,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.config import evolve
 from axcore.data import FileStream, Mixture, NewWeights, StreamData, TextFiles
 from axcore.errors import CheckpointError, DataError
-from axcore.learner import Learner, WarmupCosine
+from axcore.learner import DiLoCo, Learner, WarmupCosine
 from axcore.models import transformer
 from axcore.module import Loss, LossGroups
 from axcore.testing import trainer_on
@@ -20,6 +20,7 @@ from axcore.trainer.callbacks.metrics import group_metrics
 from axcore.trainer.step import TrainStep
 
 GROUPS = LossGroups(array="source_ids", names=("a", "b", "c", "none"))
+LEARNER = Learner.Config()
 
 
 def batch_of_groups():
@@ -37,8 +38,8 @@ def batch_of_groups():
     }
 
 
-def step_of(model, count, groups):
-    learner = Learner.Config(schedule=WarmupCosine.Config(warmup_steps=1)).build(total_steps=9)
+def step_of(model, count, groups, learner=LEARNER):
+    learner = evolve(learner, schedule=WarmupCosine.Config(warmup_steps=1)).build(total_steps=9)
     return TrainStep(model.build(), learner, num_micro_batches=count, loss_groups=groups)
 
 
@@ -85,6 +86,19 @@ def test_a_step_with_groups_changes_no_bit_of_the_state(toy, same_bits):
         given = batch if groups else {k: v for k, v in batch.items() if k != "source_ids"}
         states.append(jax.jit(step)(jax.jit(step.init)(), given)[0])
     assert same_bits(*states)
+
+
+def test_slices_that_train_on_their_own_have_the_same_losses_by_group(toy):
+    batch, model = batch_of_groups(), toy.Config(dropout=0.0)
+    wanted, found = (
+        jax.jit(step)(jax.jit(step.init)(), batch)[1].group_losses
+        for step in (
+            step_of(model, 1, GROUPS),
+            step_of(model, 1, GROUPS, DiLoCo.Config(num_groups=2)),
+        )
+    )
+    np.testing.assert_allclose(found.sum, wanted.sum, rtol=1e-5)
+    np.testing.assert_allclose(found.weight, wanted.weight, rtol=1e-6)
 
 
 def test_steps_of_unequal_weight_average_by_weight():
