@@ -219,7 +219,8 @@ def test_who_does_not_know_the_secret_is_refused(fleet):
     connected = socket.create_connection(split_address(run.address))
     with pytest.raises(PeerLostError, match="digest"):
         Peer(connected, b"something else", accepted=False, limit_s=5)
-    assert "a connection was refused" in run.said(0)
+    # The other side says so a moment later.
+    wait_for(lambda: "a connection was refused" in run.said(0), "it", lambda: run.said(0))
 
 
 class Asked:
