@@ -88,6 +88,8 @@ def _values(run: dict[str, Any]) -> list[tuple[str, str]]:
             shown.append((name, f"{form.format(value)} {units.get(key, '')}".rstrip()))
     if run["goodput"] is not None:
         shown.append(("goodput", f"{run['goodput']:.1%}"))
+    if run["slow"]:
+        shown.append(("slow", run["slow"][0]))
     measures = run["curves"].get("validation", {}).keys() - {"loss", *AXES}
     for name in sorted(name for name in measures if not name.startswith("loss/")):
         if (value := _newest(run, "validation", name)) is not None:

@@ -32,6 +32,7 @@ from axcore.config import (
 )
 from axcore.distributed import process_count, process_index
 from axcore.errors import ConfigError
+from axcore.resilience.device_probe import slow_down
 from axcore.resilience.event_log import EventLog, read_events
 from axcore.trainer import Guard
 from axcore.trainer.step import TrainState
@@ -299,6 +300,39 @@ class SlowDisk(Fault):
         """Begin to be slow."""
         slow_files(self.seconds, self.wait_s)
         return batch
+
+
+@config
+class SlowDevice(Fault):
+    """A device that takes longer for each probe of `StragglerCheck`; steps stay as fast.
+
+    Args:
+        device: Which of the process's devices, from 0.
+        factor: How many times as much it has to do.
+        seconds: How long the device is slow.
+    """
+
+    device: NonNegativeInt = 0
+    factor: PositiveInt = 2
+    seconds: PositiveFloat = _FOREVER_S
+
+    def check(self, trainer: "Trainer") -> None:
+        """Check that the device is there."""
+        super().check(trainer)
+        count = len(trainer.mesh.local_devices)
+        if self.device >= count:
+            raise ConfigError(
+                f"device is {self.device}; this process has {count}, from 0",
+                where="SlowDevice.device",
+                hint=f"device={count - 1} is the last one",
+            )
+
+    def on_state(self, step: int, state: TrainState) -> TrainState:
+        """Begin to be slow."""
+        devices = state.skipped.sharding.addressable_devices
+        device = sorted(devices, key=lambda one: one.id)[self.device]
+        slow_down(device, self.factor, self.seconds)
+        return state
 
 
 class FaultPlan(Guard):

@@ -83,6 +83,16 @@ def story(directory: Path) -> list[str]:
     return [*lines, *logged.damaged]
 
 
+def slow_parts(directory: Path) -> list[str]:
+    """Return which processes and devices were named as slow, and when last, the newest first."""
+    found: dict[str, Any] = {}
+    for one in reversed(read_events(directory).events):
+        if one["event"] in ("straggler", "slow_device"):
+            device = f"device {one.get('device')} of " if one["event"] == "slow_device" else ""
+            found.setdefault(f"{device}process {one.get('straggler')}", one.get("step"))
+    return [f"{part} at step {step}" for part, step in found.items()]
+
+
 def is_supervised(directory: Path) -> bool:
     """Whether a supervisor has written to the events of a run."""
     return any(one["process"] == SUPERVISOR for one in read_events(directory).events)
@@ -110,6 +120,10 @@ _SENTENCES = {
     "stepping": "all processes make steps, {seconds} s after their start, at step {step}",
     "process_lost": "process {lost_process} {what} at step {step} ({phase})",
     "hang": "process {lost_process} {what} at step {step} ({phase}); stacks: {stacks}",
+    "straggler": "process {straggler} keeps the others waiting at step {step}: it spends {own_s} s "
+    "a step on its host, the others {others_s} s",
+    "slow_device": "device {device} ({kind}) of process {straggler} on {host} is slow at step "
+    "{step}: it takes {ratio} times as long as the others for the probe of {program}",
     "left_out": "the run continues without process {left_out}, with {processes} in all",
     "restarting": "all processes start again",
     "leader_changed": "the leader was lost, and the agent of host {host} leads",

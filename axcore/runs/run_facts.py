@@ -33,7 +33,7 @@ from axcore.profiles import read_profile, recorded_profiles
 from axcore.profiles.capture import PROFILE_NAME
 from axcore.report.page import packed_batch_content
 from axcore.resilience.ledger import read_ledger
-from axcore.resilience.run_summary import story, summarise_run
+from axcore.resilience.run_summary import slow_parts, story, summarise_run
 from axcore.runs.run import Metrics, Run, read_metrics
 from axcore.runs.text_samples import SAMPLES_NAME, read_samples
 from axcore.trainer.run_directory.json_lines import read_json_lines
@@ -67,6 +67,7 @@ class RunFacts:
         starts: What each start was made with, the oldest first.
         rollbacks: Each return to an older checkpoint, and why.
         story: What a supervisor saw, a line an event.
+        slow: Which processes and devices were named as slow, the newest first.
         kernels: Which kernel serves each call, and why.
         sample: Text generated at the end.
         samples: Text generated at evaluations, by step.
@@ -94,6 +95,7 @@ class RunFacts:
     starts: list[dict[str, Any]]
     rollbacks: list[dict[str, Any]]
     story: list[str]
+    slow: list[str]
     kernels: list[dict[str, Any]]
     sample: str | None
     samples: list[dict[str, Any]]
@@ -153,6 +155,7 @@ def run_facts(directory: Path | str, *, trust_code: bool = False) -> RunFacts:
         starts=starts,
         rollbacks=rollbacks,
         story=story(folder),
+        slow=slow_parts(folder),
         kernels=problems.or_none(KERNELS_NAME, lambda: _kernels(folder)) or [],
         samples=problems.or_none(SAMPLES_NAME, lambda: read_samples(folder)) or [],
         sample=problems.or_none(SAMPLE_NAME, lambda: _text(folder / SAMPLE_NAME)),
