@@ -75,13 +75,14 @@ class ProbeWork:
         half = jnp.arange(self.size, dtype=jnp.float32) + 0.5
         cosines = jnp.cos(jnp.pi / self.size * half[:, None] * half[None]) * one
         factor = (cosines * np.sqrt(2 / self.size)).astype(self.dtype)
-        made = jax.lax.fori_loop(0, self.products, lambda _, x: x @ factor, factor)
+        made: jax.Array = jax.lax.fori_loop(0, self.products, lambda _, x: x @ factor, factor)
         return made[0, 0]
 
     def memory(self, one: jax.Array) -> jax.Array:
         """Read and write an array again and again."""
         array = jnp.broadcast_to(one, (self.array_bytes // 4,))
-        return jax.lax.fori_loop(0, self.passes, lambda _, x: 0.5 * x + one, array)[0]
+        made: jax.Array = jax.lax.fori_loop(0, self.passes, lambda _, x: 0.5 * x + one, array)
+        return made[0]
 
 
 class DeviceProbe:
@@ -101,7 +102,8 @@ class DeviceProbe:
     def seconds(self) -> dict[int, list[float]]:
         """Return each device's seconds for each of `PROGRAMS`, by its id; nothing else may run."""
         ones = [jax.device_put(np.float32(1), device) for device, _ in self._programs]
-        jax.block_until_ready(ones)
+        for one in ones:
+            one.block_until_ready()
         found: dict[int, list[list[float]]] = {device.id: [] for device, _ in self._programs}
         # One device after the other: they would compete for the threads of their host, and its
         # interruptions would look like slowness. Rounds over all of them, so that an interruption

@@ -329,7 +329,7 @@ class SlowDevice(Fault):
 
     def on_state(self, step: int, state: TrainState) -> TrainState:
         """Begin to be slow."""
-        devices = state.skipped.sharding.addressable_devices
+        devices: set[Any] = state.skipped.sharding.addressable_devices
         device = sorted(devices, key=lambda one: one.id)[self.device]
         slow_down(device, self.factor, self.seconds)
         return state

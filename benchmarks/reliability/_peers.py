@@ -101,9 +101,8 @@ def kill_orbax(one: Try) -> dict[str, Any]:
 def kill_torchft(one: Try, *, python: Path, lighthouse: Sequence[str]) -> dict[str, Any]:
     """Kill a replica of a torchft run; `torchrun` starts it again at once."""
     run, port, count = one.make_run(), free_port(), one.processes
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    shared = {"TORCHFT_LIGHTHOUSE": f"http://localhost:{port}", "OMP_NUM_THREADS": "1"}
-    common = {**inherited, **shared, "CUDA_VISIBLE_DEVICES": "", "NUM_REPLICA_GROUPS": str(count)}
+    shared = {"TORCHFT_LIGHTHOUSE": f"http://localhost:{port}", "NUM_REPLICA_GROUPS": str(count)}
+    common = {**torch_environment(), **shared}
     with contextlib.ExitStack() as stack:
         server = [python.parent / "torchft_lighthouse", "--bind", f"[::]:{port}", *lighthouse]
         stack.enter_context(started(server, common, run / "lighthouse.txt"))
@@ -124,6 +123,45 @@ def kill_torchft(one: Try, *, python: Path, lighthouse: Sequence[str]) -> dict[s
             back = first(run, one.rank, lambda line: is_back(line, killed, count))
             found["back_s"] = back - killed
         return found
+
+
+def kill_nvrx_launcher(one: Try, *, python: Path) -> dict[str, Any]:
+    """Kill a rank under `ft_launcher`, which starts all of them again."""
+    run, launcher = one.make_run(), [python.parent / "ft_launcher", "--nnodes=1"]
+    # A rendezvous among hosts, as its examples have; `--monitor-interval` is 0.1 s, as by default.
+    launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"]
+    launcher += ["--max-restarts=10", f"--nproc-per-node={one.processes}"]
+    launcher += ["--ignore-missing-fault-tol-cfg", HERE / "_nvrx_worker.py", run]
+    with started(launcher, torch_environment(), run / "output.txt"):
+        pids = wait_for_steps(run, one.processes)
+        time.sleep(one.wait_s)
+        killed = kill(pids[one.rank])
+        others = range(one.processes)
+        times = [first(run, rank, lambda line: line["pid"] not in pids) for rank in others]
+        return {"to_step_s": max(times) - killed, **state_size(run)}
+
+
+def kill_nvrx_in_process(one: Try, *, python: Path, interval_s: float) -> dict[str, Any]:
+    """Kill a rank whose place one in reserve takes; the others keep their processes."""
+    run, count, port = one.make_run(), one.processes, free_port()
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(count + 1)}
+    with contextlib.ExitStack() as stack:
+        for rank in range(count + 1):
+            command = [python, HERE / "_nvrx_worker.py", run, count, interval_s]
+            environment = {**torch_environment(), **shared, "RANK": str(rank), "LOCAL_RANK": "0"}
+            stack.enter_context(started(command, environment, run / f"output_{rank}.txt"))
+        pids = wait_for_steps(run, count)
+        time.sleep(one.wait_s)
+        killed = kill(pids[one.rank])
+        others = [rank for rank in range(count + 1) if rank != one.rank]
+        times = [first(run, rank, lambda line: line.get("iteration", 0) > 0) for rank in others]
+        return {"to_step_s": max(times) - killed, **state_size(run)}
+
+
+def torch_environment() -> dict[str, str]:
+    """Return the variables of processes of torch, which see no GPU and take one thread each."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**inherited, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def first_without(run: Path, others: Sequence[int], killed: float, count: int) -> float | None:

@@ -16,33 +16,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from _step_log import StepLog
-from torch import Tensor, nn, optim
-from torch.nn import functional
+from _torch_model import Model, random_tokens, state_size
+from torch import optim
 from torchft import Manager, Optimizer, ProcessGroupGloo
-
-VOCAB, DIM, LAYERS, HEADS, HIDDEN, TOKENS, ROWS = 264, 32, 2, 2, 64, 32, 4
-
-
-class Model(nn.Module):
-    """A small transformer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(
-            DIM, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=True
-        )
-        self.embedding = nn.Embedding(VOCAB, DIM)
-        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.head = nn.Linear(DIM, VOCAB, bias=False)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(TOKENS - 1))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the mean loss of each token after those before it."""
-        x = self.layers(self.embedding(tokens[:, :-1]), mask=self.mask, is_causal=True)
-        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens[:, 1:].flatten())
-
 
 def main(folder: Path) -> None:
     """Train for ever."""
@@ -66,13 +43,11 @@ def main(folder: Path) -> None:
     )
     model = Model()
     optimizer = Optimizer(manager, optim.AdamW(model.parameters(), lr=3e-3))
-    parameters = sum(one.numel() for one in model.parameters())
-    log.write(parameters=parameters, bytes=12 * parameters)  # float32, with AdamW's two moments
+    log.write(**state_size(model))
     while True:
         before = manager.current_step()
-        tokens = torch.randint(VOCAB, (ROWS, TOKENS))
         optimizer.zero_grad()
-        model(tokens).backward()
+        model(random_tokens()).backward()
         for work in [manager.allreduce(one.grad) for one in model.parameters()]:
             work.wait()
         optimizer.step()
