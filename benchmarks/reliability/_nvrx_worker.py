@@ -2,12 +2,15 @@
 `advanced_example`.
 
     ft_launcher ... _nvrx_worker.py FOLDER             every rank starts again when one is lost
-    python _nvrx_worker.py FOLDER ACTIVE INTERVAL_S    the survivors start again in their processes
+    python _nvrx_worker.py FOLDER ACTIVE INTERVAL_S GLOO_S
+                                                       the survivors start again in their processes
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT come from the environment. In the second form ranks
 beyond ACTIVE wait in reserve, and INTERVAL_S is how often monitors look and how long they wait for
-other faults; the library's own is one second. Model and optimizer are made once a process, as that
-example does. Rank 0 saves every ten steps, as both examples do, and as often as the other systems.
+other faults; the library's own is one second. GLOO_S is how long a survivor that has no connection
+to the lost rank stays in a collective: what aborts those of NCCL ends none of Gloo's. The examples
+have 10 s. Model and optimizer are made once a process, as the example does. Rank 0 saves every ten
+steps, as often as the other systems.
 """
 
 import os
@@ -26,8 +29,6 @@ from torch import distributed, optim
 from torch.nn.parallel import DistributedDataParallel
 
 EVERY_STEPS = 10
-TIMEOUT = timedelta(seconds=10)
-"""Of Gloo, as in the examples on CPU."""
 
 
 class Training:
@@ -82,14 +83,14 @@ class Training:
 
 def under_launcher(folder: Path) -> None:
     """Train as a rank of `ft_launcher`, which watches its heartbeats."""
-    distributed.init_process_group("gloo", timeout=TIMEOUT)
+    distributed.init_process_group("gloo")
     client = fault_tolerance.RankMonitorClient()
     client.init_workload_monitoring()
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     Training(folder).run(restarts, client.send_heartbeat)
 
 
-def in_process(folder: Path, active: int, interval_s: float) -> None:
+def in_process(folder: Path, active: int, interval_s: float, gloo_s: float) -> None:
     """Train as a rank whose wrapper restarts `train` in every process that is left."""
     training = Training(folder)
     port = int(os.environ["MASTER_PORT"])
@@ -124,7 +125,7 @@ def in_process(folder: Path, active: int, interval_s: float) -> None:
             store=distributed.PrefixStore(str(number), store),
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
-            timeout=TIMEOUT,
+            timeout=timedelta(seconds=gloo_s),
         )
         training.run(number, atomic=call_wrapper.atomic)
 
@@ -135,4 +136,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         under_launcher(Path(sys.argv[1]))
     else:
-        in_process(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+        in_process(Path(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:]))

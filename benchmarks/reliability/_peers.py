@@ -141,13 +141,15 @@ def kill_nvrx_launcher(one: Try, *, python: Path) -> dict[str, Any]:
         return {"to_step_s": max(times) - killed, **state_size(run)}
 
 
-def kill_nvrx_in_process(one: Try, *, python: Path, interval_s: float) -> dict[str, Any]:
+def kill_nvrx_in_process(
+    one: Try, *, python: Path, interval_s: float, gloo_s: float
+) -> dict[str, Any]:
     """Kill a rank whose place one in reserve takes; the others keep their processes."""
     run, count, port = one.make_run(), one.processes, free_port()
     shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(count + 1)}
     with contextlib.ExitStack() as stack:
         for rank in range(count + 1):
-            command = [python, HERE / "_nvrx_worker.py", run, count, interval_s]
+            command = [python, HERE / "_nvrx_worker.py", run, count, interval_s, gloo_s]
             environment = {**torch_environment(), **shared, "RANK": str(rank), "LOCAL_RANK": "0"}
             stack.enter_context(started(command, environment, run / f"output_{rank}.txt"))
         pids = wait_for_steps(run, count)

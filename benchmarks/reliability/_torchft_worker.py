@@ -21,6 +21,7 @@ from _torch_model import Model, random_tokens, state_size
 from torch import optim
 from torchft import Manager, Optimizer, ProcessGroupGloo
 
+
 def main(folder: Path) -> None:
     """Train for ever."""
     rank = int(os.environ["REPLICA_GROUP_ID"])

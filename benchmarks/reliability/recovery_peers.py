@@ -1,10 +1,11 @@
-"""How long from `kill -9` of a process to the next step: torchft, an Orbax restart, and axcore.
+"""How long from `kill -9` of a process to the next step: axcore beside other ways to recover.
 
     python benchmarks/reliability/recovery_peers.py --tries 20 --torch-python VENV/bin/python
 
 All take turns in one run: each try starts a run of equally many processes, waits until all is
-ready, kills a random one, and waits until all that live have made a step. torchft is left out
-without the Python of an environment that has it: `pip install torch torchft numpy`.
+ready, kills a random one, and waits until all that live have made a step. torchft and
+nvidia-resiliency-ext are left out without the Python of an environment that has them:
+`pip install torch torchft numpy nvidia-resiliency-ext`. A try of each takes about four minutes.
 """
 
 import argparse
@@ -22,7 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import _paths  # noqa: F401 - first
-from _peers import Try, kill_axcore, kill_orbax, kill_torchft
+from _peers import (
+    Try,
+    kill_axcore,
+    kill_nvrx_in_process,
+    kill_nvrx_launcher,
+    kill_orbax,
+    kill_torchft,
+)
 from _record import hardware
 from _result import record_promise
 
@@ -38,6 +46,16 @@ SHORT = (
     "--join_timeout_ms=1000",
     "--heartbeat_timeout_ms=1000",
 )
+IN_EXAMPLE = {"interval_s": 1.0, "gloo_s": 10.0}
+"""The wrapper's own intervals, and the time limit of collectives on CPU in its examples."""
+QUICK = {"interval_s": 0.1, "gloo_s": 2.0}
+WITH_TORCH = (
+    "torchft",
+    "torchft_readme",
+    "nvrx_launcher",
+    "nvrx_process",
+    "nvrx_process_quick",
+)
 SKIPPED = "not measured: no --torch-python was given"
 
 
@@ -52,6 +70,9 @@ def peers(torch_python: Path | None) -> dict[str, Callable[[Try], dict[str, Any]
         torchft = partial(kill_torchft, python=torch_python)
         found["torchft"] = partial(torchft, lighthouse=SHORT)
         found["torchft_readme"] = partial(torchft, lighthouse=README)
+        found["nvrx_launcher"] = partial(kill_nvrx_launcher, python=torch_python)
+        found["nvrx_process"] = partial(kill_nvrx_in_process, python=torch_python, **IN_EXAMPLE)
+        found["nvrx_process_quick"] = partial(kill_nvrx_in_process, python=torch_python, **QUICK)
     return found
 
 
@@ -61,7 +82,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=5, help="of each system")
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the ranks to kill and the moments")
-    parser.add_argument("--torch-python", type=Path, help="the Python of an environment of torchft")
+    parser.add_argument("--torch-python", type=Path, help="of an environment with torchft")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left behind
     began = time.monotonic()
@@ -72,7 +93,7 @@ def main() -> None:
     for axcore in (one for name, one in systems.items() if name.startswith("axcore")):
         axcore.update(ours, bytes=12 * ours["parameters"])
     if given.torch_python is None:
-        systems |= {name: {"skipped": SKIPPED} for name in ("torchft", "torchft_readme")}
+        systems |= {name: {"skipped": SKIPPED} for name in WITH_TORCH}
     path = record_promise(
         "recovery_peers",
         tries=given.tries,
@@ -147,9 +168,10 @@ def torch_versions(python: Path | None) -> dict[str, str]:
     """Return the versions in the environment of a Python."""
     if python is None:
         return {}
-    code = "from importlib.metadata import version as v; print(v('torch'), v('torchft'))"
+    names = ("torch", "torchft", "nvidia-resiliency-ext")
+    code = f"from importlib.metadata import version; print(*map(version, {names}))"
     found = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, check=True, text=True)
-    return dict(zip(("torch", "torchft"), found.stdout.split(), strict=True))
+    return dict(zip(names, found.stdout.split(), strict=True))
 
 
 if __name__ == "__main__":

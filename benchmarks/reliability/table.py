@@ -40,12 +40,16 @@ PROMISES = {
     "R21": "A flipped bit that makes a parameter huge is not saved",
     "R22": "Over several hosts, a lost process, host or leader ends no run",
     "R23": "A device that computes wrongly is named where nothing has a replica",
+    "R24": "A device that is slow is named",
 }
 NOT_BUILT: tuple[str, ...] = ()
 
 PEERS = {
     "torchft": "torchft, replicas dead after 1 s of silence",
     "torchft_readme": "torchft, lighthouse as in its README",
+    "nvrx_process_quick": "nvidia-resiliency-ext in the process, quick",
+    "nvrx_process": "nvidia-resiliency-ext in the process, as in its example",
+    "nvrx_launcher": "nvidia-resiliency-ext, `ft_launcher`",
     "axcore_spares": "axcore, from ready spares",
     "axcore": "axcore, without spares",
     "orbax": "jax and Orbax by hand, all relaunched",

@@ -1,0 +1,124 @@
+"""R24: a device that takes longer for its probe than the others is named, and nobody else.
+
+Eight devices of this host are probed again and again: first as they are, then each time with a
+random one of them that has two or three times the work to do. Last, a small model trains under
+`StragglerCheck`, and the time of its probes is a share of the run's. About four minutes.
+
+    python benchmarks/reliability/slow_devices.py --rounds 500 --tries 100
+"""
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import _paths  # noqa: F401 - first
+import jax
+from _record import hardware
+from _result import record_promise
+from corruption import SMALL
+
+from axcore.config import update_config
+from axcore.experiments.named import experiment
+from axcore.plugins import Hardware
+from axcore.resilience.device_probe import DeviceProbe, ProbeWork, slow_down
+from axcore.resilience.stragglers import SlowDevices, StragglerCheck
+
+NO_LONGER_S = 1e-9
+STEPS = 4000
+
+
+class Rounds:
+    """Rounds of probes of all devices, and the seconds of each round."""
+
+    def __init__(self) -> None:
+        self.devices = jax.local_devices()
+        self.probe = DeviceProbe(self.devices, ProbeWork.on(Hardware.detect()))
+        self.seconds: list[float] = []
+
+    def named(self, judge: SlowDevices) -> set[int]:
+        """Return whom a round names."""
+        began = time.perf_counter()
+        rows = {str(device): row for device, row in self.probe.seconds().items()}
+        self.seconds.append(time.perf_counter() - began)
+        kinds = {str(device.id): device.device_kind for device in self.devices}
+        report: Mapping[str, Any] = {"host": "here", "kinds": kinds, "devices": rows}
+        slow, _ = judge.judge([report])
+        return {one.device for _, one, _ in slow}
+
+
+def noticed(rounds: Rounds, tries: int) -> tuple[int, int]:
+    """Return how many slow devices were named, and how often another one was."""
+    draw, right, wrong = random.Random(0), 0, 0
+    for _ in range(tries):
+        device, factor = draw.choice(rounds.devices), draw.choice((2, 3))
+        judge = SlowDevices(StragglerCheck.Config())
+        slow_down(device, factor, 3600)
+        found: set[int] = set()
+        for _ in range(StragglerCheck.Config().patience):
+            found |= rounds.named(judge)
+        slow_down(device, 1, NO_LONGER_S)
+        right += device.id in found
+        wrong += len(found - {device.id})
+    return right, wrong
+
+
+class TimedCheck(StragglerCheck):
+    """One that adds up the time of its probes."""
+
+    spent_s: list[float] = []
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Compare, and note how long a probe took."""
+        super().on_metrics(step, metrics)
+        if self._probed:
+            self.spent_s.append(self._probed["probe_s"])
+
+
+def share_of_a_run(folder: Path) -> tuple[float, float, int]:
+    """Return a run's seconds between its first probe and its end, those of probes, and how many."""
+    guards = (TimedCheck.Config(),)
+    changes = {**SMALL, "logging.every_steps": 10, "max_steps": STEPS, "guards": guards}
+    trainer = update_config(experiment("tiny"), changes).build()
+    began = time.perf_counter()
+    trainer.run(folder / "run", quiet=True)
+    return time.perf_counter() - began, sum(TimedCheck.spent_s), len(TimedCheck.spent_s)
+
+
+def main() -> None:
+    """Measure, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=500, help="in which no device is slow")
+    parser.add_argument("--tries", type=int, default=100, help="with a slow device each")
+    given = parser.parse_args()
+    began = time.monotonic()
+    rounds, quiet = Rounds(), SlowDevices(StragglerCheck.Config())
+    alarms = sum(len(rounds.named(quiet)) for _ in range(given.rounds))
+    probe_s = statistics.median(rounds.seconds)
+    right, wrong = noticed(rounds, given.tries)
+    with tempfile.TemporaryDirectory() as name:
+        run_s, spent_s, probes = share_of_a_run(Path(name))
+    path = record_promise(
+        "R24",
+        tries=given.tries,
+        outcome=f"{right} of {given.tries} slow devices named, {wrong} others; {alarms} false "
+        f"alarms in {given.rounds} probes; a probe of 8 devices takes {1e3 * probe_s:.0f} ms, and "
+        f"{100 * spent_s / run_s:.2f} % of a run of {run_s:.0f} s in {probes} probes",
+        seconds=time.monotonic() - began,
+        hardware=hardware(),
+        probe_s=probe_s,
+        run={"seconds": run_s, "probes_s": spent_s, "probes": probes},
+    )
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
