@@ -5,7 +5,9 @@ These programs talk to no other device: products of matrices for the speed of a 
 passes over an array for that of its memory.
 """
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,13 +21,16 @@ from axcore.plugins import Hardware
 
 PROGRAMS = ("compute", "memory")
 
-# Long beside the tenth of a millisecond in which a host dispatches a program and hears of its end.
-_PROGRAM_S = 2e-3
+# At the peak, which takes about twice as long in fact: long beside the tenth of a millisecond in
+# which a host dispatches a program and hears of its end, and short beside a slice of a scheduler,
+# so that some repeats are not interrupted on a busy host.
+_PROGRAM_S = 1e-3
 # One product: longer than what starts it.
 _PRODUCT_S = 5e-5
 # More than chips have of faster memory.
 _ARRAY_BYTES = 256 * 2**20
-_REPEATS = 3
+_REPEATS, _MOST_REPEATS = 5, 20
+_UNUSUAL = 1.1
 
 
 @attrs.frozen
@@ -48,7 +53,7 @@ class ProbeWork:
 
     @classmethod
     def on(cls, hardware: Hardware) -> "ProbeWork":
-        """Return work that takes a chip about two milliseconds for each program.
+        """Return work that takes a chip one or two milliseconds for each program.
 
         Where its peaks are unknown, as those of a host's own processor, it is a small fixed amount.
         """
@@ -58,7 +63,7 @@ class ProbeWork:
         flops = hardware.peak_flops.get(dtype)
         bandwidth = hardware.memory_bandwidth
         if flops is None or bandwidth is None:
-            return cls(size=256, products=4, dtype="float32", array_bytes=4 * 2**20, passes=16)
+            return cls(size=256, products=1, dtype="float32", array_bytes=2**20, passes=16)
         flops, bandwidth = (one / hardware.devices_per_chip for one in (flops, bandwidth))
         size = 2 ** int(np.log2((flops * _PRODUCT_S / 2) ** (1 / 3)))
         return cls(
@@ -98,23 +103,33 @@ class DeviceProbe:
             (device, [_compiled(made, device) for made in (work.compute, work.memory)])
             for device in devices
         ]
+        self._last: deque[dict[int, list[float]]] = deque(maxlen=5)
 
     def seconds(self) -> dict[int, list[float]]:
         """Return each device's seconds for each of `PROGRAMS`, by its id; nothing else may run."""
-        ones = [jax.device_put(np.float32(1), device) for device, _ in self._programs]
-        for one in ones:
+        ones = {device: jax.device_put(np.float32(1), device) for device, _ in self._programs}
+        for one in ones.values():
             one.block_until_ready()
-        found: dict[int, list[list[float]]] = {device.id: [] for device, _ in self._programs}
+        found: dict[int, list[float]] = {}
         # One device after the other: they would compete for the threads of their host, and its
         # interruptions would look like slowness. Rounds over all of them, so that an interruption
         # of some milliseconds spoils one repeat of a device and not all.
-        for _ in range(_REPEATS):
-            for (device, programs), one in zip(self._programs, ones, strict=True):
-                found[device.id].append([_seconds(run, one, device) for run in programs])
-        # The shortest: a host delays some repeats, and a slow device is slow in each.
-        return {
-            device: [min(one) for one in zip(*rows, strict=True)] for device, rows in found.items()
-        }
+        for number in range(_MOST_REPEATS):
+            for device, programs in self._programs:
+                if number < _REPEATS or self._is_unusual(device, found[device.id]):
+                    row = [_seconds(run, ones[device], device) for run in programs]
+                    # The shortest: a host delays some repeats, a slow device is slow in each.
+                    found[device.id] = [*map(min, row, found.get(device.id, row))]
+        self._last.append(found)
+        return found
+
+    def _is_unusual(self, device: jax.Device, row: Sequence[float]) -> bool:
+        """Whether a device takes longer than before, by chance unless more repeats say the same."""
+        before = zip(*(one[device.id] for one in self._last), strict=True)
+        return any(
+            own > _UNUSUAL * statistics.median(times)
+            for own, times in zip(row, before, strict=False)
+        )
 
 
 def _compiled(function: Callable[[jax.Array], jax.Array], device: jax.Device) -> Any:
