@@ -119,7 +119,7 @@ bench: $(VENV)/.test $(COMPILERS)/.done  ## Run the benchmarks that need no acce
 	@for file in $(filter-out $(ON_A_GPU) $(COMPILING) $(DISASSEMBLING),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 	@for file in $(COMPILING) $(if $(shell command -v nvdisasm),$(DISASSEMBLING)); do echo "== $$file"; $(COMPILERS)/bin/python $$file || exit 1; done
 
-reliability: $(VENV)/.test  ## Run the long form of every promise of docs/reliability.md, and write its table. Hours.
+reliability: $(VENV)/.test  ## Run the long form of every promise of docs/reliability.md, and write its table. About six hours.
 	@for file in $(filter-out %/table.py,$(wildcard benchmarks/reliability/[a-z]*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 	@$(BIN)/python benchmarks/reliability/table.py
 

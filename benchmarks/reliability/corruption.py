@@ -5,6 +5,8 @@ a check after each of them; then one random bit of a random parameter is flipped
 device, again and again, each time in a state that is intact otherwise.
 
     python benchmarks/reliability/corruption.py --steps 10000 --flips 100
+
+Its default form takes about 8 minutes on two cores.
 """
 
 import argparse

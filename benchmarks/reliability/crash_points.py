@@ -5,6 +5,8 @@
 A process saves steps 1, 2 and 3, keeping one, and kills itself just before its k-th change of a
 file; another try takes k + EVERY, until a process lives to its end. After each the newest step must
 verify and hold, bit by bit, what was saved, and be no older than what the process knew to be saved.
+
+Its default form takes about 18 minutes on two cores.
 """
 
 import os

@@ -5,6 +5,8 @@
 A small transformer trains in a process that is killed at a random moment of its life, again and
 again until a start gets to the end; then the next run begins. Every finished run must have the
 parameters of the run that nobody killed.
+
+Its default form takes about 30 minutes on two cores.
 """
 
 import argparse

@@ -6,6 +6,8 @@ Two processes, each with a place in memory as on a host of its own, take one sna
 other. At a random moment one of them is killed, every second time its host's memory is lost with
 it, and the other one is ended as a supervisor does. The next start must restore a step that is no
 older than the last that both had kept, with every bit as it was.
+
+Its default form takes about 14 minutes on two cores.
 """
 
 import argparse
@@ -180,4 +182,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main() if sys.argv[1:2] in ([], ["--kills"], ["--megabytes"]) else work(*sys.argv[1:])
+    is_child = len(sys.argv) > 1 and not sys.argv[1].startswith("-")
+    work(*sys.argv[1:]) if is_child else main()

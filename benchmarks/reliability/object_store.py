@@ -6,6 +6,8 @@ moto's S3 server runs here, behind a proxy. A process that saves steps is killed
 to the store, for every k-th of a full run, before the request is served or after. After each kill
 another machine, with an empty disk, must find every step whole that the process knew to be in the
 store, and save more. Then faults that pass must cost nothing, and outages no step.
+
+Its default form takes about 60 minutes on two cores.
 """
 
 import argparse

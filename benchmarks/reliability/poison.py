@@ -5,6 +5,8 @@
 Each try trains a toy model for 24 steps and injects one fault at a random step: a batch whose loss
 is infinite, a parameter that is nan, or a batch of tokens that follow no rule. The run must get to
 its end by itself with finite parameters, and every checkpoint that it leaves must be finite.
+
+Its default form takes about 30 minutes on two cores.
 """
 
 import argparse

@@ -5,6 +5,8 @@
 A small GRPO run, whose rollouts are sampled ahead and trained on twice, is killed at a random
 occurrence of one of the three, again and again, until a start gets to the end; then the next run
 begins. Every finished run must have the parameters of the run that nobody killed.
+
+Its default form takes about 32 minutes on two cores.
 """
 
 import argparse
