@@ -37,6 +37,9 @@ _LEAST_SPREAD = 0.1
 # The host's part of a step may take microseconds,
 # where a scheduler's tick looks like a factor of ten.
 _LEAST_SPREAD_S = 1e-3
+# What the first probe of devices counts as, before any was timed: about that of eight chips. A
+# start that does not live long enough to pay for a probe makes none.
+_FIRST_PROBE_S = 0.1
 
 
 def slower_by(
@@ -172,6 +175,7 @@ class StragglerCheck(Guard):
         """Open the event log, and begin to compile the probe."""
         self._log = EventLog(directory, process_index())
         if self.config.device_share:
+            self._due_at = time.monotonic() + _FIRST_PROBE_S / self.config.device_share
             devices = trainer.mesh.local_devices
             self._kinds = {device.id: device.device_kind for device in devices}
             # In a thread, since nobody waits for it: the first probe comes when all have it. It

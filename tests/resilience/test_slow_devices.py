@@ -22,7 +22,6 @@ from axcore.resilience.faults import FaultPlan, SlowDevice
 from axcore.resilience.stragglers import SlowDevices, StragglerCheck, Stragglers, slower_by
 
 
-
 class EagerCheck(StragglerCheck):
     """One that probes at each log step, and waits for the probe to be compiled."""
 
