@@ -74,11 +74,13 @@ def peers_table(path: Path = RESULTS / "recovery_peers.json") -> str:
     result = json.loads(path.read_text(encoding="utf-8"))
     rows = [(text, *_peer_cells(name, result["systems"][name])) for name, text in PEERS.items()]
     made = markdown_table(("", "came back", "next step", "all processes again"), rows)
-    machine = result["hardware"]
+    systems = result["systems"].values()
+    # Not that at the end alone: it may change from one try to the next.
+    loads = [try_["load_average_1min"] for one in systems for try_ in one.get("tries", ())]
     return (
         f"{made}\n\nMedians of {result['tries']} kills each, the longest in brackets; "
-        f"{result['processes']} processes on {machine['cores']} cores, load average "
-        f"{machine['load_average_1min']:.0f}: `{result['command']}`\n"
+        f"{result['processes']} processes on {result['hardware']['cores']} cores, load average "
+        f"{min(loads):.0f} to {max(loads):.0f}: `{result['command']}`\n"
     )
 
 
