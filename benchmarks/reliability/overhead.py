@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +78,10 @@ class Watched(Bare):
         )
         self.guards = Guards(configs)
         self.guards.on_start(trainer, folder)
+        # What a guard compiles in the background belongs to the start, and to no step.
+        for thread in threading.enumerate():
+            if thread.name.startswith("axcore-probe"):
+                thread.join()
         self.emit = Observers(observers)
         self.emit(started_event(folder))
         self.added_cpu_s = 0.0
