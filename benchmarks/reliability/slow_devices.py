@@ -1,4 +1,4 @@
-"""R24: a device that takes longer for its probe than the others is named, and nobody else.
+"""R25: a device that takes longer for its probe than the others is named, and nobody else.
 
 Eight devices of this host are probed again and again: first as they are, then each time with a
 random one of them that has two or three times the work to do. Last, a small model trains under
@@ -113,7 +113,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         share, probes = share_of_a_run(Path(name))
     path = record_promise(
-        "R24",
+        "R25",
         tries=given.tries,
         outcome=f"{right} of {given.tries} slow devices named, {wrong} others; {alarms} false "
         f"alarms in {given.rounds} probes; a probe of 8 devices takes {1e3 * probe_s:.0f} ms; with "

@@ -40,7 +40,7 @@ PROMISES = {
     "R21": "A flipped bit that makes a parameter huge is not saved",
     "R22": "Over several hosts, a lost process, host or leader ends no run",
     "R23": "A device that computes wrongly is named where nothing has a replica",
-    "R24": "A device that is slow is named",
+    "R25": "A device that is slow is named",
 }
 NOT_BUILT: tuple[str, ...] = ()
 
