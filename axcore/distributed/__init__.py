@@ -8,6 +8,7 @@ from axcore.distributed.host_collectives import (
     decide_together,
     gather_object,
 )
+from axcore.distributed.message_tree import MessageTree
 from axcore.distributed.processes import (
     TimeLimits,
     end_waits,
@@ -24,6 +25,7 @@ from axcore.distributed.processes import (
 )
 
 __all__ = [
+    "MessageTree",
     "TimeLimits",
     "all_gather_object",
     "all_gather_str",
