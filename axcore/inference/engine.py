@@ -30,7 +30,6 @@ from axcore.inference.speculation import Draft
 from axcore.inference.warm_up import Progress, Stage, WarmUp, stages
 from axcore.module import Module
 
-
 T = TypeVar("T")
 
 

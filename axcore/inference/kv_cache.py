@@ -91,7 +91,8 @@ def build_cached_model(
     if mesh is not None and mesh.is_multi_process:
         # The same number of pages in all: those of the process with the least memory.
         found = all_gather_object("free memory of devices", lambda: free)
-        free = None if None in found else min(found)
+        known = [one for one in found if one is not None]
+        free = min(known) if len(known) == len(found) else None
     held = fit_kv_cache(cfg, cache_config, served, free)
     # Made again only where it got fewer pages; it contains no arrays yet.
     if held != cache_config:
