@@ -166,7 +166,9 @@ def _serve(
             if run and place is None:
                 watch = WeightsWatch(run, served, every_s=cfg.watch_s)
             elif run:
-                click.echo("newer checkpoints need a new start: there are several processes")
+                click.echo(
+                    "newer checkpoints need a new start: there are several processes", err=True
+                )
             with _ends_at(signal.SIGINT), watch:
                 server.run(sockets=[listener])
                 error = served.engine.error

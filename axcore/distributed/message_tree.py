@@ -224,7 +224,7 @@ def encoded(value: Any) -> bytes:
 
     def plain(one: Any) -> Any:
         if isinstance(one, np.ndarray):
-            arrays.append(np.ascontiguousarray(one))
+            arrays.append(np.asarray(one, order="C"))
             return {"array": len(arrays) - 1}
         if isinstance(one, np.generic):
             return one.item()
