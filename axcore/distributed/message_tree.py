@@ -107,7 +107,7 @@ class MessageTree:
             raise self.error
 
     def fail(self, reason: str) -> None:
-        """Let process 0 know that this one cannot go on."""
+        """Let process 0 know that this one ends with an error."""
         self._fail(f"process {self.index} failed: {reason}")
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ class EngineProcesses:
                 if name in (_PAUSE, _END):
                     return bool(name == _PAUSE)
                 if name not in _CALLS:  # of another version of axcore
-                    raise EngineError(f"process 0 asks for {name!r}, which is no call")
+                    raise EngineError(f"process 0 asks for {name!r}, which is not a call")
                 getattr(programs, name)(*args, **options)
         except ProcessError as error:
             raise EngineError(error.what, hint=error.hint) from error
