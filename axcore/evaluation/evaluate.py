@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from axcore.checkpoint.lock import FileLock
 from axcore.config import (
@@ -69,8 +69,9 @@ def identity_of(name: str, step: int | None, state: Any) -> ModelIdentity:
 def _on_host(array: Any) -> np.ndarray:
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         # Parts are in other processes, all of which are here.
-        everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-        array = jax.device_put(array, everywhere)
+        sharding: Any = array.sharding
+        everywhere = PartitionSpec()  # type: ignore[no-untyped-call]
+        array = jax.device_put(array, sharding.update(spec=everywhere))
     return np.asarray(array)
 
 
