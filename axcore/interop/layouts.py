@@ -221,7 +221,7 @@ def tensors_in_layout(
     layout, prefix = _found_layout(layouts, arrays)
     if rotary_rows is not None and not layout.chooses_rows:
         raise ConfigError(
-            f"--rotary-rows {rotary_rows} is for MaxText's checkpoints; this one is {layout.name}'s",
+            f"--rotary-rows {rotary_rows} is for MaxText's checkpoints; this is {layout.name}'s",
             where="--rotary-rows",
             hint="leave it out",
         )
@@ -375,7 +375,8 @@ def maxtext(*, scales_queries: bool = False) -> Layout:
     """Return MaxText's layout of decoders like a Llama.
 
     Layers are stacked in the second dimension of each array (`param_scan_axis`), or each has its
-    own arrays. Kernels are [D, N, H], [D, K, H], [N, H, D], [D, F] and [F, D].
+    own arrays. Kernels are [D, N, H], [D, K, H], [N, H, D], [D, F] and [F, D]; fused ones are
+    [D, N + 2K, H] and [D, 2, F].
 
     Args:
         scales_queries: Whether the queries' kernel contains the factor 1 / sqrt(H), by which such
@@ -414,7 +415,14 @@ def maxtext(*, scales_queries: bool = False) -> Layout:
             same("input_layernorm.weight", "pre_self_attention_layer_norm.scale"),
             same("post_attention_layernorm.weight", "post_self_attention_layer_norm.scale"),
             *below("self_attn", "self_attention", attention),
-            *below("mlp", "mlp", _kernels(gate_proj="wi_0", up_proj="wi_1", down_proj="wo")),
+            Rule(("mlp.gate_proj.weight",), ("mlp.wi_0.kernel",), Transpose()),
+            Rule(("mlp.up_proj.weight",), ("mlp.wi_1.kernel",), Transpose()),
+            Rule(
+                ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+                ("mlp.wi.kernel",),
+                Chain(Transpose(), StackArrays(2, axis=1)),
+            ),
+            Rule(("mlp.down_proj.weight",), ("mlp.wo.kernel",), Transpose()),
         )
         return (
             same("model.embed_tokens.weight", "token_embedder.embedding"),
@@ -434,12 +442,6 @@ def maxtext(*, scales_queries: bool = False) -> Layout:
     )
 
 
-def _kernels(**names: str) -> WeightMap:
-    return tuple(
-        Rule((f"{hf}.weight",), (f"{own}.kernel",), Transpose()) for hf, own in names.items()
-    )
-
-
 def _maxtext_rows(values: Json) -> RotaryRows:
     """Return which rows a model's positions rotate together in MaxText.
 
@@ -451,7 +453,7 @@ def _maxtext_rows(values: Json) -> RotaryRows:
     rows: dict[str, RotaryRows] = {PLAIN: "halves", "linear": "halves", "llama3": "pairs"}
     if kind not in rows:
         raise ConfigError(
-            f"the model's positions are scaled as {kind!r}, of which MaxText stores halves or pairs",
+            f"the model's positions are scaled as {kind!r}, and MaxText may rotate halves or pairs",
             where="--config",
             hint="--rotary-rows pairs if its rope_interleave was true, which is the default; "
             "otherwise --rotary-rows halves",

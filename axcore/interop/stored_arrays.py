@@ -24,6 +24,7 @@ METADATA, INDEX, ARRAYS = "_METADATA", "index", "gda"
 _ITEMS = ("items", "state", "default", "params", "model_params", "model")
 """Names of what a step consists of, where it is a folder of several: MaxText's, AXLearn's, ..."""
 
+_COPY_AGAIN = "copy the checkpoint again, with all of its files"
 _STEP = re.compile(r"(?:step_)?0*(\d+)")
 
 
@@ -53,18 +54,23 @@ class StoredArrays:
     """
 
     def __init__(
-        self, folder: Path, arrays: Mapping[str, StoredArray], spec: Mapping[str, Any]
+        self,
+        folder: Path,
+        arrays: Mapping[str, StoredArray],
+        driver: str,
+        kvstore: Mapping[str, str],
     ) -> None:
         """Describe arrays; read none.
 
         Args:
             folder: Contains them.
             arrays: By path in the tree.
-            spec: How tensorstore opens one; its `kvstore.path` ends with the array's name.
+            driver: tensorstore's, for each.
+            kvstore: Where its chunks are; the path goes on with the array's name.
         """
         self.folder = folder
         self.arrays = dict(arrays)
-        self._spec = spec
+        self._driver, self._kvstore = driver, kvstore
         # Layers are read one after the other, so the block that has the next one is read already.
         self._last: tuple[Any, np.ndarray | None] = (None, None)
         self._opened: tuple[str, Any] = ("", None)
@@ -103,10 +109,14 @@ class StoredArrays:
 
         if self._opened[0] == name:
             return self._opened[1]
-        kvstore = self._spec["kvstore"]
-        path = kvstore["path"] + self.arrays[name].stored
+        path = self._kvstore["path"] + self.arrays[name].stored
+        spec = {
+            "driver": self._driver,
+            "kvstore": {**self._kvstore, "path": path},
+            # A lost chunk would be read as zeros.
+            "fill_missing_data_reads": False,
+        }
         try:
-            spec = {**self._spec, "kvstore": {**kvstore, "path": path}}
             self._opened = (name, tensorstore.open(spec, read=True, open=True).result())
         except (ValueError, OSError) as error:
             raise self._damaged(name, error) from error
@@ -116,7 +126,7 @@ class StoredArrays:
         return CheckpointError(
             f"{name} cannot be read: {str(error).splitlines()[0]}",
             where=str(self.folder),
-            hint="copy the checkpoint again, with all of its files",
+            hint=_COPY_AGAIN,
         )
 
 
@@ -176,11 +186,12 @@ def _orbax_arrays(folder: Path) -> StoredArrays:
     )
     folder = folder.absolute()
     try:
-        found = ocp.PyTreeCheckpointer().metadata(folder).item_metadata
-        said = json.loads((folder / METADATA).read_text())
+        found = ocp.PyTreeCheckpointHandler().metadata(folder)
     except (ValueError, OSError, KeyError) as error:
         raise CheckpointError(
-            f"orbax cannot read {METADATA}: {str(error).splitlines()[0]}", where=str(folder)
+            f"orbax cannot read {METADATA}, or what it describes: {str(error).splitlines()[0]}",
+            where=str(folder),
+            hint=_COPY_AGAIN,
         ) from error
     arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(found.tree):
@@ -194,11 +205,7 @@ def _orbax_arrays(folder: Path) -> StoredArrays:
         if is_one_store
         else {"driver": "file", "path": f"{folder}/"}
     )
-    spec = {"driver": "zarr3" if found.use_zarr3 else "zarr", "kvstore": kvstore}
-    # A lost chunk reads as zeros, unless zeros are known to be written as any other numbers are.
-    if said.get("store_array_data_equal_to_fill_value"):
-        spec["fill_missing_data_reads"] = False
-    return StoredArrays(folder, arrays, spec)
+    return StoredArrays(folder, arrays, "zarr3" if found.use_zarr3 else "zarr", kvstore)
 
 
 def _axlearn_arrays(folder: Path) -> StoredArrays:
@@ -215,4 +222,4 @@ def _axlearn_arrays(folder: Path) -> StoredArrays:
             f"AXLearn's {INDEX} is damaged: {error}", where=str(folder / INDEX)
         ) from error
     kvstore = {"driver": "file", "path": f"{folder / ARRAYS}/"}
-    return StoredArrays(folder, arrays, {"driver": "zarr", "kvstore": kvstore})
+    return StoredArrays(folder, arrays, "zarr", kvstore)

@@ -1,9 +1,12 @@
 """Make runs of the checkpoints of other trainers."""
 
+import math
 from pathlib import Path
 from typing import Any
 
-from axcore.config import evolve
+import jax
+
+from axcore.config import evolve, field_names
 from axcore.errors import ConfigError
 from axcore.experiments.named import experiment
 from axcore.interop import OrbaxCheckpoint, PretrainedCheckpoint, RotaryRows
@@ -71,4 +74,8 @@ def _trainer_config(named: str, *, allow_unknown_fields: bool) -> Any:
             "or an experiment: axcore experiments",
         )
     # The devices, and what training would begin with, are not those of a conversion.
-    return evolve(experiment(named), mesh=ANY_DEVICES, init_from=None)
+    cfg = evolve(experiment(named), mesh=ANY_DEVICES, init_from=None)
+    if "batch_size" in field_names(cfg.data):  # which must divide over the devices that are here
+        size = math.lcm(cfg.data.batch_size, jax.device_count())
+        cfg = evolve(cfg, data=evolve(cfg.data, batch_size=size))
+    return cfg
