@@ -66,7 +66,7 @@ class StoredArrays:
             folder: Contains them.
             arrays: By path in the tree.
             driver: tensorstore's, for each.
-            kvstore: Where its chunks are; the path goes on with the array's name.
+            kvstore: Where its chunks are; the name of the array is added to the path.
         """
         self.folder = folder
         self.arrays = dict(arrays)
