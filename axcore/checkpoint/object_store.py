@@ -40,6 +40,7 @@ from axcore.checkpoint.manifest import (
     record_files,
 )
 from axcore.checkpoint.replicated_storage import ReplicatedStorage
+from axcore.checkpoint.single_replica import Piece
 from axcore.checkpoint.steps import StepDirectories
 from axcore.checkpoint.storage import CheckpointWarning, RunStorage, StorageError, StorageLock
 from axcore.checkpoint.store_parts import StoreParts
@@ -90,14 +91,15 @@ class ObjectStore:
                 return set()
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
-    def read(self, name: str) -> bytes:
-        """Return the content of an object.
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        """Return the content of an object, or a part of it.
 
         Raises:
             FileNotFoundError: There is none.
         """
         with self._asking(f"read {name}"):
-            return bytes(self._files.cat_file(self._path(name)))
+            part = {"start": begin, "end": end} if begin or end else {}
+            return bytes(self._files.cat_file(self._path(name), **part))
 
     def write(self, name: str, data: bytes) -> None:
         """Write an object, whole or not at all; replace one of that name."""
@@ -426,6 +428,17 @@ class ObjectSteps:
             # exactly what is missing, and the reader goes to the next step.
             with contextlib.suppress(FileNotFoundError):
                 self._store.download(f"{prefix}/{name}", target / name)
+
+    def read_piece(self, prefix: str, piece: Piece, record: FileRecord) -> bytes:
+        """Return what the store has of a piece of a file of a step.
+
+        Raises:
+            FileNotFoundError: The file is lost.
+        """
+        if record.num_bytes <= PIECE_BYTES:
+            # Not by a range, which a store refuses of an object that was cut to nothing.
+            return self._store.read(f"{prefix}/{piece.name}")
+        return self._store.read(f"{prefix}/{piece.name}", piece.begin, piece.end)
 
     def commit(self, step: int) -> None:
         """Make what was uploaded the newest step; steps at or after it are quarantined."""

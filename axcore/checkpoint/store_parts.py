@@ -19,6 +19,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from axcore.checkpoint.manifest import (
     read_manifest,
     record_file,
 )
+from axcore.checkpoint.single_replica import Piece, fetch_once
 from axcore.checkpoint.steps import StepDirectories
 from axcore.checkpoint.storage import CheckpointWarning, StepLocation, StorageLock
 
@@ -56,6 +58,9 @@ class PartLocation(StepLocation, Protocol):
 
     def download_files(self, prefix: str, names: Iterable[str], target: Path) -> None:
         """Download some files of a step; one that is lost stays away."""
+
+    def read_piece(self, prefix: str, piece: Piece, record: FileRecord) -> bytes:
+        """Return what the store has of a piece of a file of a step."""
 
 
 @attrs.define
@@ -185,6 +190,19 @@ class StoreParts:
         folder = self._part_to_read(step, stored_as)
         new = {name: one for name, one in files.items() if not (folder / name).exists()}
         self._download(step, stored_as, new)
+        return new
+
+    def fetch_once(
+        self, step: int, stored_as: str, files: Mapping[str, FileRecord]
+    ) -> dict[str, FileRecord]:
+        """As `fetch`, in all processes together: what several need, one reads for all of them."""
+        folder = self._part_to_read(step, stored_as)
+        new = {name: one for name, one in files.items() if not (folder / name).exists()}
+        try:
+            fetch_once(folder, new, partial(self._durable.read_piece, stored_as))
+        except BaseException:
+            self.release(step)
+            raise
         return new
 
     def _download(self, step: int, prefix: str, names: Iterable[str]) -> None:

@@ -22,6 +22,7 @@ from axcore.distributed.processes import (
     process_index,
     reachable_host,
     shard_for_process,
+    time_limits,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "process_index",
     "reachable_host",
     "shard_for_process",
+    "time_limits",
 ]

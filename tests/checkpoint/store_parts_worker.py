@@ -5,6 +5,7 @@ JSON of what to do, and for which steps. It prints a line of JSON for each of th
 """
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -38,7 +39,11 @@ def main():
     limits = TimeLimits(join_s=60, barrier_s=60, heartbeat_s=10)
     join_processes(address, process_count=int(count), process_index=int(index), limits=limits)
     place = directory.replace("{process}", index)
-    cfg = Checkpointer.Config(tries=2, retry_after_s=0.1, keep=task.get("keep", 3))
+    os.environ["AWS_SDK_UA_APP_ID"] = f"process-{index}"
+    cfg = Checkpointer.Config(
+        tries=2, retry_after_s=0.1, keep=task.get("keep", 3),
+        single_replica_restore=task.get("single replica", False),
+    )  # fmt: skip
     with cfg.build(directory=place) as checkpoints:
         if task.get("restores"):
             tell(**restore(checkpoints, None))
