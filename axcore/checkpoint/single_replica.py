@@ -1,15 +1,13 @@
 """Single replica restore: one process reads what several need, and the others receive it from it.
 
 Where parameters are replicated, as in data parallelism, the processes of a replica group need the
-same files of a step. Each piece of these files (`PIECE_BYTES`) is read from the store by one member
+same files of a step. Each piece of these files (`pieces.py`) is read from the store by one member
 of the group; then all members gather the pieces through their devices, over the interconnect, and
 write them into their own files. These are verified and loaded as if each had read them itself.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,16 @@ import attrs
 import jax
 import numpy as np
 
-from axcore.checkpoint.manifest import PIECE_BYTES, FileRecord
+from axcore.checkpoint.manifest import FileRecord
+from axcore.checkpoint.pieces import (
+    Piece,
+    cut_off,
+    pieces_of,
+    read_at,
+    read_pieces,
+    smallest,
+    write_at,
+)
 from axcore.checkpoint.storage import as_storage_errors
 from axcore.distributed import (
     all_gather_object,
@@ -28,9 +35,6 @@ from axcore.distributed import (
 )
 from axcore.errors import ProcessError
 
-# Pieces that a process reads at once: enough to hide the latency of requests.
-_NUM_READERS = 4
-
 # What all members of a group together send in a round; twice that is in a process's device memory.
 _ROUND_BYTES = 64 << 20
 
@@ -38,15 +42,6 @@ _ROUND_BYTES = 64 << 20
 _WORD = np.dtype(np.uint32)
 
 _NAME = "sharing what was read of a checkpoint"
-
-
-@attrs.frozen
-class Piece:
-    """A piece of a file, of at most `PIECE_BYTES`."""
-
-    name: str
-    begin: int
-    end: int
 
 
 @attrs.frozen
@@ -60,12 +55,6 @@ class ReplicaGroup:
 
     members: tuple[int, ...]
     pieces: tuple[tuple[Piece, ...], ...]
-
-
-def pieces_of(name: str, record: FileRecord) -> list[Piece]:
-    """Return the pieces of a file; an empty one has one of no bytes."""
-    begins = range(0, max(record.num_bytes, 1), PIECE_BYTES)
-    return [Piece(name, at, min(at + PIECE_BYTES, record.num_bytes)) for at in begins]
 
 
 def group_files(wanted: Sequence[Sequence[str]]) -> list[tuple[list[int], list[str]]]:
@@ -94,13 +83,13 @@ def plan_group(members: Sequence[int], files: Mapping[str, FileRecord], turn: in
     for name, record in files.items():
         for piece in pieces_of(name, record):
             reader = min(range(count), key=lambda one: (read[one], (one - turn) % count))
-            read[reader] += piece.end - piece.begin
+            read[reader] += piece.num_bytes
             pieces[reader].append(piece)
     return ReplicaGroup(tuple(members), tuple(map(tuple, pieces)))
 
 
 def fetch_once(
-    folder: Path, files: Mapping[str, FileRecord], read: Callable[[Piece, FileRecord], bytes]
+    folder: Path, files: Mapping[str, FileRecord], read: Callable[[Piece], bytes]
 ) -> None:
     """Fetch the files that this process needs, each piece read by one process that needs it.
 
@@ -125,64 +114,22 @@ def fetch_once(
     own = [
         piece for group in groups for piece in group.pieces[group.members.index(process_index())]
     ]
+
+    def read_own() -> dict[str, int]:
+        with as_storage_errors(OSError):
+            return read_pieces(folder, files, own, read)
+
     # Before anything is sent: an error of one process must not leave the others in a collective.
-    reports = all_gather_object(
-        "fetching a checkpoint", lambda: _read_own(folder, files, own, read)
-    )
-    cut: dict[str, int] = {}
-    for name, size in (pair for report in reports for pair in report.items()):
-        cut[name] = min(size, cut.get(name, size))
+    reports = all_gather_object("fetching a checkpoint", read_own)
+    cut = smallest(pair for report in reports for pair in report.items())
     _receive(folder, [_without(group, cut) for group in groups])
-    _cut_off(folder, {name: size for name, size in cut.items() if name in files})
-
-
-def _read_own(
-    folder: Path,
-    files: Mapping[str, FileRecord],
-    own: Sequence[Piece],
-    read: Callable[[Piece, FileRecord], bytes],
-) -> dict[str, int]:
-    """Read pieces into files; return the sizes of files that differ from their records, -1: lost"""
-
-    def fetch(piece: Piece) -> int | None:
-        try:
-            data = read(piece, files[piece.name])
-        except FileNotFoundError:
-            return -1
-        _write_at(folder / piece.name, piece.begin, data)
-        return None if len(data) == piece.end - piece.begin else piece.begin + len(data)
-
-    with as_storage_errors(OSError):
-        for name in files:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).touch()
-        with ThreadPoolExecutor(_NUM_READERS) as pool:
-            sizes = list(pool.map(fetch, own))
-    cut: dict[str, int] = {}
-    for piece, size in zip(own, sizes, strict=True):
-        if size is not None:
-            cut[piece.name] = min(size, cut.get(piece.name, size))
-    return cut
+    cut_off(folder, {name: size for name, size in cut.items() if name in files})
 
 
 def _without(group: ReplicaGroup, names: Mapping[str, int]) -> ReplicaGroup:
     """Return a group without the pieces of some files."""
     pieces = ([one for one in each if one.name not in names] for each in group.pieces)
     return attrs.evolve(group, pieces=tuple(map(tuple, pieces)))
-
-
-def _cut_off(folder: Path, sizes: Mapping[str, int]) -> None:
-    for name, size in sizes.items():
-        if size < 0:
-            (folder / name).unlink()
-        else:
-            os.truncate(folder / name, size)
-
-
-def _write_at(path: Path, offset: int, data: Any) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
 
 
 # -- Over the interconnect -------------------------------------------------------------------------
@@ -257,7 +204,8 @@ def _exchange(folder: Path, group: ReplicaGroup, failed: list[OSError]) -> None:
         end = begin + num_bytes
         try:
             for piece, offset, at, size in _spans(group.pieces[own], begin, end):
-                sent[at : at + size] = _read_at(folder / piece.name, offset, size)
+                data = read_at(folder / piece.name, offset, size)
+                sent[at : at + size] = np.frombuffer(data, np.uint8)
         except OSError as error:
             failed.append(error)
         received = gather(sent)
@@ -266,31 +214,24 @@ def _exchange(folder: Path, group: ReplicaGroup, failed: list[OSError]) -> None:
                 if member == own:
                     continue
                 for piece, offset, at, size in _spans(pieces, begin, end):
-                    _write_at(folder / piece.name, offset, received[member, at : at + size])
+                    write_at(folder / piece.name, offset, received[member, at : at + size])
         except OSError as error:
             failed.append(error)
 
 
 def _num_bytes(pieces: Sequence[Piece]) -> int:
-    return sum(piece.end - piece.begin for piece in pieces)
+    return sum(piece.num_bytes for piece in pieces)
 
 
 def _spans(pieces: Sequence[Piece], begin: int, end: int) -> Iterator[tuple[Piece, int, int, int]]:
     """Yield what a part of a stream has of pieces: offsets in file and part, and the bytes."""
     at = 0
     for piece in pieces:
-        size = piece.end - piece.begin
+        size = piece.num_bytes
         first, last = max(begin, at), min(end, at + size)
         if first < last:
             yield piece, piece.begin + first - at, first - begin, last - first
         at += size
-
-
-def _read_at(path: Path, offset: int, size: int) -> np.ndarray:
-    data = np.fromfile(path, np.uint8, count=size, offset=offset)
-    if len(data) != size:
-        raise OSError(f"{path} has {len(data)} bytes at {offset}, where {size} were written")
-    return data
 
 
 def _devices_of(members: Sequence[int]) -> np.ndarray:

@@ -1,14 +1,14 @@
 """One process reads from an object store what several need, and sends it to them."""
 
-import attrs
 import pytest
 from object_server import ask, environment, faulty_proxy, new_bucket, object_server
 from several_processes import finish
 from store_processes import lines_of, names_of, start, told
 
-from axcore.checkpoint import single_replica
+from axcore.checkpoint import manifest
 from axcore.checkpoint.manifest import FileRecord
-from axcore.checkpoint.single_replica import Piece, group_files, plan_group
+from axcore.checkpoint.pieces import Piece
+from axcore.checkpoint.single_replica import group_files, plan_group
 
 
 def test_processes_that_need_the_same_files_are_a_group():
@@ -17,17 +17,16 @@ def test_processes_that_need_the_same_files_are_a_group():
 
 
 def test_each_piece_is_read_by_one_member_and_bytes_are_divided(monkeypatch):
-    monkeypatch.setattr(single_replica, "PIECE_BYTES", 10)
+    monkeypatch.setattr(manifest, "PIECE_BYTES", 10)
     files = {"large": FileRecord(35, ()), "small": FileRecord(4, ()), "empty": FileRecord(0, ())}
     group = plan_group([3, 7], files, turn=1)
     first, second = group.pieces
-    assert second[0] == Piece("large", 0, 10)
-    everything = sorted(map(attrs.astuple, first + second))
-    assert everything == [
-        ("empty", 0, 0), ("large", 0, 10), ("large", 10, 20), ("large", 20, 30), ("large", 30, 35),
-        ("small", 0, 4),
+    assert second[0] == Piece("large", 0, 10, 0)
+    assert sorted((one.object_name, one.num_bytes) for one in first + second) == [
+        ("empty", 0), ("large.00000", 10), ("large.00001", 10), ("large.00002", 10),
+        ("large.00003", 5), ("small", 4),
     ]  # fmt: skip
-    assert [sum(one.end - one.begin for one in each) for each in group.pieces] == [19, 20]
+    assert [sum(one.num_bytes for one in each) for each in group.pieces] == [19, 20]
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +44,15 @@ def proxy(server, monkeypatch):
         yield proxy
 
 
-def restore(proxy, disks, *, count, replicas, is_single, step=1, **more):
+def restore(proxy, disks, *, count, replicas, is_single, task=None):
     """Restores in new processes; returns the bytes of arrays that each has read."""
     proxy.read.clear()
     processes = start(
         proxy, disks, count=count, devices=4 // count, restores=True,
-        more={"REPLICAS": str(replicas), **more}, **{"single replica": is_single},
+        more={"REPLICAS": str(replicas)}, **{"single replica": is_single, **(task or {})},
     )  # fmt: skip
     for one in told(processes):
-        assert (one["step"], one["is right"], one["warnings"]) == (step, True, [])
+        assert (one["step"], one["is right"], one["warnings"]) == (1, True, [])
     assert all(not any(disk.iterdir()) for disk in disks.iterdir())
     return [proxy.read[f"process-{index}"] for index in range(count)]
 
@@ -85,6 +84,16 @@ def test_another_number_of_processes_restores_with_a_single_replica(proxy, tmp_p
         disks = tmp_path / f"b{count}{replicas}"
         read = restore(proxy, disks, count=count, replicas=replicas, is_single=True)
         assert sum(read) == total
+
+
+@pytest.mark.slow
+def test_files_of_many_pieces_are_sent_in_many_rounds(proxy, tmp_path):
+    small = {"piece bytes": 9000, "round bytes": 4000}
+    told(start(proxy, tmp_path / "a", 1, more={"REPLICAS": "4"}, **small))
+    assert len([name for name in names_of(proxy) if "/d/" in name]) > 10
+    read = restore(proxy, tmp_path / "b", count=2, replicas=4, is_single=True, task=small)
+    assert sum(read) == stored_bytes(proxy)
+    assert max(read) < 1.2 * min(read)
 
 
 @pytest.mark.slow
