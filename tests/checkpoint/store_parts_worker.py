@@ -47,6 +47,8 @@ def main():
         single_replica_restore=task.get("single replica", False),
     )  # fmt: skip
     with cfg.build(directory=place) as checkpoints:
+        if task.get("dies at") == "restore" and int(index) == task["who"]:
+            die_before(*task["before"])
         if task.get("restores"):
             tell(**restore(checkpoints, None))
         if "loads" in task:
