@@ -25,12 +25,12 @@ def environment(port):
 
 
 @contextlib.contextmanager
-def object_server():
+def object_server(host="127.0.0.1"):
     """Runs moto's server in this process; gives its port and the name of an empty bucket."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(host, port=0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
     try:
