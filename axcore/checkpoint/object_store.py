@@ -354,8 +354,9 @@ class ObjectSteps:
         self._store = store
         self._lock: ObjectLock | None = None
         self._uploaded: dict[int, tuple[str, dict[str, FileRecord]]] = {}
-        # What this process read back of uploads that go on.
-        self._checked: set[str] = set()
+        # What this process read back of its last upload: names and checksums, since a
+        # manifest may be written again under its name.
+        self._checked: tuple[str, set[tuple[str, str]]] = "", set()
 
     def lock(self) -> ObjectLock:
         """Take the right to write."""
@@ -405,18 +406,21 @@ class ObjectSteps:
         Each piece is read back right after it was written: a failure is known at once.
         """
         there = self._store.sizes(prefix)
+        if self._checked[0] != prefix:
+            self._checked = prefix, set()
+        checked = self._checked[1]
 
         def upload(piece: Piece, crc32: str) -> None:
             name = f"{prefix}/{piece.object_name}"
             is_there = there.get(name) == piece.num_bytes
             if is_there and (
-                name in self._checked or self._store.has(name, piece.num_bytes, crc32)
+                (name, crc32) in checked or self._store.has(name, piece.num_bytes, crc32)
             ):
                 return
             data = read_at(source / piece.name, piece.begin, piece.num_bytes)
             self._store.write(name, data)
             self._store.check(name, piece.num_bytes, crc32)
-            self._checked.add(name)
+            checked.add((name, crc32))
 
         with ThreadPoolExecutor(NUM_REQUESTS) as pool:
             uploads = [
@@ -490,9 +494,8 @@ class ObjectSteps:
         # One small object, written last, is the commit: it is there whole or not at all.
         files = {name: [one.num_bytes, *one.crc32] for name, one in records.items()}
         self._store.write(prefix + _INDEX, json.dumps({"files": files}).encode())
-        # Only after the write: if it fails, the next try goes on from here.
+        # Only after the write: if it fails, the next try continues from here.
         del self._uploaded[step]
-        self._checked.clear()
         # Nobody else uploads while this process has the lock. What cannot be removed now,
         # the next commit removes.
         with contextlib.suppress(StoreError):

@@ -25,7 +25,7 @@ from axcore.checkpoint.pieces import (
     smallest,
     write_at,
 )
-from axcore.checkpoint.storage import as_storage_errors
+from axcore.checkpoint.storage import StorageError, as_storage_errors
 from axcore.distributed import (
     all_gather_object,
     decide_together,
@@ -116,8 +116,12 @@ def fetch_once(
     ]
 
     def read_own() -> dict[str, int]:
-        with as_storage_errors(OSError):
+        try:
             return read_pieces(folder, files, own, read)
+        except OSError as error:
+            what = error.what if isinstance(error, StorageError) else str(error)
+            reader = f"process {process_index()}, which reads for others, failed"
+            raise StorageError(f"{reader}: {what}") from error
 
     # Before anything is sent: an error of one process must not leave the others in a collective.
     reports = all_gather_object("fetching a checkpoint", read_own)
@@ -192,7 +196,7 @@ def _within_limit(act: Callable[[], None]) -> None:
 
 
 def _exchange(folder: Path, group: ReplicaGroup, failed: list[OSError]) -> None:
-    """Exchange the streams of a group; what a disk does is noted, and the round goes on."""
+    """Exchange the streams of a group; what a disk does is noted, and the round continues."""
     own = group.members.index(process_index())
     grid = _devices_of(group.members)
     longest, edge = max(map(_num_bytes, group.pieces)), grid.shape[1] * _WORD.itemsize

@@ -1,5 +1,8 @@
 """One process reads from an object store what several need, and sends it to them."""
 
+import re
+import signal
+
 import pytest
 from object_server import ask, environment, faulty_proxy, new_bucket, object_server
 from several_processes import finish
@@ -105,10 +108,23 @@ def test_an_error_of_the_process_that_reads_is_raised_in_all(proxy, tmp_path):
     )
     task = {"restores": True, "single replica": True}
     ended = [finish(one, 200) for one in start(proxy, tmp_path / "b", more=more, **task)]
-    for one in ended:
-        assert one.exit_code == 7
-        assert "cannot read step_00000001" in one.stdout
+    said = r"process \d, which reads for others, failed: s3://.* cannot read step_00000001"
+    assert [one.exit_code for one in ended] == [7, 7]
+    named = [re.search(said, one.stdout)[0] for one in ended]
+    assert named[0] == named[1]
     assert [list((tmp_path / "b" / index).iterdir()) for index in "01"] == [[], []]
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_it_receives_leaves_nobody_waiting(proxy, tmp_path):
+    more = {"REPLICAS": "4"}
+    told(start(proxy, tmp_path / "a", 1, more=more))
+    task = {"restores": True, "single replica": True, "dies at": "restore", "who": 1}
+    task["before"] = ("open", "/manifest.ocdbt")
+    first, second = (finish(one, 200) for one in start(proxy, tmp_path / "b", more=more, **task))
+    assert second.exit_code == -signal.SIGKILL
+    assert first.exit_code not in (0, -signal.SIGKILL)
+    restore(proxy, tmp_path / "b", count=2, replicas=4, is_single=True)
 
 
 @pytest.mark.slow
