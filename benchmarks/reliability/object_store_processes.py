@@ -92,7 +92,9 @@ class Chain:
         number = next(self._numbers)
         chance = random.Random(number)
         first, second = self.saved + 2, self.saved + 3
-        who = 0 if phase and phase.is_of_first else chance.randrange(count)
+        # Where there are replicas, only the first two of four processes write what is in `w`.
+        of_writer = phase is not None and "{who}" in phase.request + phase.before[1]
+        who = 0 if phase and phase.is_of_first else chance.randrange(2 if of_writer else count)
         task: dict[str, Any] = {"piece bytes": 16384, "keep": 2, "restores": self.saved > 0}
         task["single replica"] = bool(number % 2)
         if phase and phase.before[0]:
