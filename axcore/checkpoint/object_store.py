@@ -35,7 +35,6 @@ import attrs
 
 from axcore.checkpoint.lock import STALE_S, Holder, held_error, this_process
 from axcore.checkpoint.manifest import (
-    MANIFEST_NAME,
     DamagedCheckpointError,
     FileRecord,
     record_files,
@@ -354,6 +353,8 @@ class ObjectSteps:
         self._store = store
         self._lock: ObjectLock | None = None
         self._uploaded: dict[int, tuple[str, dict[str, FileRecord]]] = {}
+        # How the names of a directory's objects begin that is not a step yet.
+        self._tried: dict[int, str] = {}
         # What this process read back of its last upload: names and checksums, since a
         # manifest may be written again under its name.
         self._checked: tuple[str, set[tuple[str, str]]] = "", set()
@@ -386,8 +387,12 @@ class ObjectSteps:
         content = json.dumps(records_to_json(records), sort_keys=True).encode()
         # By the content: a write that was given up on and arrives later changes nothing.
         prefix = f"step_{step:08d}-{hashlib.sha256(content).hexdigest()[:32]}"
-        # One that was quarantined is never a step again.
-        return self._new_prefix(step) if prefix + _QUARANTINED in self._store.names() else prefix
+        # A step that was quarantined never counts again, and one that is saved again is a new one;
+        # but the index may be that of the last try, whose answer was lost.
+        names, is_tried = self._store.names(), self._tried.get(step) == prefix
+        is_other = prefix + _QUARANTINED in names or (prefix + _INDEX in names and not is_tried)
+        self._tried[step] = self._new_prefix(step) if is_other else prefix
+        return self._tried[step]
 
     def _new_prefix(self, step: int) -> str:
         return f"step_{step:08d}-{uuid.uuid4().hex}"
@@ -496,6 +501,7 @@ class ObjectSteps:
         self._store.write(prefix + _INDEX, json.dumps({"files": files}).encode())
         # Only after the write: if it fails, the next try continues from here.
         del self._uploaded[step]
+        self._tried.pop(step, None)
         # Nobody else uploads while this process has the lock. What cannot be removed now,
         # the next commit removes.
         with contextlib.suppress(StoreError):
@@ -531,17 +537,15 @@ class ObjectSteps:
         }
 
     def files_of(self, prefix: str) -> dict[str, FileRecord]:
-        """Return the files that the index of a step names, the manifest among them.
+        """Return the files that the index of a step names.
 
         Raises:
             DamagedCheckpointError: It cannot be read.
         """
         try:
             body = parse_json(self._store.read(prefix + _INDEX))["files"]
-            files = {name: FileRecord(size, tuple(crc)) for name, (size, *crc) in body.items()}
-            # Named here, so that an index without it is a damaged one.
-            return {MANIFEST_NAME: files[MANIFEST_NAME], **files}
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            return {name: FileRecord(size, tuple(crc)) for name, (size, *crc) in body.items()}
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             where = f"{self._store.url}/{prefix}{_INDEX}"
             raise DamagedCheckpointError(f"an index is damaged: {error!r}", where=where) from error
 

@@ -182,7 +182,9 @@ class StoreParts:
         # An index that cannot be read makes the step a damaged one, though all files may be there.
         if not (self._part_to_read(step, prefix) / MANIFEST_NAME).exists():
             files = self._durable.files_of(prefix)
-            self._download(step, prefix, {MANIFEST_NAME: files[MANIFEST_NAME]})
+            # Whoever reads the manifest misses it where the index does not name it.
+            named = {name: one for name, one in files.items() if name == MANIFEST_NAME}
+            self._download(step, prefix, named)
 
     def stored_as(self, step: int) -> str:
         """Return how the names of the objects of a prepared step begin."""

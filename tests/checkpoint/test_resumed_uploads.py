@@ -40,13 +40,15 @@ class Counted(ObjectStore):
 
     def __init__(self, url):
         super().__init__(url)
-        self.written, self.refused = [], None
+        self.written, self.refused, self.unanswered = [], None, None
 
     def write(self, name, data):
         if self.refused and re.search(self.refused, name):
             raise StoreError(f"{name} is refused")
         self.written.append(name.partition("/")[2])
         super().write(name, data)
+        if self.unanswered and re.search(self.unanswered, name):
+            raise StoreError(f"{name} has no answer")
 
 
 @pytest.fixture
@@ -101,8 +103,12 @@ def test_what_a_later_commit_does_not_continue_it_removes(store, step):
 def test_a_commit_whose_answer_was_lost_is_repeated_and_quarantines_nothing(store, step):
     steps = ObjectSteps(store)
     steps.upload(7, step)
-    steps.commit(7)
-    store.written = []
+    store.unanswered = r"-\w+\.json$"
+    with pytest.raises(StoreError, match="has no answer"):
+        steps.commit(7)
+    assert steps.committed() == (7,)
+    steps.abandon(7)
+    store.written, store.unanswered = [], None
     steps.upload(7, step)
     steps.commit(7)
     assert [name for name in store.written if name] == []
