@@ -142,6 +142,7 @@ class Engine:
 
         Raises:
             AxcoreError: What `make` raised, in every process.
+            ProcessError: A process was lost.
         """
         processes = self._core.processes
         if processes is None:
@@ -150,6 +151,9 @@ class Engine:
         def made() -> T:
             try:
                 return make()
+            except EngineError:
+                processes.check_present()
+                raise
             finally:
                 self._thread.wait_until_idle()
                 if self.error is None:
@@ -166,7 +170,8 @@ class Engine:
             Whether the engine will be used again.
 
         Raises:
-            EngineError: A call failed here, or a process was lost.
+            EngineError: A call failed here.
+            ProcessError: A process was lost.
         """
         processes = self._core.processes
         return processes is not None and processes.run(self._programs)

@@ -5,6 +5,7 @@ Requests, schedules, grammars and sampled text are in process 0 alone. What it h
 said to the others before it begins: a call is a method of `Programs` with values of the host.
 """
 
+import time
 from typing import Any
 
 from jax.sharding import Mesh
@@ -32,6 +33,9 @@ _CALLS = frozenset(
 
 _PAUSE, _END = "pause", "end"
 
+_NOTICE_S = 2.0
+"""Seconds after which the end of a connection has been noticed."""
+
 
 class EngineProcesses:
     """The processes of an engine.
@@ -58,6 +62,15 @@ class EngineProcesses:
                 hint="call follow in it, or give work to together, in all processes",
             )
 
+    def check_present(self) -> None:
+        """Raise ProcessError where a process was lost, as the error of a call may not say."""
+        # Connections end at the same time; which of them is noticed first is left to chance.
+        ends = time.monotonic() + _NOTICE_S
+        while self.tree.error is None and time.monotonic() < ends:
+            time.sleep(0.05)
+        if self.tree.error is not None:
+            raise self.tree.error
+
     def pause(self) -> None:
         """Have `run` return True in the others."""
         self._say(_PAUSE)
@@ -72,7 +85,8 @@ class EngineProcesses:
         """Run what process 0 says; return whether it will say more later.
 
         Raises:
-            EngineError: A call failed here, or a process was lost.
+            EngineError: A call failed here.
+            ProcessError: A process was lost.
         """
         try:
             for name, args, options in self.tree.messages():
@@ -81,9 +95,10 @@ class EngineProcesses:
                 if name not in _CALLS:  # of another version of axcore
                     raise EngineError(f"process 0 asks for {name!r}, which is not a call")
                 getattr(programs, name)(*args, **options)
-        except ProcessError as error:
-            raise EngineError(error.what, hint=error.hint) from error
+        except ProcessError:
+            raise
         except Exception as error:
+            self.check_present()  # where a collective failed because another process was lost
             self.tree.fail(str(error))
             raise
         return False
