@@ -16,6 +16,7 @@ EXTRAS = {
     "lm_eval": "lm-eval",
     "mlflow": "mlflow",
     "opentelemetry": "opentelemetry",
+    "orbax": "weights",
     "pyarrow": "arrow",
     "sentencepiece": "weights",
     "tensorboardX": "tensorboard",
@@ -24,7 +25,7 @@ EXTRAS = {
 }
 """The extra that brings each library, by the name that it is imported by."""
 
-_NAMES = {"PIL": "Pillow", "lm_eval": "lm-eval"}
+_NAMES = {"PIL": "Pillow", "lm_eval": "lm-eval", "orbax": "orbax-checkpoint"}
 
 
 def import_extra(

@@ -16,6 +16,7 @@ DISTRIBUTIONS = {
     "fsspec": "fsspec",
     "mlflow": "mlflow-skinny",
     "opentelemetry": "opentelemetry-sdk",
+    "orbax": "orbax-checkpoint",
 }
 
 

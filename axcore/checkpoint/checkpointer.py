@@ -18,6 +18,8 @@ from axcore.checkpoint.save import RetryPolicy
 from axcore.checkpoint.storage import open_storage
 from axcore.checkpoint.writer import CheckpointWriter
 from axcore.config import REQUIRED, Configurable, PositiveFloat, PositiveInt, config
+from axcore.distributed import process_count
+from axcore.errors import CheckpointError
 
 
 class Checkpointer(Configurable):
@@ -44,6 +46,8 @@ class Checkpointer(Configurable):
         memory until the step is committed.
         `on_damage` says what `restore` does where the newest step is damaged and no step was asked
         for by number: go back to the newest intact one with a warning, or stop.
+        `single_replica_restore`: what several processes need of a step in an object store, such as
+        replicated parameters, one of them reads, and the others receive it over the interconnect.
         """
 
         directory: str = REQUIRED
@@ -53,6 +57,7 @@ class Checkpointer(Configurable):
         tries: PositiveInt = 8
         retry_after_s: PositiveFloat = 1.0
         on_damage: Literal["fall_back", "stop"] = "fall_back"
+        single_replica_restore: bool = False
 
     folder_fields = ("directory",)
 
@@ -61,13 +66,23 @@ class Checkpointer(Configurable):
         self._every_steps = cfg.every_steps
         self._saves_in_background = cfg.saves_in_background
         self._steps = open_storage(cfg.directory)
+        if cfg.single_replica_restore and self._steps.is_shared and process_count() > 1:
+            raise CheckpointError(
+                f"single_replica_restore needs an object store; {process_count()} processes read "
+                f"from a disk that they share",
+                where="checkpoint.single_replica_restore",
+                hint="--set checkpoint.single_replica_restore=False",
+            )
         status = StepStatus()
         retry_policy = RetryPolicy(tries=cfg.tries, wait_s=cfg.retry_after_s)
         self._writer = CheckpointWriter(
             self._steps, status, keep=cfg.keep, retry_policy=retry_policy
         )
         self._reader = CheckpointReader(
-            self._steps, status, falls_back=cfg.on_damage == "fall_back"
+            self._steps,
+            status,
+            falls_back=cfg.on_damage == "fall_back",
+            single_replica_restore=cfg.single_replica_restore,
         )
 
     @classmethod

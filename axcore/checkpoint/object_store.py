@@ -15,6 +15,7 @@ after what passes: answers such as 503, timeouts, cut connections. What they giv
 
 import contextlib
 import errno
+import hashlib
 import json
 import re
 import socket
@@ -23,7 +24,7 @@ import time
 import uuid
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -34,10 +35,18 @@ import attrs
 
 from axcore.checkpoint.lock import STALE_S, Holder, held_error, this_process
 from axcore.checkpoint.manifest import (
-    PIECE_BYTES,
     DamagedCheckpointError,
     FileRecord,
     record_files,
+    records_to_json,
+)
+from axcore.checkpoint.pieces import (
+    NUM_REQUESTS,
+    Piece,
+    cut_off,
+    pieces_of,
+    read_at,
+    read_pieces,
 )
 from axcore.checkpoint.replicated_storage import ReplicatedStorage
 from axcore.checkpoint.steps import StepDirectories
@@ -46,10 +55,6 @@ from axcore.checkpoint.store_parts import StoreParts
 from axcore.config.json_files import parse_json
 from axcore.distributed import process_count
 from axcore.errors import CheckpointError
-
-# Enough to hide the latency of requests of 64 MiB; each reader holds its piece in host memory.
-_NUM_READERS = 4
-
 
 # Slower than a file's beat: each is a request that is paid for. Six still fit into `STALE_S`.
 BEAT_S = 10.0
@@ -90,14 +95,14 @@ class ObjectStore:
                 return set()
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
-    def read(self, name: str) -> bytes:
-        """Return the content of an object.
+    def read(self, name: str, begin: int | None = None, end: int | None = None) -> bytes:
+        """Return the content of an object, or a range of it.
 
         Raises:
             FileNotFoundError: There is none.
         """
         with self._asking(f"read {name}"):
-            return bytes(self._files.cat_file(self._path(name)))
+            return bytes(self._files.cat_file(self._path(name), start=begin, end=end))
 
     def write(self, name: str, data: bytes) -> None:
         """Write an object, whole or not at all; replace one of that name."""
@@ -115,40 +120,30 @@ class ObjectStore:
                 return False
         return True
 
-    def upload(self, file: Path, name: str) -> None:
-        """Write a file's content as an object of a new name, whole or not at all."""
-        with self._asking(f"write {name}"):
-            self._files.put_file(str(file), self._path(name))
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes of all objects whose names begin with a folder."""
+        with self._asking(f"list {folder}"):
+            self._files.invalidate_cache()
+            found = self._files.find(self._path(folder), detail=True)
+        cut = len(self._root) + 1
+        return {path[cut:]: one["size"] for path, one in found.items()}
 
-    def download(self, name: str, file: Path) -> None:
-        """Write an object's content into a file.
-
-        Raises:
-            FileNotFoundError: There is no such object.
-        """
-        with self._asking(f"read {name}"):
-            self._files.get_file(self._path(name), str(file))
-
-    def check(self, name: str, record: FileRecord) -> None:
+    def check(self, name: str, num_bytes: int, crc32: str) -> None:
         """Read an object back and compare it with what was written.
 
         Raises:
             StoreError: It differs.
         """
-
-        def crc32(start: int) -> str:
-            end = min(start + PIECE_BYTES, record.num_bytes)
-            return f"{zlib.crc32(self._files.cat_file(path, start=start, end=end)):08x}"
-
-        path, starts = self._path(name), range(0, record.num_bytes, PIECE_BYTES)
-        with self._asking(f"read {name} back"):
-            num_bytes = self._files.info(path)["size"]
-            with ThreadPoolExecutor(_NUM_READERS) as pool:
-                # `or record.crc32`: an empty object has no ranges to read, and
-                # its record has one checksum of nothing; the size alone decides.
-                sums = tuple(pool.map(crc32, starts)) or record.crc32
-        if (num_bytes, sums) != (record.num_bytes, record.crc32):
+        if not self.has(name, num_bytes, crc32):
             raise StoreError(f"{self.url}/{name} differs when it is read back")
+
+    def has(self, name: str, num_bytes: int, crc32: str) -> bool:
+        """Whether there is an object of some content."""
+        try:
+            data = self.read(name)
+        except FileNotFoundError:
+            return False
+        return len(data) == num_bytes and f"{zlib.crc32(data):08x}" == crc32
 
     def delete(self, name: str) -> None:
         """Delete an object or a folder; do nothing where there is none."""
@@ -358,17 +353,16 @@ class ObjectSteps:
         self._store = store
         self._lock: ObjectLock | None = None
         self._uploaded: dict[int, tuple[str, dict[str, FileRecord]]] = {}
+        # How the names of a directory's objects begin that is not a step yet.
+        self._tried: dict[int, str] = {}
+        # What this process read back of its last upload: names and checksums, since a
+        # manifest may be written again under its name.
+        self._checked: tuple[str, set[tuple[str, str]]] = "", set()
 
     def lock(self) -> ObjectLock:
-        """Take the right to write, and clear what killed processes left."""
-        lock = ObjectLock(self._store, doing="saving checkpoints here")
-        try:
-            self._clear_leftovers()
-        except BaseException:
-            lock.release()
-            raise
-        self._lock = lock
-        return lock
+        """Take the right to write."""
+        self._lock = ObjectLock(self._store, doing="saving checkpoints here")
+        return self._lock
 
     def committed(self) -> tuple[int, ...]:
         """Return the committed steps, oldest first."""
@@ -379,27 +373,73 @@ class ObjectSteps:
         return tuple(sorted(self._prefixes(marked=_GOOD)))
 
     def upload(self, step: int, source: Path) -> None:
-        """Upload the files of a directory, and read them back; `publish` makes them a step."""
-        prefix, records = self.begin_upload(step), record_files(source)
+        """Upload the files of a directory, and read them back; `publish` makes them a step.
+
+        Of a directory whose upload broke, in this process or one before, what is there is skipped.
+        """
+        records = record_files(source)
+        prefix = self._prefix_of(step, records)
+        self._uploaded[step] = prefix, records
         self.upload_files(prefix, source, records)
-        self.add_uploaded(step, records)
+
+    def _prefix_of(self, step: int, records: Mapping[str, FileRecord]) -> str:
+        """Return how the names of a directory's objects begin: the same at each try."""
+        content = json.dumps(records_to_json(records), sort_keys=True).encode()
+        # By the content: a write that was given up on and arrives later changes nothing.
+        prefix = f"step_{step:08d}-{hashlib.sha256(content).hexdigest()[:32]}"
+        # A step that was quarantined never counts again, and one that is saved again is a new one;
+        # but the index may be that of the last try, whose answer was lost.
+        names, is_tried = self._store.names(), self._tried.get(step) == prefix
+        is_other = prefix + _QUARANTINED in names or (prefix + _INDEX in names and not is_tried)
+        self._tried[step] = self._new_prefix(step) if is_other else prefix
+        return self._tried[step]
+
+    def _new_prefix(self, step: int) -> str:
+        return f"step_{step:08d}-{uuid.uuid4().hex}"
 
     def begin_upload(self, step: int) -> str:
         """Return how the names of a step's objects begin that are uploaded from now on."""
-        self.abandon(step)
-        # A new name for each try: a write that was given up on may still arrive.
-        prefix = f"step_{step:08d}-{uuid.uuid4().hex}"
-        # Noted before the first byte goes out: `abandon` can then remove a half-finished upload.
+        # A new one, since what follows need not have the bytes of a try before,
+        # of which a write that was given up on may still arrive.
+        prefix = self._new_prefix(step)
         self._uploaded[step] = prefix, {}
         return prefix
 
     def upload_files(self, prefix: str, source: Path, records: Mapping[str, FileRecord]) -> None:
-        """Upload files, and read them back; any process may, whoever began the upload."""
-        for name, record in records.items():
-            self._store.upload(source / name, f"{prefix}/{name}")
-            # Each is read back right after it was written: a failure is known before the next file
-            # is sent.
-            self._store.check(f"{prefix}/{name}", record)
+        """Upload those files that are not there yet; any process may, whoever began the upload.
+
+        Each piece is read back right after it was written: a failure is known at once.
+        """
+        there = self._store.sizes(prefix)
+        if self._checked[0] != prefix:
+            self._checked = prefix, set()
+        checked = self._checked[1]
+
+        def upload(piece: Piece, crc32: str) -> None:
+            name = f"{prefix}/{piece.object_name}"
+            is_there = there.get(name) == piece.num_bytes
+            if is_there and (
+                (name, crc32) in checked or self._store.has(name, piece.num_bytes, crc32)
+            ):
+                return
+            data = read_at(source / piece.name, piece.begin, piece.num_bytes)
+            self._store.write(name, data)
+            self._store.check(name, piece.num_bytes, crc32)
+            checked.add((name, crc32))
+
+        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            uploads = [
+                pool.submit(upload, piece, crc32)
+                for name, record in records.items()
+                for piece, crc32 in zip(pieces_of(name, record), record.crc32, strict=True)
+            ]
+            # In turn, and none that was not begun after the first that failed: a store that
+            # does not answer would cost the driver's retries once for each piece.
+            try:
+                for one in uploads:
+                    one.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def add_uploaded(self, step: int, records: Mapping[str, FileRecord]) -> None:
         """Note what was uploaded of a step, for its index to name."""
@@ -418,14 +458,26 @@ class ObjectSteps:
         """Return how the names of a committed step's objects begin."""
         return self._prefixes()[step]
 
-    def download_files(self, prefix: str, names: Iterable[str], target: Path) -> None:
+    def download_files(self, prefix: str, files: Mapping[str, FileRecord], target: Path) -> None:
         """Download some files of a step; one that is lost stays away."""
-        for name in names:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            # A lost object must not hide the others: the manifest will name
-            # exactly what is missing, and the reader goes to the next step.
-            with contextlib.suppress(FileNotFoundError):
-                self._store.download(f"{prefix}/{name}", target / name)
+        pieces = [piece for name, record in files.items() for piece in pieces_of(name, record)]
+        # A lost object must not hide the others: the manifest will name
+        # exactly what is missing, and the reader goes to the next step.
+        cut_off(target, read_pieces(target, files, pieces, partial(self.read_piece, prefix)))
+
+    def read_piece(self, prefix: str, piece: Piece) -> bytes:
+        """Return what the store has of a piece of a file of a step.
+
+        Raises:
+            FileNotFoundError: It is lost.
+        """
+        try:
+            return self._store.read(f"{prefix}/{piece.object_name}")
+        except FileNotFoundError:
+            if piece.number is None:
+                raise
+            # Before there were pieces, each file was one object, however large.
+            return self._store.read(f"{prefix}/{piece.name}", piece.begin, piece.end)
 
     def commit(self, step: int) -> None:
         """Make what was uploaded the newest step; steps at or after it are quarantined."""
@@ -433,8 +485,10 @@ class ObjectSteps:
         self._check_lock()
         # There is no rename, so for a moment neither the old history nor the new step is there; a
         # process killed then leaves older steps, and the fast disk has this one.
-        for later in self.committed():
-            if later >= step:
+        prefix, _ = self._uploaded[step]
+        for later, other in self._prefixes().items():
+            # Not itself, where the answer to the last write of a try before was lost.
+            if later >= step and other != prefix:
                 self.quarantine(later)
         self.publish(step)
 
@@ -442,18 +496,20 @@ class ObjectSteps:
         """Make what was uploaded a step; others stay."""
         self._check_lock()
         prefix, records = self._uploaded[step]
-        files = {name: [one.num_bytes, *one.crc32] for name, one in records.items()}
         # One small object, written last, is the commit: it is there whole or not at all.
+        files = {name: [one.num_bytes, *one.crc32] for name, one in records.items()}
         self._store.write(prefix + _INDEX, json.dumps({"files": files}).encode())
-        # Only after the write: if it fails, the retry's `abandon` still knows the prefix.
+        # Only after the write: if it fails, the next try continues from here.
         del self._uploaded[step]
+        self._tried.pop(step, None)
+        # Nobody else uploads while this process has the lock. What cannot be removed now,
+        # the next commit removes.
+        with contextlib.suppress(StoreError):
+            self.clear_leftovers()
 
     def abandon(self, step: int) -> None:
-        """Remove what was uploaded of a step; what cannot be removed is left for the next lock."""
-        if step in self._uploaded:
-            prefix, _ = self._uploaded.pop(step)
-            with contextlib.suppress(StoreError):
-                self._remove(prefix)
+        """Forget an upload; the next commit removes it, unless that continues it."""
+        self._uploaded.pop(step, None)
 
     def quarantine(self, step: int) -> None:
         """Mark a step as one no more."""
@@ -480,15 +536,16 @@ class ObjectSteps:
             if match[1] + _QUARANTINED not in names and (not marked or match[1] + marked in names)
         }
 
-    def files_of(self, prefix: str) -> list[str]:
+    def files_of(self, prefix: str) -> dict[str, FileRecord]:
         """Return the files that the index of a step names.
 
         Raises:
             DamagedCheckpointError: It cannot be read.
         """
         try:
-            return list(parse_json(self._store.read(prefix + _INDEX))["files"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            body = parse_json(self._store.read(prefix + _INDEX))["files"]
+            return {name: FileRecord(size, tuple(crc)) for name, (size, *crc) in body.items()}
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             where = f"{self._store.url}/{prefix}{_INDEX}"
             raise DamagedCheckpointError(f"an index is damaged: {error!r}", where=where) from error
 
@@ -502,7 +559,8 @@ class ObjectSteps:
         if self._lock is not None:
             self._lock.check_is_held()
 
-    def _clear_leftovers(self) -> None:
+    def clear_leftovers(self) -> None:
+        """Remove what was uploaded of steps that were not committed; only with the lock."""
         names = self._store.names()
         found = {match[1] for name in names if (match := _NAME.fullmatch(name))}
         for prefix in found:

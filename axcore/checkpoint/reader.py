@@ -69,8 +69,16 @@ class StepStatus:
 class CheckpointReader:
     """The reader of one storage; it writes nothing."""
 
-    def __init__(self, steps: RunStorage, status: StepStatus, *, falls_back: bool) -> None:
+    def __init__(
+        self,
+        steps: RunStorage,
+        status: StepStatus,
+        *,
+        falls_back: bool,
+        single_replica_restore: bool,
+    ) -> None:
         self._steps = steps
+        self._single_replica_restore = single_replica_restore
         self._status = status
         self._falls_back = falls_back
 
@@ -258,6 +266,8 @@ class CheckpointReader:
         self, step: int, stored_as: str, files: Mapping[str, FileRecord]
     ) -> dict[str, FileRecord]:
         """Fetch files that this process is to read; return those that were not verified yet."""
+        if self._single_replica_restore:
+            return self._steps.fetch_once(step, stored_as, files)
         new: dict[str, FileRecord] = {}
 
         def fetch() -> None:

@@ -7,7 +7,7 @@ to `step_N`. A process killed at any moment leaves the committed steps as they w
 Of several processes each writes databases of the chunks that it owns, measures them, and reads them
 back; process 0 alone makes and names the directory of the step. Where they share no disk, each has
 a directory of its own, and shares its files in the store (`store_parts.py`). What goes wrong in one
-is raised in all, so all try again alike.
+is raised in all, so all try again alike; an upload continues with what all have staged already.
 """
 
 import time
@@ -27,6 +27,7 @@ from axcore.checkpoint.manifest import (
     DamagedCheckpointError,
     FileRecord,
     Manifest,
+    find_damage,
     find_damage_together,
     read_manifest,
     record_files,
@@ -44,6 +45,7 @@ from axcore.checkpoint.storage import (
     free_bytes,
 )
 from axcore.distributed import (
+    all_gather_object,
     broadcast_object,
     gather_object,
     is_process_zero,
@@ -102,6 +104,9 @@ class StepSave:
             for process in range(count)
         )
         # Kept until the commit: a donated state is gone when a try fails.
+        # Of the try in progress: what this process has staged and measured, and for whom.
+        self._staged: dict[str, FileRecord] | None = None
+        self._written_as = ""
         self._own = {
             name: copy_to_host(stored, self._grids, number)
             for number, name in enumerate(self._databases)
@@ -128,8 +133,10 @@ class StepSave:
             try:
                 return act()
             except StorageError as error:
-                self._abandon()
-                # Abandoned before the wait: a full disk gets its space back at once.
+                # Before the wait: a full disk gets its space back at once. What
+                # is staged here alone stays, for the next try to continue its upload.
+                if not self._is_staged():
+                    self._abandon()
                 self._warn(f"{self._what(error)}; try {failed + 1} follows in {wait_s:g} s")
             time.sleep(wait_s)
         # The last try is outside of the loop: its failure is an error, not a warning.
@@ -153,34 +160,49 @@ class StepSave:
         # Each of these calls is a barrier, too: the manifest is written when every process has
         # written and measured its files, and the rename comes last. See `decide_together`: an
         # error of one process arrives in all, so all leave for the next try together.
-        written_as = broadcast_object("beginning a checkpoint", self._begin)
-        own: dict[str, FileRecord] = {}
-
-        def write() -> dict[str, Any]:
-            own.update(self._write_own(written_as))
-            return records_to_json(own)
-
+        if not self._continues():
+            self._written_as = broadcast_object("beginning a checkpoint", self._begin)
         # To process 0 alone, which writes the manifest.
-        written = gather_object("writing a checkpoint", write)
+        written = gather_object("writing a checkpoint", self._write_own)
         broadcast_object("writing a manifest", lambda: self._write_manifest(written or []))
-        self._read_back(own)
+        self._read_back(self._staged or {})
         commit = partial(self._on_storage, self._steps.commit)
         # Process 0 alone renames, and the others return
         # only after it: `latest` is then the same in all.
         broadcast_object("committing a checkpoint", commit)
 
-    def _write_own(self, written_as: str) -> dict[str, FileRecord]:
+    def _continues(self) -> bool:
+        """Whether all processes still have what they staged in the try before."""
+        if not self._written_as:
+            return False
+        if all(all_gather_object("continuing a checkpoint", self._is_staged)):
+            return True
+        self._abandon()
+        return False
+
+    def _is_staged(self) -> bool:
+        # Where processes share the directory, process 0 empties it, and all write again.
+        if self._steps.is_shared or self._staged is None:
+            return False
+        try:
+            return not find_damage(self._staging_directory, self._staged)
+        except OSError:
+            return False
+
+    def _write_own(self) -> dict[str, Any]:
         """Write this process's databases, share them, and return the records of their files."""
         with as_storage_errors(Exception):  # TensorStore raises ValueError
-            self._steps.enter(self.step, written_as)
-            root, records = self._staging_directory, {}
-            for name, leaves in self._own.items():
-                store.write(root / name, leaves)
-                # Here, and not by process 0 alone: another host's kernel has nothing to flush.
-                sync_tree(root / name)
-                records.update(record_files(root, name))
-            self._steps.share(self.step, records)
-            return records
+            if self._staged is None:
+                self._steps.enter(self.step, self._written_as)
+                root, records = self._staging_directory, {}
+                for name, leaves in self._own.items():
+                    store.write(root / name, leaves)
+                    # Here, and not by process 0 alone: another host's kernel has nothing to flush.
+                    sync_tree(root / name)
+                    records.update(record_files(root, name))
+                self._staged = records
+            self._steps.share(self.step, self._staged)
+            return records_to_json(self._staged)
 
     def _write_manifest(self, written: list[dict[str, Any]]) -> None:
         manifest = Manifest(
@@ -218,6 +240,7 @@ class StepSave:
             act(self.step)
 
     def _abandon(self) -> None:
+        self._staged = None
         self._steps.leave(self.step)
         # Process 0 alone: the others may still be on their way out of the failed try.
         if is_process_zero():

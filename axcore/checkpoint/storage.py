@@ -137,6 +137,11 @@ class RunStorage(StepStorage, Protocol):
         What is new was not compared with its record. A file that is lost stays away.
         """
 
+    def fetch_once(
+        self, step: int, stored_as: str, files: Mapping[str, FileRecord]
+    ) -> dict[str, FileRecord]:
+        """As `fetch`, in all processes together: what several need, one reads for all of them."""
+
     def release(self, step: int) -> None:
         """Remove what this process fetched of a step."""
 
@@ -167,6 +172,12 @@ class SharedStorage:
         return ""
 
     def fetch(
+        self, step: int, stored_as: str, files: Mapping[str, FileRecord]
+    ) -> dict[str, FileRecord]:
+        """Do nothing: the files are there."""
+        return {}
+
+    def fetch_once(
         self, step: int, stored_as: str, files: Mapping[str, FileRecord]
     ) -> dict[str, FileRecord]:
         """Do nothing: the files are there."""

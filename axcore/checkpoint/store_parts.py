@@ -18,7 +18,8 @@ import socket
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,8 @@ from axcore.checkpoint.manifest import (
     read_manifest,
     record_file,
 )
+from axcore.checkpoint.pieces import Piece
+from axcore.checkpoint.single_replica import fetch_once
 from axcore.checkpoint.steps import StepDirectories
 from axcore.checkpoint.storage import CheckpointWarning, StepLocation, StorageLock
 
@@ -51,11 +54,17 @@ class PartLocation(StepLocation, Protocol):
     def prefix(self, step: int) -> str:
         """Return how the names of a committed step's objects begin."""
 
-    def files_of(self, prefix: str) -> list[str]:
+    def files_of(self, prefix: str) -> dict[str, FileRecord]:
         """Return the files that the index of a step names."""
 
-    def download_files(self, prefix: str, names: Iterable[str], target: Path) -> None:
+    def download_files(self, prefix: str, files: Mapping[str, FileRecord], target: Path) -> None:
         """Download some files of a step; one that is lost stays away."""
+
+    def clear_leftovers(self) -> None:
+        """Remove what was uploaded of steps that were not committed."""
+
+    def read_piece(self, prefix: str, piece: Piece) -> bytes:
+        """Return what the store has of a piece of a file of a step."""
 
 
 @attrs.define
@@ -83,6 +92,7 @@ class StoreParts:
         """Take the right to write; a history that one process kept on this disk ends."""
         lock = self._durable.lock()
         try:
+            self._durable.clear_leftovers()
             self._clear_whole_steps()
         except BaseException:
             lock.release()
@@ -135,7 +145,7 @@ class StoreParts:
         return self._written[step].folder.path
 
     def share(self, step: int, files: Mapping[str, FileRecord]) -> None:
-        """Upload files of this process, and read them back."""
+        """Upload those files of this process that are not there yet, and read them back."""
         part = self._written[step]
         self._durable.upload_files(part.prefix, part.folder.path, files)
 
@@ -155,7 +165,7 @@ class StoreParts:
             self._written.pop(step).folder.remove()
 
     def abandon(self, step: int) -> None:
-        """Remove what all processes uploaded of a step."""
+        """Let what all processes uploaded of a step be removed."""
         self._durable.abandon(step)
 
     def replicate(self, step: int) -> None:
@@ -171,8 +181,10 @@ class StoreParts:
         prefix = self._durable.prefix(step)
         # An index that cannot be read makes the step a damaged one, though all files may be there.
         if not (self._part_to_read(step, prefix) / MANIFEST_NAME).exists():
-            self._durable.files_of(prefix)
-            self._download(step, prefix, [MANIFEST_NAME])
+            files = self._durable.files_of(prefix)
+            # Whoever reads the manifest misses it where the index does not name it.
+            named = {name: one for name, one in files.items() if name == MANIFEST_NAME}
+            self._download(step, prefix, named)
 
     def stored_as(self, step: int) -> str:
         """Return how the names of the objects of a prepared step begin."""
@@ -187,9 +199,22 @@ class StoreParts:
         self._download(step, stored_as, new)
         return new
 
-    def _download(self, step: int, prefix: str, names: Iterable[str]) -> None:
+    def fetch_once(
+        self, step: int, stored_as: str, files: Mapping[str, FileRecord]
+    ) -> dict[str, FileRecord]:
+        """As `fetch`, in all processes together: what several need, one reads for all of them."""
+        folder = self._part_to_read(step, stored_as)
+        new = {name: one for name, one in files.items() if not (folder / name).exists()}
         try:
-            self._durable.download_files(prefix, names, self._part_to_read(step, prefix))
+            fetch_once(folder, new, partial(self._durable.read_piece, stored_as))
+        except BaseException:
+            self.release(step)
+            raise
+        return new
+
+    def _download(self, step: int, prefix: str, files: Mapping[str, FileRecord]) -> None:
+        try:
+            self._durable.download_files(prefix, files, self._part_to_read(step, prefix))
         except BaseException:
             # Half of a file would be taken for one that was fetched and verified before.
             self.release(step)

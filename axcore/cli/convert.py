@@ -9,12 +9,13 @@ import click
 from axcore.cli import options
 from axcore.errors import ConfigError
 
-HUGGING_FACE, GGUF = "hf:", "gguf:"
+HUGGING_FACE, GGUF, ORBAX = "hf:", "gguf:", "orbax:"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *(KB|MB|GB|TB)", re.IGNORECASE)
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _USAGE = (
-    "axcore convert hf:FOLDER runs/NAME, axcore convert runs/NAME hf:FOLDER, or "
-    "axcore convert runs/NAME gguf:FILE"
+    "axcore convert hf:FOLDER runs/NAME, axcore convert runs/NAME hf:FOLDER, "
+    "axcore convert runs/NAME gguf:FILE, or "
+    "axcore convert orbax:FOLDER runs/NAME --config FOLDER"
 )
 
 
@@ -27,9 +28,17 @@ _USAGE = (
     help="Dtype to convert weights to; by default they keep theirs. q8_0 is for gguf:FILE only.",
 )
 @click.option("--max-shard-size", help="Size of the largest file of weights.  [default: 5GB]")
-@click.option("--step", type=int, help="Checkpoint to export; by default the newest.")
+@click.option("--step", type=int, help="Checkpoint to convert; by default the newest.")
 @click.option("--base", help="Folder of the adapters' base model; by default, the one they name.")
 @click.option("--merged", is_flag=True, help="Merge adapters into the weights of their base model.")
+@click.option(
+    "--config", metavar="FOLDER|EXPERIMENT", help="What model orbax:FOLDER contains the weights of."
+)
+@click.option(
+    "--rotary-rows",
+    type=click.Choice(["halves", "pairs"]),
+    help="Rows of a head that MaxText rotated together; by default what the model's family has.",
+)
 @options.trust_code
 @options.allow_unknown_fields
 def convert(
@@ -40,6 +49,8 @@ def convert(
     step: int | None,
     base: str | None,
     merged: bool,
+    config: str | None,
+    rotary_rows: Any,
     trust_code: bool,
     allow_unknown_fields: bool,
 ) -> None:
@@ -47,12 +58,15 @@ def convert(
 
     Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER has
     these, in the format of PEFT; a folder of such adapters makes a run of their base model.
+
+    Or orbax:FOLDER, a checkpoint of MaxText or AXLearn, to a run directory, with --config.
     """
-    from axcore.runs import export_gguf, export_run, import_run, load_run
+    from axcore.runs import export_gguf, export_run, import_orbax, import_run, load_run
 
     _check_names(source, target)
     _check_options(source, target, dtype=dtype, max_shard_size=max_shard_size, base=base)
-    if allow_unknown_fields and not source.startswith(HUGGING_FACE):
+    _check_orbax_options(source, config=config, rotary_rows=rotary_rows)
+    if allow_unknown_fields and not source.startswith((HUGGING_FACE, ORBAX)):
         raise ConfigError(
             "--allow-unknown-fields is for the config.json of hf:FOLDER, and a run is read",
             where="--allow-unknown-fields",
@@ -65,6 +79,21 @@ def convert(
         )
         name = shlex.quote(target)
         click.echo(f"{run.directory} contains the model of {read}; axcore generate {name}")
+        return
+    if source.startswith(ORBAX):
+        read = source.removeprefix(ORBAX)
+        assert config is not None
+        run, trainer = import_orbax(
+            read,
+            target,
+            config=config,
+            dtype=dtype,
+            step=step,
+            rotary_rows=rotary_rows,
+            allow_unknown_fields=allow_unknown_fields,
+        )
+        name = shlex.quote(target)
+        click.echo(f"{run.directory} contains {trainer}'s model of {read}; axcore generate {name}")
         return
     size = _num_bytes(max_shard_size or "5GB")
     run = load_run(source, step=step, trust_code=trust_code)
@@ -80,7 +109,9 @@ def convert(
 def _check_names(source: str, target: str) -> None:
     if source.startswith(GGUF):
         raise ConfigError(f"{source} is written, and not read", where="SOURCE", hint=_USAGE)
-    if source.startswith(HUGGING_FACE) == target.startswith((HUGGING_FACE, GGUF)):
+    if target.startswith(ORBAX):
+        raise ConfigError(f"{target} is read, and not written", where="TARGET", hint=_USAGE)
+    if source.startswith((HUGGING_FACE, ORBAX)) == target.startswith((HUGGING_FACE, GGUF)):
         raise ConfigError(
             f"of {source!r} and {target!r} one names a pretrained checkpoint and the other a run",
             hint=_USAGE,
@@ -98,6 +129,21 @@ def _check_options(
         )
     if base is not None and not source.startswith(HUGGING_FACE):
         raise ConfigError(f"--base {base} is for adapters in hf:FOLDER", where="--base")
+
+
+def _check_orbax_options(source: str, *, config: str | None, rotary_rows: Any) -> None:
+    if source.startswith(ORBAX):
+        if config is None:
+            raise ConfigError(
+                f"{source} does not say what model its arrays are of",
+                where="--config",
+                hint="name a folder with the model's config.json and tokenizer, or an experiment: "
+                "--config FOLDER",
+            )
+        return
+    for option, value in (("--config", config), ("--rotary-rows", rotary_rows)):
+        if value is not None:
+            raise ConfigError(f"{option} {value} is for orbax:FOLDER", where=option, hint=_USAGE)
 
 
 def _num_bytes(text: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axcore.cli import options
+from axcore.cli import options, processes
 
 if TYPE_CHECKING:
     from axcore.evaluation import TaskResult
@@ -39,12 +39,15 @@ if TYPE_CHECKING:
 @options.trust_code
 @options.allow_unknown_fields
 @options.as_json
+@processes.options
 def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> None:
     """Evaluate MODEL, a run directory or the folder of a pretrained checkpoint.
 
     Without --tasks this is the loss on the run's own validation text. --set changes tasks, as
     arithmetic.samples.num=50; see docs/evaluation.md.
     """
+    place = processes.place_of(rest)
+    processes.join(place, rest)
     if not tasks:
         _print_validation_loss(model, rest["step"], rest["trust_code"], as_json=as_json)
         return
@@ -55,25 +58,31 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
     found = find_tasks(tasks, _overrides(tasks, rest))
     check_tasks(found)
     how = {name: rest[name] for name in ("step", "trust_code", "allow_unknown_fields")}
-    opened = open_model(model, **how)
+    # Each process places its part of the weights, and has all of them only on its host.
+    opened = open_model(model, on_host=place is not None, **how)
     run = None if opened.step is None else Path(model)
     directory = rest["output"] or directory_of(opened.name, run, opened.step)
     with engine_model(opened, max_num_seqs=rest["rows"]) as asked:
-        results = evaluate_tasks(
-            found,
-            asked,
-            identity_of(opened.name, opened.step, opened.state),
-            directory,
-            restarts=rest["restart"],
-            timeout_s=rest["timeout"],
-            report=(lambda _: None) if as_json else _print,
-        )
-    if as_json:
-        shown = {name: one.as_json() for name, one in results.items()}
+
+        def results() -> dict[str, Any]:
+            found_of = evaluate_tasks(
+                found,
+                asked,
+                identity_of(opened.name, opened.step, opened.state),
+                directory,
+                restarts=rest["restart"],
+                timeout_s=rest["timeout"],
+                report=(lambda _: None) if as_json else _print,
+            )
+            return {name: one.as_json() for name, one in found_of.items()}
+
+        shown = asked.engine.together("evaluation", results)
+        speaks = asked.engine.answers
+    if speaks and as_json:
         click.echo(json.dumps({"step": opened.step, "directory": str(directory), "tasks": shown}))
-    else:
+    elif speaks:
         click.echo(f"kept in {directory}")
-    if any(one.num_unanswered for one in results.values()):
+    if any(one["num_unanswered"] for one in shown.values()):
         raise SystemExit(1)
 
 
@@ -109,11 +118,14 @@ def _print(result: "TaskResult") -> None:
 def _print_validation_loss(
     model: str, step: int | None, trust_code: bool, *, as_json: bool
 ) -> None:
+    from axcore.distributed import is_process_zero
     from axcore.runs import load_run
     from axcore.trainer.callbacks.metrics import described
 
     saved = load_run(model, step=step, trust_code=trust_code)
     metrics, units = saved.evaluate(), saved.trainer.task.metric_units()
+    if not is_process_zero():
+        return
     if as_json:
         values = {"step": saved.step, "split": "validation", **metrics, "units": dict(units)}
         click.echo(json.dumps(values))

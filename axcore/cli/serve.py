@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from axcore.cli import options
+from axcore.cli import options, processes
 from axcore.cli.loading_display import LoadingDisplay
 from axcore.cli.target import check_present, use_target
 from axcore.errors import ConfigError
@@ -83,13 +83,15 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 @options.target
 @options.trust_code
 @options.allow_unknown_fields
+@processes.options
 def serve(
     model: str, host: str, port: int, target: str | None, overrides: tuple[str, ...], **rest: Any
 ) -> None:
     """Serve MODEL, a run directory or the folder of a pretrained checkpoint.
 
     --set changes settings, such as engine.max_num_seqs=32 or limits.max_requests=100, and --modify
-    the model, such as 'kv_cache(dtype=int8)'; see docs/serving.md.
+    the model, such as 'kv_cache(dtype=int8)'; see docs/serving.md. Started once on each of several
+    hosts, as by srun, it splits one model over all of their devices.
     """
     _check_installed()
     with _ends_at(signal.SIGTERM):
@@ -101,7 +103,9 @@ def _serve(
 ) -> None:
     """Serve a model until a signal or a fault of its engine ends the server."""
     use_compile_cache()
-    wanted = use_target(target)
+    place = processes.place_of(rest)
+    wanted = use_target(target, num_processes=place.process_count if place else 1)
+    processes.join(place, rest)
     from axcore.config import apply_overrides
     from axcore.inference import DraftModel, EngineConfig
     from axcore.progress import heard_by
@@ -124,7 +128,8 @@ def _serve(
     keys = read_api_keys(rest["api_key_file"])
     folders = named_folders(rest["adapters"])
     _log_to_stderr()
-    with listen(host, port) as listener:
+    is_first = place is None or place.process_index == 0
+    with listen(host, port) if is_first else nullcontext() as listener:
         with LoadingDisplay() as display, heard_by(display.hear):
             display.begin("loading", model)
             check_present(wanted)
@@ -146,6 +151,9 @@ def _serve(
             )
             run = opened.run
             del opened, draft  # their weights: the engine has its own, in other dtypes or places
+        if listener is None:
+            _follow(served)
+            return
         with served.engine:
             named = (*_LOOPBACK, host, *rest["hosts"])
             hosts = named if host in _LOOPBACK or rest["hosts"] else ()
@@ -154,7 +162,13 @@ def _serve(
             _announce(served, _url(listener), has_keys=bool(keys))
             if host not in _LOOPBACK and not keys:
                 _warn_of_everybody(host, has_names=bool(hosts))
-            watch = WeightsWatch(run, served, every_s=cfg.watch_s) if run else nullcontext()
+            watch: AbstractContextManager[Any] = nullcontext()
+            if run and place is None:
+                watch = WeightsWatch(run, served, every_s=cfg.watch_s)
+            elif run:
+                click.echo(
+                    "newer checkpoints need a new start: there are several processes", err=True
+                )
             with _ends_at(signal.SIGINT), watch:
                 server.run(sockets=[listener])
                 error = served.engine.error
@@ -163,6 +177,19 @@ def _serve(
         if error is not None:
             raise error
     click.echo("ended", err=True)
+
+
+def _follow(served: "ServedModel") -> None:
+    """Run what process 0 plans until it ends, however this process is asked to."""
+    # An engine that starts several processes sends its signals to all of them, and process 0
+    # finishes what it has to answer first. Where it is lost, the connection ends.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    from axcore.inference import Engine
+
+    with served.engine as engine:
+        assert isinstance(engine, Engine)  # a mesh of several processes makes no replicas
+        engine.follow()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,62 +12,21 @@ from typing import Any
 import click
 
 from axcore._jax_compat import write_programs_whole
-from axcore.cli import options
+from axcore.cli import options, processes
 from axcore.cli.interrupts import INTERRUPTED, exits_on_interrupt
 from axcore.cli.options import escape_control_characters
 from axcore.cli.target import check_present, use_target
 from axcore.errors import ConfigError, ProcessError
-from axcore.launch import ProcessInfo, find_process_info
+from axcore.launch import ProcessInfo
 from axcore.launch.job import default_run_directory, launch_of
-from axcore.launch.process_info import COORDINATOR, NUM_PROCESSES, PROCESS_ID, process_flags
+from axcore.launch.process_info import process_flags
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import kept_steps_folder, use_compile_cache
 from axcore.resilience.heartbeat import Heartbeat, connect_heartbeat
 from axcore.resilience.ledger import process_start
 from axcore.resilience.standby_workers import StandbyControl
-from axcore.resilience.supervisor import BY_SUPERVISOR, COORDINATION_VARIABLE
 
 _SAMPLE_TOKENS = 200
-
-
-_OPTIONS = (
-    click.option(
-        "--coordinator",
-        envvar=COORDINATOR,
-        metavar="HOST:PORT",
-        help="Address of process 0 in a run of several; launchers set it.",
-    ),
-    click.option(
-        "--num-processes", "process_count", type=int, envvar=NUM_PROCESSES, help="Processes in all."
-    ),
-    click.option(
-        "--process-id", "process_index", type=int, envvar=PROCESS_ID, help="This one, from 0."
-    ),
-    click.option(
-        "--join-timeout",
-        "join_s",
-        default=300.0,
-        show_default=True,
-        help="Seconds to wait for all processes at the start.",
-    ),
-    click.option(
-        "--barrier-timeout",
-        "barrier_s",
-        default=1800.0,
-        show_default=True,
-        help="Seconds that processes wait for one another later on.",
-    ),
-)
-
-
-_LIMITS = ("join_s", "barrier_s")
-
-
-def _process_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options by which a command is one of several processes, as `**processes`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.command()
@@ -104,7 +63,7 @@ def _process_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @options.modify
 @options.overrides
 @options.target
-@_process_options
+@processes.options
 @exits_on_interrupt()
 def train(
     experiment: str,
@@ -116,13 +75,13 @@ def train(
     changes: tuple[str, ...],
     overrides: tuple[str, ...],
     target: str | None,
-    **processes: Any,
+    **named: Any,
 ) -> None:
     """Train EXPERIMENT, a name or a config file, or resume it."""
     heartbeat = connect_heartbeat()
     use_compile_cache()
     plugin_host().require_healthy()
-    place = _process_info_of(processes)
+    place = processes.place_of(named)
     num_processes = place.process_count if place else 1
     # Before anything below imports jax, which reads these variables once.
     wanted = use_target(target, num_processes=num_processes, keeps_memory=True)
@@ -132,16 +91,16 @@ def train(
     run = Path(directory or default_run_directory(experiment))
     while True:
         if turn is not None:  # a standby worker learns its place when its turn comes
-            place = _process_info_of(process_flags(os.environ))
+            place = processes.place_of({**named, **process_flags(os.environ)})
         try:
-            join(place, processes)
+            processes.join(place, named)
             load = partial(_load, experiment, overrides, changes, wanted)
             if reference_steps is not None:
                 return _compare(load, run, reference_steps)
             back = {"from_step": from_step, "launch": launch_of(launch_id, os.environ)}
             return _train(load, run, place, heartbeat, back=back, began=turn, profiled=profiled)
         except ProcessError as error:
-            if place is None or not turns.has_more or not is_hosted():
+            if place is None or not turns.has_more or not processes.is_hosted():
                 raise
             click.echo(f"process {place.process_index} leaves its attempt: {error.what}", err=True)
         turn = _stand_down(turns)
@@ -293,33 +252,3 @@ def _sample(trainer: Any, result: Any, run: Path) -> None:
     text = sample.prompt + sample.text
     (run / "sample.txt").write_text(text, encoding="utf-8")
     click.echo(f"\nsample, continuing {sample.prompt!r}:\n\n{escape_control_characters(text)}\n")
-
-
-def _process_info_of(processes: Mapping[str, Any]) -> ProcessInfo | None:
-    """Return the place of this process in its run; None where it is the only one."""
-    given = {name: value for name, value in processes.items() if name not in _LIMITS}
-    return find_process_info(given)
-
-
-def is_hosted() -> bool:
-    """Whether a supervisor serves the coordination, so that a survivor may join again."""
-    return os.environ.get(COORDINATION_VARIABLE) == BY_SUPERVISOR
-
-
-def join(place: ProcessInfo | None, processes: Mapping[str, Any]) -> None:
-    """Join the other processes, before jax looks for devices.
-
-    Raises:
-        ProcessError: Some of them did not come in time.
-    """
-    if place is None:
-        return
-    from axcore.distributed import TimeLimits, join_processes
-
-    join_processes(
-        place.coordinator,
-        process_count=place.process_count,
-        process_index=place.process_index,
-        limits=TimeLimits(**{name: processes[name] for name in _LIMITS}),
-        is_hosted=is_hosted(),
-    )

@@ -8,6 +8,7 @@ from axcore.distributed.host_collectives import (
     decide_together,
     gather_object,
 )
+from axcore.distributed.message_tree import MessageTree
 from axcore.distributed.processes import (
     TimeLimits,
     end_waits,
@@ -21,9 +22,11 @@ from axcore.distributed.processes import (
     process_index,
     reachable_host,
     shard_for_process,
+    time_limits,
 )
 
 __all__ = [
+    "MessageTree",
     "TimeLimits",
     "all_gather_object",
     "all_gather_str",
@@ -42,4 +45,5 @@ __all__ = [
     "process_index",
     "reachable_host",
     "shard_for_process",
+    "time_limits",
 ]

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ConfigError
 from axcore.evaluation.engine_model import EngineModel
@@ -55,8 +53,6 @@ class EvaluateTasks(Guard):
             DataError: A task has no samples.
         """
         reason = no_text_reason(trainer)
-        if jax.process_count() > 1:
-            reason = f"the run has {jax.process_count()} processes, and one engine serves one"
         if reason is not None:
             raise ConfigError(f"tasks cannot be evaluated: {reason}", where="guards")
         limit = self.config.limit
@@ -72,18 +68,24 @@ class EvaluateTasks(Guard):
             return {}
         trainer = self._trainer
         weights = trainer.step.own_part(trainer.step.evaluated_model(state))
-        results = evaluate_tasks(
-            self._tasks,
-            EngineModel(self._engine_with(weights)),
-            identity_of(self._directory.name, step, weights),
-            directory_of("", self._directory, step),
-            restarts=True,
-        )
-        return {
-            f"{task}/{name}": one.value
-            for task, result in results.items()
-            for name, one in result.metrics.items()
-        }
+        engine = self._engine_with(weights)
+        identity = identity_of(self._directory.name, step, weights)
+
+        def measure() -> dict[str, float]:
+            results = evaluate_tasks(
+                self._tasks,
+                EngineModel(engine),
+                identity,
+                directory_of("", self._directory, step),
+                restarts=True,
+            )
+            return {
+                f"{task}/{name}": one.value
+                for task, result in results.items()
+                for name, one in result.metrics.items()
+            }
+
+        return engine.together("evaluation of tasks", measure)
 
     def _engine_with(self, weights: Any) -> Engine:
         """Return the engine with the present weights; its programs are compiled once."""

@@ -8,8 +8,7 @@ import attrs
 from axcore.errors import ConfigError, RequestError
 from axcore.evaluation.questions import Continuation, Likelihood, Question, Scored, Written
 from axcore.inference import Completion, CompletionStream, Engine, EngineConfig, Request, Sampling
-from axcore.ops import use_policy
-from axcore.runs import OpenedModel
+from axcore.runs import OpenedModel, engine_for
 
 GREEDY = Sampling(temperature=0)
 
@@ -199,7 +198,8 @@ def engine_model(opened: OpenedModel, *, max_num_seqs: int = 16) -> Iterator[Eng
         max_num_seqs: Answers that are sampled at once.
     """
     cfg = EngineConfig(max_num_seqs=max_num_seqs, max_length=opened.length, max_queue=1_000_000)
-    with use_policy(opened.trainer.compiler.kernel_policy):
-        engine = Engine(opened.model, opened.state, opened.tokenizer, cfg)
+    engine, _ = engine_for(opened, cfg)
+    # No replicas: nobody asked for a mesh with a data axis.
+    assert isinstance(engine, Engine)
     with engine:
         yield EngineModel(engine)

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from axcore.checkpoint.lock import FileLock
 from axcore.config import (
@@ -61,8 +62,17 @@ def identity_of(name: str, step: int | None, state: Any) -> ModelIdentity:
         found.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
         for array in _arrays(leaf):
             flat = array.reshape(-1)
-            found.update(np.asarray(flat[:: max(1, flat.size // _LOOKED_AT)]).tobytes())
+            found.update(_on_host(flat[:: max(1, flat.size // _LOOKED_AT)]).tobytes())
     return ModelIdentity(name=name, step=step, weights=found.hexdigest())
+
+
+def _on_host(array: Any) -> np.ndarray:
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        # Parts are in other processes, all of which are here.
+        sharding: Any = array.sharding
+        everywhere = PartitionSpec()  # type: ignore[no-untyped-call]
+        array = jax.device_put(array, sharding.update(spec=everywhere))
+    return np.asarray(array)
 
 
 def _arrays(leaf: Any) -> Iterator[Any]:

@@ -3,7 +3,8 @@
 from axcore.errors import EngineError, RequestError
 from axcore.inference.completion import Completion, CompletionDelta, CompletionStream, SampledToken
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine, EngineStats
+from axcore.inference.engine import Engine
+from axcore.inference.engine_stats import EngineStats
 from axcore.inference.generate import Generation, Generator
 from axcore.inference.kv_cache import serving_mesh
 from axcore.inference.replicas import AnyEngine, Replicas, open_engine

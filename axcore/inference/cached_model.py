@@ -24,6 +24,7 @@ from axcore.parallel import (
     Rules,
     make_mesh,
     partition_spec,
+    put_everywhere,
     sharding_activations,
     where_divisible,
 )
@@ -99,7 +100,7 @@ class CachedModel:
     def empty_caches(self) -> Any:
         """Return caches of rows without a token."""
         caches = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches)
-        return jax.device_put(caches, self.cache_shardings)
+        return put_everywhere(caches, self.cache_shardings)
 
     @property
     def abstract_caches(self) -> Any:

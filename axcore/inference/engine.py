@@ -9,18 +9,19 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-import attrs
 from jax.sharding import Mesh
 
 from axcore.data import Tokenizer
+from axcore.distributed import broadcast_object
 from axcore.errors import EngineError, RequestError
 from axcore.inference.adapters import Adapter, EngineAdapter, EngineAdapters, NumberedAdapter
 from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
 from axcore.inference.detokenizer import IncrementalDetokenizer
 from axcore.inference.engine_core import build_engine
+from axcore.inference.engine_stats import EngineStats
 from axcore.inference.engine_thread import EngineThread
 from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.input_batch import OnFailure, RequestState, fail_all, new_request_state
@@ -29,69 +30,7 @@ from axcore.inference.speculation import Draft
 from axcore.inference.warm_up import Progress, Stage, WarmUp, stages
 from axcore.module import Module
 
-
-@attrs.frozen
-class EngineStats:
-    """The state of an engine at one moment, and counters since it was made.
-
-    Args:
-        num_waiting: Requests that wait for a slot.
-        num_running: Requests that have one.
-        num_slots: Slots there are.
-        pages_used: Pages that requests hold.
-        pages_total: Pages there are.
-        num_prompt_tokens: Tokens of all prompts.
-        num_cached_prompt_tokens: Those of them that were found in the prefix cache.
-        enable_prefix_caching: Whether prompts that begin alike are computed once.
-        num_preemptions: How often a request lost its pages and was read again.
-        num_sampled_tokens: Tokens sampled.
-        num_draft_tokens: Draft tokens proposed.
-        num_accepted_draft_tokens: Those of them that the model sampled itself.
-        num_steps: Steps run.
-        compilations_after_warm_up: Programs compiled while requests waited for them.
-        host_seconds_per_step: Time of a step that is the engine's own, not the device's.
-        num_replicas: Replicas there are; one where there is an engine alone.
-        num_failed_replicas: Those of them that failed, and answer no more.
-        num_moved: Requests that went from a failed replica to another.
-        num_lost: Requests that ended with an error because their replica failed.
-    """
-
-    num_waiting: int
-    num_running: int
-    num_slots: int
-    pages_used: int
-    pages_total: int
-    num_prompt_tokens: int
-    num_cached_prompt_tokens: int
-    enable_prefix_caching: bool
-    num_preemptions: int
-    num_sampled_tokens: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    num_steps: int
-    compilations_after_warm_up: int
-    host_seconds_per_step: float
-    num_replicas: int = 1
-    num_failed_replicas: int = 0
-    num_moved: int = 0
-    num_lost: int = 0
-
-
-def summed(parts: Sequence[EngineStats]) -> EngineStats:
-    """Return what several engines do together; times of a step are means over all steps."""
-    names = [field.name for field in attrs.fields(EngineStats)]
-    total = {name: sum(getattr(one, name) for one in parts) for name in names}
-    host = sum(one.host_seconds_per_step * one.num_steps for one in parts)
-    total["host_seconds_per_step"] = host / max(1, total["num_steps"])
-    total["enable_prefix_caching"] = all(one.enable_prefix_caching for one in parts)
-    return EngineStats(**total)
-
-
-def without_capacity(stats: EngineStats) -> EngineStats:
-    """Return the counters of an engine that has failed."""
-    return attrs.evolve(
-        stats, num_waiting=0, num_running=0, num_slots=0, pages_used=0, pages_total=0
-    )
+T = TypeVar("T")
 
 
 class Engine:
@@ -140,6 +79,8 @@ class Engine:
         self._on_failure = on_failure or fail_all
         self._thread = EngineThread(self._runner.step, has_work=self._has_work, end=self._end)
         self._changed = self._thread.changed
+        if core.processes is not None and core.processes.is_first:
+            core.processes.tree.when_lost = self._thread.fail
 
     def __enter__(self) -> Self:
         return self
@@ -190,6 +131,55 @@ class Engine:
     def error(self) -> EngineError | None:
         """Why the engine stopped; None while no step has failed."""
         return self._thread.error
+
+    def together(self, name: str, make: Callable[[], T]) -> T:
+        """Return in all processes what process 0 makes with the engine, whose calls all run.
+
+        Args:
+            name: What it is, for errors.
+            make: Submits requests and waits for them; it is called in process 0 alone. Where the
+                mesh spans several processes, it returns something that JSON gives back.
+
+        Raises:
+            AxcoreError: What `make` raised, in every process.
+            ProcessError: A process was lost.
+        """
+        processes = self._core.processes
+        if processes is None:
+            return make()
+
+        def made() -> T:
+            try:
+                return make()
+            except EngineError:
+                processes.check_present()
+                raise
+            finally:
+                self._thread.wait_until_idle()
+                if self.error is None:
+                    processes.pause()
+
+        if not processes.is_first:
+            self.follow()
+        return broadcast_object(name, made)
+
+    def follow(self) -> bool:
+        """Run what process 0 plans, in any other process, until it pauses or closes the engine.
+
+        Returns:
+            Whether the engine will be used again.
+
+        Raises:
+            EngineError: A call failed here.
+            ProcessError: A process was lost.
+        """
+        processes = self._core.processes
+        return processes is not None and processes.run(self._programs)
+
+    @property
+    def answers(self) -> bool:
+        """Whether this process takes requests; where there are several, one does."""
+        return self._core.processes is None or self._core.processes.is_first
 
     def submit(self, request: Request) -> CompletionStream:
         """Queue a request, and return its completion at once.
@@ -440,6 +430,8 @@ class Engine:
         self._thread.close()
         if self._warm_up is not None:
             self._warm_up.stop()
+        if self._core.processes is not None:
+            self._core.processes.close()
 
     def _checked(self, request: Request) -> RequestState:
         """Return the state of a request that can be answered, which no step has begun."""
@@ -450,6 +442,8 @@ class Engine:
         return self._new_request_state(CompletionStream(request, text, _nothing))
 
     def _queue(self, states: Sequence[RequestState]) -> tuple[CompletionStream, ...]:
+        if self._core.processes is not None:
+            self._core.processes.check_first()
         with self._changed:
             # Open before full before draining: the first
             # that is true says best what the client can do.

@@ -8,9 +8,11 @@ from jax.sharding import Mesh
 from axcore.config import evolve
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError
+from axcore.inference.cached_model import mesh_of
 from axcore.inference.config import BatchBuckets, EngineConfig, batch_buckets
 from axcore.inference.kv_cache import build_cached_model, kv_cache_config
 from axcore.inference.model_runner import ModelRunner
+from axcore.inference.processes import EngineProcesses
 from axcore.inference.programs import Programs
 from axcore.inference.request import RequestLimits, SamplerKind
 from axcore.inference.sampler import allowed_tokens
@@ -33,6 +35,7 @@ class EngineCore:
         programs: The compiled programs, with the weights and the KV cache.
         runner: Runs the scheduler's steps.
         request_limits: The requests that can be answered.
+        processes: Those that the mesh spans, if they are several.
     """
 
     config: EngineConfig
@@ -42,6 +45,7 @@ class EngineCore:
     programs: Programs
     runner: ModelRunner
     request_limits: RequestLimits
+    processes: EngineProcesses | None
 
 
 def build_engine(
@@ -76,8 +80,9 @@ def build_engine(
         # Rounded up: the last page of the longest text may be partly empty.
         allowed=allowed_tokens(model.config.vocab_size, tokenizer),
     )
+    processes = EngineProcesses.of(mesh_of(weights))
     runner = ModelRunner(
-        programs,
+        programs if processes is None else processes.saying(programs),
         Scheduler(limits),
         buckets,
         end_ids=tuple(tokenizer.end_ids),
@@ -101,6 +106,7 @@ def build_engine(
         programs=programs,
         runner=runner,
         request_limits=request_limits,
+        processes=processes,
     )
 
 

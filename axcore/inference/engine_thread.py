@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from axcore.errors import EngineError
+from axcore.errors import AxcoreError, EngineError
 
 _IDLE_S = 1.0
 """Seconds after which a thread without work ends; the next command starts another. A thread holds
@@ -100,6 +100,16 @@ class EngineThread:
                 self.check_open()
         # Outside of the lock, for what it raises may be handled slowly.
         future.result()
+
+    def fail(self, error: AxcoreError) -> None:
+        """End all requests for a reason that came from outside of a step."""
+
+        def stop() -> None:
+            raise EngineError(error.what, hint=error.hint) from error
+
+        with self.changed:
+            if not self.is_closed:
+                self.send(stop)
 
     def wait_until_idle(self) -> None:
         """Return when there is no work left, or all of it has been ended."""

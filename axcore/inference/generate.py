@@ -118,12 +118,17 @@ class Generator:
             raise ConfigError("the prompt is empty", hint="give a prompt of at least one token")
         samples = [_Sample(number, list(tokens), max_tokens) for number in range(num_samples)]
         engine = self._engine(num_samples, max_tokens, kind_for([sampling]))
-        window = 0
-        while open_samples := [sample for sample in samples if not sample.is_finished]:
-            self._continue(engine, open_samples, sampling, f"{seed}/{window}")
-            window += 1
+
+        def sampled() -> list[tuple[list[int], bool]]:
+            window = 0
+            while open_samples := [sample for sample in samples if not sample.is_finished]:
+                self._continue(engine, open_samples, sampling, f"{seed}/{window}")
+                window += 1
+            return [(sample.text[len(tokens) :], sample.is_ended) for sample in samples]
+
         return tuple(
-            self._finished(prompt, sample.text[len(tokens) :], sample) for sample in samples
+            Generation(prompt, decoded(self.tokenizer, found), len(found), is_ended)
+            for found, is_ended in engine.together("generation", sampled)
         )
 
     def replace_weights(self, state: Any) -> None:
@@ -172,6 +177,3 @@ class Generator:
             )
             self._engines[key] = Engine(self.model, self.state, self.tokenizer, cfg)
         return self._engines[key]
-
-    def _finished(self, prompt: str, sampled: list[int], sample: _Sample) -> Generation:
-        return Generation(prompt, decoded(self.tokenizer, sampled), len(sampled), sample.is_ended)

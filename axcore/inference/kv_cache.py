@@ -10,6 +10,7 @@ import attrs
 import jax
 from jax.sharding import Mesh
 
+from axcore.distributed import all_gather_object
 from axcore.errors import ConfigError, ShardingError
 from axcore.hardware.host_memory import host_bytes
 from axcore.inference.cached_model import CachedModel, mesh_of
@@ -86,7 +87,13 @@ def build_cached_model(
     served = cached_model_of(model, cfg, cache_config, mesh=mesh, draft=draft)
     # Weights first, since what they leave decides the number of pages.
     weights = served.weights_of(state, draft and draft.state)
-    held = fit_kv_cache(cfg, cache_config, served, _free_bytes(mesh))
+    free = _free_bytes(mesh)
+    if mesh is not None and mesh.is_multi_process:
+        # The same number of pages in all: those of the process with the least memory.
+        found = all_gather_object("free memory of devices", lambda: free)
+        known = [one for one in found if one is not None]
+        free = min(known) if len(known) == len(found) else None
+    held = fit_kv_cache(cfg, cache_config, served, free)
     # Made again only where it got fewer pages; it contains no arrays yet.
     if held != cache_config:
         served = cached_model_of(model, cfg, held, mesh=mesh, draft=draft)

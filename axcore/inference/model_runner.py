@@ -68,7 +68,7 @@ class ModelRunner:
             scheduler, self._slots, end_ids=end_ids, vocab_size=programs.vocab_size
         )
         self._in_flight: deque[InFlightBatch] = deque()
-        self._prompt_logits: dict[bytes, Array] = {}
+        self._kept_prompts: set[bytes] = set()
         self._has_drafts = has_drafts
 
     def use(self, stage: Stage) -> None:
@@ -118,9 +118,10 @@ class ModelRunner:
             self.num_steps += 1
             self._launch(plan)
         # Logits of prompts that nobody waits for any more, or that gave way to others.
-        for prompt in [*self._prompt_logits]:
+        for prompt in [*self._kept_prompts]:
             if prompt not in self.scheduler.pages.prompts:
-                del self._prompt_logits[prompt]
+                self._kept_prompts.remove(prompt)
+                self.programs.forget_logits(prompt)
         # After the launch, while the device is busy with it.
         self._process(num_before)
         # Waiting for the device is not the host's own time.
@@ -150,15 +151,15 @@ class ModelRunner:
         # Before decoding: a row that is read to its end samples its first token in
         # this step, and the order of calls is the order of the caches' changes.
         if plan.prefill is not None:
-            logits = self._prefill(plan.prefill)
+            self._prefill(plan.prefill)
             for row, prompt in plan.prefilled:
-                self._prompt_logits[prompt] = self.programs.take_row(logits, row)
+                self.programs.keep_logits(row, prompt)
+                self._kept_prompts.add(prompt)
         for fork in plan.forks:
             # One by one, by the program that samples for a prompt that is read alone: so
             # the bits of a first token, too, do not depend on how many share the prompt.
             array = self._slots.array(fork.batch, 1, 0)
-            sampled = self._sample(self._prompt_logits[fork.prompt], fork.batch, array)
-            self._add(fork.batch, sampled, None)
+            self._add(fork.batch, self._sample(fork.batch, array, prompt=fork.prompt), None)
         if plan.decode is not None:
             self._decode(plan.decode)
 
@@ -171,12 +172,8 @@ class ModelRunner:
             # Counting the prompt's tokens costs a program's call, which only penalties need.
             self.programs.start_history(slot, sequence.text, sequence.num_prompt)
 
-    def _prefill(self, batch: ScheduledBatch) -> Array:
-        """Read tokens of prompts; rows that are read to their end sample their first token.
-
-        Returns:
-            The logits after the last token of each row, `[B, V]`.
-        """
+    def _prefill(self, batch: ScheduledBatch) -> None:
+        """Read tokens of prompts; rows that are read to their end sample their first token."""
         rows = self._buckets.prefill_bucket(len(batch.slots), batch.length)
         array = self._slots.array(batch, rows, batch.length)
         width = array.shape[1] - batch.length
@@ -187,20 +184,19 @@ class ModelRunner:
         if is_scored or self._buckets.prefills_by_score:
             following = np.zeros((1, batch.length), np.int32)
             self._slots.write_tokens(batch, following, 1)
-            found, logits = self.programs.score_prompt(
+            found = self.programs.score_prompt(
                 np.concatenate([array, following], axis=1), batch.length
             )
             scores = found if is_scored else None
         else:
-            logits = self.programs.prefill(array, batch.length)
+            self.programs.prefill(array, batch.length)
         sampled = None
         if batch.num_sampled.any():
             # A copy of the columns without the tokens: `array`
             # may still be read by the call that was just started.
-            sampled = self._sample(logits, batch, array[:, :width].copy())
+            sampled = self._sample(batch, array[:, :width].copy())
         if sampled is not None or scores is not None:
             self._add(batch, sampled, scores)
-        return logits
 
     def _decode(self, batch: ScheduledBatch) -> None:
         """Sample the next tokens of rows: one, several in one call, or as many as are accepted."""
@@ -214,7 +210,8 @@ class ModelRunner:
         array = self._slots.array(batch, self._buckets.decode_bucket(len(batch.slots)), 0)
         if batch.length == 1:
             # Two programs, as the host may write a mask between them: see `_allowed`.
-            sampled = self._sample(self.programs.decode(array), batch, array)
+            self.programs.decode(array)
+            sampled = self._sample(batch, array)
         else:
             sampled = self.programs.multi_step_decode(
                 array, batch.length, self._slots.kind_of(batch, self._min_kind)
@@ -246,13 +243,14 @@ class ModelRunner:
         )
         self._add(batch, sampled, None, counts)
 
-    def _sample(self, logits: Array, batch: ScheduledBatch, array: np.ndarray) -> SamplerOutput:
+    def _sample(
+        self, batch: ScheduledBatch, array: np.ndarray, *, prompt: bytes | None = None
+    ) -> SamplerOutput:
         # A mask of its own for each row is a transfer;
         # without grammars all share the one on the device.
         allowed = self._allowed(batch, len(array)) if self.output.num_matchers else None
-        return self.programs.sample(
-            logits, array, self._slots.kind_of(batch, self._min_kind), allowed=allowed
-        )
+        kind = self._slots.kind_of(batch, self._min_kind)
+        return self.programs.sample(array, kind, allowed=allowed, prompt=prompt)
 
     def _allowed(self, batch: ScheduledBatch, num_rows: int) -> np.ndarray | None:
         """Return which tokens the rows of a call may sample, where one has a grammar.

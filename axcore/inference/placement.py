@@ -23,10 +23,12 @@ class Placement:
     Args:
         mesh: Of the devices that they are on.
         num_present: Devices that there are.
+        num_processes: Processes whose devices they are.
     """
 
     mesh: Mesh
     num_present: int
+    num_processes: int = 1
 
     @property
     def num_used(self) -> int:
@@ -47,16 +49,16 @@ class Placement:
         Args:
             model: The model, as it is trained.
             shape: Sizes by mesh axis, one of which may be -1.
-            devices: All devices, those of this process by default; the first ones are used.
+            devices: All devices, by default those of all processes. The first ones of each process
+                are used.
 
         Raises:
             ShardingError: There are not so many devices, engines do not split work over an axis,
                 or the model does not divide over it.
         """
-        # Of this process: a server is one process, and
-        # cannot place arrays on another host's devices.
-        present = jax.local_devices() if devices is None else devices
-        used = _used(shape, present)
+        present = jax.devices() if devices is None else devices
+        processes = {device.process_index for device in present}
+        used = _used(shape, present, len(processes))
         mesh = make_mesh(shape, used)
         try:
             # Tried out on specs, before any weight is read.
@@ -67,7 +69,7 @@ class Placement:
                 where="mesh",
                 hint="choose a size of `model` that divides the dimensions of the weights",
             ) from error
-        return cls(mesh=mesh, num_present=len(present))
+        return cls(mesh=mesh, num_present=len(present), num_processes=len(processes))
 
     def describe(self) -> str | None:
         """Return which devices are used; None where there is but one."""
@@ -77,14 +79,16 @@ class Placement:
             of = f"{self.num_used} of {self.num_present} devices"
             return f"{self.num_replicas} replicas, their weights on {of}"
         if self.num_used > 1:
-            return f"weights are split over {self.num_used} of {self.num_present} devices"
+            of = f"of {self.num_processes} processes" if self.num_processes > 1 else ""
+            split = f"weights are split over {self.num_used} of {self.num_present} devices {of}"
+            return split.rstrip()
         return (
             f"weights are on 1 of {self.num_present} devices; to split them over two: "
             "--set \"mesh={'model': 2}\""
         )
 
 
-def _used(shape: MeshShape, present: Sequence[Any]) -> Sequence[Any]:
+def _used(shape: MeshShape, present: Sequence[Any], num_processes: int) -> Sequence[Any]:
     """Return the devices of a mesh of these sizes."""
     # Axes such as `fsdp` split training's state; a step of
     # decoding would gather the weights for every token.
@@ -94,6 +98,14 @@ def _used(shape: MeshShape, present: Sequence[Any]) -> Sequence[Any]:
             f"mesh has the axis {others[0]!r}, over which an engine splits nothing",
             where="mesh",
             hint="mesh={'model': N} splits weights over N devices, {'data': N} makes N replicas",
+        )
+    if num_processes > 1 and shape.get("data", 1) != 1:
+        raise ShardingError(
+            f"mesh {dict(shape)} makes replicas, each of which is of one process; there are "
+            f"{num_processes}",
+            where="mesh",
+            hint="mesh={'model': -1} splits one model over all of them; for replicas, start one "
+            "server for each, behind a load balancer",
         )
     if -1 in shape.values():
         return present
@@ -106,4 +118,17 @@ def _used(shape: MeshShape, present: Sequence[Any]) -> Sequence[Any]:
         )
     # The first ones: neighbours in the order of the
     # runtime, so that collectives take the short links.
-    return present[: max(num, 1)]
+    if num_processes == 1:
+        return present[: max(num, 1)]
+    if num % num_processes:
+        raise ShardingError(
+            f"mesh {dict(shape)} needs {num} devices, which are not as many of each of "
+            f"{num_processes} processes",
+            where="mesh",
+            hint=f"mesh={{'model': N}} with a multiple of {num_processes}, or start one process",
+        )
+    kept: dict[int, list[Any]] = {}
+    for device in present:
+        kept.setdefault(device.process_index, []).append(device)
+    share = num // num_processes
+    return [device for own in kept.values() for device in own[:share]]

@@ -40,6 +40,7 @@ from axcore.inference.sampler import (
 from axcore.inference.speculation import AnyCachedModel
 from axcore.inference.weights import ServedWeights, abstract, is_present
 from axcore.ops import current_policy, use_policy
+from axcore.parallel import put_everywhere
 from axcore.plugins import wanted_compiler_options
 
 
@@ -271,6 +272,10 @@ class Programs:
         self._max_length = max_length
         self._everywhere = _replicated(self.weights.value)
         self._allowed_rows: dict[int, Any] = {}
+        # They stay here, so that what a call is given is host values
+        # alone, which can be said to other processes.
+        self._logits: Float[Array, "B V"] | None = None
+        self._prompt_logits: dict[bytes, Float[Array, "1 V"]] = {}
         self._held: dict[str, Any] = {
             "caches": model.empty_caches(),
             **self._put(sampler_values(model.num_rows, allowed, self.vocab_size)),
@@ -308,46 +313,60 @@ class Programs:
         start = time.perf_counter()
         # Copies, as the runtime may read host arrays later, or use them in place: the caller writes
         # into its own while calls that were started with these still run.
-        self._held["sampling"] = self._put(SamplingRows(*(value.copy() for value in sampling)))
+        copies = (np.array(value) for value in sampling)
+        self._held["sampling"] = self._put(SamplingRows(*copies))
         self.device_seconds += time.perf_counter() - start
 
-    def prefill(self, call: np.ndarray, length: int) -> Float[Array, "B V"]:
-        """Read tokens of rows; return the logits after the last one of each."""
-        (logits,) = self._run(("prefill", len(call), length), call)
-        return logits  # type: ignore[no-any-return]
+    def prefill(self, call: np.ndarray, length: int) -> None:
+        """Read tokens of rows, for the logits after the last one of each."""
+        self._logits = None
+        (self._logits,) = self._run(("prefill", len(call), length), call)
 
-    def decode(self, call: np.ndarray) -> Float[Array, "B V"]:
-        """Read the token that each row sampled last; return the logits after it."""
-        (logits,) = self._run(("decode", len(call)), call)
-        return logits  # type: ignore[no-any-return]
+    def decode(self, call: np.ndarray) -> None:
+        """Read the token that each row sampled last, for the logits after it."""
+        self._logits = None
+        (self._logits,) = self._run(("decode", len(call)), call)
 
-    def score_prompt(self, call: np.ndarray, length: int) -> tuple[LogProbs, Float[Array, "1 V"]]:
+    def score_prompt(self, call: np.ndarray, length: int) -> LogProbs:
         """Read tokens of one row; return the log-probabilities of those after them, `[T]` and `[T,
         n]`.
 
         The tokens after each are in the columns behind the tokens. Of the likeliest only the first
         is there where the row wants no log-probabilities of its answer. The logits after the last
-        token are returned too.
+        token are there afterwards, as those of `prefill` are.
         """
-        scores, logits = self._run(("score_prompt", length), call)
-        return scores, logits
+        self._logits = None
+        scores, self._logits = self._run(("score_prompt", length), call)
+        return scores  # type: ignore[no-any-return]
+
+    def keep_logits(self, row: int, prompt: bytes) -> None:
+        """Keep a row of the last logits, until `forget_logits`, under the digest of its prompt."""
+        logits = self._logits
+        assert logits is not None
+        if len(logits) > 1:
+            (logits,) = self._run(("take_row", len(logits)), logits, np.asarray([row], np.int32))
+        self._prompt_logits[prompt] = logits
+
+    def forget_logits(self, prompt: bytes) -> None:
+        """Drop what `keep_logits` kept."""
+        del self._prompt_logits[prompt]
 
     def sample(
         self,
-        logits: Float[Array, "B V"],
         call: np.ndarray,
         kind: SamplerKind,
         *,
         allowed: UInt32[np.ndarray, "B W"] | None = None,
+        prompt: bytes | None = None,
     ) -> SamplerOutput:
-        """Sample a token of each row from logits.
+        """Sample a token of each row from the last logits.
 
         Args:
-            logits: Of the rows.
             call: The rows; see `ModelInput`.
             kind: What the program can do.
             allowed: Packed bits of the tokens that each row may sample; None allows all of the
                 text.
+            prompt: Sample from the logits that were kept under its digest.
         """
         rows = len(call)
         if allowed is None and rows not in self._allowed_rows:
@@ -355,6 +374,7 @@ class Programs:
             whole = np.repeat(self.allowed, rows, axis=0)
             self._allowed_rows[rows] = self._put(whole)
         masks = self._allowed_rows[rows] if allowed is None else allowed
+        logits = self._logits if prompt is None else self._prompt_logits[prompt]
         (sampled,) = self._run(("sample", rows, kind), masks, logits, call)
         return sampled  # type: ignore[no-any-return]
 
@@ -374,13 +394,6 @@ class Programs:
         sampled, counts = self._run(("verify_draft_tokens", len(call), length, kind), call)
         return sampled, counts
 
-    def take_row(self, logits: Float[Array, "B V"], row: int) -> Float[Array, "1 V"]:
-        """Return the logits of one row."""
-        if len(logits) == 1:
-            return logits
-        (found,) = self._run(("take_row", len(logits)), logits, np.asarray([row], np.int32))
-        return found  # type: ignore[no-any-return]
-
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page of all caches."""
         # Numbers as an array: as Python numbers they would
@@ -397,7 +410,7 @@ class Programs:
         )
 
     def _put(self, tree: Any) -> Any:
-        return jax.device_put(tree, self._everywhere)
+        return put_everywhere(tree, self._everywhere)
 
     def _run(self, key: Hashable, *inputs: Any) -> tuple[Any, ...]:
         start = time.perf_counter()

@@ -21,7 +21,8 @@ from axcore.inference.block_manager import next_digest
 from axcore.inference.cached_model import mesh_of
 from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
-from axcore.inference.engine import Engine, EngineStats, naming_request, summed, without_capacity
+from axcore.inference.engine import Engine, naming_request
+from axcore.inference.engine_stats import EngineStats, summed, without_capacity
 from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.input_batch import RequestState, fail_all
 from axcore.inference.request import Draining, QueueFull, Request

@@ -18,7 +18,13 @@ from axcore.interop.host_arrays import check_host_holds
 from axcore.layers import with_adapter
 from axcore.layers.quantization.stored_weights import kept_weight
 from axcore.module import ParamSpec, Path, restacked_arrays
-from axcore.parallel import PARAM_RULES, param_shardings, partition_spec, where_divisible
+from axcore.parallel import (
+    PARAM_RULES,
+    param_shardings,
+    partition_spec,
+    put_everywhere,
+    where_divisible,
+)
 from axcore.progress import working
 
 Names = tuple[str, ...]
@@ -225,7 +231,7 @@ class WeightConversion:
         return list(jax.eval_shape(lambda weight: kept_weight(layer, weight), spec.abstract))
 
     def _placed(self, leaf: Any, spec: ParamSpec) -> Array:
-        array: Array = jax.device_put(leaf, self._place(spec))
+        array: Array = put_everywhere(leaf, self._place(spec))
         return array
 
     def _place(self, spec: ParamSpec) -> Sharding:
@@ -387,7 +393,7 @@ class ServedWeights:
         weights = with_adapter(self.value, number, factors)
         places = jax.tree.map(lambda leaf: leaf.sharding, self.value)
         # Placed as before: a sharding that differs would not fit the compiled programs.
-        self.value = jax.device_put(weights, places)
+        self.value = put_everywhere(weights, places)
 
 
 def _with_leaf(tree: Any, path: Names, leaf: Array) -> Any:

@@ -58,6 +58,13 @@ from axcore.interop.gguf_map import (
     unsaid,
 )
 from axcore.interop.gguf_rope import GGUFRope
+from axcore.interop.layouts import (
+    AXLEARN,
+    Layout,
+    RotaryRows,
+    maxtext,
+)
+from axcore.interop.orbax_checkpoint import OrbaxCheckpoint
 from axcore.interop.peft import to_peft
 from axcore.interop.pretrained import (
     HuggingFace,
@@ -104,6 +111,7 @@ from axcore.interop.weight_plan import WeightPlan, plan_weights
 __all__ = [
     "ATTENTION",
     "ATTENTION_BIAS",
+    "AXLEARN",
     "DEFAULT_SHARD_BYTES",
     "FEED_FORWARD",
     "HEAD_DIM",
@@ -141,15 +149,18 @@ __all__ = [
     "Key",
     "LayerKinds",
     "LayerTypes",
+    "Layout",
     "LeafOrigins",
     "LocalLayers",
     "MustBe",
+    "OrbaxCheckpoint",
     "Origin",
     "Permute",
     "Pretrained",
     "PretrainedCheckpoint",
     "RenameWeights",
     "RopeFields",
+    "RotaryRows",
     "Rule",
     "Same",
     "Slice",
@@ -183,6 +194,7 @@ __all__ = [
     "join_adapters",
     "layers_of",
     "linear",
+    "maxtext",
     "model_weights",
     "named_specs",
     "one_more",

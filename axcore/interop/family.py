@@ -21,6 +21,7 @@ from axcore.interop.canonical import base_config, canonical
 from axcore.interop.config_map import IRRELEVANT, ConfigEntry, Fields, sorted_out
 from axcore.interop.decoder_maps import NUM_LAYERS, LayerKinds
 from axcore.interop.gguf_map import GGUFMap
+from axcore.interop.layouts import Layout
 from axcore.interop.reward_models import is_reward_model, reward_family
 from axcore.interop.weight_map import BoundMap, WeightMap, listed
 from axcore.plugins import HuggingFaceFamily, plugin_host
@@ -98,6 +99,7 @@ class Family:
         defaults: Values of fields that such models leave out.
         renamed: Regular expressions of parts of names in files, and what is in their place here.
         gguf: How llama.cpp's files have such models, if it has them.
+        layouts: How other trainers lay out the arrays of such models.
     """
 
     architecture: str
@@ -118,6 +120,7 @@ class Family:
     defaults: Mapping[str, Any] = immutabledict()
     renamed: tuple[tuple[str, str], ...] = ()
     gguf: GGUFMap | None = None
+    layouts: tuple[Layout, ...] = ()
 
     def read(self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False) -> Any:
         """Return the config of the model that a `config.json` describes.

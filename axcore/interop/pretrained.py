@@ -5,7 +5,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from axcore.interop.family import (
     name_of,
 )
 from axcore.interop.reward_models import is_classifier, reward_family
-from axcore.interop.tensor_files import DTYPES, new_folder
+from axcore.interop.tensor_files import new_folder
 from axcore.interop.weight_edits import WeightEdit
 from axcore.interop.weight_plan import EVERYTHING, Selection, WeightPlan, plan_weights
 from axcore.module import DType, DTypes, Module
@@ -136,17 +136,7 @@ class PretrainedCheckpoint:
         """
         places = find_checkpoint_tensors(self.folder, self.family)
         tensors = selected(places, self.family, self.values).values()
-        found = {DTYPES[one.dtype]: one.dtype for one in tensors}
-        names: dict[str, DType] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-        # Mixed files have no one dtype to keep, and the
-        # largest would double what was meant to be small.
-        if len(found) != 1 or not found.keys() <= names.keys():
-            raise CheckpointError(
-                f"the tensors are stored as {', '.join(map(str, found.values()))}",
-                where=str(self.folder),
-                hint="say which dtype they are to become: --dtype float32",
-            )
-        return names[next(iter(found))]
+        return stored_dtype((one.dtype for one in tensors), self.folder)
 
     def read(self, cfg: Any, wanted: Any, *, seed: int = 0) -> Any:
         """Return the state of a model; see `plan`, and `WeightPlan.read`."""
@@ -201,6 +191,25 @@ class PretrainedCheckpoint:
         if adapters is not None:
             source = join_adapters(source, adapters, (own, cfg))
         return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
+
+
+def stored_dtype(dtypes: Iterable[np.dtype[Any]], folder: Path) -> DType:
+    """Return the dtype that all tensors of a checkpoint have.
+
+    Raises:
+        CheckpointError: They have several.
+    """
+    found = sorted({str(dtype) for dtype in dtypes})
+    names: dict[str, DType] = {name: name for name in ("float32", "bfloat16", "float16")}
+    # Mixed files have no one dtype to keep, and the
+    # largest would double what was meant to be small.
+    if len(found) != 1 or found[0] not in names:
+        raise CheckpointError(
+            f"the tensors are stored as {', '.join(found)}",
+            where=str(folder),
+            hint="say which dtype they are to become: --dtype float32",
+        )
+    return names[found[0]]
 
 
 _OTHER_HEAD = re.compile(

@@ -414,10 +414,11 @@ def _piece(
 ) -> Piece:
     shapes = tuple(specs[one.leaf].shape[len(one.index) :] for one in axcore)
     hf = tuple(name.format(**values) for name in rule.hf)
-    return Piece(tuple(axcore), hf, _shapes_after(rule.transform, shapes), rule.transform)
+    return Piece(tuple(axcore), hf, shapes_after(rule.transform, shapes), rule.transform)
 
 
-def _shapes_after(transform: Transform, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+def shapes_after(transform: Transform, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """Return the shapes of what a transform makes of arrays of some shapes."""
     # Layers repeat a few pairs of a transform and shapes, and tracing each again is slow.
     known = _SHAPES.get((transform, shapes))
     if known is None:

@@ -5,6 +5,7 @@ from typing import Any
 from axcore.config import update_config
 from axcore.interop import (
     ATTENTION_BIAS,
+    AXLEARN,
     HEAD_DIM,
     LLAMA_KEYS,
     LLAMA_WEIGHTS,
@@ -20,6 +21,7 @@ from axcore.interop import (
     RopeFields,
     activation,
     interleaved_heads,
+    maxtext,
 )
 from axcore.models.causal_lm import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 
@@ -130,4 +132,5 @@ LLAMA = Family(
     ),
     weights=lambda cfg: LLAMA_WEIGHTS,
     gguf=llama_gguf(Fixed("attention_bias", False, True), Fixed("mlp_bias", False, True)),
+    layouts=(maxtext(scales_queries=True), AXLEARN),
 )

@@ -5,6 +5,7 @@ from typing import Any
 from axcore.config import replace_config, update_config
 from axcore.interop import (
     ATTENTION,
+    AXLEARN,
     HEAD_DIM,
     LLAMA_WEIGHTS,
     PRE_NORMS,
@@ -15,6 +16,7 @@ from axcore.interop import (
     UnreachedWindow,
     below,
     linear,
+    maxtext,
     model_weights,
     window,
 )
@@ -53,6 +55,7 @@ MISTRAL = Family(
     config=(*LLAMA_LIKE, HEAD_DIM, window("sliding_window", 4096)),
     weights=lambda cfg: LLAMA_WEIGHTS,
     gguf=llama_gguf(UnreachedWindow()),
+    layouts=(maxtext(scales_queries=True), AXLEARN),
 )
 
 

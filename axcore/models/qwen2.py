@@ -12,6 +12,7 @@ from axcore.interop import (
     GGUFMap,
     GGUFRope,
     MustBe,
+    maxtext,
 )
 from axcore.models.causal_lm import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 from axcore.models.llama import LLAMA_LIKE, smallest
@@ -92,4 +93,5 @@ QWEN2 = Family(
         architecture="qwen2",
         entries=(*LLAMA_KEYS, GGUFRope(), Fixed("use_sliding_window", False)),
     ),
+    layouts=(maxtext(),),
 )

@@ -10,7 +10,7 @@ from axcore.parallel.activations import (
     sharding_activations,
 )
 from axcore.parallel.experts import expert_mesh_axes, shard_map_over_tokens, vmap_local_experts
-from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes
+from axcore.parallel.mesh import MESH_AXES, MeshShape, make_mesh, mesh_sizes, put_everywhere
 from axcore.parallel.pipeline import PipelineSchedule, run_pipeline
 from axcore.parallel.rules import (
     ACTIVATION_RULES,
@@ -49,6 +49,7 @@ __all__ = [
     "num_shards",
     "param_shardings",
     "partition_spec",
+    "put_everywhere",
     "run_pipeline",
     "shard",
     "shard_map_over_tokens",

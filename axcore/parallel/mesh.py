@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from immutabledict import immutabledict
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, Sharding
 
 from axcore._jax_compat import device_grid
 from axcore.config import suggest_names
@@ -138,3 +138,25 @@ def _sizes_of_one_slice(shape: MeshShape, num_devices: int, has_slices: bool) ->
 
 def _text(shape: MeshShape) -> str:
     return " x ".join(f"{name} {size}" for name, size in shape.items())
+
+
+def put_everywhere(tree: Any, shardings: Any) -> Any:
+    """Return arrays on devices, of other processes too, each of which gives the same values.
+
+    Args:
+        tree: Arrays of the host or of devices.
+        shardings: One for all, or a tree of them; None takes jax's own device.
+    """
+    if isinstance(shardings, Sharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+    if all(one.is_fully_addressable for one in jax.tree.leaves(shardings)):
+        return jax.device_put(tree, shardings)
+    return jax.tree.map(_put_on_all, tree, shardings)
+
+
+def _put_on_all(leaf: Any, sharding: Sharding) -> Any:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    # Of host values, `device_put` would have all processes compare them with those of process 0.
+    held = np.asarray(leaf)
+    return jax.make_array_from_callback(held.shape, sharding, lambda index: held[index])

@@ -5,20 +5,16 @@ within it, and one that hears nothing for so long takes the other for lost. The 
 may connect; what is said is neither encrypted nor signed.
 """
 
-import contextlib
 import json
-import os
 import socket
-import struct
 import threading
 from collections.abc import Mapping
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 from axcore.config.json_files import parse_json
 from axcore.errors import ConfigError
 from axcore.launch.process_info import SECRET_VARIABLE
+from axcore.tcp import ConnectionLostError, proven, shut
 
 _SHORTEST_SECRET = 16
 # Stacks of hundreds of threads are the longest message.
@@ -53,28 +49,18 @@ class Peer:
         Raises:
             PeerLostError: It does not know the secret, or says nothing.
         """
-        # In the kernel, so that no read or write of a message that came in part
-        # waits longer: a host that is frozen sends neither an error nor an end.
-        limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connected.setsockopt(socket.SOL_SOCKET, option, limit)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self.address = _plain(connected.getpeername()[0])
             self.own_address = _plain(connected.getsockname()[0])
         except OSError as error:
             connected.close()
             raise PeerLostError(str(error)) from error
-        self._connection = Connection(connected.detach())
         # Several threads send: a message is written whole, or two would be mixed.
         self._sending = threading.Lock()
-        steps = [deliver_challenge, answer_challenge]
         try:
-            for prove in steps if accepted else reversed(steps):
-                prove(self._connection, secret)
-        except (OSError, EOFError, AuthenticationError) as error:
-            self.close()
-            raise PeerLostError(str(error) or "it closed the connection") from error
+            self._connection = proven(connected, secret, accepted=accepted, limit_s=limit_s)
+        except ConnectionLostError as error:
+            raise PeerLostError(str(error)) from error
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a message comes."""
@@ -110,13 +96,7 @@ class Peer:
 
     def close(self) -> None:
         """End the connection; a thread that reads from it gets an error."""
-        # The descriptor is given back with the object. To close it while a thread reads from it
-        # would neither wake that nor keep it from reading the file that gets its number next.
-        with (
-            contextlib.suppress(OSError),  # the other side was first
-            socket.socket(fileno=os.dup(self._connection.fileno())) as same,
-        ):
-            same.shutdown(socket.SHUT_RDWR)
+        shut(self._connection)
 
 
 def _plain(address: str) -> str:

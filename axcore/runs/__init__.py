@@ -9,6 +9,7 @@ from axcore.runs.export import (
     open_checkpoint,
 )
 from axcore.runs.opening import OpenedModel, engine_for, merge_models_and_runs, open_model
+from axcore.runs.orbax import import_orbax
 from axcore.runs.rewards import reward_of
 from axcore.runs.run import RestoredModel, Run, load_run, no_text_reason
 from axcore.runs.run_facts import RunFacts, run_facts
@@ -32,6 +33,7 @@ __all__ = [
     "engine_for",
     "export_gguf",
     "export_run",
+    "import_orbax",
     "import_run",
     "load_run",
     "merge_models_and_runs",

@@ -76,22 +76,25 @@ def import_run(
         ConfigError: `config.json` describes what axcore has no model of.
         CheckpointError: A file or a tensor is not as it should be; nothing was written.
     """
-    target = Path(directory)
-    if target.exists() and any(target.iterdir()):
+    check_is_new(Path(directory))
+    trainer, state = open_checkpoint(
+        folder, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
+    )
+    return save_imported(trainer, state, Path(directory), Path(folder))
+
+
+def check_is_new(directory: Path) -> None:
+    """Check that nothing is in a directory.
+
+    Raises:
+        CheckpointError: There is something.
+    """
+    if directory.exists() and any(directory.iterdir()):
         raise CheckpointError(
             "there is something in the directory already",
             where=str(directory),
             hint="name a new directory",
         )
-    trainer, state = open_checkpoint(
-        folder, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
-    )
-    try:
-        _save(trainer, state, target, {"imported_from": str(Path(folder).absolute())})
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)  # which was empty, or not there
-        raise
-    return Run(target)
 
 
 def open_checkpoint(
@@ -118,9 +121,20 @@ def open_checkpoint(
     source = _source(Path(folder).expanduser(), base)
     source = evolve(source, allow_unknown_fields=allow_unknown_fields)
     published = PretrainedCheckpoint(source.path, allow_unknown_fields=allow_unknown_fields)
-    kept = dtype or published.dtype
-    cfg = Trainer.Config(
-        model=evolve(published.config, dtypes=DTypes(param=kept, compute=kept)),
+    cfg = with_dtype(trainer_config(published), dtype or published.dtype)
+    if source.adapters is not None:
+        cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)
+    trainer = Trainer(resolve(cfg, Hardware.detect()))
+    specs = trainer.model.param_specs()
+    plan = published.plan(trainer.config.model, adapters=source.adapters, specs=specs)
+    wanted = trainer.compiler.abstract_state().model
+    return trainer, (plan.lazy if on_host else plan.read)(wanted)
+
+
+def trainer_config(published: PretrainedCheckpoint) -> Any:
+    """Return the config of a trainer for the model in a folder, with its tokenizer."""
+    return Trainer.Config(
+        model=published.config,
         data=Data.Config(
             tokenizer=checkpoint_tokenizer(published),
             seq_len=published.max_length or _LENGTH,
@@ -129,13 +143,11 @@ def open_checkpoint(
         max_steps=1000,
         mesh=ANY_DEVICES,
     )
-    if source.adapters is not None:
-        cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)
-    trainer = Trainer(resolve(cfg, Hardware.detect()))
-    specs = trainer.model.param_specs()
-    plan = published.plan(trainer.config.model, adapters=source.adapters, specs=specs)
-    wanted = trainer.compiler.abstract_state().model
-    return trainer, (plan.lazy if on_host else plan.read)(wanted)
+
+
+def with_dtype(cfg: Any, dtype: DType) -> Any:
+    """Return a trainer's config whose model keeps parameters in a dtype, and computes in it."""
+    return evolve(cfg, model=evolve(cfg.model, dtypes=DTypes(param=dtype, compute=dtype)))
 
 
 def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
@@ -175,6 +187,16 @@ def _with_adapters(cfg: Any, source: HuggingFace.Config, *, is_dtype_named: bool
         )
     learner = evolve(cfg.learner, trainable=found.trained)
     return evolve(cfg, model=found.config, learner=learner, init_from=source)
+
+
+def save_imported(trainer: Trainer, state: Any, target: Path, source: Path) -> Run:
+    """Write a new run directory, whole or not at all, with a model that was read from somewhere."""
+    try:
+        _save(trainer, state, target, {"imported_from": str(source.absolute())})
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # which was empty, or not there
+        raise
+    return Run(target)
 
 
 def _save(trainer: Trainer, state: Any, target: Path, source: dict[str, str]) -> None:

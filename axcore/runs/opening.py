@@ -13,6 +13,7 @@ import jax
 from axcore.config import evolve
 from axcore.config.json_files import read_json_file
 from axcore.data import Tokenizer
+from axcore.distributed import process_count
 from axcore.errors import CheckpointError, ConfigError
 from axcore.inference import (
     AnyEngine,
@@ -94,7 +95,7 @@ def engine_for(
         opened: What `open_model` returned.
         cfg: The engine's; its `max_length` is by default what the model was trained with.
         mesh: Sizes by mesh axis, one of which may be -1; None takes as few devices as hold the
-            weights in half of their memory.
+            weights in half of their memory, or all of them where there are several processes.
         tokenizer: In the place of the model's own.
         draft: See `Engine`.
 
@@ -106,7 +107,12 @@ def engine_for(
     policy = opened.trainer.compiler.kernel_policy
     # The policy in which the trainer compiles, so that the same kernels are chosen.
     with use_policy(policy):
-        shape = mesh or serving_mesh(opened.model, cfg, policy.hardware, jax.local_device_count())
+        shape = mesh
+        if not shape:
+            # Where there are several processes, somebody started them for one model.
+            is_alone = process_count() == 1
+            found = serving_mesh(opened.model, cfg, policy.hardware, jax.local_device_count())
+            shape = found if is_alone else {"model": -1}
         placement = Placement.of(opened.model, shape)
         if cfg.compute is None and changes_compute_dtype(opened.model.config, policy.hardware):
             _LOG.info(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from axcore.config import PositiveInt, Resumable, config, evolve
-from axcore.distributed import process_count
+from axcore.distributed import is_process_zero
 from axcore.errors import ConfigError
 from axcore.inference import Generator
 from axcore.ops import use_policy
@@ -53,11 +53,9 @@ class TextSamples(Guard):
         """Check that text can be generated.
 
         Raises:
-            ConfigError: The model or its data is not of text, or the run has several processes.
+            ConfigError: The model or its data is not of text.
         """
         reason = no_text_reason(trainer)
-        if process_count() > 1:
-            reason = f"the run has {process_count()} processes; only one generates text"
         if reason is not None:
             raise ConfigError(
                 f"no text can be sampled: {reason}",
@@ -81,6 +79,8 @@ class TextSamples(Guard):
             for prompt in self._cfg.prompts or (trainer.config.prompt,):
                 options: Any = {"max_tokens": self._cfg.max_tokens, "seed": self._cfg.seed}
                 (completion,) = self._generator.generate(prompt, **options)
+                if not is_process_zero():
+                    continue
                 line = {
                     "step": step,
                     "prompt": prompt,

@@ -40,6 +40,7 @@ PROMISES = {
     "R21": "A flipped bit that makes a parameter huge is not saved",
     "R22": "Over several hosts, a lost process, host or leader ends no run",
     "R23": "A device that computes wrongly is named where nothing has a replica",
+    "R24": "Several processes without a shared disk keep checkpoints in an object store",
     "R25": "A device that is slow is named",
 }
 NOT_BUILT: tuple[str, ...] = ()

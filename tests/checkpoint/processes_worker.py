@@ -21,7 +21,8 @@ from axcore.errors import AxcoreError
 
 
 def shardings():
-    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    replicas = int(os.environ.get("REPLICAS", "1"))
+    mesh = jax.make_mesh((replicas, jax.device_count() // replicas), ("replica", "x"))
     split, whole = PartitionSpec("x"), PartitionSpec()
     return {"w": NamedSharding(mesh, split), "step": NamedSharding(mesh, whole)}
 

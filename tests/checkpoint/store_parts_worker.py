@@ -5,6 +5,7 @@ JSON of what to do, and for which steps. It prints a line of JSON for each of th
 """
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from processes_worker import error_of, restore, save_now, template, values_of
 from saving_worker import die_before
 
-from axcore.checkpoint import Checkpointer
+from axcore.checkpoint import Checkpointer, manifest, single_replica
 from axcore.distributed import TimeLimits, exit_process, join_processes
 from axcore.errors import AxcoreError
 
@@ -38,8 +39,16 @@ def main():
     limits = TimeLimits(join_s=60, barrier_s=60, heartbeat_s=10)
     join_processes(address, process_count=int(count), process_index=int(index), limits=limits)
     place = directory.replace("{process}", index)
-    cfg = Checkpointer.Config(tries=2, retry_after_s=0.1, keep=task.get("keep", 3))
+    manifest.PIECE_BYTES = task.get("piece bytes", manifest.PIECE_BYTES)
+    single_replica._ROUND_BYTES = task.get("round bytes", single_replica._ROUND_BYTES)
+    os.environ["AWS_SDK_UA_APP_ID"] = f"process-{index}"
+    cfg = Checkpointer.Config(
+        tries=2, retry_after_s=0.1, keep=task.get("keep", 3),
+        single_replica_restore=task.get("single replica", False),
+    )  # fmt: skip
     with cfg.build(directory=place) as checkpoints:
+        if task.get("dies at") == "restore" and int(index) == task["who"]:
+            die_before(*task["before"])
         if task.get("restores"):
             tell(**restore(checkpoints, None))
         if "loads" in task:

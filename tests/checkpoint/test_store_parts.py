@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 import uuid
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from object_server import ask, environment, faulty_proxy, new_bucket, object_server
-from several_processes import finish, start_all
+from several_processes import finish
+from store_processes import lines_of, names_of, start, told
 
 from axcore.checkpoint import Checkpointer, CheckpointWarning
 from axcore.checkpoint.manifest import Manifest, record_files, write_manifest
@@ -25,9 +25,6 @@ from axcore.checkpoint.object_store import ObjectSteps, ObjectStore
 from axcore.checkpoint.replicated_storage import ReplicatedStorage
 from axcore.checkpoint.steps import StepDirectories
 from axcore.checkpoint.store_parts import StagingFolder, StoreParts
-
-WORKER = Path(__file__).with_name("store_parts_worker.py")
-
 
 # -- In one process, with a store in its memory ----------------------------------------------------
 
@@ -175,27 +172,6 @@ def proxy(server, monkeypatch):
         yield proxy
 
 
-def start(proxy, disks, *steps, count=2, devices=2, more=None, **task):
-    """Starts processes, each of which has a disk that no other sees."""
-    directory = f"s3://{proxy.bucket}/run?staging={disks}/{{process}}"
-    return start_all(
-        WORKER, directory, json.dumps(task), *steps, count=count, devices=devices,
-        environment={**environment(proxy.server_port), **(more or {})},
-    )  # fmt: skip
-
-
-def told(processes):
-    """What each process said last."""
-    ended = [finish(one, 200) for one in processes]
-    assert [one.exit_code for one in ended] == [0] * len(ended), ended
-    return [lines_of(one)[-1] for one in ended]
-
-
-def lines_of(ended):
-    # Gloo writes to the standard output, too.
-    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-
-
 def check_restores(proxy, disks, step, *, count=2, devices=2):
     found = told(start(proxy, disks, count=count, devices=devices, restores=True))
     for one in found:
@@ -222,11 +198,6 @@ def check_one_process_restores(proxy, disk, steps):
         restored = checkpoints.restore(wanted, step=step)
         assert np.array_equal(restored.state["w"], values_of(step))
         assert restored.extra == {"step": step}
-
-
-def names_of(proxy):
-    text = ask(proxy.target, "GET", f"/{proxy.bucket}?list-type=2&prefix=run/")[2].decode()
-    return [part.partition("</Key>")[0] for part in text.split("<Key>")[1:]]
 
 
 @pytest.mark.slow

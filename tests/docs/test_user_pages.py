@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from page_session import ANSWERED, run_session
 from quick_flags import quick_environment
+from trainer_checkpoints import axlearn, maxtext, published, save_axlearn, save_maxtext, scanned
 
 from axcore.cli.main import group
 from axcore.config import apply_overrides
@@ -137,6 +138,9 @@ def folder(tmp_path_factory):
     evaluation = ROOT / "docs/evaluation.md"
     for language, name in (("yaml", "capitals.yaml"), ("json", "capitals.jsonl")):
         (made / name).write_text(blocks(evaluation, language)[0])
+    hf = published(made / "llama")
+    save_maxtext(made / "maxtext" / "checkpoints", scanned(maxtext(hf)))
+    save_axlearn(made / "fuji", axlearn(hf))
     (made / "prompts.jsonl").write_text(blocks(ROOT / "docs/batch.md", "json")[0])
     games = next(one for one in blocks(ROOT / "docs/reinforcement.md", "python") if "play" in one)
     (made / "games.py").write_text(games)

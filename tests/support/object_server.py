@@ -1,5 +1,6 @@
 """An S3 server on this machine, and a proxy before it that injects faults into real connections."""
 
+import collections
 import contextlib
 import http.client
 import logging
@@ -24,12 +25,12 @@ def environment(port):
 
 
 @contextlib.contextmanager
-def object_server():
+def object_server(host="127.0.0.1"):
     """Runs moto's server in this process; gives its port and the name of an empty bucket."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(host, port=0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
     try:
@@ -61,10 +62,15 @@ def ask(port, method, path, body=None, headers=SIGNED):
 
 @contextlib.contextmanager
 def faulty_proxy(port):
-    """Runs a proxy of the server at a port; `proxy.fault(method, path)` says what goes wrong."""
+    """Runs a proxy of the server at a port; `proxy.fault(method, path)` says what goes wrong.
+
+    `proxy.read` counts the bytes of arrays that were read, by the application that a process named
+    (`AWS_SDK_UA_APP_ID`).
+    """
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     proxy.daemon_threads, proxy.target = True, port
     proxy.fault = lambda method, path: None
+    proxy.read = collections.Counter()
     thread = threading.Thread(target=proxy.serve_forever, daemon=True)
     thread.start()
     try:
@@ -104,6 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if callable(fault):
             fault()
+        if self.command == "GET" and "/arrays/" in self.path:
+            agent = self.headers["User-Agent"]
+            self.server.read[agent.rpartition("app/")[2].split(" ")[0]] += len(content)
         return self._answer(status, headers, content, is_cut=fault is not None)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815

@@ -25,6 +25,7 @@ from axcore.interop import (
     activation,
     below,
     linear,
+    maxtext,
     model_weights,
     same,
     without,
@@ -206,6 +207,7 @@ QWEN3 = Family(
     irrelevant=_UNUSED,
     unread=_UNREAD,
     gguf=GGUFMap(architecture="qwen3", entries=(*LLAMA_KEYS, *_KEYS)),
+    layouts=(maxtext(),),
 )
 QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
