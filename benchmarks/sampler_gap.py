@@ -26,6 +26,7 @@ from axcore.experiments.tiny import tiny
 from axcore.inference import EngineConfig
 from axcore.modifiers import KVCache
 from axcore.module import DTypes
+from axcore.ops import KernelPolicy
 from axcore.plugins import Hardware
 from axcore.report.table import markdown_table, page_with_table
 from axcore.rewards import RegexMatch
@@ -93,7 +94,8 @@ def measured(
             max_num_seqs=64, sampler_kinds=("plain",), compute=sampler, weights=weights
         ),
     ).build()
-    policy = Policy(cfg.build(), 0, state)
+    kernels = KernelPolicy(hardware=Hardware.detect(), allow=("portable",))
+    policy = Policy(cfg.build(), 0, state, kernels=kernels)
     batch = data.batch(data.begin_rollout(policy, range(NUM_PROMPTS))())
     return attrs.asdict(sampler_gap(policy, batch, data.config.sampling.temperature))
 

@@ -22,6 +22,7 @@ from axcore.module import BatchSpec
 
 if TYPE_CHECKING:
     from axcore.module import Module
+    from axcore.ops import KernelPolicy
 
 
 State = dict[str, Any]
@@ -54,6 +55,7 @@ class Policy:
             takes the memory of these arrays: keep the handle, and none of them.
         kept: What the task keeps in the state in addition, such as a critic or a reference.
         jit: Jits a function of arrays; a trainer's traces it for its mesh, rules and kernels.
+        kernels: Which kernels the model's trainer takes; None for those of the hardware.
         specs: Specs of the state; arrays that they mark as frozen have the same numbers as long as
             the handle is used. None says nothing of any.
     """
@@ -65,6 +67,7 @@ class Policy:
     jit: Callable[[Callable[..., Any]], Callable[..., Any]] = attrs.field(
         factory=lambda: _jit, repr=False
     )
+    kernels: "KernelPolicy | None" = attrs.field(default=None, repr=False)
     specs: Any = attrs.field(default=None, repr=False)
 
 

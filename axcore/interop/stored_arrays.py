@@ -4,7 +4,6 @@ orbax says what a folder contains. Numbers are read by tensorstore, which both f
 with, and of arrays in which layers are stacked only those layers that share chunks.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import attrs
 import jax
 import numpy as np
 
+from axcore.config.json_files import parse_json
 from axcore.errors import CheckpointError
 from axcore.extras import import_extra
 
@@ -212,7 +212,7 @@ def _axlearn_arrays(folder: Path) -> StoredArrays:
     folder = folder.absolute()
     arrays = {}
     try:
-        for path, said in json.loads((folder / INDEX).read_text()):
+        for path, said in parse_json((folder / INDEX).read_bytes()):
             if isinstance(said, dict):
                 shape = tuple(int(size) for size in re.findall(r"\d+", said["shape"]))
                 name = path.replace("/", ".")

@@ -19,6 +19,7 @@ from axcore.inference import (
     Sampling,
     sample_seed,
 )
+from axcore.ops import current_policy, use_policy
 
 
 @attrs.frozen(kw_only=True)
@@ -118,7 +119,8 @@ class PolicySampler:
 
     def _load_weights(self, policy: Policy, state: Any) -> None:
         if self._engine is None:
-            self._engine = Engine(policy.module, state, self._tokenizer, self._config)
+            with use_policy(policy.kernels or current_policy()):
+                self._engine = Engine(policy.module, state, self._tokenizer, self._config)
         elif policy is self._known and policy.specs is not None:
             # Where only adapters train, nothing but these.
             part = self._engine.missing_weights(state, policy.specs)

@@ -90,7 +90,10 @@ class TrainLoop:
         self.emit = observers
         self.guards = guards
         policy = Policy(
-            trainer.model, jit=trainer.compiler.jitted_policy, specs=trainer.step.own_specs
+            trainer.model,
+            jit=trainer.compiler.jitted_policy,
+            kernels=trainer.compiler.kernel_policy,
+            specs=trainer.step.own_specs,
         )
         self.at = Position(batches=batches, policy=policy)
         self.log = MetricLog(trainer, run.path, self.at)

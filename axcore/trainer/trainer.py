@@ -420,7 +420,13 @@ class Trainer(Configurable):
         evaluation = self.compiler.jitted_evaluation
         put, shard = self.batch_sharding.device_put, self.batch_sharding.shard
         state, kept = self.step.own_part(model_state), self.step.kept_part(model_state)
-        policy = Policy(self.model, state=state, kept=kept, jit=self.compiler.jitted_policy)
+        policy = Policy(
+            self.model,
+            state=state,
+            kept=kept,
+            jit=self.compiler.jitted_policy,
+            kernels=self.compiler.kernel_policy,
+        )
         self.data.on_policy(policy)
         batches = self.data.validation(process_index=shard.index, process_count=shard.count)
         with jax.set_mesh(self.mesh):
