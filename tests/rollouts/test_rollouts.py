@@ -20,6 +20,7 @@ from axcore.inference.sampler import allowed_tokens
 from axcore.layers import whole_rows
 from axcore.modifiers import LoRA
 from axcore.module import ParamSpec, functional
+from axcore.ops import current_policy
 from axcore.plugins import Hardware
 from axcore.rewards import PythonReward, Reward
 from axcore.rewards.named import user_function
@@ -27,6 +28,7 @@ from axcore.rollouts import RolloutSamples
 from axcore.rollouts.rollout import Rollout, batch_of
 from axcore.runs.text_samples import read_samples
 from axcore.testing.tiny import trainer_on
+from axcore.trainer import KernelsConfig
 
 
 def is_spec(node):
@@ -130,6 +132,20 @@ def test_where_adapters_train_the_sampler_is_given_them_and_samples_the_same(tmp
     whole = trainer.run(tmp_path / "whole")
     assert len(given[-1]) == len(specs) > len(given[0])
     jax.tree.map(np.testing.assert_array_equal, in_part.state.model, whole.state.model)
+
+
+@pytest.mark.slow
+def test_the_sampler_takes_the_kernels_that_its_trainer_takes(tmp_path, monkeypatch):
+    seen, make = [], Engine.__init__
+
+    def noted(self, *args, **values):
+        seen.append(current_policy())
+        make(self, *args, **values)
+
+    monkeypatch.setattr(Engine, "__init__", noted)
+    kernels = KernelsConfig(pins={"rope": "portable"}, allow=("portable",))
+    trainer_on(evolve(small(max_steps=1), kernels=kernels), 1).run(tmp_path)
+    assert [(one.pins, one.allow) for one in seen] == [({"rope": "portable"}, ("portable",))]
 
 
 REWARD = """
