@@ -50,41 +50,26 @@ _RANDOM = re.compile(r"(^|\.)(\w*rngs|rng)\.")
 
 
 @attrs.frozen
-class Multiply(Transform):
-    """Multiplies numbers, which are float32 meanwhile; exact where the factor is a power of two."""
-
-    factor: float
-
-    def __call__(self, arrays: Arrays) -> Arrays:
-        """Return the products."""
-        return tuple(
-            (array.astype(np.float32) * np.float32(self.factor)).astype(array.dtype)
-            for array in arrays
-        )
-
-    @property
-    def inverse(self) -> Transform:
-        """Divide again."""
-        return Divide(self.factor)
-
-
-@attrs.frozen
 class Divide(Transform):
-    """Divides numbers, which are float32 meanwhile; exact where the divisor is a power of two."""
+    """Divides numbers, which are float32 meanwhile; exact where the divisor is a power of two.
+
+    Args:
+        divisor: By what.
+        is_undone: Whether it multiplies instead.
+    """
 
     divisor: float
+    is_undone: bool = False
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Return the quotients."""
-        return tuple(
-            (array.astype(np.float32) / np.float32(self.divisor)).astype(array.dtype)
-            for array in arrays
-        )
+        """Return the quotients, or the products."""
+        by, change = np.float32(self.divisor), np.multiply if self.is_undone else np.divide
+        return tuple(change(array.astype(np.float32), by).astype(array.dtype) for array in arrays)
 
     @property
     def inverse(self) -> Transform:
-        """Multiply again."""
-        return Multiply(self.divisor)
+        """Undo it."""
+        return attrs.evolve(self, is_undone=not self.is_undone)
 
 
 @attrs.frozen

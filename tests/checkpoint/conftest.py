@@ -1,8 +1,9 @@
-"""Disks that really fail: small ones, and files that even root may not change."""
+"""Disks that really fail, files that even root may not change, and stores that drop requests."""
 
 import subprocess
 
 import pytest
+from object_server import environment, faulty_proxy, new_bucket, object_server
 
 
 def run(*command):
@@ -42,3 +43,20 @@ def small_disk(tmp_path):
     yield mount
     for path in mounted:
         run("umount", "-l", str(path))
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The port of an object store."""
+    with object_server() as (port, _):
+        yield port
+
+
+@pytest.fixture
+def proxy(server, monkeypatch):
+    """A proxy of the store with a bucket of its own, which drivers of this process go through."""
+    with faulty_proxy(server) as proxy:
+        for name, value in environment(proxy.server_port).items():
+            monkeypatch.setenv(name, value)
+        proxy.bucket = new_bucket(server)
+        yield proxy

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from guarded_run import guarded_config
-from object_server import ask, environment, faulty_proxy, new_bucket, object_server
+from object_server import ask, new_bucket
 from quick_flags import quick_environment
 
 from axcore.checkpoint import (
@@ -51,22 +51,6 @@ def test_a_driver_that_is_not_installed_is_an_error_that_says_how_to():
     with pytest.raises(CheckpointError, match="gs://bucket/run need a driver") as refused:
         open_storage("gs://bucket/run?staging=/a")
     assert refused.value.hint == 'pip install "axcore[object-stores]"'
-
-
-@pytest.fixture(scope="module")
-def server():
-    with object_server() as (port, _):
-        yield port
-
-
-@pytest.fixture
-def proxy(server, monkeypatch):
-    """A proxy of the server, which drivers of this process go through."""
-    with faulty_proxy(server) as proxy:
-        for name, value in environment(proxy.server_port).items():
-            monkeypatch.setenv(name, value)
-        proxy.bucket = new_bucket(server)
-        yield proxy
 
 
 def stored(proxy, machine, **fields):

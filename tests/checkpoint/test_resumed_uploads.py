@@ -12,7 +12,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-from object_server import environment, faulty_proxy, new_bucket, object_server
 from store_processes import names_of, start, told
 
 from axcore.checkpoint import Checkpointer, manifest
@@ -151,21 +150,6 @@ def test_a_lost_piece_is_found_by_the_size_of_its_file(store, step, tmp_path, lo
 
 
 # -- With a server ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server():
-    with object_server() as (port, _):
-        yield port
-
-
-@pytest.fixture
-def proxy(server, monkeypatch):
-    with faulty_proxy(server) as proxy:
-        for name, value in environment(proxy.server_port).items():
-            monkeypatch.setenv(name, value)
-        proxy.bucket = new_bucket(server)
-        yield proxy
 
 
 @pytest.mark.slow

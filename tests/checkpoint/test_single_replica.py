@@ -4,7 +4,7 @@ import re
 import signal
 
 import pytest
-from object_server import ask, environment, faulty_proxy, new_bucket, object_server
+from object_server import ask
 from several_processes import finish
 from store_processes import lines_of, names_of, start, told
 
@@ -30,21 +30,6 @@ def test_each_piece_is_read_by_one_member_and_bytes_are_divided(monkeypatch):
         ("large.00003", 5), ("small", 4),
     ]  # fmt: skip
     assert [sum(one.num_bytes for one in each) for each in group.pieces] == [19, 20]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with object_server() as (port, _):
-        yield port
-
-
-@pytest.fixture
-def proxy(server, monkeypatch):
-    with faulty_proxy(server) as proxy:
-        for name, value in environment(proxy.server_port).items():
-            monkeypatch.setenv(name, value)
-        proxy.bucket = new_bucket(server)
-        yield proxy
 
 
 def restore(proxy, disks, *, count, replicas, is_single, task=None):

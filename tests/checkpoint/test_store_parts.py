@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from object_server import ask, environment, faulty_proxy, new_bucket, object_server
+from object_server import ask
 from several_processes import finish
 from store_processes import lines_of, names_of, start, told
 
@@ -154,22 +154,6 @@ def test_the_folder_of_a_killed_process_goes_and_that_of_a_live_one_stays(tmp_pa
 
 
 # -- In several processes, with a server -----------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server():
-    with object_server() as (port, _):
-        yield port
-
-
-@pytest.fixture
-def proxy(server, monkeypatch):
-    """A proxy of the server, with a bucket of its own."""
-    with faulty_proxy(server) as proxy:
-        for name, value in environment(proxy.server_port).items():
-            monkeypatch.setenv(name, value)
-        proxy.bucket = new_bucket(server)
-        yield proxy
 
 
 def check_restores(proxy, disks, step, *, count=2, devices=2):
