@@ -7,6 +7,7 @@ width, V tokens.
 """
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -63,7 +64,7 @@ class Divide(Transform):
 
     def __call__(self, arrays: Arrays) -> Arrays:
         """Return the quotients, or the products."""
-        by, change = np.float32(self.divisor), np.multiply if self.is_undone else np.divide
+        by, change = np.float32(self.divisor), operator.mul if self.is_undone else operator.truediv
         return tuple(change(array.astype(np.float32), by).astype(array.dtype) for array in arrays)
 
     @property
