@@ -93,10 +93,11 @@ def test_an_error_of_the_process_that_reads_is_raised_in_all(proxy, tmp_path):
     )
     task = {"restores": True, "single replica": True}
     ended = [finish(one, 200) for one in start(proxy, tmp_path / "b", more=more, **task)]
-    said = r"process \d, which reads for others, failed: s3://.* cannot read step_00000001"
+    said = r"process (\d), which reads for others, failed: s3://.* cannot read step_00000001"
     assert [one.exit_code for one in ended] == [7, 7]
-    named = [re.search(said, one.stdout)[0] for one in ended]
-    assert named[0] == named[1]
+    named = [re.search(said, one.stdout)[1] for one in ended]
+    # Where both failed to read, each raises its own error.
+    assert named in (["0", "0"], ["1", "1"], ["0", "1"])
     assert [list((tmp_path / "b" / index).iterdir()) for index in "01"] == [[], []]
 
 
