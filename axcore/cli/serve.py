@@ -107,6 +107,7 @@ def _serve(
     wanted = use_target(target, num_processes=place.process_count if place else 1)
     processes.join(place, rest)
     from axcore.config import apply_overrides
+    from axcore.distributed import process_count
     from axcore.inference import DraftModel, EngineConfig
     from axcore.progress import heard_by
     from axcore.runs import open_model
@@ -163,7 +164,7 @@ def _serve(
             if host not in _LOOPBACK and not keys:
                 _warn_of_everybody(host, has_names=bool(hosts))
             watch: AbstractContextManager[Any] = nullcontext()
-            if run and place is None:
+            if run and process_count() == 1:
                 watch = WeightsWatch(run, served, every_s=cfg.watch_s)
             elif run:
                 click.echo(

@@ -148,7 +148,11 @@ class MessageTree:
             with contextlib.suppress(TimeoutError, ConnectionLostError, OSError, ValueError):
                 accepted, _ = listener.accept()
                 connection = proven(accepted, secret, accepted=True, limit_s=SILENCE_S)
-                found[int(parse_json(connection.recv_bytes(64)))] = connection
+                child = int(parse_json(connection.recv_bytes(64)))
+                if child in missing:
+                    found[child] = connection
+                else:
+                    shut(connection)
         return found
 
     def _start(self, run: Any, *args: Any) -> None:

@@ -149,7 +149,6 @@ class Agent:
 
     def _connect(self, agent: _Candidate) -> Peer:
         connected = socket.create_connection((agent.host, agent.port), timeout=_CONNECT_S)
-        connected.settimeout(None)
         return Peer(connected, self._secret, accepted=False, limit_s=self._policy.host_s)
 
     def _accept(self) -> None:
