@@ -84,18 +84,23 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def kill_one_of_all(one: Try, run: Path) -> dict[str, Any]:
+    """Kill a process of a run whose launcher starts all of them again; wait for their steps."""
+    pids = wait_for_steps(run, one.processes)
+    time.sleep(one.wait_s)
+    killed = kill(pids[one.rank])
+    others = range(one.processes)
+    times = [first(run, rank, lambda line: line["pid"] not in pids) for rank in others]
+    return {"to_step_s": max(times) - killed, **state_size(run)}
+
+
 def kill_orbax(one: Try) -> dict[str, Any]:
     """Kill a process of the run written by hand, whose parent restarts all of them."""
     run = one.make_run()
     environment = {**quick_environment(), **compile_cache(one.folder / "compiled")}
     command = [sys.executable, HERE / "_orbax_run.py", run, one.processes]
     with started(command, environment, run / "output.txt"):
-        pids = wait_for_steps(run, one.processes)
-        time.sleep(one.wait_s)
-        killed = kill(pids[one.rank])
-        others = range(one.processes)
-        times = [first(run, rank, lambda line: line["pid"] not in pids) for rank in others]
-        return {"to_step_s": max(times) - killed, **state_size(run)}
+        return kill_one_of_all(one, run)
 
 
 def kill_torchft(one: Try, *, python: Path, lighthouse: Sequence[str]) -> dict[str, Any]:
@@ -133,12 +138,7 @@ def kill_nvrx_launcher(one: Try, *, python: Path) -> dict[str, Any]:
     launcher += ["--max-restarts=10", f"--nproc-per-node={one.processes}"]
     launcher += ["--ignore-missing-fault-tol-cfg", HERE / "_nvrx_worker.py", run]
     with started(launcher, torch_environment(), run / "output.txt"):
-        pids = wait_for_steps(run, one.processes)
-        time.sleep(one.wait_s)
-        killed = kill(pids[one.rank])
-        others = range(one.processes)
-        times = [first(run, rank, lambda line: line["pid"] not in pids) for rank in others]
-        return {"to_step_s": max(times) - killed, **state_size(run)}
+        return kill_one_of_all(one, run)
 
 
 def kill_nvrx_in_process(

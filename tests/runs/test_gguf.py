@@ -2,23 +2,14 @@
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import call
 from gguf_models import metadata_in, tensors_in, types_in
 
-from axcore.cli.main import group
-from axcore.errors import AxcoreError, ConfigError
+from axcore.errors import ConfigError
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
 from axcore.runs import export_gguf, load_run
 from axcore.testing import small_experiment, trainer_on
-
-
-def call(*arguments):
-    result = CliRunner().invoke(group, [str(one) for one in arguments])
-    if isinstance(result.exception, AxcoreError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_a_run_becomes_a_file_with_its_weights_and_its_tokenizer(trained, tmp_path):

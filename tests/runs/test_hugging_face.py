@@ -7,12 +7,11 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from click.testing import CliRunner
+from commands import call
 from pieces import train_pieces
 from safetensors.numpy import load_file
 
 from axcore.checkpoint import Checkpointer
-from axcore.cli.main import group
 from axcore.config import evolve, update_config
 from axcore.data import tokenizer_in
 from axcore.data.tokenizers.hugging_face_tokenizer import TOOL_TEMPLATE
@@ -27,14 +26,6 @@ from axcore.runs.export import _tokenizer_files as tokenizer_files
 from axcore.testing import small_experiment, trainer_on
 
 EOS, BOS = "</s>", "<s>"
-
-
-def call(*arguments):
-    result = CliRunner().invoke(group, [str(one) for one in arguments])
-    if isinstance(result.exception, AxcoreError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def tokenizer_json(path):

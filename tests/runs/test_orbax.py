@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from click.testing import CliRunner
+from commands import call
 from safetensors.numpy import load_file
 from trainer_checkpoints import (
     LAYERS,
@@ -26,22 +26,13 @@ from trainer_checkpoints import (
     scanned,
 )
 
-from axcore.cli.main import group
-from axcore.errors import AxcoreError, CheckpointError, ConfigError
+from axcore.errors import CheckpointError, ConfigError
 from axcore.interop.stored_arrays import find_stored_arrays
 from axcore.module import functional
 from axcore.runs import import_orbax, load_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*are not the model's but of training")
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)
-
-
-def call(*arguments):
-    result = CliRunner().invoke(group, [str(one) for one in arguments])
-    if isinstance(result.exception, AxcoreError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def convert(folder, *more):
