@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SPREAD := -n auto --dist worksteal --durations=40 --reruns 1
 PYTEST := $(BIN)/python -m pytest $(SPREAD)
 unexport PYTHONDONTWRITEBYTECODE  # what one process compiles serves the next
-PLUGINS := attention cpu gpu tpu trainium
+PLUGINS := attention cpu gpu tpu trainium vision
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
 COMPILERS := $(VENV)-compilers
@@ -30,7 +30,7 @@ demo: $(VENV)/.demo  ## Train a small transformer on real text, then sample from
 	@$(BIN)/axcore train tiny
 
 test: $(VENV)/.test  ## Run the suite, but for what the targets below run.
-	@echo "== pytest: the suites of axcore and of the five plugins"
+	@echo "== pytest: the suites of axcore and of the plugins"
 	@$(PYTEST) -m "not slow and not long and not gate and not compile and not parity"
 
 test-slow: $(VENV)/.test  ## Run the tests that take longer; PART=1/3 runs a third of them.

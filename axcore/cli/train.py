@@ -219,7 +219,7 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
         reason = "a run of several processes samples none"
     if reason is None:
         _sample(trainer, result, run)
-    else:
+    elif hasattr(trainer.model, "logits"):  # nobody expects text of other models
         click.echo(f"no sample: {reason}")
     _write_report(run)
     name = shlex.quote(str(run))

@@ -1,6 +1,7 @@
 """Data: text from files, as tokens, packed into batches whose order and position are exact."""
 
 from axcore.data.arrays import ArrayData
+from axcore.data.cache import cache_folder
 from axcore.data.chat.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
 from axcore.data.data_loader import (
@@ -11,15 +12,17 @@ from axcore.data.data_loader import (
     ValidationBatches,
 )
 from axcore.data.document import Document, Source
+from axcore.data.examples import ExampleData, Feature, FeatureArray, Label, Text
 from axcore.data.packing.batches import DataShard, Rows, batches, train_order
 from axcore.data.packing.packing import Batch
 from axcore.data.preference_data import PreferenceData
 from axcore.data.sources.array_record_files import ArrayRecordFiles
 from axcore.data.sources.arrow_files import ArrowFiles, HuggingFaceDataset
 from axcore.data.sources.file_source import BadRecord, Files, FileSource, FileSpan
-from axcore.data.sources.files import NamedFile
+from axcore.data.sources.files import NamedFile, list_files
 from axcore.data.sources.json_lines import ChatFiles, JsonLines
 from axcore.data.sources.mixture import Mixture, NewWeights
+from axcore.data.sources.sample_files import SampleFiles
 from axcore.data.sources.tar_files import TarFiles
 from axcore.data.sources.text_files import StandardLibrary, TextFiles
 from axcore.data.sources.token_files import MegatronFiles, TokenFiles
@@ -48,6 +51,9 @@ from axcore.data.transforms import (
     SpanCorruption,
     Transform,
     TransformTools,
+    decode_image,
+    file_content,
+    no_warnings,
 )
 
 __all__ = [
@@ -68,6 +74,9 @@ __all__ = [
     "Deduplicate",
     "Document",
     "Dropped",
+    "ExampleData",
+    "Feature",
+    "FeatureArray",
     "FieldFilter",
     "FileSource",
     "FileSpan",
@@ -78,6 +87,7 @@ __all__ = [
     "HuggingFaceTokenizer",
     "ImagePixels",
     "JsonLines",
+    "Label",
     "LabelledChats",
     "LengthFilter",
     "MegatronFiles",
@@ -90,6 +100,7 @@ __all__ = [
     "PreferenceData",
     "PrefetchedBatches",
     "Rows",
+    "SampleFiles",
     "SentencePieceTokenizer",
     "Source",
     "SpanCorruption",
@@ -98,6 +109,7 @@ __all__ = [
     "Stream",
     "StreamData",
     "TarFiles",
+    "Text",
     "TextFiles",
     "TokenFiles",
     "Tokenizer",
@@ -107,8 +119,13 @@ __all__ = [
     "ValidationBatches",
     "batches",
     "build_store",
+    "cache_folder",
+    "decode_image",
     "decoded",
+    "file_content",
     "gguf_vocabulary",
+    "list_files",
+    "no_warnings",
     "open_store",
     "published_end_ids",
     "tokenizer_in",

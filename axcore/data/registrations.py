@@ -15,6 +15,7 @@ def data_sources() -> Iterator[DataSource]:
         ("arrow_files", "ArrowFiles", "Rows of Parquet or Arrow files, a document each"),
         ("array_record_files", "ArrayRecordFiles", "Records of ArrayRecord files, a document each"),
         ("tar_files", "TarFiles", "Samples of tar files, as WebDataset writes them"),
+        ("sample_files", "SampleFiles", "Files of a folder, such as pictures, a record each"),
         ("hugging_face_dataset", "HuggingFaceDataset", "A dataset saved in a folder, or by name"),
         ("token_files", "TokenFiles", "Tokens as nanoGPT and llm.c write them"),
         ("megatron_files", "MegatronFiles", "Tokens as Megatron-LM writes them"),

@@ -10,7 +10,7 @@ from axcore.interop.adapters import (
     read_adapters,
 )
 from axcore.interop.array_source import ArraySource, LeafOrigins, Origin
-from axcore.interop.canonical import check_same_model, compared, layers_of
+from axcore.interop.canonical import canonical, check_same_model, layers_of
 from axcore.interop.checkpoint_arrays import DEFAULT_SHARD_BYTES
 from axcore.interop.config_map import (
     Choice,
@@ -42,7 +42,7 @@ from axcore.interop.decoder_maps import (
     window,
     without,
 )
-from axcore.interop.family import Family, family_named, family_of
+from axcore.interop.family import CheckpointInfo, Family, family_named, family_of
 from axcore.interop.gguf_file import GGUFType, to_gguf
 from axcore.interop.gguf_map import (
     LLAMA_KEYS,
@@ -89,6 +89,7 @@ from axcore.interop.weight_map import (
     Concatenate,
     JoinAxes,
     Permute,
+    ReorderAxes,
     Rule,
     Same,
     Slice,
@@ -100,9 +101,12 @@ from axcore.interop.weight_map import (
     UnstackArrays,
     WeightMap,
     below,
+    both,
+    convolution,
     interleaved,
     linear,
     named_specs,
+    patches,
     same,
     unstacked,
 )
@@ -126,6 +130,7 @@ __all__ = [
     "ArraySource",
     "BoundMap",
     "Chain",
+    "CheckpointInfo",
     "Choice",
     "Computed",
     "Concatenate",
@@ -159,6 +164,7 @@ __all__ = [
     "Pretrained",
     "PretrainedCheckpoint",
     "RenameWeights",
+    "ReorderAxes",
     "RopeFields",
     "RotaryRows",
     "Rule",
@@ -180,10 +186,12 @@ __all__ = [
     "activation",
     "adapter_format",
     "below",
+    "both",
+    "canonical",
     "check_base_is_unchanged",
     "check_same_model",
     "common_value",
-    "compared",
+    "convolution",
     "every",
     "family_named",
     "family_of",
@@ -198,6 +206,7 @@ __all__ = [
     "model_weights",
     "named_specs",
     "one_more",
+    "patches",
     "plan_weights",
     "read_adapters",
     "same",

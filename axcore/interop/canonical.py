@@ -21,7 +21,6 @@ from axcore.config import (
     map_config,
     replace_config,
     suggest_names,
-    update_config,
 )
 from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
@@ -66,9 +65,6 @@ def canonical(cfg: Any) -> Any:
     """Return a model's config without what changes no number of its forward pass.
 
     Fields of `TRAINING_ONLY` have their defaults, and layers are scanned in one order of scans.
-
-    Raises:
-        ConfigError: It is the config of something else than a language model.
     """
     # Kept with the config, a value that never changes: to read a model asks for it several times.
     found = cfg.__dict__.get(_CANONICAL)
@@ -80,16 +76,40 @@ def canonical(cfg: Any) -> Any:
 
 
 def _canonical(cfg: Any) -> Any:
-    if not {"dim", "vocab_size"} <= set(field_names(cfg)):
-        raise ConfigError(f"{type(cfg).__qualname__} describes no language model")
     # Stages and unrolled layers compute what a scan does, so they are one scan for a comparison.
     for stack in (Stack, Pipeline):
         cfg = replace_config(cfg, stack, ScannedLayers.Config(), missing_ok=True)
-    # Set again: `_plain` clears what a parent fills, and these two are the model's own.
-    plain = evolve(map_config(cfg, _plain), dim=cfg.dim, vocab_size=cfg.vocab_size)
+    plain = _with_own_sizes(map_config(cfg, _plain), cfg, frozenset())
     if "published" in field_names(plain):
         plain = evolve(plain, published=None)
-    return update_config(plain, {"decoder.stack": arranged(layers_of(plain.decoder.stack))})
+    return map_config(plain, _with_arranged_stack)
+
+
+def _with_own_sizes(plain: Any, cfg: Any, filled: frozenset[str]) -> Any:
+    """Return a plain config with the sizes again that no parent fills, as nothing above has them.
+
+    Args:
+        plain: A config in which `_plain` cleared all fields of `_FILLED`.
+        cfg: The same config before that.
+        filled: The fields that something above it has.
+    """
+    names = field_names(cfg)
+    changes = {name: getattr(cfg, name) for name in names if name in _FILLED - filled}
+    filled = filled | (_FILLED & set(names))
+    # Below a model that has both, as all language models do, only layers are left, which fill
+    # the others themselves.
+    if not {"dim", "vocab_size"} <= filled:
+        for name in names:
+            child = getattr(plain, name)
+            if is_config(child):
+                changes[name] = _with_own_sizes(child, getattr(cfg, name), filled)
+    return evolve(plain, **changes) if changes else plain
+
+
+def _with_arranged_stack(node: Any) -> Any:
+    if "stack" not in field_names(node) or not is_config(node.stack):
+        return node
+    return evolve(node, stack=arranged(layers_of(node.stack)))
 
 
 def base_config(cfg: Any) -> Any:
@@ -185,7 +205,7 @@ def check_same_model(
     Raises:
         ConfigError: Showing what differs; or a glob of `may_differ` has nothing to allow.
     """
-    source, target = (compared(base_config(cfg)) for cfg in models)
+    source, target = (canonical(base_config(cfg)) for cfg in models)
     # Backwards, as each edit was done to what those before it had made.
     for edit in reversed(edits):
         target = edit.undone(target, source)
@@ -207,11 +227,6 @@ def check_same_model(
             hint="change the model's config, read other weights, or name in init_from.may_differ "
             "what differs on purpose",
         )
-
-
-def compared(cfg: Any) -> Any:
-    """Return a config without what changes no number, if it describes a language model."""
-    return canonical(cfg) if {"dim", "vocab_size"} <= set(field_names(cfg)) else cfg
 
 
 def _allows(glob: str, path: str) -> bool:

@@ -232,6 +232,9 @@ class Family:
         """
         if self.written_as:
             raise ConfigError(f"its models are written as {self.written_as}")
+        expected = type(self.template())
+        if not isinstance(cfg, expected):
+            raise ConfigError(f"it is a {type(cfg).__qualname__}, not a {expected.__qualname__}")
         cfg = canonical(cfg)
         values: dict[str, Any] = {}
         described = cfg

@@ -93,9 +93,9 @@ class PretrainedCheckpoint:
         self.values = read_json(path, CONFIG, error=CheckpointError)
         if "model_type" not in self.values:
             raise ConfigError("config.json names no model_type", where=str(path))
-        # Before the family: a classifier's weights would load and its head be missing at the end.
-        _check_head(self.values, str(path))
         self.family: Family = family_named(self.values["model_type"])
+        # At once: a classifier's weights would load, and its head be missing at the end.
+        _check_head(self.values, self.family.architecture, str(path))
         if any(map(is_classifier, self.values.get("architectures") or ())):
             self.family = reward_family(self.family)
 
@@ -217,15 +217,15 @@ _OTHER_HEAD = re.compile(
 )
 
 
-def _check_head(values: Mapping[str, Any], where: str) -> None:
-    """Check that a model ends with a head over tokens, or with one label as a reward model.
+def _check_head(values: Mapping[str, Any], own: str, where: str) -> None:
+    """Check that a model ends as its family's do, or with one label as a reward model.
 
     Raises:
         ConfigError: Its class in transformers has another one, a classifier for example.
     """
     for name in values.get("architectures") or ():
         # An architecture may be of a family that is known and still have another head.
-        if _OTHER_HEAD.search(name):
+        if name != own and _OTHER_HEAD.search(name):
             raise ConfigError(
                 f"config.json has the architecture {name}, which is not a language model: its "
                 "head is not over tokens",

@@ -77,6 +77,22 @@ class Transpose(Transform):
 
 
 @attrs.frozen
+class ReorderAxes(Transform):
+    """Puts dimension `order[i]` of each array at place `i`."""
+
+    order: tuple[int, ...]
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        """Return each array with its dimensions in another order."""
+        return tuple(array.transpose(self.order) for array in arrays)
+
+    @property
+    def inverse(self) -> Transform:
+        """Put every dimension back."""
+        return ReorderAxes(tuple(np.argsort(self.order).tolist()))
+
+
+@attrs.frozen
 class SplitAxis(Transform):
     """Splits one dimension of each array in two, of which the first has `count` places.
 
@@ -276,6 +292,29 @@ def same(axcore: str, hf: str) -> Rule:
 def linear(axcore: str, hf: str) -> WeightMap:
     """Return the rules of a linear layer: Hugging Face's weight has outputs first."""
     weight = Rule((f"{axcore}.weight",), (f"{hf}.weight",), Transpose())
+    return (weight, same(f"{axcore}.bias", f"{hf}.bias"))
+
+
+def both(axcore: str, hf: str) -> WeightMap:
+    """Return the rules of a weight and a bias that are the same on both sides, as a norm's are."""
+    return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
+
+
+def convolution(axcore: str, hf: str, num_dims: int) -> WeightMap:
+    """Return the rules of a convolution: Hugging Face's kernel has outputs and inputs first."""
+    places = tuple(range(num_dims))
+    weight = Rule(
+        (f"{axcore}.weight",),
+        (f"{hf}.weight",),
+        ReorderAxes((num_dims + 1, num_dims, *places)),
+    )
+    return (weight, same(f"{axcore}.bias", f"{hf}.bias"))
+
+
+def patches(axcore: str, hf: str, patch_size: int) -> WeightMap:
+    """Return the rules of a `PatchEmbedding`'s projection, a convolution in Hugging Face's."""
+    kernel = Chain(SplitAxis(patch_size, 0), SplitAxis(patch_size, 1), ReorderAxes((3, 2, 0, 1)))
+    weight = Rule((f"{axcore}.weight",), (f"{hf}.weight",), kernel)
     return (weight, same(f"{axcore}.bias", f"{hf}.bias"))
 
 

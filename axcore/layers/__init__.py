@@ -9,6 +9,12 @@ from axcore.layers.adapters.states import (
     with_adapters,
     without_lora,
 )
+from axcore.layers.attention.cross_attention import (
+    CROSS_SOURCE,
+    CrossAttention,
+    CrossSource,
+    CrossTransformerLayer,
+)
 from axcore.layers.attention.dot_product import DotProductAttention, attend
 from axcore.layers.attention.kv_cache import (
     ContiguousCache,
@@ -27,11 +33,23 @@ from axcore.layers.attention.self_attention import (
     Attention,
 )
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
+from axcore.layers.convolution import Convolution, PatchEmbedding
 from axcore.layers.linear import Dot, Embedding, Linear, PackedLinear, PlainDot, use_decode_matmul
 from axcore.layers.moe.experts import CapacityLimited, Dropless, Experts, MoE
 from axcore.layers.moe.router import GroupLimit, Router, Routing
-from axcore.layers.norm import Dropout, LayerNorm, PostNorm, PreNorm, Residual, RMSNorm
+from axcore.layers.norm import (
+    BatchNorm,
+    Dropout,
+    GroupNorm,
+    LayerNorm,
+    PostNorm,
+    PreNorm,
+    Residual,
+    RMSNorm,
+    StochasticDepth,
+)
 from axcore.layers.pipeline import Pipeline
+from axcore.layers.pooling import AttentionPool, FirstToken, MeanPool, Pool
 from axcore.layers.quantization.frozen_linear import (
     FrozenLinear,
     frozen_state,
@@ -60,11 +78,18 @@ __all__ = [
     "ATTENTION_PROJECTED",
     "ATTENTION_QUERY",
     "ATTENTION_VALUE",
+    "CROSS_SOURCE",
     "Activation",
     "Attention",
+    "AttentionPool",
+    "BatchNorm",
     "BatchedLoRALinear",
     "CapacityLimited",
     "ContiguousCache",
+    "Convolution",
+    "CrossAttention",
+    "CrossSource",
+    "CrossTransformerLayer",
     "Dot",
     "DotProductAttention",
     "Dropless",
@@ -72,11 +97,13 @@ __all__ = [
     "Embedding",
     "Experts",
     "FeedForward",
+    "FirstToken",
     "Fp8Current",
     "Fp8Delayed",
     "FrozenLinear",
     "GappedCache",
     "GroupLimit",
+    "GroupNorm",
     "HalfPrecisionKVStore",
     "Int8Dynamic",
     "KVCacheConfig",
@@ -84,6 +111,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LoRALinear",
+    "MeanPool",
     "MoE",
     "NoCache",
     "NoPosition",
@@ -91,9 +119,11 @@ __all__ = [
     "PackedLinear",
     "PagedCache",
     "PagedKVCacheConfig",
+    "PatchEmbedding",
     "Pipeline",
     "PlainDot",
     "PlainFeedForward",
+    "Pool",
     "PostNorm",
     "PreNorm",
     "QuantizedKVStore",
@@ -109,6 +139,7 @@ __all__ = [
     "SlidingCache",
     "Stack",
     "StateCache",
+    "StochasticDepth",
     "TokenInfo",
     "TransformerLayer",
     "activation_fn",

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from axcore.config import REQUIRED, Fraction, PositiveFloat, PositiveInt, config
+from axcore.errors import ConfigError
 from axcore.layers.linear import as_row
 from axcore.module import Module, Param
 from axcore.ops import rms_norm
@@ -101,6 +102,139 @@ class Dropout(Module):
             return x
         keep = jax.random.bernoulli(self.rng("dropout"), 1.0 - rate, x.shape)
         return jnp.where(keep, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))
+
+
+class StochasticDepth(Dropout):
+    """Zero all of a row with probability `rate` in training, and scale the other rows up.
+
+    In a residual connection a row skips the branch: `PreNorm.Config(dropout=
+    StochasticDepth.Config(rate=0.1))`.
+
+    Source: Huang et al. 2016, arXiv:1603.09382.
+    """
+
+    @config
+    class Config(Dropout.Config):
+        """The config of a `StochasticDepth`."""
+
+    def forward(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch ..."]:
+        """Return the input without the rows dropped, or as it is outside of training."""
+        rate = self.config.rate
+        if rate == 0.0 or not self.training:
+            return x
+        rows = (x.shape[0], *(1 for _ in x.shape[1:]))
+        keep = jax.random.bernoulli(self.rng("dropout"), 1.0 - rate, rows)
+        return jnp.where(keep, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))
+
+
+class GroupNorm(Module):
+    """Normalise groups of channels over all places of a row, times a weight, plus a bias.
+
+    Source: Wu and He 2018, arXiv:1803.08494, eq. 7. Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config["GroupNorm"]):
+        """The config of a `GroupNorm`.
+
+        Args:
+            dim: Size of the last dimension, the channels.
+            num_groups: Groups of channels.
+            epsilon: Added to the variance.
+        """
+
+        dim: PositiveInt = REQUIRED
+        num_groups: PositiveInt = 32
+        epsilon: PositiveFloat = 1e-5
+
+    def setup(self, cfg: Config) -> None:
+        """Declare the weight, one at first, and the bias, zero."""
+        if cfg.dim % cfg.num_groups:
+            raise ConfigError(
+                f"dim is {cfg.dim}, not a multiple of num_groups, {cfg.num_groups}",
+                where="num_groups",
+                hint="num_groups=1 normalises all channels together, num_groups=dim each alone",
+            )
+        self.weight = Param((cfg.dim,), axes=("norm",), init=1.0, cast=False)
+        self.bias = Param((cfg.dim,), axes=("norm",), init=0.0, cast=False)
+
+    def forward(
+        self,
+        x: Float[Array, "batch *places dim"],
+        is_real: Bool[Array, "batch *places"] | None = None,
+    ) -> Float[Array, "batch *places dim"]:
+        """Return the normalised input in the input's dtype.
+
+        Args:
+            x: The input.
+            is_real: Which places count in mean and variance; None where all do.
+        """
+        cfg = self.config
+        grouped = x.astype(jnp.float32).reshape(
+            x.shape[0], -1, cfg.num_groups, x.shape[-1] // cfg.num_groups
+        )
+        counted = None if is_real is None else is_real.reshape(x.shape[0], -1, 1, 1)
+        mean = jnp.mean(grouped, axis=(1, 3), keepdims=True, where=counted)
+        variance = jnp.var(grouped, axis=(1, 3), keepdims=True, where=counted)
+        normed = ((grouped - mean) * jax.lax.rsqrt(variance + cfg.epsilon)).reshape(x.shape)
+        weight, bias = self.weight.astype(jnp.float32), self.bias.astype(jnp.float32)
+        return (normed * as_row(weight, x.ndim) + as_row(bias, x.ndim)).astype(x.dtype)
+
+
+class BatchNorm(Module):
+    """Normalise each channel over a batch; outside of training by running statistics.
+
+    Statistics are of the global batch, also where it is split over devices; micro-batches have
+    their own, and their running statistics are averaged.
+
+    Source: Ioffe and Szegedy 2015, arXiv:1502.03167, algorithms 1 and 2. Slot protocol: the parent
+    fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config["BatchNorm"]):
+        """The config of a `BatchNorm`.
+
+        Args:
+            dim: Size of the last dimension, the channels.
+            epsilon: Added to the variance.
+            decay: Share of the running statistics that a step keeps.
+        """
+
+        dim: PositiveInt = REQUIRED
+        epsilon: PositiveFloat = 1e-5
+        decay: Fraction = 0.9
+
+    def setup(self, cfg: Config) -> None:
+        """Declare weight and bias, and the running statistics."""
+        self.weight = Param((cfg.dim,), axes=("norm",), init=1.0, cast=False)
+        self.bias = Param((cfg.dim,), axes=("norm",), init=0.0, cast=False)
+        self.mean = Param((cfg.dim,), axes=("norm",), init=0.0, is_buffer=True)
+        self.variance = Param((cfg.dim,), axes=("norm",), init=1.0, is_buffer=True)
+
+    def forward(
+        self,
+        x: Float[Array, "batch *places dim"],
+        is_real: Bool[Array, "batch *places"] | None = None,
+    ) -> Float[Array, "batch *places dim"]:
+        """Return the normalised input in the input's dtype.
+
+        Args:
+            x: The input.
+            is_real: Which places count in mean and variance; None where all do.
+        """
+        x32, mean, variance = x.astype(jnp.float32), self.mean, self.variance
+        if self.training:
+            axes = tuple(range(x.ndim - 1))
+            counted = None if is_real is None else is_real[..., None]
+            mean = jnp.mean(x32, axis=axes, where=counted)
+            variance = jnp.var(x32, axis=axes, where=counted)
+            kept = self.config.decay
+            self.update("mean", kept * self.mean + (1 - kept) * mean)
+            self.update("variance", kept * self.variance + (1 - kept) * variance)
+        scale = jax.lax.rsqrt(variance + self.config.epsilon) * self.weight.astype(jnp.float32)
+        shift = self.bias.astype(jnp.float32) - mean * scale
+        return (x32 * as_row(scale, x.ndim) + as_row(shift, x.ndim)).astype(x.dtype)
 
 
 Hidden = Float[Array, "batch time dim"]

@@ -27,19 +27,20 @@ FEED_FORWARD_GATE = "feed_forward_gate"
 FEED_FORWARD_UP = "feed_forward_up"
 """Names of values that a `Remat` config can keep for the backward pass."""
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "squared_relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu"]
 
 
 def activation_fn(name: Activation) -> Callable[[Array], Array]:
     """Return the function of that name.
 
     Source: silu, Elfwing et al. 2017, arXiv:1702.03118; gelu, Hendrycks and Gimpel 2016,
-    arXiv:1606.08415; squared_relu, So et al. 2021, arXiv:2109.08668.
+    arXiv:1606.08415, with quick_gelu in section 2; squared_relu, So et al. 2021, arXiv:2109.08668.
     """
     functions: dict[str, Callable[[Array], Array]] = {
         "silu": jax.nn.silu,
         "gelu": lambda x: jax.nn.gelu(x, approximate=False),
         "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+        "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
         "relu": jax.nn.relu,
         "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
     }

@@ -24,8 +24,8 @@ from axcore.interop import (
     Slice,
     WeightPlan,
     WeightSource,
+    canonical,
     check_same_model,
-    compared,
     join_adapters,
     named_specs,
     plan_weights,
@@ -62,7 +62,7 @@ class RunWeights(WeightSource):
         source = RunArrays.of(Run(own.path), own.step)
         models = source.model, cfg
         check_same_model(
-            models, own.edits, may_differ=own.may_differ, normal=compared, where=own.path
+            models, own.edits, may_differ=own.may_differ, normal=canonical, where=own.path
         )
         joined = join_adapters(source, own.adapters, models)
         return plan_weights(models, joined, selection=self.selection, edits=own.edits)
@@ -139,12 +139,12 @@ class RunArrays(ArraySource):
         return f"{first}{more} ({self.directory}, step {self.step})"
 
     def check(self, names: Iterable[str]) -> None:
-        """Check nothing more: the manifest was compared with the model."""
+        """Check nothing more: the manifest was canonical with the model."""
 
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
     ) -> Iterator[tuple[str, jax.Array]]:
-        """Yield leaves in order, after every file of the step was compared with its record.
+        """Yield leaves in order, after every file of the step was canonical with its record.
 
         Raises:
             DamagedCheckpointError: One is not what was saved.

@@ -12,7 +12,7 @@ from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.inference import AnyEngine, Draft, EngineConfig
 from axcore.inference.adapters import Adapter, adapter_from, read_adapter
-from axcore.interop import adapter_format, check_base_is_unchanged, compared, find_adapter_format
+from axcore.interop import adapter_format, canonical, check_base_is_unchanged, find_adapter_format
 from axcore.interop.canonical import base_config
 from axcore.runs import OpenedModel, Run, engine_for
 from axcore.runs.run_weights import RunArrays
@@ -211,7 +211,7 @@ def _opened(name: str, folder: Path, cfg: Any, *, trust_code: bool) -> Adapter:
             where=where,
             hint=f"serve it by itself: axcore serve {folder}",
         )
-    adapted, served = (compared(base_config(one)) for one in (own, cfg))
+    adapted, served = (canonical(base_config(one)) for one in (own, cfg))
     if changes := diff_config(adapted, served):
         raise ConfigError(
             "the adapters are of another model (-: that one, +: the one that is served)\n"

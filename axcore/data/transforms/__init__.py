@@ -3,7 +3,7 @@
 from axcore.data.transforms.chat import ChatMessages, ChatPairs, LabelledChats
 from axcore.data.transforms.corruption import FillInTheMiddle, SpanCorruption
 from axcore.data.transforms.filters import Deduplicate, FieldFilter, LengthFilter, PatternFilter
-from axcore.data.transforms.images import ImagePixels
+from axcore.data.transforms.images import ImagePixels, decode_image, file_content, no_warnings
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 
 __all__ = [
@@ -20,4 +20,7 @@ __all__ = [
     "SpanCorruption",
     "Transform",
     "TransformTools",
+    "decode_image",
+    "file_content",
+    "no_warnings",
 ]

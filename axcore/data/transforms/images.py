@@ -2,6 +2,9 @@
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import attrs
 import numpy as np
@@ -54,26 +57,60 @@ class ImagePixels(Transform):
 
     def _pixels(self, document: Document) -> np.ndarray:
         cfg = self.config
-        image = import_extra("PIL.Image", used_by="a data set of images", error=DataError)
         try:
-            with warnings.catch_warnings(), image.open(self._raw(document)) as opened:
-                warnings.simplefilter("error")  # do not train on images that Pillow warns of
-                # Only the header has been read: a huge image is refused before its pixels take
-                # memory.
-                if opened.width * opened.height > cfg.max_pixels:
-                    raise ValueError(f"it has {opened.width} x {opened.height} pixels")
-                scaled = opened.convert("RGB").resize((cfg.width, cfg.height))
-                return np.asarray(scaled, np.uint8)
-        except Exception as error:  # decoders of many formats, which raise what they please
+            content = file_content(document.fields[cfg.field])
+            with no_warnings():
+                image = decode_image(content, max_pixels=cfg.max_pixels)
+        except ValueError as error:
             raise DataError(
                 f"Field {cfg.field!r} of {document.name} cannot be read as an image: {error}.",
                 where=document.name,
             ) from error
+        return np.asarray(image.resize((cfg.width, cfg.height)), np.uint8)
 
-    def _raw(self, document: Document) -> io.BytesIO:
-        value = document.fields[self.config.field]
-        if isinstance(value, dict):  # as Hugging Face's datasets store images
-            value = value.get("bytes")
-        if not isinstance(value, bytes):
-            raise ValueError(f"it is a {type(value).__name__}, not bytes")
-        return io.BytesIO(value)
+
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    """Raise whatever decoders warn of, such as an image that is cut short; not in threads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            yield
+        except Warning as warning:
+            raise ValueError(str(warning)) from warning
+
+
+def file_content(value: Any) -> bytes:
+    """Return the bytes of a file that a field contains, also as Hugging Face's datasets store it.
+
+    Raises:
+        ValueError: It contains something else.
+    """
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    if not isinstance(value, bytes):
+        raise ValueError(f"it is a {type(value).__name__}, not bytes")
+    return value
+
+
+def decode_image(content: bytes, *, mode: str = "RGB", max_pixels: int = 50_000_000) -> Any:
+    """Return an image of Pillow, decoded and turned as its camera was held.
+
+    Args:
+        content: A file of any format that Pillow reads.
+        mode: `RGB`, or `L` for one channel.
+        max_pixels: One of more is not decoded.
+
+    Raises:
+        ValueError: It cannot be decoded, or is too large.
+    """
+    image = import_extra("PIL.Image", used_by="a data set of images", error=DataError)
+    turned = import_extra("PIL.ImageOps", used_by="a data set of images", error=DataError)
+    try:
+        with image.open(io.BytesIO(content)) as opened:
+            # Only the header has been read: a huge image is refused before its pixels take memory.
+            if opened.width * opened.height > max_pixels:
+                raise ValueError(f"it has {opened.width} x {opened.height} pixels")
+            return turned.exif_transpose(opened).convert(mode)
+    except Exception as error:  # decoders of many formats, which raise what they please
+        raise ValueError(str(error) or type(error).__name__) from error

@@ -1,0 +1,1 @@
+"""Pictures for axcore: encoders, models of pictures and text, decoding and augmentation."""

@@ -1,0 +1,73 @@
+"""Handwritten digits as files, for experiments that need no download."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from axcore.config import config
+from axcore.data import NamedFile, SampleFiles, cache_folder, list_files
+from axcore.errors import DataError
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+"""Of the digits, as captions call them."""
+
+_LARGEST = 16
+"""Of the values of scikit-learn's pixels."""
+
+
+def digit_arrays() -> tuple[Any, Any]:
+    """Return 1797 pictures of 8 x 8 grey bytes, `[N, 8, 8]`, and the digit on each, `[N]`.
+
+    Source: Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits", UCI.
+
+    Raises:
+        DataError: scikit-learn, which brings them, is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise DataError(
+            "the pictures of digits are in scikit-learn, which is not installed",
+            hint='pip install "axl-vision[digits]"',
+        ) from error
+    found = load_digits()
+    return np.round(found.images * (255 / _LARGEST)).astype(np.uint8), found.target
+
+
+class DigitFiles(SampleFiles):
+    """The digits as pictures, each in the folder of its number, with a caption next to it.
+
+    The files are written below `AXCORE_DATA_CACHE` when they are first asked for.
+    """
+
+    @config
+    class Config(SampleFiles.Config):
+        """Has the fields of its base; the folder is made."""
+
+        folder: str = "digits"
+        glob: str = "*/*.png"
+
+    def files(self) -> list[NamedFile]:
+        """Return the pictures, by name."""
+        return list_files(str(written_digits()), self.config.glob)
+
+
+def written_digits() -> Path:
+    """Return the folder of the digits, which is written where it is not there yet."""
+    folder = cache_folder() / "digits"
+    done = folder / "complete"
+    if not done.exists():
+        from PIL import Image
+
+        for number, (pixels, digit) in enumerate(zip(*digit_arrays(), strict=True)):
+            path = folder / str(digit) / f"{number:04}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content = io.BytesIO()
+            Image.fromarray(pixels).save(content, "png")
+            # Equal in every process, so that it does not matter who writes last.
+            path.write_bytes(content.getvalue())
+            path.with_suffix(".txt").write_text(f"the digit {NAMES[digit]}")
+        done.touch()
+    return folder

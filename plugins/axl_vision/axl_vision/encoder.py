@@ -1,0 +1,230 @@
+"""`ImageEncoder`: a picture becomes tokens, and these one vector; and a classifier that has one.
+
+An encoder is a stack of the core's layers whose attention is not causal, so that whatever changes
+those layers (experts, low precision, adapters, recomputation) changes it in the same way.
+
+Letters: B rows, H and W height and width, C channels of a picture.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from axcore.config import REQUIRED, NonNegativeInt, PositiveInt, config
+from axcore.errors import ConfigError
+from axcore.interop import CheckpointInfo
+from axcore.layers import (
+    Attention,
+    DotProductAttention,
+    Dropout,
+    FirstToken,
+    LayerNorm,
+    Linear,
+    PatchEmbedding,
+    PlainFeedForward,
+    PreNorm,
+    ScannedLayers,
+    TransformerLayer,
+    whole_rows,
+)
+from axcore.models import flops_per_token
+from axcore.module import ModelFlops, Module, Normal, Param
+from axcore.parallel import shard
+
+Pixels = Float[Array, "batch height width channels"] | Int[Array, "batch height width channels"]
+Tokens = Float[Array, "batch time dim"]
+
+_WHITE = 255.0
+"""The largest value of a pixel that is stored as a byte."""
+
+
+class NormalizePixels(Module):
+    """Bytes become floats around zero: `(pixel / 255 - mean) / std`. Floats stay as they are."""
+
+    @config
+    class Config(Module.Config["NormalizePixels"]):
+        """The config of a `NormalizePixels`.
+
+        Args:
+            mean: Of each channel, or of all of them.
+            std: Of each channel, or of all of them.
+        """
+
+        mean: tuple[float, ...] = (0.5,)
+        std: tuple[float, ...] = (0.5,)
+
+    def forward(self, image: Pixels) -> Float[Array, "batch height width channels"]:
+        """Return floats, in the dtype that the model computes in."""
+        if not jnp.issubdtype(image.dtype, jnp.integer):
+            return image
+        mean, std = (jnp.asarray(one, jnp.float32) for one in (self.config.mean, self.config.std))
+        return (image.astype(jnp.float32) / _WHITE - mean) / std
+
+
+def encoder_layer(*, num_heads: int, hidden_dim: int) -> TransformerLayer.Config:
+    """Return a layer in which each token sees all others.
+
+    It has norms before each branch, and biases, as a vision transformer has them. Source:
+    Dosovitskiy et al. 2020, arXiv:2010.11929, section 3.1.
+    """
+    linear = Linear.Config(has_bias=True)
+    return TransformerLayer.Config(
+        attention=Attention.Config(
+            num_heads=num_heads,
+            linear=linear,
+            out_linear=linear,
+            core=DotProductAttention.Config(is_causal=False),
+        ),
+        feed_forward=PlainFeedForward.Config(
+            hidden_dim=hidden_dim, activation="gelu", linear=linear
+        ),
+        residual=PreNorm.Config(norm=LayerNorm.Config(epsilon=1e-6)),
+    )
+
+
+class ImageEncoder(Module):
+    """A vision transformer without a head. Slot protocol: the parent fills nothing.
+
+    Source: Dosovitskiy et al. 2020, arXiv:2010.11929, section 3.1.
+    """
+
+    @config
+    class Config(Module.Config["ImageEncoder"]):
+        """The config of an `ImageEncoder`.
+
+        Args:
+            dim: Size of a token.
+            height: H, pixels.
+            width: W, pixels.
+            pixels: Makes floats of bytes.
+            patches: Makes tokens of a picture.
+            num_first_tokens: Learned tokens before those of the picture, such as a class token.
+            are_first_tokens_placed: Whether these have positions too.
+            dropout: Applied to the tokens.
+            input_norm: A norm before the first layer, if there is one.
+            stack: The layers.
+            norm: The norm behind the last layer.
+            pool: Makes one vector of the tokens.
+        """
+
+        dim: PositiveInt = REQUIRED
+        height: PositiveInt = REQUIRED
+        width: PositiveInt = REQUIRED
+        pixels: Module.Config = NormalizePixels.Config()
+        patches: PatchEmbedding.Config = PatchEmbedding.Config()
+        num_first_tokens: NonNegativeInt = 1
+        are_first_tokens_placed: bool = True
+        dropout: Dropout.Config = Dropout.Config()
+        input_norm: Module.Config | None = None
+        stack: Module.Config = ScannedLayers.Config(layer=TransformerLayer.Config())
+        norm: Module.Config = LayerNorm.Config(epsilon=1e-6)
+        pool: Module.Config = FirstToken.Config()
+
+        @property
+        def num_patches(self) -> int:
+            """Tokens of a picture, without those before them."""
+            size = self.patches.patch_size
+            return (self.height // size) * (self.width // size)
+
+    def setup(self, cfg: Config) -> None:
+        """Build the parts; declare the positions and the first tokens."""
+        size = cfg.patches.patch_size
+        if cfg.height % size or cfg.width % size:
+            raise ConfigError(
+                f"pictures have {cfg.height} x {cfg.width} pixels, and patches {size} x {size}, "
+                "which do not divide them",
+                where="patches.patch_size",
+                hint=f"height={_up_to(cfg.height, size)}, width={_up_to(cfg.width, size)}",
+            )
+        self.pixels = cfg.pixels.build()
+        self.patches = cfg.patches.build(dim=cfg.dim)
+        placed = cfg.num_first_tokens if cfg.are_first_tokens_placed else 0
+        self.positions = Param(
+            (cfg.num_patches + placed, cfg.dim), axes=(None, "embed"), init=Normal(), decay=False
+        )
+        if cfg.num_first_tokens:
+            self.first_tokens = Param(
+                (cfg.num_first_tokens, cfg.dim), axes=(None, "embed"), init=Normal(), decay=False
+            )
+        self.num_tokens = cfg.num_patches + cfg.num_first_tokens
+        # They are added and not multiplied, so the count of FLOPs leaves them out.
+        self.inactive_params = self.num_tokens * cfg.dim
+        self.dropout = cfg.dropout.build()
+        if cfg.input_norm is not None:
+            self.input_norm = cfg.input_norm.build(dim=cfg.dim)
+        self.stack = cfg.stack.build(dim=cfg.dim)
+        self.norm = cfg.norm.build(dim=cfg.dim)
+        self.pool = cfg.pool.build(dim=cfg.dim)
+
+    def forward(self, image: Pixels) -> Float[Array, "batch dim"]:
+        """Return one vector for each picture."""
+        return self.pool(self.encode(image))
+
+    def encode(self, image: Pixels) -> Tokens:
+        """Return a normalised vector for each patch, behind those of the first tokens."""
+        cfg = self.config
+        x = self.patches(self.pixels(image))
+        positions = self.positions.astype(x.dtype)
+        if cfg.num_first_tokens:
+            first = self.first_tokens.astype(x.dtype)
+            if not cfg.are_first_tokens_placed:
+                x = x + positions
+            rows = jnp.broadcast_to(first, (x.shape[0], *first.shape))
+            x = jnp.concatenate([rows, x], axis=1)
+        if not cfg.num_first_tokens or cfg.are_first_tokens_placed:
+            x = x + positions
+        x = shard(self.dropout(x), "batch", "time", "embed")
+        if cfg.input_norm is not None:
+            x = self.input_norm(x)
+        return self.norm(self.stack(x, whole_rows(x[:, :, 0])))
+
+
+def _up_to(number: int, size: int) -> int:
+    """Return the next multiple of a size."""
+    return -(-number // size) * size
+
+
+class ImageClassifier(Module):
+    """An encoder, and logits of its vector. As the root of a tree it takes its own sizes.
+
+    Source: Dosovitskiy et al. 2020, arXiv:2010.11929, section 3.1.
+    """
+
+    @config
+    class Config(Module.Config["ImageClassifier"]):
+        """The config of an `ImageClassifier`.
+
+        Args:
+            num_classes: Number of logits.
+            encoder: From a picture to a vector.
+            head: From the vector to logits.
+            published: The pretrained checkpoint that this model was read from.
+        """
+
+        num_classes: PositiveInt = REQUIRED
+        encoder: ImageEncoder.Config = REQUIRED
+        head: Linear.Config = Linear.Config(has_bias=True)
+        published: CheckpointInfo | None = None
+
+    def setup(self, cfg: Config) -> None:
+        """Build encoder and head."""
+        self.encoder = cfg.encoder.build()
+        self.head = cfg.head.build(
+            in_dim=cfg.encoder.dim, out_dim=cfg.num_classes, axes=("embed", None)
+        )
+
+    def forward(self, image: Pixels) -> Float[Array, "batch classes"]:
+        """Return the logits of each picture's classes."""
+        return self.head(self.encoder(image))
+
+    def flops_per_unit(self, batch: Any) -> ModelFlops:
+        """Return the model FLOPs of a picture, forward and backward."""
+        return image_flops(self, self.encoder.num_tokens)
+
+
+def image_flops(model: Module, num_tokens: int) -> ModelFlops:
+    """Return the FLOPs of a picture, forward and backward, from how many tokens it has."""
+    # A token sees all others, where a causal one sees half of them on average: twice the length.
+    per_token = flops_per_token(model, 2 * num_tokens)
+    return ModelFlops(per_token * num_tokens, "6 N T + 12 T^2 d per attention layer")

@@ -1,0 +1,5 @@
+"""Families of models of pictures, each a function from a size to a config."""
+
+from axl_vision.models.vit import vit
+
+__all__ = ["vit"]

@@ -1,0 +1,23 @@
+"""What axl-vision brings to axcore. Imports no jax."""
+
+from collections.abc import Iterator
+
+from axcore.plugins import Experiment, HuggingFaceFamily, Ref, hook
+
+
+@hook.hugging_face_families
+def hugging_face_families() -> Iterator[HuggingFaceFamily]:
+    """Pretrained checkpoints of models of pictures."""
+    for name, family, summary in (("vit", "vit:VIT", "ViT, a classifier of pictures"),):
+        yield HuggingFaceFamily(
+            name=name, family=Ref(f"axl_vision.models.{family}"), summary=summary
+        )
+
+
+@hook.experiments
+def experiments() -> Iterator[Experiment]:
+    """Models of pictures that can be trained."""
+    for name, function, summary in (
+        ("digits", "digits", "A small ViT that reads handwritten digits; a minute on a laptop"),
+    ):
+        yield Experiment(name=name, fn=Ref(f"axl_vision.experiments:{function}"), summary=summary)
