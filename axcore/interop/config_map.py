@@ -401,5 +401,7 @@ def sorted_out(values: Mapping[str, Any], unread: frozenset[str]) -> tuple[list[
         values: The fields that no entry of a family's map knows.
         unread: Names that no modelling code of the family reads.
     """
-    harmless = {name for name in values if name in unread or _is_harmless(name, values[name])}
+    # A field of a part of a model is judged by its own name.
+    own = {name: name.rpartition(".")[2] for name in values}
+    harmless = {n for n in values if own[n] in unread or _is_harmless(own[n], values[n])}
     return sorted(harmless), sorted(values.keys() - harmless)

@@ -95,6 +95,7 @@ class Family:
         prefix: What names of the map begin with, where some files leave that out in all names.
         length: The field with the tokens of a row, at most.
         nested: The field that contains all of these fields, in models of more than text.
+        parts: Fields that each contain those of a part of the model. Entries call them `part.name`.
         written_as: The `model_type` of the family that its models are written as, if it is another.
         defaults: Values of fields that such models leave out.
         renamed: Regular expressions of parts of names in files, and what is in their place here.
@@ -116,6 +117,7 @@ class Family:
     prefix: str = ""
     length: str = "max_position_embeddings"
     nested: str = ""
+    parts: tuple[str, ...] = ()
     written_as: str = ""
     defaults: Mapping[str, Any] = immutabledict()
     renamed: tuple[tuple[str, str], ...] = ()
@@ -163,7 +165,7 @@ class Family:
             cfg = self.layers.unfold(cfg, fields)
         left = fields.unread()
         unknown = self._check_unread(left, allow_unknown_fields=allow_unknown_fields)
-        kept = {n: v for n, v in left.items() if n not in _NOT_KEPT and not n.startswith("_")}
+        kept = {name: value for name, value in left.items() if _is_kept_field(_own(name))}
         if self.nested:  # others are of a model that is more than text
             kept = {name: value for name, value in kept.items() if name in IRRELEVANT}
         kept.pop(self.length, None)
@@ -180,6 +182,20 @@ class Family:
         # Nested ones last, as they are those of the text model.
         found = {**self.defaults, **values, **values.get(self.nested, {})}
         found.pop(self.nested, None)
+        for part in self.parts:
+            below = found.pop(part, None) or {}
+            found |= {f"{part}.{name}": value for name, value in below.items()}
+        return found
+
+    def with_parts(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields in which those of parts are together again, as `config.json` has them."""
+        found: dict[str, Any] = {}
+        for name, value in fields.items():
+            part, dot, own = name.partition(".")
+            if dot and part in self.parts:
+                found.setdefault(part, {})[own] = value
+            else:
+                found[name] = value
         return found
 
     def mtp_layers(self, values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -203,7 +219,7 @@ class Family:
             ConfigError: There are some of these, and that is not allowed.
         """
         known = self.irrelevant | IRRELEVANT
-        left = {name: value for name, value in left.items() if name not in known}
+        left = {name: value for name, value in left.items() if _own(name) not in known}
         harmless, unknown = sorted_out(left, self.unread)
         if unknown and not allow_unknown_fields:
             shown = listed(f"{name}={left[name]!r}" for name in unknown)
@@ -271,6 +287,15 @@ class Family:
         plain = canonical(base_config(cfg))
         specs = cfg.build().param_specs() if specs is None else specs
         return BoundMap(self.weights(plain), specs, ignored=ignored)
+
+
+def _is_kept_field(name: str) -> bool:
+    return name not in _NOT_KEPT and not name.startswith("_")
+
+
+def _own(name: str) -> str:
+    """Return a field's own name, without the part that it is in."""
+    return name.rpartition(".")[2]
 
 
 def family_named(name: str) -> Family:

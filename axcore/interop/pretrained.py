@@ -324,7 +324,7 @@ def to_hugging_face(
         content |= lost
     tokens = {name: number for name, number in (fields or {}).items() if name in TOKENS}
     texts = {
-        CONFIG: (json.dumps(content, indent=2, default=dict) + "\n").encode(),
+        CONFIG: (json.dumps(family.with_parts(content), indent=2, default=dict) + "\n").encode(),
         **exported_files(published, tokens, files),
     }
     # All texts are made before: an error in one of them leaves no gigabytes of weights behind.

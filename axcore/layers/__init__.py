@@ -34,6 +34,7 @@ from axcore.layers.attention.self_attention import (
 )
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.convolution import Convolution, PatchEmbedding
+from axcore.layers.learned_position import LearnedPosition
 from axcore.layers.linear import Dot, Embedding, Linear, PackedLinear, PlainDot, use_decode_matmul
 from axcore.layers.moe.experts import CapacityLimited, Dropless, Experts, MoE
 from axcore.layers.moe.router import GroupLimit, Router, Routing
@@ -49,7 +50,7 @@ from axcore.layers.norm import (
     StochasticDepth,
 )
 from axcore.layers.pipeline import Pipeline
-from axcore.layers.pooling import AttentionPool, FirstToken, MeanPool, Pool
+from axcore.layers.pooling import AttentionPool, FirstToken, LastToken, MeanPool, Pool
 from axcore.layers.quantization.frozen_linear import (
     FrozenLinear,
     frozen_state,
@@ -108,7 +109,9 @@ __all__ = [
     "Int8Dynamic",
     "KVCacheConfig",
     "KVStore",
+    "LastToken",
     "LayerNorm",
+    "LearnedPosition",
     "Linear",
     "LoRALinear",
     "MeanPool",

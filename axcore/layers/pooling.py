@@ -39,6 +39,17 @@ class FirstToken(Pool):
         return x[:, 0]
 
 
+class LastToken(Pool):
+    """The last token that is not padding, which has seen all others where attention is causal."""
+
+    def forward(self, x: Tokens, is_real: IsReal | None = None) -> Vector:
+        """Return the last token of each row; the first one of a row of padding."""
+        if is_real is None:
+            return x[:, -1]
+        last = jnp.maximum(jnp.sum(is_real, axis=1) - 1, 0)
+        return jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
+
+
 class MeanPool(Pool):
     """The mean of the tokens that are not padding."""
 

@@ -1,5 +1,6 @@
 """Tasks: objectives around a model, which add losses from a batch."""
 
+from axcore.tasks.contrastive import Contrastive, Pairs
 from axcore.tasks.distillation import (
     Distill,
     DistillationTask,
@@ -48,6 +49,7 @@ __all__ = [
     "Answers",
     "Classification",
     "Clip",
+    "Contrastive",
     "Distill",
     "DistillTopK",
     "DistillationTask",
@@ -55,6 +57,7 @@ __all__ = [
     "FrozenModel",
     "KLPenalty",
     "OnPolicyDistill",
+    "Pairs",
     "PolicyGradient",
     "PreferenceTask",
     "ReferenceTask",

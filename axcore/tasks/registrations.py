@@ -20,6 +20,7 @@ def training_tasks() -> Iterator[TrainingTask]:
         ("dapo", "DAPO", "GRPO with a wider clip above, and equal weight for each token"),
         ("gspo", "GSPO", "GRPO with one ratio for each answer"),
         ("rloo", "RLOO", "Rewards less the mean of the prompt's other answers"),
+        ("contrastive", "Contrastive", "Pairs that belong together, among all of a batch"),
         ("ppo", "PPO", "Rewards less what a value head expects at each token"),
     ):
         yield TrainingTask(name=name, config=Ref(f"axcore.tasks:{config}.Config"), summary=summary)

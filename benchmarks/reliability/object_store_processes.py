@@ -152,7 +152,7 @@ class Chain:
         for index, one in enumerate(processes):
             ended.setdefault(index, finish(one, LIMIT_S))
         self.is_killed = ended[who].exit_code == -signal.SIGKILL
-        if ended[who].exit_code != 0 and self.is_killed != is_killed:
+        if ended[who].exit_code != 0 and not (is_killed and self.is_killed):
             what = (ended[who].stdout + ended[who].stderr)[-300:]
             problems.append(f"process {who} ended with {ended[who].exit_code}: {what}")
         lines = [line for one in ended.values() for line in lines_of(one)]

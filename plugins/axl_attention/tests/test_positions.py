@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from axl_attention.norms import QueryKeyNorm
-from axl_attention.positions import LearnedPosition, PartialRotary, SinusoidalPosition
+from axl_attention.positions import PartialRotary, SinusoidalPosition
 from axl_attention.rope_scaling import (
     LinearRoPE,
     Llama3RoPE,
@@ -20,7 +20,15 @@ from rounding import assert_same_to_rounding
 
 from axcore.config import evolve
 from axcore.errors import ConfigError
-from axcore.layers import Embedding, KVCacheConfig, NoPosition, RMSNorm, RoPE, continued_rows
+from axcore.layers import (
+    Embedding,
+    KVCacheConfig,
+    LearnedPosition,
+    NoPosition,
+    RMSNorm,
+    RoPE,
+    continued_rows,
+)
 from axcore.modifiers import for_serving
 
 HEAD_DIM, THETA = 64, 10_000.0

@@ -8,7 +8,11 @@ from axcore.plugins import Experiment, HuggingFaceFamily, Ref, hook
 @hook.hugging_face_families
 def hugging_face_families() -> Iterator[HuggingFaceFamily]:
     """Pretrained checkpoints of models of pictures."""
-    for name, family, summary in (("vit", "vit:VIT", "ViT, a classifier of pictures"),):
+    for name, family, summary in (
+        ("vit", "vit:VIT", "ViT, a classifier of pictures"),
+        ("clip", "clip:CLIP", "CLIP, pictures and texts in one space"),
+        ("siglip", "siglip:SIGLIP", "SigLIP, the same with a loss of each pair"),
+    ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_vision.models.{family}"), summary=summary
         )
@@ -19,5 +23,6 @@ def experiments() -> Iterator[Experiment]:
     """Models of pictures that can be trained."""
     for name, function, summary in (
         ("digits", "digits", "A small ViT that reads handwritten digits; a minute on a laptop"),
+        ("digits-clip", "digits_clip", "A small CLIP of digits and captions that name them"),
     ):
         yield Experiment(name=name, fn=Ref(f"axl_vision.experiments:{function}"), summary=summary)

@@ -23,13 +23,13 @@ from axcore.layers import (
     Embedding,
     FeedForward,
     LayerNorm,
+    LearnedPosition,
     NoPosition,
     PlainFeedForward,
     RMSNorm,
     RoPE,
 )
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
-from axl_attention.positions import LearnedPosition
 
 _VOCABULARY = {"vocab_size": 50_257}
 

@@ -1,5 +1,7 @@
 """Families of models of pictures, each a function from a size to a config."""
 
+from axl_vision.models.clip import clip
+from axl_vision.models.siglip import siglip
 from axl_vision.models.vit import vit
 
-__all__ = ["vit"]
+__all__ = ["clip", "siglip", "vit"]

@@ -94,7 +94,12 @@ class _Labels(ConfigEntry):
 
 
 def layer_weights(
-    attention: str, out: str, feed_forward: tuple[str, str], norms: tuple[str, str]
+    attention: str,
+    out: str,
+    feed_forward: tuple[str, str],
+    norms: tuple[str, str],
+    *,
+    parts: tuple[str, str, str] = ("query", "key", "value"),
 ) -> WeightMap:
     """Return the rules of an encoder's layer, from names in Hugging Face's.
 
@@ -103,8 +108,9 @@ def layer_weights(
         out: Of the projection behind attention.
         feed_forward: Of its two projections.
         norms: Before attention and before the feed-forward.
+        parts: What query, key and value are called.
     """
-    queries, keys, values = (attention.format(one) for one in ("query", "key", "value"))
+    queries, keys, values = (attention.format(one) for one in parts)
     return (
         *both("attention_residual.norm", norms[0]),
         *linear("attention.q", queries),
