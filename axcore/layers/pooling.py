@@ -58,7 +58,7 @@ class MeanPool(Pool):
         if is_real is None:
             return jnp.mean(x, axis=1, dtype=jnp.float32).astype(x.dtype)
         total = jnp.sum(jnp.where(is_real[..., None], x, 0), axis=1, dtype=jnp.float32)
-        count = jnp.maximum(jnp.sum(is_real, axis=1), 1)
+        count = jnp.maximum(jnp.sum(is_real, axis=1, dtype=jnp.float32), 1)
         return (total / count[:, None]).astype(x.dtype)
 
 

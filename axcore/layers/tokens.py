@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
 
 from axcore.errors import ModuleError
 
@@ -140,16 +140,17 @@ jax.tree_util.register_pytree_with_keys(TokenInfo, _flat, _unflat)
 
 
 def whole_rows(
-    tokens: Int[Array, "batch time"], token_mask: Bool[Array, "batch time"] | None = None
+    tokens: Shaped[Array, "batch time *size"],
+    token_mask: Bool[Array, "batch time"] | None = None,
 ) -> TokenInfo:
     """Return the info of rows that each hold one document from its beginning.
 
     Args:
-        tokens: Of the rows.
+        tokens: Of the rows, or their vectors.
         token_mask: Which of them are not padding, which follows the document; None where all are.
     """
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
-    return TokenInfo(jnp.broadcast_to(positions, tokens.shape), token_mask=token_mask)
+    return TokenInfo(jnp.broadcast_to(positions, tokens.shape[:2]), token_mask=token_mask)
 
 
 def packed_rows(batch: Mapping[str, Array]) -> TokenInfo:

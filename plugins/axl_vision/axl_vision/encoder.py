@@ -58,7 +58,10 @@ class NormalizePixels(Module):
         """Return floats, in the dtype that the model computes in."""
         if not jnp.issubdtype(image.dtype, jnp.integer):
             return image
-        mean, std = (jnp.asarray(one, jnp.float32) for one in (self.config.mean, self.config.std))
+        cfg = self.config
+        mean, std = (
+            jnp.asarray(one, jnp.float32)[None, None, None, :] for one in (cfg.mean, cfg.std)
+        )
         return (image.astype(jnp.float32) / _WHITE - mean) / std
 
 
@@ -165,19 +168,19 @@ class ImageEncoder(Module):
         """Return a normalised vector for each patch, behind those of the first tokens."""
         cfg = self.config
         x = self.patches(self.pixels(image))
-        positions = self.positions.astype(x.dtype)
+        positions = self.positions.astype(x.dtype)[None]
         if cfg.num_first_tokens:
             first = self.first_tokens.astype(x.dtype)
             if not cfg.are_first_tokens_placed:
                 x = x + positions
-            rows = jnp.broadcast_to(first, (x.shape[0], *first.shape))
+            rows = jnp.broadcast_to(first[None], (x.shape[0], *first.shape))
             x = jnp.concatenate([rows, x], axis=1)
         if not cfg.num_first_tokens or cfg.are_first_tokens_placed:
             x = x + positions
         x = shard(self.dropout(x), "batch", "time", "embed")
         if cfg.input_norm is not None:
             x = self.input_norm(x)
-        return self.norm(self.stack(x, whole_rows(x[:, :, 0])))
+        return self.norm(self.stack(x, whole_rows(x)))
 
 
 def _up_to(number: int, size: int) -> int:
