@@ -394,14 +394,16 @@ def _is_harmless(name: str, value: Any) -> bool:
     )
 
 
-def sorted_out(values: Mapping[str, Any], unread: frozenset[str]) -> tuple[list[str], list[str]]:
+def sorted_out(
+    values: Mapping[str, Any], unread: frozenset[str], own_name: Callable[[str], str]
+) -> tuple[list[str], list[str]]:
     """Return the names of fields that are harmless, and of those that could matter.
 
     Args:
         values: The fields that no entry of a family's map knows.
         unread: Names that no modelling code of the family reads.
+        own_name: Returns a field's name without the part of the model that it is in.
     """
-    # A field of a part of a model is judged by its own name.
-    own = {name: name.rpartition(".")[2] for name in values}
+    own = {name: own_name(name) for name in values}
     harmless = {n for n in values if own[n] in unread or _is_harmless(own[n], values[n])}
     return sorted(harmless), sorted(values.keys() - harmless)

@@ -217,7 +217,7 @@ def rope_position(values: dict[str, Any]) -> Any:
     known = {**record.fields, **record.optional}
     missing = [name for name in record.fields if values.get(name) is None]
     further = {name: value for name, value in values.items() if name not in known}
-    ignored, strange = sorted_out(further, frozenset())
+    ignored, strange = sorted_out(further, frozenset(), str)
     if missing or strange:
         raise ConfigError(
             f"rotary positions of type {kind!r} have {', '.join(known) or 'no more fields'}; "

@@ -165,7 +165,7 @@ class Family:
             cfg = self.layers.unfold(cfg, fields)
         left = fields.unread()
         unknown = self._check_unread(left, allow_unknown_fields=allow_unknown_fields)
-        kept = {name: value for name, value in left.items() if _is_kept_field(_own(name))}
+        kept = {name: value for name, value in left.items() if _is_kept_field(self._own(name))}
         if self.nested:  # others are of a model that is more than text
             kept = {name: value for name, value in kept.items() if name in IRRELEVANT}
         kept.pop(self.length, None)
@@ -198,6 +198,11 @@ class Family:
                 found[name] = value
         return found
 
+    def _own(self, name: str) -> str:
+        """Return a field's own name, without the part that it is in."""
+        part, dot, own = name.partition(".")
+        return own if dot and part in self.parts else name
+
     def mtp_layers(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Return regular expressions of the tensors that are for multi-token prediction alone.
 
@@ -219,8 +224,8 @@ class Family:
             ConfigError: There are some of these, and that is not allowed.
         """
         known = self.irrelevant | IRRELEVANT
-        left = {name: value for name, value in left.items() if _own(name) not in known}
-        harmless, unknown = sorted_out(left, self.unread)
+        left = {name: value for name, value in left.items() if self._own(name) not in known}
+        harmless, unknown = sorted_out(left, self.unread, self._own)
         if unknown and not allow_unknown_fields:
             shown = listed(f"{name}={left[name]!r}" for name in unknown)
             raise ConfigError(
@@ -291,11 +296,6 @@ class Family:
 
 def _is_kept_field(name: str) -> bool:
     return name not in _NOT_KEPT and not name.startswith("_")
-
-
-def _own(name: str) -> str:
-    """Return a field's own name, without the part that it is in."""
-    return name.rpartition(".")[2]
 
 
 def family_named(name: str) -> Family:

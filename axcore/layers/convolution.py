@@ -199,12 +199,15 @@ class PatchEmbedding(Module):
             dim: Size of a token.
             patch_size: P, pixels of each side of a patch.
             num_channels: C of the picture.
+            leaves_out_rest: Whether pixels at the right and at the bottom that make no patch are
+                left out, as a convolution does; otherwise they are an error.
             linear: Projects the `P * P * C` numbers of a patch.
         """
 
         dim: PositiveInt = REQUIRED
         patch_size: PositiveInt = 16
         num_channels: PositiveInt = 3
+        leaves_out_rest: bool = False
         linear: Module.Config = Linear.Config(has_bias=True)
 
     def setup(self, cfg: Config) -> None:
@@ -223,6 +226,9 @@ class PatchEmbedding(Module):
         cfg = self.config
         rows, height, width, channels = image.shape
         size = cfg.patch_size
+        if cfg.leaves_out_rest:
+            height, width = height - height % size, width - width % size
+            image = image[:, :height, :width]
         if height % size or width % size or channels != cfg.num_channels:
             raise ModuleError(
                 f"a picture has {height} x {width} pixels of {channels} channels; patches have "

@@ -138,6 +138,7 @@ IGNORED = {
     "huggyllama/llama-7b": "max_sequence_length=2048",
     "mistralai/Mamba-Codestral-7B-v0.1": "intermediate_size=8192, "
     "time_step_init_scheme='random', time_step_scale=1.0",
+    "openai/clip-vit-large-patch14": "text_config.pruned_heads={}, vision_config.pruned_heads={}",
     "openai-community/gpt2-medium": "n_special=0, predict_special_tokens=True",
     "openai-community/gpt2-xl": "output_past=True",
     "unsloth/Llama-3.2-1B-Instruct": "_attn_implementation_autoset=True, unsloth_fixed=True",

@@ -114,3 +114,9 @@ def test_a_picture_of_another_size_is_named():
 def test_kernels_have_the_variance_of_their_inputs():
     layer = Convolution.Config(in_dim=64, out_dim=64, kernel_size=(3, 3)).build()
     assert np.std(np.asarray(layer.init(0)["weight"])) == pytest.approx((9 * 64) ** -0.5, rel=0.03)
+
+
+def test_pixels_that_make_no_patch_are_left_out_where_that_is_asked_for(call, random):
+    patches = PatchEmbedding.Config(dim=4, patch_size=3, leaves_out_rest=True).build()
+    state, x = patches.init(0), random(1, 7, 8, 3)
+    np.testing.assert_array_equal(call(patches, state, x), call(patches, state, x[:, :6, :6]))

@@ -26,11 +26,11 @@ from axcore.layers import (
     PreNorm,
     ScannedLayers,
     TransformerLayer,
+    shard,
     whole_rows,
 )
 from axcore.models import flops_per_token
 from axcore.module import ModelFlops, Module, Normal, Param
-from axcore.parallel import shard
 
 Pixels = Float[Array, "batch height width channels"] | Int[Array, "batch height width channels"]
 Tokens = Float[Array, "batch time dim"]
@@ -133,7 +133,7 @@ class ImageEncoder(Module):
     def setup(self, cfg: Config) -> None:
         """Build the parts; declare the positions and the first tokens."""
         size = cfg.patches.patch_size
-        if cfg.height % size or cfg.width % size:
+        if (cfg.height % size or cfg.width % size) and not cfg.patches.leaves_out_rest:
             raise ConfigError(
                 f"pictures have {cfg.height} x {cfg.width} pixels, and patches {size} x {size}, "
                 "which do not divide them",

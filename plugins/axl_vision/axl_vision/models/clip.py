@@ -3,6 +3,7 @@
 from typing import Any
 
 from axcore.config import update_config
+from axcore.errors import ConfigError
 from axcore.interop import (
     ConfigEntry,
     Family,
@@ -166,6 +167,33 @@ class SquarePictures(ConfigEntry):
         return {self.name: getattr(cfg, self.path).height}
 
 
+class RepeatedPart(ConfigEntry):
+    """`text_config_dict` and its like, which some files have: a part's fields once more."""
+
+    def __init__(self, part: str) -> None:
+        self.part, self.name = part, f"{part}_dict"
+
+    def read(self, cfg: Any, fields: Any) -> Any:
+        """Check that the fields are those of the part.
+
+        Raises:
+            ConfigError: One of them has another value there, so that it is not said which counts.
+        """
+        for name, value in (fields.take(self.name, None) or {}).items():
+            own = fields.values.get(f"{self.part}.{name}", value)
+            if own != value:
+                raise ConfigError(
+                    f"config.json has {self.part}.{name}={own!r} and {self.name}.{name}={value!r}",
+                    where=self.name,
+                    hint=f"take out {self.name}, or write the same value in both",
+                )
+        return cfg
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Write nothing: the part has the fields."""
+        return {}
+
+
 CLIP = Family(
     architecture="CLIPModel",
     template=lambda: clip("toy"),
@@ -187,10 +215,19 @@ CLIP = Family(
             default=_LENGTH,
         ),
         Field("projection_dim", ("projection_dim",), default=512),
+        RepeatedPart("text_config"),
+        RepeatedPart("vision_config"),
     ),
     weights=_weights,
     irrelevant=frozenset(
-        {"dropout", "initializer_factor", "logit_scale_init_value", "projection_dim"}
+        {
+            "add_cross_attention",
+            "dropout",
+            "initializer_factor",
+            "logit_scale_init_value",
+            "projection_dim",  # of the parts, which none of them reads
+            "tie_word_embeddings",
+        }
     ),
     skipped=(r"\.position_ids$",),
     copies={},

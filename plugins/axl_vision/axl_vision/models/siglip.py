@@ -111,6 +111,7 @@ def siglip(
             "**.activation": "gelu_tanh",
             "**.epsilon": _EPSILON,
             "image.patches.linear.has_bias": True,
+            "image.patches.leaves_out_rest": True,  # 384 pixels are not a multiple of 14
         },
     )
 
