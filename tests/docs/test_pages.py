@@ -20,6 +20,7 @@ PAGES = (
     "moe.md",
     "ops.md",
     "optimizers.md",
+    "pictures.md",
 )
 
 
