@@ -121,7 +121,7 @@ def candidate_for(
     report = chosen.report
     if report is None:
         return Candidate(**own, steps=0, reason=chosen.reason, rule=rule)
-    rows, units = report.batch.values()
+    rows, units = (*report.batch.values(), 1)[:2]  # one number where a row is the unit itself
     steps = resolved.config.max_steps if tokens is None else -(-tokens // (rows * units))
     return Candidate(**own, steps=steps, report=report, rule=rule, changes=chosen.changes)
 

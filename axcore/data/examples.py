@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.config import REQUIRED, Configurable, Fraction, PositiveInt, config, to_json
+from axcore.config import REQUIRED, Configurable, Fraction, PositiveInt, config, evolve, to_json
 from axcore.data.arrays import ROW_WEIGHTS
 from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
 from axcore.data.document import is_validation
@@ -24,6 +24,7 @@ from axcore.data.packing.batches import DataShard, batches, train_order
 from axcore.data.packing.packing import PADDING_ROW, Batch
 from axcore.data.record_store import RecordStore, open_records
 from axcore.data.sources.file_source import FileSource
+from axcore.data.sources.sample_files import SampleFiles
 from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from axcore.errors import ConfigError, DataError
 from axcore.module import ArraySpec, BatchSpec
@@ -60,6 +61,19 @@ class FeatureArray:
 
 class Feature(Configurable, ABC):
     """One array of each row, or several, made from fields of its record; pure."""
+
+    @config
+    class Config(Configurable.Config["Feature"]):
+        """Describes a feature."""
+
+        def for_shapes(self) -> Self:
+            """Return a config with the same arrays that needs no file to be built."""
+            return self
+
+    @property
+    def learns(self) -> bool:
+        """Whether `arrays` depends on all records, which are then read before it is asked for."""
+        return False
 
     @property
     @abstractmethod
@@ -107,14 +121,22 @@ class Label(Feature):
                 files as WebDataset writes them.
             classes: Names of the classes, in the order of their numbers; by default those that are
                 found, sorted, integers by their size.
+            num_classes: How many there are, where names are not given; by default as many as are
+                found. A model can be compiled before its data are there if this is known.
         """
 
         field: str = "folder"
         classes: tuple[str, ...] = ()
+        num_classes: PositiveInt | None = None
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self._classes: tuple[str, ...] = cfg.classes
+
+    @property
+    def learns(self) -> bool:
+        """Whether nothing says how many classes there are."""
+        return not (self.config.classes or self.config.num_classes)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -132,13 +154,14 @@ class Label(Feature):
             raise ConfigError(
                 "the classes of a label are known only once its data are read",
                 where="data.features",
-                hint='name them: Label.Config(classes=("cat", "dog"))',
+                hint='name them, Label.Config(classes=("cat", "dog")), or set num_classes',
             )
         return self._classes
 
     def arrays(self) -> Mapping[str, FeatureArray]:
         """Return an integer for each row."""
-        return {"": FeatureArray((), "int32", num_values=len(self.classes))}
+        count = self.config.num_classes or len(self.classes)
+        return {"": FeatureArray((), "int32", num_values=count)}
 
     def check(self, record: Record) -> None:
         """Check that the record has a class, and one that is known where they are given."""
@@ -156,6 +179,13 @@ class Label(Feature):
             found = {self._name(store[number]) for number in range(len(store))}
             is_numbered = all(name.lstrip("-").isdigit() for name in found)
             self._classes = tuple(sorted(found, key=int) if is_numbered else sorted(found))
+            most = self.config.num_classes
+            if most is not None and len(self._classes) > most:
+                raise DataError(
+                    f"{len(self._classes)} classes were found, and num_classes is {most}",
+                    where="data.features",
+                    hint=f"num_classes={len(self._classes)}, in the model too",
+                )
 
     def _name(self, record: Record) -> str:
         value = record[self.config.field]
@@ -183,6 +213,10 @@ class Text(Feature):
         tokenizer: Tokenizer.Config = ByteTokenizer.Config()
         length: PositiveInt = REQUIRED
         has_frame: bool = False
+
+        def for_shapes(self) -> Self:
+            """Return a config without the files of a tokenizer."""
+            return evolve(self, tokenizer=ByteTokenizer.Config())
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -252,6 +286,13 @@ class ExampleData(DataLoader):
         validation_batches: PositiveInt | None = None
         num_workers: PositiveInt = 4
 
+        def for_shapes(self) -> Self:
+            """Return a config that reads no file of the user's."""
+            # A folder that always exists, as a source checks what it is given when it is built.
+            stand_in = SampleFiles.Config(folder=".")
+            features = {name: one.for_shapes() for name, one in self.features.items()}
+            return evolve(self, source=stand_in, validation_source=None, features=features)
+
     features: dict[str, Feature]
 
     def __init__(self, cfg: Config) -> None:
@@ -263,12 +304,9 @@ class ExampleData(DataLoader):
     def batch_spec(self) -> BatchSpec:
         """Return what a batch is; records are read where a feature learns of them."""
         rows = self.config.batch_size
-        try:
-            arrays = self._arrays()
-        except ConfigError:
+        if any(one.learns for one in self.features.values()):
             _ = self._splits
-            arrays = self._arrays()
-        specs = {name: one.batched(rows) for name, one in arrays.items()}
+        specs = {name: one.batched(rows) for name, one in self._arrays().items()}
         weights = ArraySpec(shape=(rows,), axes=("batch",), dtype="float32")
         return BatchSpec(arrays={**specs, ROW_WEIGHTS: weights}, unit="row", num_units=rows)
 

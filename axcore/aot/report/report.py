@@ -234,6 +234,8 @@ class Report:
 
     def describe_batch(self) -> str:
         """Return the batch as people read it: `8 rows of 128 tokens, 1,024 in all`."""
+        if len(self.batch) == 1:  # a row is the unit itself
+            return f"{self.batch['rows']:,} rows"
         (_, rows), (unit, count) = self.batch.items()
         return f"{rows:,} rows of {count:,} {unit}, {rows * count:,} in all"
 

@@ -56,13 +56,11 @@ class NormalizePixels(Module):
 
     def forward(self, image: Pixels) -> Float[Array, "batch height width channels"]:
         """Return floats, in the dtype that the model computes in."""
+        cfg, dtype = self.config, self.dtypes.compute
         if not jnp.issubdtype(image.dtype, jnp.integer):
-            return image
-        cfg = self.config
-        mean, std = (
-            jnp.asarray(one, jnp.float32)[None, None, None, :] for one in (cfg.mean, cfg.std)
-        )
-        return (image.astype(jnp.float32) / _WHITE - mean) / std
+            return image.astype(dtype)
+        mean, std = (jnp.asarray(one, jnp.float32)[None, None, None] for one in (cfg.mean, cfg.std))
+        return ((image.astype(jnp.float32) / _WHITE - mean) / std).astype(dtype)
 
 
 def encoder_layer(*, num_heads: int, hidden_dim: int) -> TransformerLayer.Config:

@@ -1,18 +1,34 @@
-"""Experiments with pictures; small ones are of the digits that scikit-learn brings."""
+"""Experiments with pictures: models of known recipes, and small ones that need no download.
+
+axcore train vit-l16 --set data.source.folder=SHARDS
+
+The large ones read WebDataset tars of yours: `jpg`, and `cls` or `txt`. The small ones are of the
+digits that scikit-learn brings.
+"""
 
 from typing import Any
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
-from axcore.data import ByteTokenizer, ExampleData, Label, Text
+from axcore.data import (
+    ByteTokenizer,
+    ExampleData,
+    Label,
+    SentencePieceTokenizer,
+    TarFiles,
+    Text,
+)
 from axcore.layers import MeanPool
 from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.modifiers import RematModifier
+from axcore.module import DTypes
+from axcore.plugins import MeshRule
 from axcore.tasks import Classification, Contrastive
 from axcore.trainer import KernelsConfig, LoggingConfig, Trainer
 from axl_vision.digits import DigitFiles
 from axl_vision.encoder import NormalizePixels
-from axl_vision.images import Image, RandomShift
-from axl_vision.models import clip, vit
+from axl_vision.images import Image, RandomFlip, RandomResizedCrop, RandomShift
+from axl_vision.models import clip, siglip, vit
 
 DIGIT = Image.Config(
     height=16,
@@ -87,4 +103,84 @@ def digits_clip() -> Trainer.Config:
         max_steps=600,
         eval_every_steps=200,
         data=evolve(cfg.data, features={"image": DIGIT, "text": text}),
+    )
+
+
+def vit_l16() -> Trainer.Config:
+    """Return ViT-L/16 on 1000 classes, from random weights: 300 epochs of 1.28M pictures.
+
+    Source: Beyer et al. 2022, arXiv:2205.01580 (recipe for the smaller models: batch, optimizer,
+    rate, warm-up, weight decay, global average pooling). Differs: no RandAugment and no MixUp.
+    """
+    model = vit("large", num_classes=1000)
+    return Trainer.Config(
+        model=evolve(
+            model,
+            encoder=evolve(model.encoder, num_first_tokens=0, pool=MeanPool.Config()),
+            dtypes=DTypes(compute="bfloat16"),
+        ),
+        task=Classification.Config(inputs=("image",), target="label"),
+        data=ExampleData.Config(
+            source=TarFiles.Config(),
+            features={
+                "image": Image.Config(
+                    field="jpg",
+                    height=224,
+                    width=224,
+                    augment=(RandomResizedCrop.Config(min_area=0.05), RandomFlip.Config()),
+                ),
+                "label": Label.Config(field="cls", num_classes=1000),
+            },
+            validation_fraction=0.01,
+            batch_size=1024,
+            num_workers=32,
+        ),
+        learner=Learner.Config(
+            optimizer=AdamW.Config(weight_decay=0.1),
+            schedule=WarmupCosine.Config(peak=1e-3, warmup_steps=10_000 / 375_000),
+            clip_norm=1.0,
+        ),
+        max_steps=375_000,
+        eval_every_steps=5000,
+        checkpoint=Checkpointer.Config(every_steps=1000),
+        mesh_rules=_rules(),
+    )
+
+
+def siglip_so400m() -> Trainer.Config:
+    """Return SigLIP-So400m/14 at 224 pixels: 40B pairs in batches of 32,768.
+
+    Source: Zhai et al. 2023, arXiv:2303.15343, section 4.1. Differs: AdamW in the place of an
+    optimizer with factored moments.
+    """
+    model = siglip("so400m", patch_size=14)
+    cfg = vit_l16()
+    text = Text.Config(tokenizer=SentencePieceTokenizer.Config(), length=64)
+    image = evolve(cfg.data.features["image"], augment=())
+    return update_config(
+        evolve(
+            cfg,
+            model=evolve(model, dtypes=DTypes(compute="bfloat16")),
+            task=Contrastive.Config(loss="sigmoid"),
+            data=evolve(cfg.data, features={"image": image, "text": text}),
+        ),
+        {
+            "data.batch_size": 32_768,
+            "max_steps": 1_220_000,
+            "learner.optimizer.b2": 0.95,
+            "learner.optimizer.weight_decay": 1e-4,
+            "mesh_rules": _rules(),
+        },
+    )
+
+
+def _rules() -> tuple[MeshRule, ...]:
+    """Return layouts: parameters are split over all devices, and layers computed again.
+
+    Batches are not cut into parts: a contrastive loss compares all rows of one.
+    """
+    recomputed = (RematModifier(policy="full"),)
+    return (
+        MeshRule(match="tpu-*", mesh={"fsdp": -1}, modifiers=recomputed),
+        MeshRule(match="gpu-*", mesh={"fsdp": -1}, modifiers=recomputed),
     )
