@@ -203,7 +203,7 @@ class Text(Feature):
         """Which field, and how it becomes tokens.
 
         Attributes:
-            field: Contains the text.
+            field: Contains the text; white space around it does not count.
             tokenizer: How text becomes tokens.
             length: L. A longer text is bad.
             has_frame: Whether the tokenizer's first and last tokens are put around the text.
@@ -221,7 +221,8 @@ class Text(Feature):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """How text becomes tokens."""
-        return self.config.tokenizer.build()
+        built: Tokenizer = self.config.tokenizer.build()
+        return built
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -360,6 +361,8 @@ class ExampleData(DataLoader):
     def _splits(self) -> tuple["_Rows", "_Rows"]:
         """The rows to train on, and those to evaluate on."""
         cfg = self.config
+        train: Sequence[int]
+        held: Sequence[int]
         store = self._store(cfg.source)
         for feature in self.features.values():
             feature.learn(store)
@@ -461,7 +464,7 @@ class _Rows:
                 made = feature.make(record, rng)
             except (ValueError, KeyError) as error:
                 raise DataError(
-                    f"feature {name!r} cannot be made of {self._store.names[number]}: {error}",
+                    f"feature {name!r} cannot be made of {self._store.name(number)}: {error}",
                     where=f"data.features[{name!r}]",
                     hint="the record was good when it was read first: look at what augments it",
                 ) from error

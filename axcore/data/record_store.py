@@ -1,13 +1,17 @@
 """Records of a source on this machine: read once, checked, and mapped into memory from then on.
 
-FOLDER/records.bin     the fields of all records, one after the other
-FOLDER/index.npy       [N, F + 1] where each field begins, and [N] checksums
-FOLDER/names.json      the records' names, fields and kinds; written last, so that a folder with it
-                       is complete
+FOLDER/records.bin     the name and the fields of each record, one after the other
+FOLDER/index.npy       [N, F + 3] where name and fields begin and end, and a checksum
+FOLDER/kinds.npy       [N, F] whether a field is bytes, JSON, or not there
+FOLDER/store.json      names of the fields, and a digest; written last, so that a folder with it is
+                       complete
+
+Letters: N records, F fields.
 """
 
 import json
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -32,7 +36,7 @@ from axcore.data.transforms.transform import Dropped, Transform, TransformTools,
 from axcore.errors import DataError
 from axcore.whole_files import whole_file, write_whole
 
-_RECORDS, _INDEX, _NAMES = "records.bin", "index.npy", "names.json"
+_RECORDS, _INDEX, _KINDS, _ABOUT = "records.bin", "index.npy", "kinds.npy", "store.json"
 _VERSION = 1
 """Of the folder's format; another one is another folder."""
 
@@ -68,21 +72,18 @@ class RecordStore:
     """The records of a source by number; each is checked as it is read.
 
     Attributes:
-        names: What the records are called.
         digest: A short hash of all that is in them.
     """
 
     def __init__(self, folder: Path) -> None:
         """Open a folder that `open_records` wrote."""
         self._folder = folder
-        about = read_json_file(folder / _NAMES)
-        self.names: list[str] = about["names"]
+        about = read_json_file(folder / _ABOUT)
         self.digest: str = about["digest"]
         self._fields: list[str] = about["fields"]
-        self._kinds: list[str] = about["kinds"]
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self._index)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """Return the fields of a record.
@@ -90,26 +91,39 @@ class RecordStore:
         Raises:
             DataError: It is not what was stored.
         """
-        *begins, checksum = (int(one) for one in self._index[number])
-        content = bytes(self._bytes[begins[0] : begins[-1]])
+        *ends, checksum = (int(one) for one in self._index[number])
+        content = bytes(self._bytes[ends[0] : ends[-1]])
         if zlib.crc32(content) != checksum:
             raise DataError(
-                f"record {number}, {self.names[number]}, is not what was stored",
+                f"record {number}, {self.name(number)}, is not what was stored",
                 where=str(self._folder),
                 hint="the disk damaged it: remove this folder, and the data are read again",
             )
-        ends = [one - begins[0] for one in begins]
         found = {}
-        for index, field in enumerate(self._fields):
-            value = content[ends[index] : ends[index + 1]]
-            kind = self._kinds[number][index]
+        for index, (field, kind) in enumerate(zip(self._fields, self._kinds[number], strict=True)):
+            # The name comes first.
+            value = content[ends[index + 1] - ends[0] : ends[index + 2] - ends[0]]
             if kind != _ABSENT:
                 found[field] = value if kind == _BYTES else parse_json(value)
         return found
 
+    def name(self, number: int) -> str:
+        """Return what a record is called."""
+        begin, end = self._index[number, :2]
+        return bytes(self._bytes[begin:end]).decode("utf-8", "replace")
+
+    @property
+    def names(self) -> Iterator[str]:
+        """What the records are called."""
+        return (self.name(number) for number in range(len(self)))
+
     @cached_property
     def _index(self) -> Any:
         return np.load(self._folder / _INDEX, mmap_mode="r", allow_pickle=False)
+
+    @cached_property
+    def _kinds(self) -> Any:
+        return np.load(self._folder / _KINDS, mmap_mode="r", allow_pickle=False)
 
     @cached_property
     def _bytes(self) -> Any:
@@ -146,13 +160,13 @@ def open_records(
     states = [(file.name, *file.state()) for file in files]
     identity = f"{_VERSION} {to_json(reads)} {key} {states}"
     folder = cache_folder() / "records" / blake2b(identity.encode(), digest_size=16).hexdigest()
-    if not (folder / _NAMES).exists():
+    if not (folder / _ABOUT).exists():
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder, reader, files, fields, checks)
     return RecordStore(folder)
 
 
-_BYTES, _JSON, _ABSENT = "b", "j", "-"
+_ABSENT, _BYTES, _JSON = range(3)
 
 
 def _write(
@@ -162,36 +176,37 @@ def _write(
     fields: Sequence[str],
     checks: Mapping[str, Check],
 ) -> None:
-    """Write the records of a source; `names.json` comes last."""
-    names, kinds, index, begin = [], [], [], 0
+    """Write the records of a source; `store.json` comes last."""
+    # Arrays and not lists: there may be many millions of records.
+    index, kinds, begin = array("q"), array("B"), 0
     digest = blake2b(digest_size=16)
     with whole_file(folder / _RECORDS) as out:
         for document in _checked(reader, files, checks):
+            name = document.name.encode("utf-8", "replace")
             parts = [_encoded(document.fields.get(field)) for field in fields]
-            content = b"".join(value for _, value in parts)
-            kind = "".join(kind for kind, _ in parts)
-            sizes = [0, *(len(value) for _, value in parts)]
-            begins = [begin + int(end) for end in np.cumsum(sizes)]
-            index.append([*begins, zlib.crc32(content)])
-            names.append(document.name)
-            kinds.append(kind)
-            digest.update(f"{document.name}\0{kind}{sizes}\0".encode("utf-8", "surrogateescape"))
+            values = [name, *(value for _, value in parts)]
+            content, of_fields = b"".join(values), [kind for kind, _ in parts]
+            index.append(begin)
+            for value in values:
+                begin += len(value)
+                index.append(begin)
+            index.append(zlib.crc32(content))
+            kinds.extend(of_fields)
+            digest.update(f"{[len(value) for value in values]}{of_fields}".encode())
             digest.update(content)
             out.write(content)
-            begin = begins[-1]
-    with whole_file(folder / _INDEX) as out:
-        shape = (len(index), len(fields) + 2)
-        np.save(out, np.array(index, np.int64).reshape(shape), allow_pickle=False)
-    about = {
-        "names": names,
-        "fields": list(fields),
-        "kinds": kinds,
-        "digest": digest.hexdigest(),
-    }
-    write_whole(folder / _NAMES, json.dumps(about))
+    columns = len(fields) + 3
+    for file, made in (
+        (_INDEX, np.array(index, np.int64).reshape(-1, columns)),
+        (_KINDS, np.array(kinds, np.uint8).reshape(len(index) // columns, len(fields))),
+    ):
+        with whole_file(folder / file) as out:
+            np.save(out, made, allow_pickle=False)
+    about = {"fields": list(fields), "digest": digest.hexdigest()}
+    write_whole(folder / _ABOUT, json.dumps(about))
 
 
-def _encoded(value: Any) -> tuple[str, bytes]:
+def _encoded(value: Any) -> tuple[int, bytes]:
     if value is None:
         return _ABSENT, b""
     if isinstance(value, bytes):

@@ -58,7 +58,7 @@ class LearnedPosition(Module):
         """Build the embedding and declare the positions' table."""
         if find_config(cfg.embedding, LearnedPosition):
             raise ConfigError("LearnedPosition wraps another LearnedPosition", hint="apply it once")
-        self.embedding = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
+        self.embedding: Any = cfg.embedding.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
         shape = (cfg.max_length, cfg.dim)
         # A lookup multiplies nothing, so the count of FLOPs leaves the table out.
         self.inactive_params = cfg.max_length * cfg.dim

@@ -118,8 +118,9 @@ def _softmax_loss(
 ) -> Float[Array, " batch"]:
     """Return each row's cross-entropy, the mean of both directions."""
     own = jnp.diagonal(logits)
-    # Not minus infinity: a row of padding would have nothing else, and its gradient be NaN.
-    lowest = jnp.finfo(logits.dtype).min
+    # Not minus infinity: in a batch of padding alone a row would have nothing else, and its
+    # gradient would be NaN.
+    lowest = -1e30
     towards_second = jax.nn.logsumexp(jnp.where(is_real[None, :], logits, lowest), axis=1)
     towards_first = jax.nn.logsumexp(jnp.where(is_real[:, None], logits, lowest), axis=0)
     return jnp.where(is_real, (towards_second + towards_first) / 2 - own, 0)

@@ -177,7 +177,7 @@ def test_damage_of_the_store_is_found(cfg, tmp_path):
 
 def test_a_store_without_its_last_file_is_made_again(cfg, tmp_path):
     wanted = first(cfg)
-    (path,) = (tmp_path / "cache").rglob("names.json")
+    (path,) = (tmp_path / "cache").rglob("store.json")
     path.unlink()
     assert_equal(wanted, first(cfg))
 

@@ -67,6 +67,9 @@ def measure_step(trainer: Any, target: AotTarget, *, experiment: str) -> Report:
         if NO_MEMORY not in str(error):
             raise
         refusal = str(error).splitlines()[0]
+    # A row may be the unit itself, as of pictures.
+    in_row = {f"{batch.unit}s": batch.num_units // batch.num_rows}
+    units = {} if batch.unit == "row" else in_row
     plain = Report(
         experiment=experiment,
         target=hardware.name,
@@ -76,7 +79,7 @@ def measure_step(trainer: Any, target: AotTarget, *, experiment: str) -> Report:
         versions={name: version(name) for name in ("jax", "jaxlib")},
         mesh={name: size for name, size in trainer.mesh.shape.items() if size > 1},
         pipelines=describe_pipelines(trainer.config, trainer.mesh),
-        batch={"rows": batch.num_rows, f"{batch.unit}s": batch.num_units // batch.num_rows},
+        batch={"rows": batch.num_rows, **units},
         fits=False,
         refusal=refusal,
         kernels=tuple(str(trainer.kernel_plan()).splitlines()),

@@ -143,7 +143,7 @@ def vit_l16() -> Trainer.Config:
         max_steps=375_000,
         eval_every_steps=5000,
         checkpoint=Checkpointer.Config(every_steps=1000),
-        mesh_rules=_rules(),
+        mesh_rules=_rules(fsdp=-1),
     )
 
 
@@ -169,18 +169,17 @@ def siglip_so400m() -> Trainer.Config:
             "max_steps": 1_220_000,
             "learner.optimizer.b2": 0.95,
             "learner.optimizer.weight_decay": 1e-4,
-            "mesh_rules": _rules(),
+            # 256 devices do not divide a width of 1152.
+            "mesh_rules": _rules(RematModifier(policy="full"), data=-1, fsdp=8),
         },
     )
 
 
-def _rules() -> tuple[MeshRule, ...]:
-    """Return layouts: parameters are split over all devices, and layers computed again.
+def _rules(*modifiers: Any, **mesh: int) -> tuple[MeshRule, ...]:
+    """Return the layout of any accelerator: a mesh, and what else is changed.
 
     Batches are not cut into parts: a contrastive loss compares all rows of one.
     """
-    recomputed = (RematModifier(policy="full"),)
-    return (
-        MeshRule(match="tpu-*", mesh={"fsdp": -1}, modifiers=recomputed),
-        MeshRule(match="gpu-*", mesh={"fsdp": -1}, modifiers=recomputed),
+    return tuple(
+        MeshRule(match=match, mesh=mesh, modifiers=modifiers) for match in ("tpu-*", "gpu-*")
     )
