@@ -143,7 +143,7 @@ def vit_l16() -> Trainer.Config:
         max_steps=375_000,
         eval_every_steps=5000,
         checkpoint=Checkpointer.Config(every_steps=1000),
-        mesh_rules=_rules(fsdp=-1),
+        mesh_rules=_rules(RematModifier(policy="full"), fsdp=-1),
     )
 
 
