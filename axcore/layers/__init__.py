@@ -35,6 +35,7 @@ from axcore.layers.attention.self_attention import (
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.convolution import Convolution, PatchEmbedding
 from axcore.layers.learned_position import LearnedPosition
+from axcore.layers.encoder import encoder_layer
 from axcore.layers.linear import Dot, Embedding, Linear, PackedLinear, PlainDot, use_decode_matmul
 from axcore.layers.moe.experts import CapacityLimited, Dropless, Experts, MoE
 from axcore.layers.moe.router import GroupLimit, Router, Routing
@@ -150,6 +151,7 @@ __all__ = [
     "alternating",
     "attend",
     "continued_rows",
+    "encoder_layer",
     "frozen_state",
     "full_precision_state",
     "merge_adapters",

@@ -1,6 +1,7 @@
 """Tasks: objectives around a model, which add losses from a batch."""
 
 from axcore.tasks.contrastive import Contrastive, Pairs
+from axcore.tasks.ctc import CTC, edit_distance, greedy_labels
 from axcore.tasks.distillation import (
     Distill,
     DistillationTask,
@@ -35,6 +36,7 @@ from axcore.tasks.supervised import Classification, Regression, SupervisedTask
 from axcore.tasks.task import FrozenModel, Task, TrainedModule
 
 __all__ = [
+    "CTC",
     "DAPO",
     "DPO",
     "GAE",
@@ -71,6 +73,8 @@ __all__ = [
     "TrainedModule",
     "ValueLoss",
     "divergence",
+    "edit_distance",
+    "greedy_labels",
     "kl_divergence",
     "rewards",
 ]

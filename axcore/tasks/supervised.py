@@ -39,6 +39,11 @@ class SupervisedTask(Task):
 
     config: Config
 
+    @property
+    def arrays_read(self) -> tuple[str, ...]:
+        """The arrays that a batch must have."""
+        return (*self.config.inputs, self.config.target)
+
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Add the loss and the measures of a batch."""
         result = self.model(*[batch[name] for name in self.config.inputs])
@@ -71,8 +76,7 @@ class SupervisedTask(Task):
         Raises:
             ConfigError: They differ, or the model returns what cannot be compared.
         """
-        cfg, name = self.config, type(self).__qualname__
-        read = (*cfg.inputs, cfg.target)
+        cfg, name, read = self.config, type(self).__qualname__, self.arrays_read
         if {*read, ROW_WEIGHTS} != {*batch.arrays, ROW_WEIGHTS}:
             raise ConfigError(
                 f"{name} reads {', '.join(read)}, and a batch has {', '.join(batch.arrays)}",

@@ -18,9 +18,9 @@ from axcore.interop import (
     linear,
     patches,
 )
-from axcore.layers import PatchEmbedding, ScannedLayers
+from axcore.layers import PatchEmbedding, ScannedLayers, encoder_layer
 from axcore.models import Sizes, of_size
-from axl_vision.encoder import ImageClassifier, ImageEncoder, encoder_layer
+from axl_vision.encoder import ImageClassifier, ImageEncoder
 
 _SIZES: Sizes = {
     "tiny": {"dim": 192, "num_layers": 12, "num_heads": 3, "hidden_dim": 768},

@@ -1,0 +1,1 @@
+"""Sound for axcore: speech encoders, log-mel features, decoding and augmentation."""

@@ -1,0 +1,56 @@
+"""Experiments with sound; a small one is of digits that a speech synthesizer speaks."""
+
+from axcore.checkpoint import Checkpointer
+from axcore.config import update_config
+from axcore.data import ByteTokenizer, ExampleData, Text
+from axcore.layers import ScannedLayers, encoder_layer
+from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.tasks import CTC
+from axcore.trainer import KernelsConfig, LoggingConfig, Trainer
+from axl_audio.digits import SpokenDigits
+from axl_audio.encoder import CTCModel, SpeechEncoder, Subsampling
+from axl_audio.features import LogMel, SpecAugment
+from axl_audio.sound import Audio, RandomGain, RandomNoise, SpeedPerturbation
+
+SPEECH = Audio.Config(
+    max_seconds=3.2,
+    augment=(SpeedPerturbation.Config(), RandomNoise.Config(), RandomGain.Config()),
+)
+"""Up to four digits, spoken a little faster or slower in training, and with noise."""
+
+
+def spoken_digits() -> Trainer.Config:
+    """Return the config of a small CTC model that writes down spoken digits."""
+    tokenizer = ByteTokenizer.Config().build()
+    model = CTCModel.Config(
+        vocab_size=tokenizer.vocab_size,
+        features=LogMel.Config(num_bands=40),
+        augment=SpecAugment.Config(max_bands=8, max_frames=20, max_fraction=0.1),
+        encoder=SpeechEncoder.Config(
+            dim=96,
+            subsampling=Subsampling.Config(strides=(2, 2)),
+            stack=ScannedLayers.Config(
+                num_layers=3, layer=encoder_layer(num_heads=4, hidden_dim=192), unroll=3
+            ),
+        ),
+    )
+    return Trainer.Config(
+        model=update_config(model, {"**.dropout.rate": 0.1}),
+        task=CTC.Config(blank=tokenizer.pad_id, separator=ord(" ")),
+        data=ExampleData.Config(
+            source=SpokenDigits.Config(),
+            validation_source=SpokenDigits.Config(speakers="held_out"),
+            features={"sound": SPEECH, "text": Text.Config(length=24)},
+            batch_size=32,
+        ),
+        learner=Learner.Config(
+            optimizer=AdamW.Config(weight_decay=0.05),
+            schedule=WarmupCosine.Config(peak=2e-3, warmup_steps=0.1),
+        ),
+        max_steps=1000,
+        logging=LoggingConfig(every_steps=50),
+        eval_every_steps=250,
+        checkpoint=Checkpointer.Config(every_steps=250),
+        # Kernels for accelerators are not made for float32.
+        kernels=KernelsConfig(allow=("portable",)),
+    )
