@@ -36,6 +36,7 @@ from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig,
 from axcore.layers.convolution import Convolution, PatchEmbedding
 from axcore.layers.learned_position import LearnedPosition
 from axcore.layers.encoder import encoder_layer
+from axcore.layers.learned_position import LearnedPosition
 from axcore.layers.linear import Dot, Embedding, Linear, PackedLinear, PlainDot, use_decode_matmul
 from axcore.layers.moe.experts import CapacityLimited, Dropless, Experts, MoE
 from axcore.layers.moe.router import GroupLimit, Router, Routing

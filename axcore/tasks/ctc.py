@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from axcore.config import REQUIRED, NonNegativeInt, config
+from axcore.config import NonNegativeInt, config
 from axcore.module import ArraySpec
 from axcore.tasks.supervised import ROW_WEIGHTS, SupervisedTask
 
@@ -45,13 +45,13 @@ class CTC(SupervisedTask):
         """Describes `CTC`.
 
         Args:
-            blank: The token that says nothing; texts do not have it.
+            blank: The token that says nothing; texts do not have it. Of bytes, 0 is never in a text.
             separator: The token between words, such as a space; None where there are no words.
         """
 
         inputs: tuple[str, ...] = ("sound", "sound_length")
         target: str = "text"
-        blank: NonNegativeInt = REQUIRED
+        blank: NonNegativeInt = 0
         separator: NonNegativeInt | None = None
 
     config: Config
@@ -81,11 +81,10 @@ class CTC(SupervisedTask):
             1.0 - is_token.astype(jnp.float32),
             blank_id=cfg.blank,
         )
-        used = weights * is_aligned
-        self.add_loss(
-            "ctc", jnp.sum(jnp.where(used > 0, nll, 0) * used), jnp.sum(used * lengths)
-        )
-        self.add_measure("unaligned", jnp.sum(weights * ~is_aligned), jnp.sum(weights))
+        used = jnp.where(is_aligned, weights, 0)
+        total = jnp.sum(jnp.where(used > 0, nll, 0) * used)
+        self.add_loss("ctc", total, jnp.sum(used * lengths.astype(jnp.float32)))
+        self.add_measure("unaligned", jnp.sum(weights - used), jnp.sum(weights))
         # One step for each frame, one after the other: nothing that each training step should do.
         if not self.training:
             self._measure(greedy_labels(logits, is_frame, cfg.blank), (text, lengths), weights)
@@ -109,8 +108,10 @@ class CTC(SupervisedTask):
         wanted: tuple[Tokens, Lengths],
         weights: Float[Array, " batch"],
     ) -> None:
-        errors = edit_distance(*said, *wanted)
-        self.add_measure(name, jnp.sum(errors * weights), jnp.sum(wanted[1] * weights))
+        errors, lengths = (
+            one.astype(jnp.float32) for one in (edit_distance(*said, *wanted), wanted[1])
+        )
+        self.add_measure(name, jnp.sum(errors * weights), jnp.sum(lengths * weights))
 
     def metric_units(self) -> Mapping[str, str]:
         """Return the units of the loss and of the error rates."""
@@ -171,11 +172,11 @@ def edit_distance(said: Tokens, num_said: Lengths, wanted: Tokens, num_wanted: L
         num_wanted: `[B]`, how many of it count.
     """
     rows, size = wanted.shape
-    places = jnp.arange(size + 1, dtype=jnp.int32)
+    places = jnp.arange(size + 1, dtype=jnp.int32)[None, :]
 
     def step(costs: Array, inputs: tuple[Array, Array]) -> tuple[Array, None]:
         token, index = inputs
-        substituted = costs[:, :-1] + (token[:, None] != wanted)
+        substituted = costs[:, :-1] + (token[:, None] != wanted).astype(jnp.int32)
         inserted = costs[:, 1:] + 1
         found = jnp.concatenate([costs[:, :1] + 1, jnp.minimum(substituted, inserted)], axis=1)
         # The third way is from the left neighbour, by one more: the least over all to the left.
@@ -208,7 +209,7 @@ def _words(tokens: Tokens, lengths: Lengths, separator: int) -> tuple[Tokens, Le
 
 
 def _is_before(tokens: Tokens, lengths: Lengths) -> Bool[Array, "batch length"]:
-    return jnp.arange(tokens.shape[1], dtype=jnp.int32) < lengths[:, None]
+    return jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < lengths[:, None]
 
 
 def _compacted(values: Tokens, is_kept: Bool[Array, "batch length"]) -> tuple[Tokens, Lengths]:

@@ -123,7 +123,7 @@ class Positions(Module):
 
     def forward(self, x: Tokens) -> Tokens:
         """Return tokens that know their place."""
-        return x + sinusoids(*x.shape[1:]).astype(x.dtype)
+        return x + sinusoids(*x.shape[1:])[None].astype(x.dtype)
 
 
 @config
@@ -156,7 +156,7 @@ class StoredPositions(Positions):
 
     def forward(self, x: Tokens) -> Tokens:
         """Return tokens that know their place."""
-        return x + self.weight[: x.shape[1]].astype(x.dtype)
+        return x + self.weight[None, : x.shape[1]].astype(x.dtype)
 
 
 class SpeechEncoder(Module):
@@ -258,18 +258,23 @@ class CTCModel(Module):
         return self.head(tokens), is_real
 
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
-        """Return the model FLOPs of a row, forward and backward; those of features are left out."""
-        cfg: Any = self.config
-        # Its samples are the one array of floats that has more than a number for each row.
-        lengths = [
-            one.shape[1]
-            for one in batch.arrays.values()
-            if len(one.shape) == 2 and one.dtype == "float32"
-        ]
-        if not lengths:
-            return None
-        num_tokens = cfg.encoder.subsampling.num_tokens(cfg.features.num_frames(lengths[0]))
-        # A token sees all others, where a causal one sees half of them on average: twice the
-        # length. The first convolutions run for each frame, of which there are more than tokens.
-        per_token = flops_per_token(self, 2 * num_tokens)
-        return ModelFlops(per_token * num_tokens, "6 N T + 12 T^2 d per attention layer")
+        """Return the model FLOPs of a row, forward and backward."""
+        return sound_flops(self, batch)
+
+
+def sound_flops(model: Any, batch: BatchSpec) -> ModelFlops | None:
+    """Return the FLOPs of a row as if all of a model ran once for each token of its sound.
+
+    So those of features are left out, the first convolutions count less than they cost, and a
+    decoder, whose text is shorter, counts more.
+    """
+    # Its samples are the one array of floats that has more than a number for each row.
+    sounds = [one for one in batch.arrays.values() if len(one.shape) == 2]
+    lengths = [one.shape[1] for one in sounds if one.dtype == "float32"]
+    if not lengths:
+        return None
+    cfg = model.config
+    num_tokens = cfg.encoder.subsampling.num_tokens(cfg.features.num_frames(lengths[0]))
+    # A token sees all others, where a causal one sees half of them on average: twice the length.
+    per_token = flops_per_token(model, 2 * num_tokens)
+    return ModelFlops(per_token * num_tokens, "6 N T + 12 T^2 d per attention layer")

@@ -84,7 +84,7 @@ class LogMel(Module):
         """
         num_frames = self.config.num_frames(sound.shape[1])
         starts = jnp.arange(num_frames, dtype=jnp.int32) * self.config.hop
-        is_real = starts < length[:, None]
+        is_real = starts[None, :] < length[:, None]
         # In 16 bits the quiet bands would be lost below the loud ones.
         frames = self.scaled(self.power(sound.astype(jnp.float32)), is_real)
         return Features(frames.astype(self.dtypes.compute), is_real)
@@ -97,7 +97,7 @@ class LogMel(Module):
         end = (num_frames - 1) * cfg.hop + cfg.window
         samples = self.padded(sound, half, max(half, end - half - sound.shape[1]))
         index = np.arange(num_frames)[:, None] * cfg.hop + np.arange(cfg.window)
-        spectrum = jnp.fft.rfft(samples[:, index] * self.window, axis=-1)
+        spectrum = jnp.fft.rfft(samples[:, index] * self.window[None, None, :], axis=-1)
         power = jnp.square(spectrum.real) + jnp.square(spectrum.imag)
         # Accelerators would multiply in fewer bits, by default.
         return jnp.matmul(power, self.bands, precision=jax.lax.Precision.HIGHEST)
@@ -110,7 +110,7 @@ class LogMel(Module):
         """Return the features of the power; zeros for padding."""
         logs = jnp.log(jnp.maximum(power, _FLOOR))
         is_real = is_real[..., None]
-        count = jnp.maximum(jnp.sum(is_real, axis=1, keepdims=True), 1)
+        count = jnp.maximum(jnp.sum(is_real, axis=1, keepdims=True, dtype=jnp.float32), 1)
         mean = jnp.sum(jnp.where(is_real, logs, 0), axis=1, keepdims=True) / count
         centred = jnp.where(is_real, logs - mean, 0)
         variance = jnp.sum(jnp.square(centred), axis=1, keepdims=True) / count
@@ -194,7 +194,8 @@ class SpecAugment(Module):
             for_bands, num_bands, bands, jnp.minimum(bands, cfg.max_bands), cfg.num_band_masks
         )
         lengths = jnp.sum(features.is_real, axis=1, keepdims=True, dtype=jnp.int32)
-        most = jnp.minimum((cfg.max_fraction * lengths).astype(jnp.int32), cfg.max_frames)
+        share = cfg.max_fraction * lengths.astype(jnp.float32)
+        most = jnp.minimum(share.astype(jnp.int32), cfg.max_frames)
         hidden_time = _masks(for_time, num_frames, lengths, most, cfg.num_time_masks)
         is_hidden = hidden_time[:, :, None] | hidden_bands[:, None, :]
         return features._replace(frames=jnp.where(is_hidden, 0, features.frames))
@@ -220,7 +221,7 @@ def _masks(
     width_key, begin_key = jax.random.split(key)
     widths = jax.random.randint(width_key, shape, 0, most + 1)
     begins = jax.random.randint(begin_key, shape, 0, lengths - widths + 1)
-    places = jnp.arange(size, dtype=jnp.int32)
+    places = jnp.arange(size, dtype=jnp.int32)[None, None, :]
     is_hidden = (places >= begins[..., None]) & (places < (begins + widths)[..., None])
     return jnp.any(is_hidden, axis=1)
 

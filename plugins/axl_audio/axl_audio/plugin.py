@@ -2,7 +2,18 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Experiment, Ref, hook
+from axcore.plugins import Experiment, HuggingFaceFamily, Ref, hook
+
+
+@hook.hugging_face_families
+def hugging_face_families() -> Iterator[HuggingFaceFamily]:
+    """Pretrained checkpoints of models of sound."""
+    for name, family, summary in (
+        ("whisper", "whisper:WHISPER", "Whisper, speech in many languages to text"),
+    ):
+        yield HuggingFaceFamily(
+            name=name, family=Ref(f"axl_audio.models.{family}"), summary=summary
+        )
 
 
 @hook.experiments

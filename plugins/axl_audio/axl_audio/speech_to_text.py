@@ -1,0 +1,171 @@
+"""`SpeechToText`: an encoder of sound, and a decoder that writes down what it hears.
+
+Letters: B rows, S samples, T frames, L tokens of a text, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from axcore.config import REQUIRED, PositiveInt, config
+from axcore.errors import ConfigError
+from axcore.interop import CheckpointInfo
+from axcore.layers import CROSS_SOURCE, CrossSource, whole_rows
+from axcore.models import Decoder, TiedHead
+from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops, Module, entry
+from axcore.tasks.supervised import ROW_WEIGHTS
+from axl_audio.encoder import Encoded, SpeechEncoder, sound_flops
+from axl_audio.features import Features, LogMel, SpecAugment, WhisperLogMel
+
+BATCH = ("sound", "sound_length", "text", "text_mask")
+"""The arrays of a batch that it is trained on."""
+
+Text = Int[Array, "batch length"]
+
+
+class SpeechToText(Module):
+    """A transformer whose decoder attends over the encoder's tokens, trained on the next token.
+
+    As the root of a tree it takes its sizes from its own config.
+
+    Source: Radford et al. 2022, arXiv:2212.04356, section 2.2.
+    """
+
+    @config
+    class Config(Module.Config["SpeechToText"]):
+        """The config of a `SpeechToText`.
+
+        Args:
+            vocab_size: V.
+            dim: Size of a token, of encoder and decoder.
+            features: From samples to frames.
+            augment: Hides parts of the frames in training; None leaves them as they are.
+            encoder: From frames to tokens.
+            decoder: From tokens of the text to hidden vectors; its layers have cross-attention.
+            head: From hidden vectors to logits and the loss.
+            published: The pretrained checkpoint that this model was read from.
+        """
+
+        vocab_size: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        features: LogMel.Config = WhisperLogMel.Config()
+        augment: SpecAugment.Config | None = None
+        encoder: SpeechEncoder.Config = SpeechEncoder.Config()
+        decoder: Decoder.Config = REQUIRED
+        head: Module.Config = TiedHead.Config()
+        published: CheckpointInfo | None = None
+
+    def setup(self, cfg: Config) -> None:
+        """Build the parts."""
+        self.features = cfg.features.build()
+        if cfg.augment is not None:
+            self.augment = cfg.augment.build()
+        self.encoder = cfg.encoder.build(in_dim=cfg.features.num_bands, dim=cfg.dim)
+        self.decoder: Any = cfg.decoder.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
+        self.head: Any = cfg.head.build(vocab_size=cfg.vocab_size, dim=cfg.dim)
+
+    def forward(self, batch: Mapping[str, Array]) -> None:
+        """Add the cross-entropy of each token of the texts but the first.
+
+        Args:
+            batch: `sound` `[B, S]` and `sound_length` `[B]`, as `Audio` makes them; `text` and
+                `text_mask` `[B, L]`, as `axcore.data.Text` does, with the tokens that begin and end
+                a text; and `row_weights` `[B]`, if rows do not weigh the same.
+        """
+        text, is_token = batch["text"], batch["text_mask"]
+        tokens, targets = text[:, :-1], text[:, 1:]
+        weights = is_token[:, 1:].astype(jnp.float32)
+        if ROW_WEIGHTS in batch:
+            weights = weights * batch[ROW_WEIGHTS][:, None]
+        hidden = self._decoded(self._encoded(batch["sound"], batch["sound_length"]), tokens)
+        total, weight = self.head.loss(hidden, self.decoder.embedding.weight, targets, weights)
+        self.add_loss("cross_entropy", total, weight)
+
+    def check_batch(self, batch: BatchSpec) -> None:
+        """Check that a batch has sounds and texts, and the model a logit for each token.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        if {*BATCH, ROW_WEIGHTS} != {*batch.arrays, ROW_WEIGHTS}:
+            raise ConfigError(
+                f"SpeechToText is trained on {', '.join(BATCH)}, and a batch has "
+                f"{', '.join(batch.arrays)}",
+                where="data",
+                hint='features={"sound": Audio.Config(...), "text": Text.Config(...)}',
+            )
+        size, num_tokens = self.config.vocab_size, batch.arrays["text"].num_values
+        if num_tokens is not None and size < num_tokens:
+            raise ConfigError(
+                f"vocab_size is {size}, but the tokenizer has {num_tokens} tokens",
+                where="model.vocab_size",
+                hint=f"--set model.vocab_size={num_tokens}",
+            )
+
+    def metric_units(self) -> Mapping[str, str]:
+        """Return nats a token, for the cross-entropy."""
+        return dict.fromkeys(("loss", "loss/cross_entropy"), NATS_A_TOKEN)
+
+    def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
+        """Return the model FLOPs of a row, forward and backward."""
+        return sound_flops(self, batch)
+
+    @entry
+    def encode(self, features: Features) -> Encoded:
+        """Return the encoder's tokens of features."""
+        return self.encoder(features)
+
+    @entry
+    def logits(self, features: Features, tokens: Text) -> Float[Array, "batch length vocab"]:
+        """Return float32 logits of the token after each.
+
+        Args:
+            features: Of the sounds.
+            tokens: Of the texts, with the token that begins them.
+        """
+        hidden = self._decoded(self.encoder(features), tokens)
+        return self.head(hidden, self.decoder.embedding.weight)
+
+    @entry
+    def transcribe(
+        self,
+        sound: Float[Array, "batch samples"],
+        length: Int[Array, " batch"],
+        prompt: Text,
+        num_tokens: int,
+        end: int,
+    ) -> tuple[Text, Bool[Array, "batch length"]]:
+        """Return the likeliest token after each, `[B, num_tokens]`, and which are before the end.
+
+        The decoder runs over all tokens for each new one: there is no cache.
+
+        Args:
+            sound: `[B, S]` samples.
+            length: How many of each row are not padding.
+            prompt: `[B, P]`, tokens that the text begins with; they are not returned.
+            num_tokens: How many are sampled.
+            end: The token that ends a text.
+        """
+        encoded = self._encoded(sound, length)
+        rows, size = prompt.shape
+        tokens = jnp.pad(prompt, ((0, 0), (0, num_tokens)), constant_values=end)
+        for place in range(size, size + num_tokens):
+            hidden = self._decoded(encoded, tokens[:, :place])[:, -1:]
+            scores = self.head(hidden, self.decoder.embedding.weight)[:, 0]
+            tokens = tokens.at[:, place].set(jnp.argmax(scores, axis=-1).astype(tokens.dtype))
+        found = tokens[:, size:]
+        return found, jnp.cumsum(found == end, axis=1) == 0
+
+    def _encoded(self, sound: Array, length: Array) -> Encoded:
+        features = self.features(sound, length)
+        if self.config.augment is not None:
+            features = self.augment(features)
+        return self.encoder(features)
+
+    def _decoded(self, encoded: Encoded, tokens: Text) -> Float[Array, "batch length dim"]:
+        is_real = None if self.config.encoder.sees_padding else encoded.is_real
+        with self.with_shared(CROSS_SOURCE, CrossSource(encoded.tokens, is_real)):
+            # Causal: a token sees nothing behind it, so padding needs no mask.
+            return self.decoder(tokens, whole_rows(tokens))
