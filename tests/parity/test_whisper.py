@@ -1,9 +1,9 @@
 """Whisper: features, logits and transcripts equal those of transformers, weights both ways."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from axcore.interop import from_hugging_face, to_hugging_face
 from axcore.module import functional
@@ -75,25 +75,79 @@ def inputs():
     return frames, draw.integers(0, 256, (2, 12))
 
 
-def logits_of(loaded, frames, tokens):
+def logits_of(read, frames, tokens):
     from axl_audio.features import Features
 
     features = Features(jnp.asarray(frames), jnp.ones(frames.shape[:2], bool))
-    module = loaded.model.build()
-    found, _ = functional(module, loaded.state, features, jnp.asarray(tokens), method="logits")
+    found, _ = functional(read.model, read.state, features, jnp.asarray(tokens), method="logits")
     return np.asarray(found)
 
 
+def their_logits(model, frames, tokens):
+    import torch
+
+    with torch.no_grad():
+        features = torch.from_numpy(frames.swapaxes(1, 2).copy())
+        found = model(input_features=features, decoder_input_ids=torch.from_numpy(tokens))
+    return found.logits.numpy()
+
+
 def test_logits_equal_those_of_transformers(whisper):
+    model, folder = whisper
+    wanted = their_logits(model, *inputs())
+    assert np.abs(wanted).max() > 1
+    found = logits_of(from_hugging_face(folder), *inputs())
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_what_is_written_again_is_the_same_file(whisper, tmp_path):
+    _, folder = whisper
+    read = from_hugging_face(folder)
+    to_hugging_face(tmp_path / "again", read.model.config, read.state)
+    before, after = (load_file(one / "model.safetensors") for one in (folder, tmp_path / "again"))
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_transformers_reads_what_was_trained_here(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="run make parity")
+    from axl_audio.models import whisper
+
+    cfg = whisper("toy")
+    module = cfg.build()
+    tokens = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 258}
+    to_hugging_face(tmp_path / "new", cfg, module.init(0), fields=tokens)
+    model, said = transformers.WhisperForConditionalGeneration.from_pretrained(
+        tmp_path / "new", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(said.values()), said
+    read = from_hugging_face(tmp_path / "new")
+    found = logits_of(read, *inputs())
+    np.testing.assert_allclose(found, their_logits(model.eval(), *inputs()), atol=1e-4)
+
+
+def test_greedy_transcripts_equal_those_of_transformers(whisper):
     import torch
 
     model, folder = whisper
-    frames, tokens = inputs()
+    read = from_hugging_face(folder)
+    sound = jnp.asarray(np.stack([tone(0.6), tone(0.6)[::-1]]))
+    lengths, prompt = jnp.array([9600, 9600]), jnp.full((2, 1), 256)
+    found, is_text = functional(
+        read.model, read.state, sound, lengths, prompt, 12, 257, method="transcribe"
+    )[0]
+    features = functional(read.model.features, {}, sound, lengths)[0].frames
     with torch.no_grad():
-        wanted = model(
-            input_features=torch.from_numpy(frames.swapaxes(1, 2).copy()),
-            decoder_input_ids=torch.from_numpy(tokens),
-        ).logits.numpy()
-    np.testing.assert_allclose(
-        logits_of(from_hugging_face(folder), frames, tokens), wanted, atol=1e-4
-    )
+        wanted = model.generate(
+            torch.from_numpy(np.asarray(features).swapaxes(1, 2).copy()),
+            max_new_tokens=12,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
+            forced_decoder_ids=None,
+            do_sample=False,
+        ).numpy()
+    for row in range(2):
+        count = int(is_text[row].sum())
+        assert count
+        said = wanted[row][wanted[row] != 256][:count]
+        assert np.asarray(found)[row, :count].tolist() == said.tolist()

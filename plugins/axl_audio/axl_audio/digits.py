@@ -21,13 +21,18 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp")
 """Ways to speak English, as espeak-ng calls them."""
 
-SPEAKERS = ("f1", "f2", "f3", "f4", "m1", "m2", "m3", "m4", "m6", "m7")
+SPEAKERS = (
+    *("f1", "f2", "f3", "f4", "m1", "m2", "m3", "m4", "m6", "m7"),
+    *("Alex", "Andy", "Annie", "Denis", "Gene", "Lee", "Mario", "Michael", "adam", "anika"),
+    *("antonio", "belinda", "benjamin", "caleb", "david", "edward", "gustave", "john", "linda"),
+    *("marcelo", "max", "michel", "paul", "quincy", "rob", "sandro", "steph", "victor"),
+)
 """Its voices that are trained on."""
 
-HELD_OUT_SPEAKERS = ("f5", "m5", "m8")
+HELD_OUT_SPEAKERS = ("f5", "m5", "m8", "Mike", "aunty", "ed", "robert", "shelby")
 """Its voices that are evaluated on, and never trained on."""
 
-_PER_VOICE = 30
+_PER_VOICE = 10
 _VERSION = 1
 """Of what is spoken; another one is another folder."""
 

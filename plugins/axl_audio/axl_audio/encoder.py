@@ -206,8 +206,8 @@ class SpeechEncoder(Module):
             features = features._replace(is_real=jnp.ones_like(features.is_real))
         x, is_real = self.subsampling(features)
         x = shard(self.dropout(self.positions(x)), "batch", "time", "embed")
-        mask = None if self.config.sees_padding else is_real
-        return Encoded(self.norm(self.stack(x, whole_rows(x[:, :, 0], mask))), is_real)
+        info = whole_rows(is_real.astype(jnp.int32), None if self.config.sees_padding else is_real)
+        return Encoded(self.norm(self.stack(x, info)), is_real)
 
 
 class CTCModel(Module):

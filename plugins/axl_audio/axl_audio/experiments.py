@@ -47,9 +47,9 @@ def spoken_digits() -> Trainer.Config:
             optimizer=AdamW.Config(weight_decay=0.05),
             schedule=WarmupCosine.Config(peak=2e-3, warmup_steps=0.1),
         ),
-        max_steps=1000,
+        max_steps=1500,
         logging=LoggingConfig(every_steps=50),
-        eval_every_steps=250,
+        eval_every_steps=500,
         checkpoint=Checkpointer.Config(every_steps=250),
         # Kernels for accelerators are not made for float32.
         kernels=KernelsConfig(allow=("portable",)),

@@ -4,6 +4,7 @@ from typing import Any
 
 from immutabledict import immutabledict
 
+from axcore.config import update_config
 from axcore.interop import (
     Family,
     Field,
@@ -28,7 +29,6 @@ from axcore.layers import (
     ScannedLayers,
     encoder_layer,
 )
-from axcore.config import update_config
 from axcore.models import Decoder, Sizes, of_size
 from axl_audio.encoder import SpeechEncoder, StoredPositions, Subsampling
 from axl_audio.features import WhisperLogMel
@@ -137,8 +137,12 @@ WHISPER = Family(
         Field("num_mel_bins", ("features.num_bands",), default=80),
         Field("encoder_layers", ("encoder.stack.num_layers",), default=4),
         Field("decoder_layers", ("decoder.stack.num_layers",), default=4),
-        Field("encoder_attention_heads", ("encoder.stack.**.num_heads",), default=6),
-        Field("decoder_attention_heads", ("decoder.stack.**.num_heads",), default=6),
+        Field("encoder_attention_heads", ("encoder.stack.**.attention.num_heads",), default=6),
+        Field(
+            "decoder_attention_heads",
+            ("decoder.stack.**.attention.num_heads", "**.cross_attention.num_heads"),
+            default=6,
+        ),
         Field("encoder_ffn_dim", ("encoder.stack.**.hidden_dim",), default=1536),
         Field("decoder_ffn_dim", ("decoder.stack.**.hidden_dim",), default=1536),
         Field("max_source_positions", ("encoder.positions.length",), default=1500),
