@@ -45,7 +45,7 @@ class CTC(SupervisedTask):
         """Describes `CTC`.
 
         Args:
-            blank: The token that says nothing; texts do not have it. Of bytes, 0 is never in a text.
+            blank: The token that says nothing, which texts do not have, as they do not byte 0.
             separator: The token between words, such as a space; None where there are no words.
         """
 

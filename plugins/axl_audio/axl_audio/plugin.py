@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Experiment, HuggingFaceFamily, Ref, hook
+from axcore.plugins import Command, Experiment, HuggingFaceFamily, Ref, hook
 
 
 @hook.hugging_face_families
@@ -27,3 +27,13 @@ def experiments() -> Iterator[Experiment]:
         ),
     ):
         yield Experiment(name=name, fn=Ref(f"axl_audio.experiments:{function}"), summary=summary)
+
+
+@hook.commands
+def commands() -> Iterator[Command]:
+    """What is done with a trained model of sound."""
+    yield Command(
+        name="transcribe",
+        fn=Ref("axl_audio.transcribe:command"),
+        summary="Write down what sound files say, by a trained run",
+    )

@@ -149,7 +149,7 @@ class SpeechToText(Module):
             end: The token that ends a text.
         """
         encoded = self._encoded(sound, length)
-        rows, size = prompt.shape
+        size = prompt.shape[1]
         tokens = jnp.pad(prompt, ((0, 0), (0, num_tokens)), constant_values=end)
         for place in range(size, size + num_tokens):
             hidden = self._decoded(encoded, tokens[:, :place])[:, -1:]

@@ -142,7 +142,7 @@ def _after(folder, count):
 
 def test_a_bad_file_stops_the_run_or_is_left_out(folder):
     (folder / "3.wav").write_bytes(encoded(tone(2.0)))
-    with pytest.raises(DataError, match="2.00 seconds"):
+    with pytest.raises(DataError, match=r"2\.00 seconds"):
         data(folder).train()
     with pytest.warns(UserWarning, match="1 of 8"):
         train, held_out = data(folder, on_bad="skip")._splits
