@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SPREAD := -n auto --dist worksteal --durations=40 --reruns 1
 PYTEST := $(BIN)/python -m pytest $(SPREAD)
 unexport PYTHONDONTWRITEBYTECODE  # what one process compiles serves the next
-PLUGINS := attention cpu gpu tpu trainium vision
+PLUGINS := attention audio cpu gpu tpu trainium vision
 SOURCES := pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 
 COMPILERS := $(VENV)-compilers

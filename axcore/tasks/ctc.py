@@ -98,7 +98,8 @@ class CTC(SupervisedTask):
         """Add the error rates."""
         self._add_rate("token_error_rate", said, wanted, weights)
         if self.config.separator is not None:
-            words = [_words(*one, self.config.separator) for one in (said, wanted)]
+            separator = self.config.separator
+            words = _words(*said, separator), _words(*wanted, separator)
             self._add_rate("word_error_rate", *words, weights)
 
     def _add_rate(

@@ -239,7 +239,8 @@ def mel_bands(
     rising = (frequencies[:, None] - edges[:-2]) / np.diff(edges)[:-1]
     falling = (edges[2:] - frequencies[:, None]) / np.diff(edges)[1:]
     triangles = np.maximum(0, np.minimum(rising, falling))
-    return (triangles * 2 / (edges[2:] - edges[:-2])).astype(np.float32)
+    bands: NDArray[np.float32] = (triangles * 2 / (edges[2:] - edges[:-2])).astype(np.float32)
+    return bands
 
 
 _LINEAR_HZ = 200 / 3

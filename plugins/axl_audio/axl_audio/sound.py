@@ -174,7 +174,7 @@ def decode_sound(content: bytes, *, sample_rate: int, max_seconds: float) -> Wav
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
             rate = file.samplerate
-            # One more than may be: what a header says of a file's length may be wrong.
+            # One more than may be, since headers may be wrong about a file's length.
             most = math.floor(max_seconds * rate) + 1
             found = file.read(most, dtype="float32", always_2d=True)
             seconds = max(file.frames, len(found)) / rate
@@ -198,5 +198,5 @@ def resampled(sound: Waveform, rate: int, new_rate: int) -> Waveform:
     from scipy.signal import resample_poly
 
     common = math.gcd(rate, new_rate)
-    made = resample_poly(sound, new_rate // common, rate // common)
-    return made.astype(np.float32)
+    made: Waveform = resample_poly(sound, new_rate // common, rate // common).astype(np.float32)
+    return made

@@ -126,7 +126,8 @@ class SpeechToText(Module):
             tokens: Of the texts, with the token that begins them.
         """
         hidden = self._decoded(self.encoder(features), tokens)
-        return self.head(hidden, self.decoder.embedding.weight)
+        logits: Array = self.head(hidden, self.decoder.embedding.weight)
+        return logits
 
     @entry
     def transcribe(
@@ -168,4 +169,5 @@ class SpeechToText(Module):
         is_real = None if self.config.encoder.sees_padding else encoded.is_real
         with self.with_shared(CROSS_SOURCE, CrossSource(encoded.tokens, is_real)):
             # Causal: a token sees nothing behind it, so padding needs no mask.
-            return self.decoder(tokens, whole_rows(tokens))
+            hidden: Array = self.decoder(tokens, whole_rows(tokens))
+            return hidden

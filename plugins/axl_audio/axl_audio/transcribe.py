@@ -78,7 +78,8 @@ def _decoder(trainer: Any, text: Any) -> Callable[..., Any]:
     from axcore.tasks import CTC, greedy_labels
     from axl_audio.speech_to_text import SpeechToText
 
-    model, task = trainer.model, trainer.task
+    model: Any = trainer.model
+    task = trainer.task
     if isinstance(task, CTC):
 
         def from_frames(state: Any, sound: Any, length: Any) -> Any:
@@ -86,13 +87,13 @@ def _decoder(trainer: Any, text: Any) -> Callable[..., Any]:
             return greedy_labels(logits.astype(jnp.float32), is_frame, task.config.blank)
 
         return from_frames
-    if isinstance(model, SpeechToText):
+    if isinstance(trainer.model, SpeechToText):
         begin, end = text.tokenizer.bos_id, text.tokenizer.eos_id
 
         def from_tokens(state: Any, sound: Any, length: Any) -> Any:
             prompt = jnp.full((len(sound), 1), begin, jnp.int32)
             given = (sound, length, prompt, text.config.length, end)
-            tokens, is_text = functional(model, state, *given, method="transcribe")[0]
+            (tokens, is_text), _ = functional(model, state, *given, method="transcribe")
             return tokens, jnp.sum(is_text, axis=1)
 
         return from_tokens
