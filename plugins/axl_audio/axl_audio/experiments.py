@@ -14,7 +14,11 @@ from axl_audio.sound import Audio, RandomGain, RandomNoise, SpeedPerturbation
 
 SPEECH = Audio.Config(
     max_seconds=3.2,
-    augment=(SpeedPerturbation.Config(), RandomNoise.Config(), RandomGain.Config()),
+    augment=(
+        SpeedPerturbation.Config(percent=(80, 90, 100, 110, 120)),
+        RandomNoise.Config(min_decibel=15, max_decibel=60),
+        RandomGain.Config(),
+    ),
 )
 """Up to four digits, spoken a little faster or slower in training, and with noise."""
 

@@ -53,6 +53,8 @@ class LogMel(Module):
             hop: Samples from a frame to the next.
             min_hz: Where the first band begins.
             max_hz: Where the last band ends; half of the sample rate where None.
+            max_decibel: Power that is further below the largest of its row counts as this much, so
+                that silence without any noise is not far from all other sounds.
         """
 
         sample_rate: PositiveInt = 16_000
@@ -61,6 +63,7 @@ class LogMel(Module):
         hop: PositiveInt = 160
         min_hz: float = 0.0
         max_hz: PositiveFloat | None = None
+        max_decibel: PositiveFloat = 80.0
 
         def num_frames(self, num_samples: int) -> int:
             """Return T, from S."""
@@ -108,8 +111,10 @@ class LogMel(Module):
 
     def scaled(self, power: Frames, is_real: Bool[Array, "batch time"]) -> Frames:
         """Return the features of the power; zeros for padding."""
-        logs = jnp.log(jnp.maximum(power, _FLOOR))
         is_real = is_real[..., None]
+        largest = jnp.max(jnp.where(is_real, power, 0), axis=(1, 2), keepdims=True)
+        least = jnp.maximum(largest * 10 ** (-self.config.max_decibel / 10), _FLOOR)
+        logs = jnp.log(jnp.maximum(power, least))
         count = jnp.maximum(jnp.sum(is_real, axis=1, keepdims=True, dtype=jnp.float32), 1)
         mean = jnp.sum(jnp.where(is_real, logs, 0), axis=1, keepdims=True) / count
         centred = jnp.where(is_real, logs - mean, 0)
@@ -125,7 +130,7 @@ class WhisperLogMel(LogMel):
     """The features of Whisper: equal to those of transformers' `WhisperFeatureExtractor`.
 
     Differs from `LogMel`: samples are mirrored at both ends of a row, and logarithms of base 10 are
-    clamped to 8 below the row's largest, and scaled. So a sound that ends within half a window of
+    clamped and scaled, not normalized. So a sound that ends within half a window of
     the row's end has other last frames than the same one in a longer row.
 
     Source: Radford et al. 2022, arXiv:2212.04356, section 2.2, and `log_mel_spectrogram` in
@@ -155,7 +160,7 @@ class WhisperLogMel(LogMel):
         logs = jnp.log10(jnp.maximum(power, _FLOOR))
         # Padding counts too: it is silence, which is never the largest.
         largest = jnp.max(logs, axis=(1, 2), keepdims=True)
-        return (jnp.maximum(logs, largest - 8) + 4) / 4
+        return (jnp.maximum(logs, largest - self.config.max_decibel / 10) + 4) / 4
 
 
 class SpecAugment(Module):

@@ -25,14 +25,14 @@ def features(cfg, size=4000):
     return functional(cfg.build(), {}, *sounds(size))[0]
 
 
-def by_formula(sound, length):
+def by_formula(sound, length, decibel=80.0):
     """Frames one by one, in float64."""
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)
     padded = np.pad(np.asarray(sound, np.float64), (200, 600))
     bands = mel_bands(80, 400, 16_000, min_hz=0, max_hz=8000).astype(np.float64)
     starts = range(0, length, 160)
     power = [np.abs(np.fft.rfft(padded[s : s + 400] * window)) ** 2 @ bands for s in starts]
-    logs = np.log(np.maximum(power, 1e-10))
+    logs = np.log(np.maximum(power, np.max(power) * 10 ** (-decibel / 10)))
     return (logs - logs.mean(0)) / np.sqrt(logs.var(0) + 1e-5)
 
 
@@ -62,6 +62,15 @@ def test_louder_sounds_have_the_same_normalized_features():
     module = LogMel.Config().build()
     soft, loud = (functional(module, {}, rows * gain, lengths)[0].frames for gain in (1, 7))
     np.testing.assert_allclose(soft, loud, atol=1e-3)
+
+
+@pytest.mark.parametrize("decibel", [20.0, 60.0])
+def test_silence_counts_as_so_much_below_the_loudest(decibel):
+    rows, lengths = sounds(4000)
+    quiet = rows.at[:, 800:].multiply(1e-4)
+    found, _ = functional(LogMel.Config(max_decibel=decibel).build(), {}, quiet, lengths)
+    wanted = by_formula(quiet[1], 1600, decibel)
+    np.testing.assert_allclose(found.frames[1, : len(wanted)], wanted, atol=1e-3)
 
 
 def test_bands_are_triangles_of_area_one():
