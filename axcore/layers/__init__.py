@@ -34,7 +34,6 @@ from axcore.layers.attention.self_attention import (
 )
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.convolution import Convolution, PatchEmbedding
-from axcore.layers.learned_position import LearnedPosition
 from axcore.layers.encoder import encoder_layer
 from axcore.layers.learned_position import LearnedPosition
 from axcore.layers.linear import Dot, Embedding, Linear, PackedLinear, PlainDot, use_decode_matmul

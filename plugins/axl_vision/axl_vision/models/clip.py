@@ -25,10 +25,11 @@ from axcore.layers import (
     Linear,
     PatchEmbedding,
     ScannedLayers,
+    encoder_layer,
 )
 from axcore.models import Decoder, Sizes, of_size
 from axl_vision.dual_encoder import DualEncoder, TextEncoder
-from axl_vision.encoder import ImageEncoder, NormalizePixels, encoder_layer
+from axl_vision.encoder import ImageEncoder, NormalizePixels
 from axl_vision.models.vit import layer_weights
 
 _SIZES: Sizes = {
