@@ -160,6 +160,7 @@ WHISPER = Family(
             "decoder_layerdrop",
             "dropout",
             "encoder_layerdrop",
+            "forced_decoder_ids",
             "init_std",
             "mask_feature_length",
             "mask_feature_min_masks",
