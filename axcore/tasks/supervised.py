@@ -85,6 +85,10 @@ class SupervisedTask(Task):
             )
         state = jax.tree.map(_abstract, self.model.param_specs())
         inputs = [_abstract(batch.arrays[one]) for one in cfg.inputs]
+        cfg = self.config
+        check_arrays(self, (*cfg.inputs, cfg.target), batch)
+        state = jax.tree.map(abstract, self.model.param_specs())
+        inputs = [abstract(batch.arrays[one]) for one in cfg.inputs]
         # The trainer traces it again, in its mesh; here wrong shapes are found before data are.
         result = jax.eval_shape(lambda *args: functional(self.model, *args)[0], state, *inputs)
         self.check_result(result, batch.arrays[cfg.target])
@@ -176,7 +180,23 @@ class Regression(SupervisedTask):
             )
 
 
-def _abstract(spec: ArraySpec | ParamSpec) -> Any:
+def check_arrays(task: Task, read: tuple[str, ...], batch: BatchSpec) -> None:
+    """Check that a batch has the arrays that a task reads, and no others.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    if {*read, ROW_WEIGHTS} != {*batch.arrays, ROW_WEIGHTS}:
+        raise ConfigError(
+            f"{type(task).__qualname__} reads {', '.join(read)}, and a batch has "
+            f"{', '.join(batch.arrays)}",
+            where="task",
+            hint="set task.inputs and task.target to the names of the arrays, all of them",
+        )
+
+
+def abstract(spec: ArraySpec | ParamSpec) -> Any:
+    """Return the shape and dtype of an array of a batch, or of a parameter, for `eval_shape`."""
     return jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype))  # type: ignore[no-untyped-call]
 
 

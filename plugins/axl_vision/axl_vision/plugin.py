@@ -28,3 +28,8 @@ def experiments() -> Iterator[Experiment]:
         ("digits-clip", "digits_clip", "A small CLIP of digits and captions that name them"),
     ):
         yield Experiment(name=name, fn=Ref(f"axl_vision.experiments:{function}"), summary=summary)
+    yield Experiment(
+        name="digits-flow",
+        fn=Ref("axl_vision.flow_experiments:digits_flow"),
+        summary="A small DiT that draws handwritten digits; a few minutes on a laptop",
+    )
