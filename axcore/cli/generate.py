@@ -1,4 +1,4 @@
-"""`axcore generate`: generate text from a trained run."""
+"""`axcore generate`: generate text from a trained run, or what its model generates instead."""
 
 import json
 import sys
@@ -13,6 +13,8 @@ from axcore.cli.interrupts import exits_on_interrupt
 from axcore.cli.loading_display import LoadingDisplay
 from axcore.cli.options import escape_control_characters
 from axcore.cli.target import use_target
+from axcore.config.json_files import read_json_file
+from axcore.plugins import Command, plugin_host
 from axcore.progress import heard_by
 from axcore.resilience.compile_cache import use_compile_cache
 
@@ -48,7 +50,42 @@ def _biases(
     return tuple(found)
 
 
-@click.command()
+class GenerateCommand(click.Command):
+    """Generates text, or is the command that generates what the model of its run generates."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Return a context of this command, or of another one, by which model the run has.
+
+        Options differ by what is generated, so it is decided before they are read.
+        """
+        other = _other_command(args)
+        if other is not None:
+            return other.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+def _other_command(args: list[str]) -> click.Command | None:
+    """Return the command of the model of the first run among arguments, if it has its own."""
+    for one in args:
+        path = Path(one).expanduser() / "config.json"
+        try:
+            found = read_json_file(path) if path.is_file() else None
+            model = found["model"]["type"] if found else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None  # opening it says what is wrong
+        if model is not None:
+            commands = [one for one in plugin_host().records(Command) if model in one.generates]
+            return commands[0].fn.resolve() if commands else None
+    return None
+
+
+@click.command(cls=GenerateCommand)
 @options.run
 @click.option("--prompt", help="Text to continue; empty by default.")
 @click.option(
@@ -161,6 +198,9 @@ def generate(
     **sampling: Any,
 ) -> None:
     """Generate text from RUN, a run directory or the folder of a pretrained checkpoint.
+
+    Of a model of another kind it generates what that model does, pictures say, and has the options
+    for it: `axcore generate RUN --help` shows them.
 
     With --in and --out it answers every prompt of a file, many at once. --set then changes how, as
     engine.max_num_seqs=64, and --modify the model, as 'kv_cache(dtype=int8)'; see docs/batch.md.

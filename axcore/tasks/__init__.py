@@ -18,6 +18,7 @@ from axcore.tasks.flow_matching import (
     StraightPath,
     TimeDistribution,
     UniformTime,
+    integrate,
 )
 from axcore.tasks.policy_gradient import (
     DAPO,
@@ -93,6 +94,7 @@ __all__ = [
     "divergence",
     "edit_distance",
     "greedy_labels",
+    "integrate",
     "kl_divergence",
     "rewards",
 ]

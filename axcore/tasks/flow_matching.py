@@ -6,8 +6,8 @@ goes from 0, which is noise, to 1, which is data.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -286,3 +286,37 @@ def row_hashes(data: Array) -> UInt32[Array, " batch"]:
     places = jnp.arange(flat.shape[1], dtype=jnp.uint32)
     factors = (2 * places + 1) * jnp.uint32(0x9E3779B1)
     return jnp.sum(flat.astype(jnp.uint32) * factors[None, :], axis=1, dtype=jnp.uint32)
+
+
+Solver = Literal["euler", "heun"]
+
+
+def integrate(
+    velocity: Callable[[Latents, Float[Array, ""]], Latents],
+    noise: Latents,
+    *,
+    num_steps: int,
+    solver: Solver = "heun",
+) -> Latents:
+    """Return where a velocity leads from noise: the solution of its equation from time 0 to 1.
+
+    Args:
+        velocity: Of latents at a time.
+        noise: Where it begins.
+        num_steps: Steps of equal length, in a scan.
+        solver: `euler` asks for the velocity once a step and errs by the step's length, `heun`
+            twice, and errs by its square.
+
+    Source: Karras et al. 2022, arXiv:2206.00364, algorithm 1.
+    """
+    size = 1.0 / num_steps
+
+    def step(latents: Latents, time: Float[Array, ""]) -> tuple[Latents, None]:
+        first = velocity(latents, time)
+        ahead = latents + size * first
+        if solver == "euler":
+            return ahead, None
+        return latents + size / 2 * (first + velocity(ahead, time + size)), None
+
+    times = jnp.arange(num_steps, dtype=jnp.float32) * size
+    return jax.lax.scan(step, noise, times)[0]

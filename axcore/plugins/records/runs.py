@@ -6,7 +6,16 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from axcore.errors import PluginError
-from axcore.registration import Record, Ref, a_name, mismatch, of_type, record
+from axcore.registration import (
+    Record,
+    Ref,
+    a_name,
+    frozen_tuple,
+    mismatch,
+    of_type,
+    record,
+    tuple_of,
+)
 
 
 @record(hook="observers")
@@ -136,6 +145,8 @@ class Command(Record):
         name: As it is typed.
         fn: A click command; imported when it is called or its own help is asked for.
         summary: One line, for `axcore --help`, which imports no command.
+        generates: Models that `axcore generate` runs this command for, in place of writing text:
+            each the type of a model's config in a run's `config.json`.
 
     Example:
         @hook.commands
@@ -148,6 +159,9 @@ class Command(Record):
     name: str = attrs.field(validator=a_name)
     fn: Ref = attrs.field(validator=of_type(Ref))
     summary: str = attrs.field(validator=of_type(str))
+    generates: tuple[str, ...] = attrs.field(
+        default=(), converter=frozen_tuple, validator=tuple_of(str)
+    )
 
 
 @record(hook="doctor_checks")

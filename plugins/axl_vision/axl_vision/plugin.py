@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Experiment, HuggingFaceFamily, Ref, hook
+from axcore.plugins import Command, Experiment, HuggingFaceFamily, Ref, hook
 
 
 @hook.hugging_face_families
@@ -32,4 +32,15 @@ def experiments() -> Iterator[Experiment]:
         name="digits-flow",
         fn=Ref("axl_vision.flow_experiments:digits_flow"),
         summary="A small DiT that draws handwritten digits; a few minutes on a laptop",
+    )
+
+
+@hook.commands
+def commands() -> Iterator[Command]:
+    """What `axcore generate` is for a run whose model generates pictures."""
+    yield Command(
+        name="generate-images",
+        fn=Ref("axl_vision.generate:generate"),
+        summary="Generate pictures from a trained run",
+        generates=("axl_vision.diffusion:DiT.Config",),
     )
