@@ -12,6 +12,7 @@ from typing import Any
 from axcore.config import from_dict, trusting
 from axcore.config.json_files import read_json_file
 from axcore.errors import CheckpointError
+from axcore.plugins import plugin_host
 from axcore.trainer.run_directory.code import SCRIPT, definitions_of, diff_sources, package_digest
 from axcore.trainer.run_directory.origin import CODE, EARLIER_CODE, is_signed
 from axcore.trainer.run_directory.run_history import RUN_HISTORY_NAME, read_run_history
@@ -29,6 +30,7 @@ def read_run_config(run: Path, origin: Mapping[str, Any], *, trust_code: bool) -
     code = origin.get("code")
     renamed = _loaded(run, code, trust_code=trust_code) if code else {}
     modules = (*code["modules"], *renamed.values()) if code else ()
+    plugin_host()  # files may name classes of a plugin only once it is loaded
     try:
         data = read_json_file(file)
     except (OSError, ValueError) as error:

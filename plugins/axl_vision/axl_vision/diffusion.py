@@ -30,6 +30,7 @@ from axcore.layers import (
     TransformerLayer,
     whole_rows,
 )
+from axcore.layers.linear import as_row
 from axcore.module import BatchSpec, ConstantInit, ModelFlops, Module, Normal, entry
 from axcore.parallel import shard
 from axcore.tasks import GenerativeModel
@@ -320,7 +321,16 @@ class DiT(GenerativeModel):
             latents: Noisy pictures.
             time: How far each is on the way from noise, 0, to a picture, 1.
             classes: The class of each; `num_classes` is none of them.
+
+        Raises:
+            ModuleError: Latents have another shape than the config says.
         """
+        if latents.shape[1:] != self.latent_shape:
+            raise ModuleError(
+                f"latents have the shape {list(latents.shape[1:])}; those of this model have "
+                f"{list(self.latent_shape)}",
+                hint="height, width and patches.num_channels of the model say what it draws",
+            )
         x = self.patches(latents.astype(self.dtypes.compute))
         places = jnp.asarray(places_2d(*self.grid, self.config.dim), x.dtype)
         x = shard(x + places[None], "batch", "time", "embed")
@@ -344,9 +354,8 @@ class DiT(GenerativeModel):
     @entry
     def from_latents(self, latents: Latents) -> Int[Array, "batch height width channels"]:
         """Return pictures as bytes."""
-        mean, std = (
-            jnp.asarray(x, jnp.float32) for x in (self.pixels.config.mean, self.pixels.config.std)
-        )
+        given = (self.pixels.config.mean, self.pixels.config.std)
+        mean, std = (as_row(jnp.asarray(one, jnp.float32), latents.ndim) for one in given)
         return jnp.clip(jnp.round((latents * std + mean) * 255), 0, 255).astype(jnp.uint8)
 
     def check_batch(self, batch: BatchSpec) -> None:

@@ -5,3 +5,7 @@ from axl_vision.models.siglip import siglip
 from axl_vision.models.vit import vit
 
 __all__ = ["clip", "siglip", "vit"]
+from axl_vision.models.dit import dit
+from axl_vision.models.vit import vit
+
+__all__ = ["dit", "vit"]
