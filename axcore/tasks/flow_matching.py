@@ -178,12 +178,13 @@ class FlowMatching(Task):
         times: TimeDistribution.Config = UniformTime.Config()
 
     config: Config
+    model: GenerativeModel
 
-    def setup(self, cfg: Config) -> None:
+    def setup(self, cfg: Any) -> None:
         """Build the model, the path and the distribution of times."""
         super().setup(cfg)
-        self.path = cfg.path.build()
-        self.times = cfg.times.build()
+        self.path: NoisePath = cfg.path.build()
+        self.times: TimeDistribution = cfg.times.build()
 
     def forward(self, batch: Mapping[str, Array]) -> None:
         """Add the loss of a batch: `squared_error`, a mean over values."""

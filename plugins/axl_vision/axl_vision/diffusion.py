@@ -129,9 +129,9 @@ class AdaptiveResidual(Residual):
         """
 
         norm: Module.Config = Standardize.Config()
-        modulation: Modulation.Config = Modulation.Config(num_vectors=3)
+        modulation: Module.Config = Modulation.Config(num_vectors=3)
 
-    def setup(self, cfg: Config) -> None:
+    def setup(self, cfg: Any) -> None:
         """Build norm, dropout and modulation."""
         super().setup(cfg)
         self.modulation = cfg.modulation.build(dim=cfg.dim)
@@ -269,8 +269,8 @@ class DiT(GenerativeModel):
         classes: ClassEmbedding.Config = ClassEmbedding.Config()
         stack: Module.Config = REQUIRED
         norm: Module.Config = Standardize.Config()
-        out_modulation: Modulation.Config = Modulation.Config(num_vectors=2)
-        out_linear: Linear.Config = _ZERO_LINEAR
+        out_modulation: Module.Config = Modulation.Config(num_vectors=2)
+        out_linear: Module.Config = _ZERO_LINEAR
 
     def setup(self, cfg: Config) -> None:
         """Build the parts."""
