@@ -152,10 +152,9 @@ class LogitNormalTime(TimeDistribution):
 class FlowMatching(Task):
     """Mean squared error of the velocity that the model predicts at a random point of a path.
 
-    The model is a `GenerativeModel`. In training noise and time of a row depend on the step and on
-    the row's number in the batch; in an evaluation on the row's content alone, so that evaluations
-    compare, whatever the batch size. An array `row_weights` `[B]` of the batch says what each row
-    weighs; without it each weighs 1.
+    The model is a `GenerativeModel`. Noise and time of a row depend on the row's content, and in
+    training on the step; so evaluations compare, whatever the batch size. An array `row_weights`
+    `[B]` of the batch says what each row weighs; without it each weighs 1.
 
     Source: Lipman et al. 2022, arXiv:2210.02747, eq. 9; Liu et al. 2022, arXiv:2209.03003, eq. 1.
     """
@@ -204,12 +203,9 @@ class FlowMatching(Task):
 
     def _row_keys(self, data: Array) -> Array:
         """Return a random key for each row."""
-        if not self.training:
-            return jax.vmap(jax.random.fold_in, (None, 0))(
-                jax.random.key(_EVALUATION_SEED), row_hashes(data)
-            )
-        rows = jnp.arange(len(data), dtype=jnp.uint32)
-        return jax.vmap(jax.random.fold_in, (None, 0))(self.rng("noise"), rows)
+        # Not by the row's number: neither padding nor the size of the batch changes its noise.
+        key = self.rng("noise") if self.training else jax.random.key(_EVALUATION_SEED)
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, row_hashes(data))
 
     def metric_units(self) -> Mapping[str, str]:
         """Return what the loss is."""

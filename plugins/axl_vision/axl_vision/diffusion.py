@@ -31,7 +31,7 @@ from axcore.layers import (
     whole_rows,
 )
 from axcore.layers.linear import as_row
-from axcore.module import BatchSpec, ConstantInit, ModelFlops, Module, Normal, entry
+from axcore.module import BatchSpec, ConstantInit, DTypes, ModelFlops, Module, Normal, entry
 from axcore.parallel import shard
 from axcore.tasks import GenerativeModel
 from axl_vision.encoder import NormalizePixels, Pixels, image_flops
@@ -263,7 +263,8 @@ class DiT(GenerativeModel):
         height: PositiveInt = REQUIRED
         width: PositiveInt = REQUIRED
         num_classes: PositiveInt = REQUIRED
-        pixels: NormalizePixels.Config = NormalizePixels.Config()
+        # In float32 whatever the layers compute in: noise is added to them, and they are compared.
+        pixels: NormalizePixels.Config = NormalizePixels.Config(dtypes=DTypes(compute="float32"))
         patches: PatchEmbedding.Config = PatchEmbedding.Config()
         time: TimeEmbedding.Config = TimeEmbedding.Config()
         classes: ClassEmbedding.Config = ClassEmbedding.Config()

@@ -25,7 +25,6 @@ from axcore.layers import (
     shard,
     whole_rows,
 )
-from axcore.layers.linear import as_row
 from axcore.models import flops_per_token
 from axcore.module import ModelFlops, Module, Normal, Param
 
