@@ -15,6 +15,7 @@ PAGES = (
     pytest.param("arrays.md", marks=pytest.mark.slow),
     "config.md",
     "data.md",
+    "image-generation.md",
     "lora.md",
     "modules.md",
     "moe.md",
