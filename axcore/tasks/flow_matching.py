@@ -28,8 +28,8 @@ _EVALUATION_SEED = 0
 class GenerativeModel(Module):
     """What a model has that `FlowMatching` trains: `forward(latents, time, *inputs)`; abstract.
 
-    Latents are what noise turns into: floats of about unit size that stand for an array of the
-    batch. By default they are that array itself.
+    Latents are what noise turns into: floats of about unit size that represent an array of
+    the batch. By default they are that array itself.
     """
 
     @entry
@@ -39,7 +39,7 @@ class GenerativeModel(Module):
 
     @entry
     def from_latents(self, latents: Latents) -> Array:
-        """Return the array that latents stand for."""
+        """Return the array that latents represent."""
         return latents
 
 
@@ -126,7 +126,7 @@ class UniformTime(TimeDistribution):
 
 
 class LogitNormalTime(TimeDistribution):
-    """`sigmoid(mean + std * normal)`: more of the middle, where the velocity is hardest to tell.
+    """`sigmoid(mean + std * normal)`: more of the middle, where the velocity is hardest to predict.
 
     Source: Esser et al. 2024, arXiv:2403.03206, section 3.1.
     """

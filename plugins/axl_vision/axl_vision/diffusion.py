@@ -28,11 +28,10 @@ from axcore.layers import (
     PlainFeedForward,
     Residual,
     TransformerLayer,
+    shard,
     whole_rows,
 )
-from axcore.layers.linear import as_row
 from axcore.module import BatchSpec, ConstantInit, DTypes, ModelFlops, Module, Normal, entry
-from axcore.parallel import shard
 from axcore.tasks import GenerativeModel
 from axl_vision.encoder import NormalizePixels, Pixels, image_flops
 
@@ -355,8 +354,8 @@ class DiT(GenerativeModel):
     @entry
     def from_latents(self, latents: Latents) -> Int[Array, "batch height width channels"]:
         """Return pictures as bytes."""
-        given = (self.pixels.config.mean, self.pixels.config.std)
-        mean, std = (as_row(jnp.asarray(one, jnp.float32), latents.ndim) for one in given)
+        cfg = self.pixels.config
+        mean, std = (jnp.asarray(one, jnp.float32)[None, None, None] for one in (cfg.mean, cfg.std))
         return jnp.clip(jnp.round((latents * std + mean) * 255), 0, 255).astype(jnp.uint8)
 
     def check_batch(self, batch: BatchSpec) -> None:

@@ -17,7 +17,7 @@ from axcore.errors import ConfigError
 if TYPE_CHECKING:
     from jaxtyping import Array
 
-    from axcore.tasks.flow_matching import Solver
+    from axcore.tasks import Solver
     from axl_vision.diffusion import DiT
 
 Images = NDArray[np.uint8]
