@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from axcore.config import config
 from axcore.errors import ConfigError
 from axcore.module import BatchSpec
-from axcore.tasks.supervised import ROW_WEIGHTS
+from axcore.tasks.supervised import ROW_WEIGHTS, check_arrays
 from axcore.tasks.task import Task
 
 
@@ -97,15 +97,12 @@ class Contrastive(Task):
         Raises:
             ConfigError: They differ.
         """
-        cfg = self.config
-        is_all = {*cfg.inputs, ROW_WEIGHTS} == {*batch.arrays, ROW_WEIGHTS}
-        if not is_all or cfg.second not in cfg.inputs:
+        check_arrays(self, self.config.inputs, batch)
+        if self.config.second not in self.config.inputs:
             raise ConfigError(
-                f"Contrastive reads {', '.join(cfg.inputs)}, and a batch has "
-                f"{', '.join(batch.arrays)}",
-                where="task",
-                hint="set task.inputs to the names of the arrays, all of them, and task.second to "
-                "one of them",
+                f"task.second is {self.config.second!r}, which is none of task.inputs",
+                where="task.second",
+                hint=f"task.second={self.config.inputs[-1]!r}",
             )
 
     def flops_per_unit(self, batch: BatchSpec) -> Any:

@@ -76,17 +76,8 @@ class SupervisedTask(Task):
         Raises:
             ConfigError: They differ, or the model returns what cannot be compared.
         """
-        cfg, name, read = self.config, type(self).__qualname__, self.arrays_read
-        if {*read, ROW_WEIGHTS} != {*batch.arrays, ROW_WEIGHTS}:
-            raise ConfigError(
-                f"{name} reads {', '.join(read)}, and a batch has {', '.join(batch.arrays)}",
-                where="task",
-                hint="set task.inputs and task.target to the names of the arrays, all of them",
-            )
-        state = jax.tree.map(_abstract, self.model.param_specs())
-        inputs = [_abstract(batch.arrays[one]) for one in cfg.inputs]
         cfg = self.config
-        check_arrays(self, (*cfg.inputs, cfg.target), batch)
+        check_arrays(self, self.arrays_read, batch)
         state = jax.tree.map(abstract, self.model.param_specs())
         inputs = [abstract(batch.arrays[one]) for one in cfg.inputs]
         # The trainer traces it again, in its mesh; here wrong shapes are found before data are.

@@ -57,31 +57,6 @@ class NormalizePixels(Module):
             return image.astype(dtype)
         mean, std = (jnp.asarray(one, jnp.float32)[None, None, None] for one in (cfg.mean, cfg.std))
         return ((image.astype(jnp.float32) / _WHITE - mean) / std).astype(dtype)
-            return image
-        given = (self.config.mean, self.config.std)
-        mean, std = (as_row(jnp.asarray(one, jnp.float32), image.ndim) for one in given)
-        return (image.astype(jnp.float32) / _WHITE - mean) / std
-
-
-def encoder_layer(*, num_heads: int, hidden_dim: int) -> TransformerLayer.Config:
-    """Return a layer in which each token sees all others.
-
-    It has norms before each branch, and biases, as a vision transformer has them. Source:
-    Dosovitskiy et al. 2020, arXiv:2010.11929, section 3.1.
-    """
-    linear = Linear.Config(has_bias=True)
-    return TransformerLayer.Config(
-        attention=Attention.Config(
-            num_heads=num_heads,
-            linear=linear,
-            out_linear=linear,
-            core=DotProductAttention.Config(is_causal=False),
-        ),
-        feed_forward=PlainFeedForward.Config(
-            hidden_dim=hidden_dim, activation="gelu", linear=linear
-        ),
-        residual=PreNorm.Config(norm=LayerNorm.Config(epsilon=1e-6)),
-    )
 
 
 class ImageEncoder(Module):

@@ -1,11 +1,8 @@
 """Families of models of pictures, each a function from a size to a config."""
 
 from axl_vision.models.clip import clip
+from axl_vision.models.dit import dit
 from axl_vision.models.siglip import siglip
 from axl_vision.models.vit import vit
 
-__all__ = ["clip", "siglip", "vit"]
-from axl_vision.models.dit import dit
-from axl_vision.models.vit import vit
-
-__all__ = ["dit", "vit"]
+__all__ = ["clip", "dit", "siglip", "vit"]
