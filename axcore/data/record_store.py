@@ -44,7 +44,7 @@ Check = Callable[[Mapping[str, Any]], None]
 
 
 class RecordFields(Transform):
-    """Keeps fields of a record as they are; there need be no text."""
+    """Keeps fields of a record as they are; it needs no text."""
 
     @config
     class Config(Transform.Config):

@@ -40,7 +40,7 @@ class Pairs(NamedTuple):
 
 
 class Contrastive(Task):
-    """Rows of a batch are told apart: a row's two vectors are closer than those of two rows.
+    """Rows of a batch are distinguished: a row's two vectors are closer than those of two rows.
 
     All rows of the global batch are compared with each other, also where it is split over devices;
     micro-batches are compared each on their own. The model returns `Pairs`.

@@ -1,4 +1,4 @@
-"""SigLIP: pictures and texts in one space, told apart pair by pair."""
+"""SigLIP: pictures and texts in one space, with a loss for each pair."""
 
 from typing import Any
 
