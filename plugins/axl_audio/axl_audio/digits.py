@@ -118,11 +118,29 @@ def spoken_digits() -> Path:
                 where="data.source",
                 hint="apt-get install espeak-ng",
             )
+        said = list(utterances())
+        _check_voices(program, {one.voice.partition("+")[2] for one in said})
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(lambda one: _speak(program, folder, one), utterances()):
+            for _ in pool.map(lambda one: _speak(program, folder, one), said):
                 pass
         done.touch()
     return folder
+
+
+def _check_voices(program: str, speakers: set[str]) -> None:
+    """Check that a synthesizer has all speakers: it speaks for an unknown one with another voice.
+
+    Raises:
+        DataError: It does not.
+    """
+    shown = subprocess.run([program, "--voices=variant"], capture_output=True, text=True)
+    known = {word.removeprefix("!v/") for word in shown.stdout.split() if word.startswith("!v/")}
+    if missing := sorted(speakers - known):
+        raise DataError(
+            f"espeak-ng has no voice {', '.join(missing)}",
+            where="data.source",
+            hint="install version 1.50 or newer with all of its voices: apt-get install espeak-ng",
+        )
 
 
 def _speak(program: str, folder: Path, one: Utterance) -> None:
