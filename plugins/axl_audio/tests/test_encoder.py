@@ -64,6 +64,7 @@ def test_padding_changes_no_logit_of_a_real_frame():
         np.testing.assert_allclose(one, found[0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_padding_changes_no_loss_and_no_gradient_of_ctc():
     module = CTC.Config().build(model=MODEL)
     state = module.init(0)
@@ -87,6 +88,7 @@ def test_sinusoids_are_those_of_the_paper():
             )
 
 
+@pytest.mark.slow
 def test_whisper_learns_what_two_sounds_say():
     module = whisper("toy").build()
     state = module.init(0)

@@ -76,7 +76,7 @@ def test_it_trains_resumes_and_transcribes(tmp_path):
         "max_steps": 4,
         "eval_every_steps": 2,
         "checkpoint.every_steps": 2,
-        "data.batch_size": 4,
+        "data.batch_size": 16,
         "model.encoder.dim": 16,
         "model.encoder.stack.unroll": 1,
         # One that does not depend on how many steps there are.
