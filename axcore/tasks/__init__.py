@@ -44,7 +44,7 @@ from axcore.tasks.preference import (
     SimPO,
 )
 from axcore.tasks.reward_model import RewardModel, rewards
-from axcore.tasks.supervised import Classification, Regression, SupervisedTask
+from axcore.tasks.supervised import ROW_WEIGHTS, Classification, Regression, SupervisedTask
 from axcore.tasks.task import FrozenModel, Task, TrainedModule
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "ORPO",
     "PPO",
     "RLOO",
+    "ROW_WEIGHTS",
     "Advantage",
     "Answers",
     "Classification",

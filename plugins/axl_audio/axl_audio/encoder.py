@@ -21,11 +21,11 @@ from axcore.layers import (
     ScannedLayers,
     TransformerLayer,
     activation_fn,
+    shard,
     whole_rows,
 )
 from axcore.models import flops_per_token
 from axcore.module import BatchSpec, Initializer, ModelFlops, Module, Param
-from axcore.parallel import shard
 from axl_audio.features import Features, LogMel, SpecAugment
 
 Tokens = Float[Array, "batch time dim"]

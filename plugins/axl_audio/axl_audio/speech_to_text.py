@@ -15,7 +15,7 @@ from axcore.interop import CheckpointInfo
 from axcore.layers import CROSS_SOURCE, CrossSource, whole_rows
 from axcore.models import Decoder, TiedHead
 from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops, Module, entry
-from axcore.tasks.supervised import ROW_WEIGHTS
+from axcore.tasks import ROW_WEIGHTS
 from axl_audio.encoder import Encoded, SpeechEncoder, sound_flops
 from axl_audio.features import Features, LogMel, SpecAugment, WhisperLogMel
 

@@ -8,7 +8,6 @@ from typing import Any
 import click
 import numpy as np
 
-from axcore.cli import options
 from axcore.errors import ConfigError, DataError
 from axl_audio.sound import Audio
 
@@ -133,7 +132,7 @@ def word_error_rate(said: Sequence[str], wanted: Sequence[str]) -> float:
 
 
 @click.command()
-@options.run
+@click.argument("run")
 @click.argument(
     "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
@@ -143,8 +142,8 @@ def word_error_rate(said: Sequence[str], wanted: Sequence[str]) -> float:
     help="Report the word error rate too, against the text in FILE.txt next to each.",
 )
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
-@options.trust_code
-@options.as_json
+@click.option("--trust-code", is_flag=True, help="Run code that came with the run.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     run: str,
     files: tuple[Path, ...],

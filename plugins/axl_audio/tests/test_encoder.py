@@ -43,7 +43,7 @@ def test_tokens_do_not_depend_on_the_number_of_frames(strides):
     state = module.init(0)
     frames = jnp.asarray(np.random.default_rng(0).normal(size=(1, 40, 4)), jnp.float32)
     wanted = None
-    for size in range(20, 40):
+    for size in (20, 21, 22, 23, 39):
         is_real = jnp.arange(size)[None] < 19
         (tokens, is_token), _ = functional(module, state, (frames[:, :size], is_real))
         assert tokens.shape[1] == module.config.num_tokens(size)
