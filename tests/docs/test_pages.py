@@ -11,6 +11,7 @@ from pages import python_blocks, run_page
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "attention.md",
+    pytest.param("audio.md", marks=pytest.mark.slow),
     "checkpoints.md",
     pytest.param("arrays.md", marks=pytest.mark.slow),
     "config.md",
@@ -30,6 +31,7 @@ def test_every_block_of_the_page_runs_and_prints_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # pages write files
+    monkeypatch.setenv("AXCORE_DATA_CACHE", str(tmp_path / "cache"))
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         assert run_page(ROOT / "docs" / name) >= 2
 

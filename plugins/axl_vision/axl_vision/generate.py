@@ -11,7 +11,6 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from axcore.cli import options
 from axcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _program(
 
 
 @click.command()
-@options.run
+@click.argument("run")
 @click.option(
     "--class",
     "names",
@@ -137,8 +136,8 @@ def _program(
 )
 @click.option("--solver", default="heun", show_default=True, type=click.Choice(["euler", "heun"]))
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
-@options.trust_code
-@options.as_json
+@click.option("--trust-code", is_flag=True, help="Run code that came with the run.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def generate(
     run: str,
     names: tuple[str, ...],
