@@ -61,7 +61,7 @@ def digits() -> Trainer.Config:
         task=Classification.Config(inputs=("image",), target="label", label_smoothing=0.1),
         data=ExampleData.Config(
             source=DigitFiles.Config(),
-            features={"image": DIGIT, "label": Label.Config(num_classes=10)},
+            features={"image": DIGIT, "label": Label.Config(classes=tuple("0123456789"))},
             validation_fraction=0.2,
             batch_size=64,
         ),

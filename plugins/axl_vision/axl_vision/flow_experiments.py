@@ -25,7 +25,7 @@ def digits_flow() -> Trainer.Config:
             features={
                 # As they are: what augments them would be learned, and drawn.
                 "image": Image.Config(height=SIZE, width=SIZE, num_channels=1, fit="stretch"),
-                "label": Label.Config(num_classes=10),
+                "label": Label.Config(classes=tuple("0123456789")),
             },
             validation_fraction=0.2,
             batch_size=64,
