@@ -22,7 +22,7 @@ def stop_at_three(event):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_that_is_stopped_resumes_to_the_same_bits(name, tmp_path):
-    changes = {"max_steps": 6, "eval_every_steps": 6, "data.validation_batches": 1}
+    changes = {"max_steps": 6, "eval_every_steps": 6, "logging.every_steps": 1}
     trainer = trainer_on(update_config(EXPERIMENTS[name](), changes), 1)
     whole = trainer.run(tmp_path / "whole")
     stopped = trainer.run(tmp_path / "run", [stop_at_three], returns_when_stopped=True)
@@ -33,12 +33,9 @@ def test_an_experiment_that_is_stopped_resumes_to_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_digits_are_read(tmp_path):
-    result = digits().build().run(tmp_path / "run")
-    assert result.validation["accuracy"] > 0.95
-
-
-@pytest.mark.slow
-def test_captions_of_digits_are_found(tmp_path):
-    result = digits_clip().build().run(tmp_path / "run")
-    assert result.validation["retrieval"] > 0.9
+@pytest.mark.parametrize(("name", "metric"), [("digits", "accuracy"), ("digits-clip", "retrieval")])
+def test_an_experiment_learns(name, metric, tmp_path):
+    changes = {"max_steps": 200, "eval_every_steps": 200, "checkpoint.every_steps": 200}
+    result = trainer_on(update_config(EXPERIMENTS[name](), changes), 1).run(tmp_path / "run")
+    # Full runs get to 0.97 and 0.94; one in ten would be right by chance.
+    assert result.validation[metric] > 0.6
