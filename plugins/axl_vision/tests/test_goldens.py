@@ -1,7 +1,7 @@
 """Every experiment of the plugin is pinned down as text, by itself and on some hardware.
 
-After a change that is meant, `PYTHONPATH=tests/support python plugins/axl_vision/tests/test_goldens.py`
-writes all of them again.
+After a change that is meant, this file writes all of them again where it is run as a program, with
+`PYTHONPATH=tests/support`.
 """
 
 import pytest
