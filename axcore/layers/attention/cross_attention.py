@@ -7,7 +7,6 @@ from jaxtyping import Array, Bool, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ModuleError
-from axcore.layers.attention.dot_product import DotProductAttention
 from axcore.layers.attention.self_attention import (
     ATTENTION_KEY,
     ATTENTION_PROJECTED,
@@ -60,7 +59,8 @@ class CrossAttention(Module):
             linear: Used for the query, key and value projections.
             key_linear: Used for the key projection; `linear` where None.
             out_linear: Used for the output projection.
-            core: Says how values are weighed; it is not causal.
+            scale: Factor on the products; by default `1 / sqrt(head_dim)`.
+            soft_cap: Caps logits smoothly at this value.
         """
 
         dim: PositiveInt = REQUIRED
@@ -70,7 +70,8 @@ class CrossAttention(Module):
         linear: Module.Config = Linear.Config()
         key_linear: Module.Config | None = None
         out_linear: Module.Config = Linear.Config()
-        core: DotProductAttention.Config = DotProductAttention.Config(is_causal=False)
+        scale: float | None = None
+        soft_cap: float | None = None
 
     def setup(self, cfg: Config) -> None:
         """Build the projections."""
@@ -110,8 +111,8 @@ class CrossAttention(Module):
             v,
             causal=False,
             segment_ids=segments,
-            scale=cfg.core.scale,
-            soft_cap=cfg.core.soft_cap,
+            scale=cfg.scale,
+            soft_cap=cfg.soft_cap,
         )
         return named(self.out(mixed.reshape(*x.shape[:2], -1)), ATTENTION_PROJECTED)
 

@@ -233,7 +233,7 @@ class CTCModel(Module):
         features: LogMel.Config = LogMel.Config()
         augment: SpecAugment.Config = SpecAugment.Config()
         encoder: SpeechEncoder.Config = REQUIRED
-        head: Linear.Config = Linear.Config(has_bias=True)
+        head: Module.Config = Linear.Config(has_bias=True)
         published: CheckpointInfo | None = None
 
     def setup(self, cfg: Config) -> None:

@@ -73,6 +73,7 @@ class DualEncoder(Module):
             image: From a picture to a vector.
             text: From tokens to a vector.
             projection_dim: D; None compares the encoders' own vectors, which then have one size.
+            linear: Used for both projections where `projection_dim` is given.
             text_linear: Projects the text's vector alone, as SigLIP does, where `projection_dim` is
                 None.
             scale: First value of the factor on products.
@@ -84,7 +85,8 @@ class DualEncoder(Module):
         image: ImageEncoder.Config = REQUIRED
         text: TextEncoder.Config = REQUIRED
         projection_dim: PositiveInt | None = None
-        text_linear: Linear.Config | None = None
+        linear: Module.Config = Linear.Config()
+        text_linear: Module.Config | None = None
         scale: float = 1 / 0.07
         bias: float | None = None
         reads_padding: bool = False
@@ -96,8 +98,8 @@ class DualEncoder(Module):
         self.text = cfg.text.build()
         if cfg.projection_dim is not None:
             out = {"out_dim": cfg.projection_dim, "axes": ("embed", None)}
-            self.image_projection = Linear.Config().build(in_dim=cfg.image.dim, **out)
-            self.text_projection = Linear.Config().build(in_dim=cfg.text.dim, **out)
+            self.image_projection = cfg.linear.build(in_dim=cfg.image.dim, **out)
+            self.text_projection = cfg.linear.build(in_dim=cfg.text.dim, **out)
         elif cfg.text_linear is not None:
             self.text_projection = cfg.text_linear.build(
                 in_dim=cfg.text.dim, out_dim=cfg.image.dim, axes=("embed", None)

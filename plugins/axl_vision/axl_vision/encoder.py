@@ -180,7 +180,7 @@ class ImageClassifier(Module):
 
         num_classes: PositiveInt = REQUIRED
         encoder: ImageEncoder.Config = REQUIRED
-        head: Linear.Config = Linear.Config(has_bias=True)
+        head: Module.Config = Linear.Config(has_bias=True)
         published: CheckpointInfo | None = None
 
     def setup(self, cfg: Config) -> None:
