@@ -100,8 +100,12 @@ class Dropout(Module):
         rate = self.config.rate
         if rate == 0.0 or not self.training:
             return x
-        keep = jax.random.bernoulli(self.rng("dropout"), 1.0 - rate, x.shape)
+        keep = jax.random.bernoulli(self.rng("dropout"), 1.0 - rate, self.kept_together(x.shape))
         return jnp.where(keep, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))
+
+    def kept_together(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the choices: one for each element."""
+        return shape
 
 
 class StochasticDepth(Dropout):
@@ -117,14 +121,9 @@ class StochasticDepth(Dropout):
     class Config(Dropout.Config):
         """The config of a `StochasticDepth`."""
 
-    def forward(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch ..."]:
-        """Return the input without the rows dropped, or as it is outside of training."""
-        rate = self.config.rate
-        if rate == 0.0 or not self.training:
-            return x
-        rows = (x.shape[0], *(1 for _ in x.shape[1:]))
-        keep = jax.random.bernoulli(self.rng("dropout"), 1.0 - rate, rows)
-        return jnp.where(keep, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))
+    def kept_together(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return one choice for each row."""
+        return (shape[0], *(1 for _ in shape[1:]))
 
 
 class GroupNorm(Module):
@@ -174,11 +173,24 @@ class GroupNorm(Module):
             x.shape[0], -1, cfg.num_groups, x.shape[-1] // cfg.num_groups
         )
         counted = None if is_real is None else is_real.reshape(x.shape[0], -1, 1, 1)
-        mean = jnp.mean(grouped, axis=(1, 3), keepdims=True, where=counted)
-        variance = jnp.var(grouped, axis=(1, 3), keepdims=True, where=counted)
+        mean, variance = _moments(grouped, (1, 3), counted)
         normed = ((grouped - mean) * jax.lax.rsqrt(variance + cfg.epsilon)).reshape(x.shape)
         weight, bias = self.weight.astype(jnp.float32), self.bias.astype(jnp.float32)
         return (normed * as_row(weight, x.ndim) + as_row(bias, x.ndim)).astype(x.dtype)
+
+
+def _moments(
+    x: Float[Array, "..."], axes: tuple[int, ...], counted: Bool[Array, "..."] | None
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Return mean and variance over axes, which stay with size 1; zeros where nothing counts."""
+    if counted is None:
+        return jnp.mean(x, axes, keepdims=True), jnp.var(x, axes, keepdims=True)
+    is_counted = jnp.broadcast_to(counted, x.shape)
+    # A row of padding has nothing that counts, and the mean of nothing would be NaN.
+    count = jnp.maximum(jnp.sum(is_counted, axes, jnp.float32, keepdims=True), 1)
+    mean = jnp.sum(jnp.where(is_counted, x, 0), axes, keepdims=True) / count
+    squared = jnp.where(is_counted, jnp.square(x - mean), 0)
+    return mean, jnp.sum(squared, axes, keepdims=True) / count
 
 
 class BatchNorm(Module):
@@ -227,8 +239,7 @@ class BatchNorm(Module):
         if self.training:
             axes = tuple(range(x.ndim - 1))
             counted = None if is_real is None else is_real[..., None]
-            mean = jnp.mean(x32, axis=axes, where=counted)
-            variance = jnp.var(x32, axis=axes, where=counted)
+            mean, variance = (one.reshape(-1) for one in _moments(x32, axes, counted))
             kept = self.config.decay
             self.update("mean", kept * self.mean + (1 - kept) * mean)
             self.update("variance", kept * self.variance + (1 - kept) * variance)

@@ -139,12 +139,12 @@ class RunArrays(ArraySource):
         return f"{first}{more} ({self.directory}, step {self.step})"
 
     def check(self, names: Iterable[str]) -> None:
-        """Check nothing more: the manifest was canonical with the model."""
+        """Check nothing more: the manifest was compared with the model."""
 
     def read(
         self, leaves: Mapping[str, LeafOrigins], wanted: Mapping[str, Any]
     ) -> Iterator[tuple[str, jax.Array]]:
-        """Yield leaves in order, after every file of the step was canonical with its record.
+        """Yield leaves in order, after every file of the step was compared with its record.
 
         Raises:
             DamagedCheckpointError: One is not what was saved.

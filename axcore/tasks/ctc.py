@@ -45,7 +45,8 @@ class CTC(SupervisedTask):
         """Describes `CTC`.
 
         Args:
-            blank: The token that says nothing, which texts do not have, as they do not byte 0.
+            blank: The token of no sound. No text may contain it; texts of bytes have no
+                byte 0.
             separator: The token between words, such as a space; None where there are no words.
         """
 

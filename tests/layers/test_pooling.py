@@ -164,3 +164,29 @@ def test_shared_sources_reach_scanned_layers(random):
     state, source = model.init(0), jnp.asarray(random(1, 5, 6))
     gradient = jax.grad(lambda s: jnp.sum(functional(model, state, x, s)[0] ** 2))(source)
     assert np.all(np.abs(gradient).max(-1) > 0)
+
+
+@pytest.mark.parametrize("norm", [GroupNorm.Config(dim=4, num_groups=2), BatchNorm.Config(dim=4)])
+def test_a_row_of_padding_makes_no_nan_in_a_norm(norm, random):
+    module, x = norm.build(), jnp.asarray(random(2, 3, 4))
+    is_real = jnp.array([[True] * 3, [False] * 3])
+
+    def total(x, is_real):
+        return jnp.sum(functional(module, module.init(0), x, is_real, training=True)[0] ** 2)
+
+    for real in (is_real, jnp.zeros_like(is_real)):
+        assert jnp.all(jnp.isfinite(jax.grad(total)(x, real)))
+
+
+def test_heads_that_do_not_divide_a_vector_are_named():
+    with pytest.raises(ConfigError, match="dim is 10, not a multiple of num_heads, 4"):
+        CrossAttention.Config(dim=10, source_dim=6, num_heads=4).build()
+
+
+def test_cross_attention_over_padding_alone_has_a_finite_gradient(random, perturbed):
+    cross = CrossAttention.Config(dim=8, source_dim=6, num_heads=2).build()
+    state = jax.tree.map(jnp.asarray, perturbed(cross.init(0)))
+    x, source = jnp.asarray(random(1, 3, 8)), random(1, 4, 6)
+    nothing = jnp.zeros((1, 4), bool)
+    total = lambda s: jnp.sum(functional(cross, state, x, s, nothing)[0] ** 2)  # noqa: E731
+    assert jnp.all(jnp.isfinite(jax.grad(total)(jnp.asarray(source))))

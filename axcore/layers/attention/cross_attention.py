@@ -13,6 +13,7 @@ from axcore.layers.attention.self_attention import (
     ATTENTION_QUERY,
     ATTENTION_VALUE,
     Attention,
+    head_dim_of,
 )
 from axcore.layers.linear import Linear
 from axcore.layers.norm import PreNorm
@@ -75,7 +76,7 @@ class CrossAttention(Module):
 
     def setup(self, cfg: Config) -> None:
         """Build the projections."""
-        self.head_dim = cfg.head_dim or cfg.dim // cfg.num_heads
+        self.head_dim = cfg.head_dim or head_dim_of(cfg.dim, cfg.num_heads)
         heads = cfg.num_heads * self.head_dim
         source = {"in_dim": cfg.source_dim, "out_dim": heads, "axes": ("embed", "heads")}
         self.q = cfg.linear.build(in_dim=cfg.dim, out_dim=heads, axes=("embed", "heads"))

@@ -63,7 +63,7 @@ class Attention(Module):
     def setup(self, cfg: Config) -> None:
         """Build the projections, the positions and the core."""
         num_kv_heads = cfg.num_kv_heads or cfg.num_heads
-        self.head_dim = cfg.head_dim or _head_dim(cfg)
+        self.head_dim = cfg.head_dim or head_dim_of(cfg.dim, cfg.num_heads)
         if cfg.num_heads % num_kv_heads:
             raise ConfigError(
                 f"num_heads is {cfg.num_heads}, not a multiple of num_kv_heads, {num_kv_heads}",
@@ -100,13 +100,18 @@ class Attention(Module):
         return shard(x, "batch", "time", axis).reshape(*x.shape[:2], -1, self.head_dim)
 
 
-def _head_dim(cfg: Attention.Config) -> int:
-    if cfg.dim % cfg.num_heads:
+def head_dim_of(dim: int, num_heads: int) -> int:
+    """Return the size of a head where nothing else is said.
+
+    Raises:
+        ConfigError: The heads do not divide the vector.
+    """
+    if dim % num_heads:
         raise ConfigError(
-            f"dim is {cfg.dim}, not a multiple of num_heads, {cfg.num_heads}",
+            f"dim is {dim}, not a multiple of num_heads, {num_heads}",
             hint="change one of them, or set head_dim",
         )
-    return int(cfg.dim // cfg.num_heads)
+    return dim // num_heads
 
 
 def _divisors(number: int) -> str:

@@ -1,6 +1,6 @@
 """Handwritten digits as files, for experiments that need no download."""
 
-import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,12 @@ def written_digits() -> Path:
         for number, (pixels, digit) in enumerate(zip(*digit_arrays(), strict=True)):
             path = folder / str(digit) / f"{number:04}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            content = io.BytesIO()
-            Image.fromarray(pixels).save(content, "png")
-            # Equal in every process, so that it does not matter who writes last.
-            path.write_bytes(content.getvalue())
-            path.with_suffix(".txt").write_text(f"the digit {NAMES[digit]}")
+            # Another process may write, or already read, the same file: it has its name once it
+            # is written, and both write the same.
+            draft = path.with_suffix(f".{os.getpid()}")
+            Image.fromarray(pixels).save(draft, "png")
+            os.replace(draft, path)
+            draft.write_text(f"the digit {NAMES[digit]}")
+            os.replace(draft, path.with_suffix(".txt"))
         done.touch()
     return folder

@@ -139,8 +139,10 @@ class DualEncoder(Module):
         is_projected = cfg.projection_dim is not None or cfg.text_linear is not None
         return _of_length_one(self.text_projection(x) if is_projected else x)
 
-    def flops_per_unit(self, batch: Any) -> ModelFlops:
+    def flops_per_unit(self, batch: Any) -> ModelFlops | None:
         """Return the model FLOPs of a picture and its text, forward and backward."""
+        if "text" not in batch.arrays:
+            return None  # of other names, it is not known which array has the tokens
         length = batch.arrays["text"].shape[1]
         of_image = image_flops(self.image, self.image.num_tokens)
         # Half of all pairs of tokens are counted, as of causal attention.

@@ -179,14 +179,16 @@ def generate(
 
 
 def _class_names(trainer: Any) -> tuple[str, ...]:
-    """Return the names of classes, as the data have them; their numbers where they have none."""
+    """Return the names of classes, as the config or the data have them; else their numbers."""
     from axcore.data import Label
 
     features = getattr(trainer.data, "features", {})
     inputs = getattr(trainer.config.task, "inputs", ())
     for name in inputs:
-        if isinstance(features.get(name), Label):
-            return tuple(features[name].classes)
+        label = features.get(name)
+        # With their number alone, names are not known before the data are read.
+        if isinstance(label, Label) and (label.config.classes or label.learns):
+            return tuple(label.classes)
     return tuple(map(str, range(trainer.model.config.num_classes)))
 
 
