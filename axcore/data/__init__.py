@@ -53,7 +53,7 @@ from axcore.data.transforms import (
     TransformTools,
     decode_image,
     file_content,
-    no_warnings,
+    warnings_as_errors,
 )
 
 __all__ = [
@@ -125,9 +125,9 @@ __all__ = [
     "file_content",
     "gguf_vocabulary",
     "list_files",
-    "no_warnings",
     "open_store",
     "published_end_ids",
     "tokenizer_in",
     "train_order",
+    "warnings_as_errors",
 ]

@@ -29,6 +29,7 @@ from axcore.layers.linear import matmul_transposed, over_rows
 from axcore.layers.tokens import TOKEN_MASK, TokenInfo, packed_rows, whole_rows
 from axcore.module import (
     NATS_A_TOKEN,
+    ArraySpec,
     BatchSpec,
     Initializer,
     ModelFlops,
@@ -300,6 +301,20 @@ class Decoder(Module):
         return self.norm(self.stack(x, info))
 
 
+def check_vocab_size(vocab_size: int, tokens: ArraySpec) -> None:
+    """Check that a model has a logit for each token of a batch.
+
+    Raises:
+        ConfigError: The tokenizer has more.
+    """
+    if tokens.num_values is not None and vocab_size < tokens.num_values:
+        raise ConfigError(
+            f"vocab_size is {vocab_size}, but the tokenizer has {tokens.num_values} tokens",
+            where="model.vocab_size",
+            hint=f"--set model.vocab_size={tokens.num_values}",
+        )
+
+
 BATCH = ("tokens", "targets", "positions", "loss_weights")
 """The arrays of a batch that a `CausalLM` is called with."""
 
@@ -372,13 +387,7 @@ class CausalLM(Module):
                 hint="segment_ids keep the documents of a row apart, and token_mask says what is "
                 "not padding; leave other arrays out",
             )
-        size, num_tokens = self.config.vocab_size, batch.arrays["tokens"].num_values
-        if num_tokens is not None and size < num_tokens:
-            raise ConfigError(
-                f"vocab_size is {size}, but the tokenizer has {num_tokens} tokens",
-                where="model.vocab_size",
-                hint=f"--set model.vocab_size={num_tokens}",
-            )
+        check_vocab_size(self.config.vocab_size, batch.arrays["tokens"])
 
     def metric_units(self) -> Mapping[str, str]:
         """Return nats a token, for the cross-entropy."""

@@ -4,7 +4,7 @@ Letters: B rows, D size of a vector.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,10 +104,6 @@ class Contrastive(Task):
                 where="task.second",
                 hint=f"task.second={self.config.inputs[-1]!r}",
             )
-
-    def flops_per_unit(self, batch: BatchSpec) -> Any:
-        """Return what a row costs the model; the comparison of rows is not counted."""
-        return self.model.flops_per_unit(batch)
 
 
 def _softmax_loss(

@@ -68,8 +68,8 @@ def measure_step(trainer: Any, target: AotTarget, *, experiment: str) -> Report:
             raise
         refusal = str(error).splitlines()[0]
     # A row may be the unit itself, as of pictures.
-    in_row = {f"{batch.unit}s": batch.num_units // batch.num_rows}
-    units = {} if batch.unit == "row" else in_row
+    is_row = batch.unit == "row"
+    units = {} if is_row else {f"{batch.unit}s": batch.num_units // batch.num_rows}
     plain = Report(
         experiment=experiment,
         target=hardware.name,

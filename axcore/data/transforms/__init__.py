@@ -3,7 +3,12 @@
 from axcore.data.transforms.chat import ChatMessages, ChatPairs, LabelledChats
 from axcore.data.transforms.corruption import FillInTheMiddle, SpanCorruption
 from axcore.data.transforms.filters import Deduplicate, FieldFilter, LengthFilter, PatternFilter
-from axcore.data.transforms.images import ImagePixels, decode_image, file_content, no_warnings
+from axcore.data.transforms.images import (
+    ImagePixels,
+    decode_image,
+    file_content,
+    warnings_as_errors,
+)
 from axcore.data.transforms.transform import Dropped, Transform, TransformTools
 
 __all__ = [
@@ -22,5 +27,5 @@ __all__ = [
     "TransformTools",
     "decode_image",
     "file_content",
-    "no_warnings",
+    "warnings_as_errors",
 ]

@@ -59,7 +59,7 @@ class ImagePixels(Transform):
         cfg = self.config
         try:
             content = file_content(document.fields[cfg.field])
-            with no_warnings():
+            with warnings_as_errors():
                 image = decode_image(content, max_pixels=cfg.max_pixels)
         except ValueError as error:
             raise DataError(
@@ -70,7 +70,7 @@ class ImagePixels(Transform):
 
 
 @contextmanager
-def no_warnings() -> Iterator[None]:
+def warnings_as_errors() -> Iterator[None]:
     """Raise whatever decoders warn of, such as an image that is cut short; not in threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")

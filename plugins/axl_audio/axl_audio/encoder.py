@@ -206,7 +206,7 @@ class SpeechEncoder(Module):
             features = features._replace(is_real=jnp.ones_like(features.is_real))
         x, is_real = self.subsampling(features)
         x = shard(self.dropout(self.positions(x)), "batch", "time", "embed")
-        info = whole_rows(is_real.astype(jnp.int32), None if self.config.sees_padding else is_real)
+        info = whole_rows(x, None if self.config.sees_padding else is_real)
         return Encoded(self.norm(self.stack(x, info)), is_real)
 
 

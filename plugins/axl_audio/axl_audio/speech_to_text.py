@@ -13,7 +13,7 @@ from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.interop import CheckpointInfo
 from axcore.layers import CROSS_SOURCE, CrossSource, whole_rows
-from axcore.models import Decoder, TiedHead
+from axcore.models import Decoder, TiedHead, check_vocab_size
 from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops, Module, entry
 from axcore.tasks import ROW_WEIGHTS
 from axl_audio.encoder import Encoded, SpeechEncoder, sound_flops
@@ -96,13 +96,7 @@ class SpeechToText(Module):
                 where="data",
                 hint='features={"sound": Audio.Config(...), "text": Text.Config(...)}',
             )
-        size, num_tokens = self.config.vocab_size, batch.arrays["text"].num_values
-        if num_tokens is not None and size < num_tokens:
-            raise ConfigError(
-                f"vocab_size is {size}, but the tokenizer has {num_tokens} tokens",
-                where="model.vocab_size",
-                hint=f"--set model.vocab_size={num_tokens}",
-            )
+        check_vocab_size(self.config.vocab_size, batch.arrays["text"])
 
     def metric_units(self) -> Mapping[str, str]:
         """Return nats a token, for the cross-entropy."""
@@ -111,11 +105,6 @@ class SpeechToText(Module):
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
         """Return the model FLOPs of a row, forward and backward."""
         return sound_flops(self, batch)
-
-    @entry
-    def encode(self, features: Features) -> Encoded:
-        """Return the encoder's tokens of features."""
-        return self.encoder(features)
 
     @entry
     def logits(self, features: Features, tokens: Text) -> Float[Array, "batch length vocab"]:

@@ -17,17 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, Fraction, PositiveFloat, PositiveInt, config
+from axcore.config import (
+    REQUIRED,
+    Fraction,
+    PositiveFloat,
+    PositiveInt,
+    config,
+    evolve,
+    update_config,
+)
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers import (
-    Attention,
-    DotProductAttention,
     Embedding,
     Linear,
     PatchEmbedding,
-    PlainFeedForward,
     Residual,
     TransformerLayer,
+    encoder_layer,
     shard,
     whole_rows,
 )
@@ -220,17 +226,9 @@ def dit_layer(*, num_heads: int, hidden_dim: int) -> TransformerLayer.Config:
 
     Source: Peebles and Xie 2022, arXiv:2212.09748, figure 3.
     """
-    linear = Linear.Config(has_bias=True)
-    return TransformerLayer.Config(
-        attention=Attention.Config(
-            num_heads=num_heads,
-            linear=linear,
-            out_linear=linear,
-            core=DotProductAttention.Config(is_causal=False),
-        ),
-        feed_forward=PlainFeedForward.Config(hidden_dim=hidden_dim, linear=linear),
-        residual=AdaptiveResidual.Config(),
-    )
+    layer = encoder_layer(num_heads=num_heads, hidden_dim=hidden_dim)
+    layer = update_config(layer, {"feed_forward.activation": "gelu_tanh"})
+    return evolve(layer, residual=AdaptiveResidual.Config())
 
 
 class DiT(GenerativeModel):
@@ -335,7 +333,7 @@ class DiT(GenerativeModel):
         places = jnp.asarray(places_2d(*self.grid, self.config.dim), x.dtype)
         x = shard(x + places[None], "batch", "time", "embed")
         with self.with_shared(CONDITION, self.time(time) + self.classes(classes)):
-            x = self.stack(x, whole_rows(jnp.zeros(x.shape[:2], jnp.int32)))
+            x = self.stack(x, whole_rows(x))
             shift, scale = self.out_modulation()
         patches = self.out_linear(self.norm(x) * (1 + scale) + shift)
         return self._picture(patches).astype(jnp.float32)
@@ -354,9 +352,7 @@ class DiT(GenerativeModel):
     @entry
     def from_latents(self, latents: Latents) -> Int[Array, "batch height width channels"]:
         """Return pictures as bytes."""
-        cfg = self.pixels.config
-        mean, std = (jnp.asarray(one, jnp.float32)[None, None, None] for one in (cfg.mean, cfg.std))
-        return jnp.clip(jnp.round((latents * std + mean) * 255), 0, 255).astype(jnp.uint8)
+        return self.pixels.to_bytes(latents)
 
     def check_batch(self, batch: BatchSpec) -> None:
         """Check that there are no more classes in the data than in the config.

@@ -26,7 +26,7 @@ from axcore.layers import (
     whole_rows,
 )
 from axcore.models import flops_per_token
-from axcore.module import ModelFlops, Module, Normal, Param
+from axcore.module import ModelFlops, Module, Normal, Param, entry
 
 Pixels = Float[Array, "batch height width channels"] | Int[Array, "batch height width channels"]
 Tokens = Float[Array, "batch time dim"]
@@ -52,11 +52,24 @@ class NormalizePixels(Module):
 
     def forward(self, image: Pixels) -> Float[Array, "batch height width channels"]:
         """Return floats, in the dtype that the model computes in."""
-        cfg, dtype = self.config, self.dtypes.compute
+        dtype = self.dtypes.compute
         if not jnp.issubdtype(image.dtype, jnp.integer):
             return image.astype(dtype)
-        mean, std = (jnp.asarray(one, jnp.float32)[None, None, None] for one in (cfg.mean, cfg.std))
+        mean, std = self._of_channels()
         return ((image.astype(jnp.float32) / _WHITE - mean) / std).astype(dtype)
+
+    @entry
+    def to_bytes(
+        self, image: Float[Array, "batch height width channels"]
+    ) -> Int[Array, "batch height width channels"]:
+        """Return the bytes that such floats were made of, or the nearest."""
+        mean, std = self._of_channels()
+        return jnp.clip(jnp.round((image * std + mean) * _WHITE), 0, _WHITE).astype(jnp.uint8)
+
+    def _of_channels(self) -> tuple[Array, Array]:
+        cfg = self.config
+        mean, std = (jnp.asarray(one, jnp.float32)[None, None, None] for one in (cfg.mean, cfg.std))
+        return mean, std
 
 
 class ImageEncoder(Module):

@@ -16,6 +16,7 @@ from axcore.interop import (
     WeightMap,
     activation,
     below,
+    both,
     common_value,
     same,
 )
@@ -73,15 +74,10 @@ class _InnerSize(ConfigEntry):
         return {"n_inner": common_value(cfg, "**.hidden_dim")}
 
 
-def _both(axcore: str, hf: str) -> WeightMap:
-    """Return the rules of a weight and a bias that are the same on both sides."""
-    return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
-
-
 def _weights(cfg: Any) -> WeightMap:
     fused = Concatenate((cfg.dim,) * 3, axis=-1)
     layer = (
-        *_both("attention_residual.norm", "ln_1"),
+        *both("attention_residual.norm", "ln_1"),
         *(
             Rule(
                 tuple(f"attention.{part}.{name}" for part in "qkv"),
@@ -90,16 +86,16 @@ def _weights(cfg: Any) -> WeightMap:
             )
             for name in ("weight", "bias")
         ),
-        *_both("attention.out", "attn.c_proj"),
-        *_both("feed_forward_residual.norm", "ln_2"),
-        *_both("feed_forward.up", "mlp.c_fc"),
-        *_both("feed_forward.down", "mlp.c_proj"),
+        *both("attention.out", "attn.c_proj"),
+        *both("feed_forward_residual.norm", "ln_2"),
+        *both("feed_forward.up", "mlp.c_fc"),
+        *both("feed_forward.down", "mlp.c_proj"),
     )
     return (
         same("decoder.embedding.embedding.weight", "transformer.wte.weight"),
         same("decoder.embedding.positions", "transformer.wpe.weight"),
         *below("decoder.stack.layer.{layer}", "transformer.h.{layer}", layer),
-        *_both("decoder.norm", "transformer.ln_f"),
+        *both("decoder.norm", "transformer.ln_f"),
     )
 
 

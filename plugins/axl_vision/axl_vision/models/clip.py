@@ -30,7 +30,7 @@ from axcore.layers import (
 from axcore.models import Decoder, Sizes, of_size
 from axl_vision.dual_encoder import DualEncoder, TextEncoder
 from axl_vision.encoder import ImageEncoder, NormalizePixels
-from axl_vision.models.vit import layer_weights
+from axl_vision.models.vit import PictureSize, layer_weights
 
 _SIZES: Sizes = {
     "base": {"image": (768, 12, 12), "text": (512, 12, 8), "dim": 512},
@@ -152,22 +152,6 @@ def encoder_fields(
     )
 
 
-class SquarePictures(ConfigEntry):
-    """`image_size` of a part: height and width of a picture."""
-
-    def __init__(self, part: str, path: str, default: int) -> None:
-        self.name, self.path, self.default = f"{part}.image_size", path, default
-
-    def read(self, cfg: Any, fields: Any) -> Any:
-        """Return a config with the size."""
-        size = fields.take(self.name, self.default)
-        return update_config(cfg, {f"{self.path}.height": size, f"{self.path}.width": size})
-
-    def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the field."""
-        return {self.name: getattr(cfg, self.path).height}
-
-
 class RepeatedPart(ConfigEntry):
     """`text_config_dict` and its like, which some files have: a part's fields once more."""
 
@@ -202,7 +186,7 @@ CLIP = Family(
     config=(
         *encoder_fields("vision_config", "image", "image.stack", (768, 12, 12, 3072)),
         *encoder_fields("text_config", "text", "text.decoder.stack", (512, 12, 8, 2048)),
-        SquarePictures("vision_config", "image", 224),
+        PictureSize("vision_config.image_size", "image"),
         Field("vision_config.patch_size", ("image.patches.patch_size",), default=32),
         Field("vision_config.num_channels", ("image.patches.num_channels",), default=3),
         activation("vision_config.hidden_act", "quick_gelu", "image.stack.**.activation"),

@@ -36,12 +36,11 @@ from axl_vision.encoder import NormalizePixels
 from axl_vision.models.clip import (
     ATTENTION,
     NORMS,
-    SquarePictures,
     clip,
     encoder_fields,
     text_weights,
 )
-from axl_vision.models.vit import layer_weights
+from axl_vision.models.vit import PictureSize, layer_weights
 
 _SIZES: Sizes = {
     "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "hidden_dim": 3072},
@@ -179,7 +178,7 @@ SIGLIP = Family(
         Field("vision_config.num_attention_heads", ("image.**.attention.num_heads",), default=12),
         Field("vision_config.intermediate_size", ("image.**.hidden_dim",), default=3072),
         *encoder_fields("text_config", "text", "text.decoder.stack", (768, 12, 12, 3072)),
-        SquarePictures("vision_config", "image", 224),
+        PictureSize("vision_config.image_size", "image"),
         Field("vision_config.patch_size", ("image.patches.patch_size",), default=16),
         Field("vision_config.num_channels", ("image.patches.num_channels",), default=3),
         activation("vision_config.hidden_act", "gelu_pytorch_tanh", "image.**.activation"),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import attrs
+
 from axcore.config import update_config
 from axcore.interop import (
     ConfigEntry,
@@ -58,19 +60,31 @@ def vit(
     return ImageClassifier.Config(num_classes=num_classes, encoder=encoder)
 
 
-class _ImageSize(ConfigEntry):
-    """`image_size`: height and width of a picture, one number where they are equal."""
+@attrs.frozen
+class PictureSize(ConfigEntry):
+    """Height and width of a picture, one number where they are equal.
+
+    Args:
+        name: Of the field.
+        path: The encoder's path in the model's config.
+        default: What the field's absence means.
+    """
+
+    name: str
+    path: str
+    default: int = 224
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Return a config with the size."""
-        size = fields.take("image_size", 224)
+        size = fields.take(self.name, self.default)
         height, width = size if isinstance(size, list | tuple) else (size, size)
-        return update_config(cfg, {"**.encoder.height": height, "**.encoder.width": width})
+        return update_config(cfg, {f"{self.path}.height": height, f"{self.path}.width": width})
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the field."""
-        height, width = cfg.encoder.height, cfg.encoder.width
-        return {"image_size": height if height == width else [height, width]}
+        encoder = getattr(cfg, self.path)
+        is_square = encoder.height == encoder.width
+        return {self.name: encoder.height if is_square else [encoder.height, encoder.width]}
 
 
 class _Labels(ConfigEntry):
@@ -155,7 +169,7 @@ VIT = Family(
     template=lambda: vit("toy", num_classes=2),
     config=(
         *ENCODER_SIZES,
-        _ImageSize(),
+        PictureSize("image_size", "encoder"),
         _Labels(),
         Field("layer_norm_eps", ("**.norm.epsilon",), default=1e-12, to_axcore=float),
         activation("hidden_act", "gelu"),
