@@ -2,6 +2,7 @@
 
 from axcore.data.arrays import ArrayData
 from axcore.data.cache import cache_folder
+from axcore.data.chat.chat_rows import ChatText, with_soft_tokens
 from axcore.data.chat.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
 from axcore.data.data_loader import (
@@ -67,6 +68,7 @@ __all__ = [
     "ChatMessages",
     "ChatPairs",
     "ChatTemplate",
+    "ChatText",
     "Data",
     "DataLoader",
     "DataShard",

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 import numpy as np
@@ -60,7 +60,16 @@ class FeatureArray:
 
 
 class Feature(Configurable, ABC):
-    """One array of each row, or several, made from fields of its record; pure."""
+    """One array of each row, or several, made from fields of its record; pure.
+
+    Attributes:
+        is_named: Whether names of arrays begin with the feature's own.
+        part_type: The type of parts of OpenAI's messages that have its file, as `image_url`; None
+            where no message has it.
+    """
+
+    is_named: ClassVar[bool] = True
+    part_type: ClassVar[str | None] = None
 
     @config
     class Config(Configurable.Config["Feature"]):
@@ -82,7 +91,10 @@ class Feature(Configurable, ABC):
 
     @abstractmethod
     def arrays(self) -> Mapping[str, FeatureArray]:
-        """Return what a row has, by what is put behind the feature's name: `""`, `_mask`."""
+        """Return what a row has, by what is put behind the feature's name: `""`, `_mask`.
+
+        Of a feature that is not `is_named`, by the names of the arrays.
+        """
 
     @abstractmethod
     def make(self, record: Record, rng: np.random.Generator | None) -> Mapping[str, NDArray[Any]]:
@@ -287,6 +299,18 @@ class ExampleData(DataLoader):
         validation_batches: PositiveInt | None = None
         num_workers: PositiveInt = 4
 
+        @property
+        def seq_len(self) -> int:
+            """Tokens of a row of the feature with text.
+
+            Raises:
+                AttributeError: None has text.
+            """
+            for feature in self.features.values():
+                if hasattr(feature, "tokenizer"):
+                    return int(getattr(feature, "length"))  # noqa: B009 - not of every feature
+            raise AttributeError("no feature of the data has text")
+
         def for_shapes(self) -> Self:
             """Return a config that reads no file of the user's."""
             # A folder that always exists, as a source checks what it is given when it is built.
@@ -313,10 +337,26 @@ class ExampleData(DataLoader):
 
     def _arrays(self) -> dict[str, FeatureArray]:
         return {
-            name + suffix: one
+            prefix(name, feature) + suffix: one
             for name, feature in self.features.items()
             for suffix, one in feature.arrays().items()
         }
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the feature with text.
+
+        Raises:
+            AttributeError: None has text.
+        """
+        return self._text_feature.tokenizer
+
+    @property
+    def _text_feature(self) -> Any:
+        found = [one for one in self.features.values() if hasattr(one, "tokenizer")]
+        if not found:
+            raise AttributeError("no feature of the data has text")
+        return found[0]
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
         """Return an iterator without end over one process's part of each global batch.
@@ -388,6 +428,11 @@ class ExampleData(DataLoader):
         fields = tuple(sorted({one for f in self.features.values() for one in f.fields}))
         checks = {name: one.check for name, one in self.features.items()}
         return open_records(source, fields, checks, key=_described(self.config.features))
+
+
+def prefix(name: str, feature: Feature) -> str:
+    """Return what the names of a feature's arrays begin with."""
+    return name if feature.is_named else ""
 
 
 def _described(features: Mapping[str, Feature.Config]) -> str:
@@ -468,8 +513,9 @@ class _Rows:
                     where=f"data.features[{name!r}]",
                     hint="the record was good when it was read first: look at what augments it",
                 ) from error
+            before = prefix(name, feature)
             for suffix, value in made.items():
-                yield name + suffix, self._checked(name + suffix, value)
+                yield before + suffix, self._checked(before + suffix, value)
 
     def _checked(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
         expected = self._arrays[name]

@@ -8,7 +8,7 @@ from axcore.inference.engine_stats import EngineStats
 from axcore.inference.generate import Generation, Generator
 from axcore.inference.kv_cache import serving_mesh
 from axcore.inference.replicas import AnyEngine, Replicas, open_engine
-from axcore.inference.request import Draining, QueueFull, Request, Sampling
+from axcore.inference.request import Draining, EncoderInput, QueueFull, Request, Sampling
 from axcore.inference.sample_many import sample_many, sample_seed
 from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
@@ -20,6 +20,7 @@ __all__ = [
     "Draft",
     "DraftModel",
     "Draining",
+    "EncoderInput",
     "Engine",
     "EngineConfig",
     "EngineError",

@@ -13,8 +13,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
+from axcore.inference.request import EncoderSpec
 from axcore.inference.weights import WeightConversion, default_device
-from axcore.layers import KVCacheConfig, continued_rows, use_decode_matmul, using_adapters
+from axcore.layers import (
+    ENCODER_CACHE,
+    KVCacheConfig,
+    continued_rows,
+    use_decode_matmul,
+    using_adapters,
+)
 from axcore.modifiers import AdapterSlots, QuantizedWeights, for_serving, with_packed_weights
 from axcore.module import DType, Module, ParamSpec, apply_updates, functional
 from axcore.ops import are_panels_wanted, current_policy
@@ -29,7 +36,7 @@ from axcore.parallel import (
     where_divisible,
 )
 
-RULES: Rules = {**ACTIVATION_RULES, "batch": (), "time": ()}
+RULES: Rules = {**ACTIVATION_RULES, "batch": (), "time": (), ENCODER_CACHE: ()}
 """Each device has all rows of a call, which come and go, and its own heads and hidden units."""
 
 
@@ -96,6 +103,29 @@ class CachedModel:
     def weights_of(self, state: Any, draft_state: Any = None) -> Any:
         """Return what programs take of a state; there is no draft."""
         return self.conversion.whole(state)
+
+    @property
+    def encoder(self) -> EncoderSpec | None:
+        """What it says of its encoder of other inputs than text; None without one."""
+        spec = getattr(self.model, "input_spec", None)
+        if spec is None:
+            return None
+        return EncoderSpec(spec, self.model.num_soft_tokens)  # type: ignore[attr-defined]
+
+    @property
+    def are_pages(self) -> Any:
+        """Of each cache, whether its first dimension is pages."""
+        return jax.tree.map(
+            lambda spec: spec.axes[0] != ENCODER_CACHE, self._caches, is_leaf=_is_spec
+        )
+
+    def encode(self, weights: Any, caches: Any, inputs: Array, slots: Int[Array, " n"]) -> Any:
+        """Return caches with the soft tokens of inputs in some slots; pure, as `step`."""
+        with self._on_mesh():
+            _, outputs = functional(
+                self.model, _merged(weights, caches), inputs, slots, method="store_inputs"
+            )
+        return self._placed(apply_updates(caches, outputs.updates))
 
     def empty_caches(self) -> Any:
         """Return caches of rows without a token."""
@@ -201,12 +231,15 @@ class CachedModel:
             logits, outputs = functional(
                 self.model, _merged(weights, caches), tokens, info, at=at, method="logits"
             )
-        caches = apply_updates(caches, outputs.updates)
-        if self._mesh is not None:
-            # Without the constraint XLA may lay the caches out
-            # otherwise, and the donated buffers would not be reused.
-            caches = jax.lax.with_sharding_constraint(caches, self.cache_shardings)  # type: ignore[no-untyped-call]
-        return logits, caches
+        return logits, self._placed(apply_updates(caches, outputs.updates))
+
+    def _placed(self, caches: Any) -> Any:
+        """Return caches in a program, sharded as those that it takes."""
+        if self._mesh is None:
+            return caches
+        # Without the constraint XLA may lay the caches out
+        # otherwise, and the donated buffers would not be reused.
+        return jax.lax.with_sharding_constraint(caches, self.cache_shardings)  # type: ignore[no-untyped-call]
 
     def _products(self) -> AbstractContextManager[None]:
         return use_decode_matmul() if self._mesh is None else nullcontext()

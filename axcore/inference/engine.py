@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from jax.sharding import Mesh
@@ -20,6 +21,7 @@ from axcore.inference.adapters import Adapter, EngineAdapter, EngineAdapters, Nu
 from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
 from axcore.inference.detokenizer import IncrementalDetokenizer
+from axcore.inference.encoder_cache import EncoderCache
 from axcore.inference.engine_core import build_engine
 from axcore.inference.engine_stats import EngineStats
 from axcore.inference.engine_thread import EngineThread
@@ -73,6 +75,8 @@ class Engine:
         self._numbers = itertools.count()
         self._adapters = EngineAdapters(cfg.num_adapters)
         self._epoch = 0
+        spec = core.programs.encoder
+        self._encoder_cache = None if spec is None else EncoderCache(spec, cfg.encoder_cache_size)
         self._submitted: dict[int, RequestState] = {}
         self._num_prompt_tokens = 0
         self._is_draining = False
@@ -107,7 +111,13 @@ class Engine:
             num_threads: How many are compiled at once; by default as many as there are cores.
         """
         limits = self._runner.scheduler.limits
-        found = stages(self.config, limits, self._core.buckets, self._core.kinds)
+        found = stages(
+            self.config,
+            limits,
+            self._core.buckets,
+            self._core.kinds,
+            encodes=self._encoder_cache is not None,
+        )
         compiled = self._programs.compiled
         self._warm_up = WarmUp(
             compiled.prepare,
@@ -249,6 +259,7 @@ class Engine:
                     where="adapter",
                     hint="ask again",
                 )
+            self._place_inputs(state)
             self._add(state)
 
     def stats(self) -> EngineStats:
@@ -317,6 +328,10 @@ class Engine:
             # theirs, so pages of old weights are shared by nobody who began later.
             self._epoch += 1
             self._runner.scheduler.reset_prefix_cache()
+            if self._encoder_cache is not None:
+                with self._changed:
+                    # Soft tokens of the old weights are for requests that have them already.
+                    self._encoder_cache.clear()
 
         self._thread.do(replace)
 
@@ -458,9 +473,32 @@ class Engine:
             # two an adapter's number could be given to another one.
             for state in states:
                 state.adapter = self._adapters.find(state.request.adapter)
+                self._place_inputs(state)
             for state in states:
                 self._add(state)
         return tuple(state.completion for state in states)
+
+    def _place_inputs(self, state: RequestState) -> None:
+        """Have the inputs of a request encoded that are not yet; hold the lock when you call it.
+
+        Raises:
+            QueueFull: Other requests have all slots.
+        """
+        cache, inputs = self._encoder_cache, state.request.inputs
+        if cache is None or not inputs:
+            return
+        if cache.is_spent:
+            cache.clear()
+            # After it, no page is found by numbers that are given again.
+            self._thread.send(self._runner.scheduler.reset_prefix_cache)
+        requests = [*self._submitted.values(), *self._runner.output.requests.values()]
+        placed = cache.place(inputs, {number for one in requests for number in one.inputs})
+        for one, slot in placed.new:
+            # In the thread, before any step of this request, and behind all of the requests
+            # that had the slot before it.
+            self._thread.send(partial(self._runner.programs.encode, one.value, slot))
+        state.inputs = placed.numbers
+        state.sequence.text = cache.numbered(state.sequence.text, placed.numbers)
 
     def _use(self, stage: Stage) -> None:
         self._thread.do(lambda: self._runner.use(stage))

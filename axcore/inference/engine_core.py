@@ -97,6 +97,8 @@ def build_engine(
         num_pages=limits.num_pages,
         kinds=kinds,
         samples_one_by_one=not cfg.fixed_shapes,
+        encoder=programs.encoder,
+        max_inputs=cfg.encoder_cache_size,
     )
     return EngineCore(
         config=evolve(cfg, num_pages=limits.num_pages),

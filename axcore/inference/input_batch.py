@@ -34,6 +34,7 @@ class RequestState:
             `Programs.score_prompt`.
         drafter: Proposes its next tokens, with speculative decoding.
         adapter: The adapter that it is answered with.
+        inputs: Numbers of its inputs in the encoder's cache.
     """
 
     completion: CompletionStream
@@ -42,6 +43,7 @@ class RequestState:
     scores: TokenLogprobs | None = None
     drafter: Drafter | None = None
     adapter: NumberedAdapter = WITHOUT_ADAPTER
+    inputs: tuple[int, ...] = ()
 
     @property
     def request(self) -> Request:

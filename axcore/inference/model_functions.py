@@ -180,6 +180,21 @@ class ModelFunctions:
         )
         return SamplerOutput(tokens.T, logprobs), counts, caches, sampler_state
 
+    def encode(
+        self, weights: Any, caches: Any, inputs: Array, slots: Int[Array, " n"]
+    ) -> tuple[Any]:
+        """Keep the soft tokens of inputs, such as pictures, in some slots."""
+        return (self._model.encode(weights, caches, inputs, slots),)
+
+    def copy_page(self, caches: Any, pages: Int[Array, " 2"]) -> tuple[Any]:
+        """Copy a page of all caches: from the first to the second."""
+
+        def copied(held: Array, is_paged: bool) -> Array:
+            # In place: the caches are donated to this program.
+            return held.at[pages[1]].set(held[pages[0]]) if is_paged else held
+
+        return (jax.tree.map(copied, caches, self._model.are_pages),)
+
     def _rows(self, call: Int[Array, "B columns"]) -> ModelInput:
         return model_input(call, self._pages_per_row)
 
@@ -361,12 +376,6 @@ def _scores_of(
         lambda: log_probabilities(logits, following, number),
         lambda: _with_num_top(log_probabilities(logits, following, 1), number),
     )
-
-
-def copy_page(caches: Any, pages: Int[Array, " 2"]) -> tuple[Any]:
-    """Return caches with a page copied: from the first to the second."""
-    # In place: the caches are donated to this program.
-    return (jax.tree.map(lambda held: held.at[pages[1]].set(held[pages[0]]), caches),)
 
 
 def take_row(logits: Float[Array, "B V"], row: Int[Array, " 1"]) -> tuple[Float[Array, "1 V"]]:

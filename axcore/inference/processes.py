@@ -18,6 +18,7 @@ _CALLS = frozenset(
     {
         "copy_page",
         "decode",
+        "encode",
         "forget_logits",
         "keep_logits",
         "multi_step_decode",

@@ -24,12 +24,11 @@ from axcore.inference.cached_model import NUM_COLUMNS, mesh_of
 from axcore.inference.model_functions import (
     ModelFunctions,
     SamplerOutput,
-    copy_page,
     sample_rows,
     start_history,
     take_row,
 )
-from axcore.inference.request import SamplerKind
+from axcore.inference.request import EncoderSpec, SamplerKind
 from axcore.inference.sampler import (
     LogProbs,
     SamplerState,
@@ -97,20 +96,26 @@ def _ints(*shape: int) -> Any:
 
 
 def program_table(
-    calls: ModelFunctions, *, pages_per_row: int, vocab_size: int, mask: Any
+    calls: ModelFunctions,
+    *,
+    pages_per_row: int,
+    vocab_size: int,
+    mask: Any,
+    encoder: EncoderSpec | None = None,
 ) -> dict[str, Program]:
     """Return the programs by name, which is the first part of a key. The others are:
 
     - `prefill`: rows and tokens of each; `score_prompt`: tokens of one row; `decode`: rows.
     - `sample`: rows and the kind of sample; `multi_step_decode`: rows, tokens of each, and the
     kind; `verify_draft_tokens`: the same.
-    - `take_row`: rows; `copy_page`: none; `start_history`: tokens.
+    - `take_row`: rows; `copy_page`: none; `start_history`: tokens; `encode`: none.
 
     Args:
         calls: Those of the model.
         pages_per_row: P.
         vocab_size: V.
         mask: Shape of what rows may sample, `[1, W]`.
+        encoder: The model's, if it has one.
     """
     columns = NUM_COLUMNS + pages_per_row
     model, drawing = ("weights", "caches"), ("sampler_state", "sampling", "allowed")
@@ -125,7 +130,15 @@ def program_table(
         masks = jax.ShapeDtypeStruct((rows, mask.shape[1]), mask.dtype, sharding=mask.sharding)  # type: ignore[no-untyped-call]
         return masks, logits(rows), call(rows)
 
+    def encoded() -> tuple[Any, ...]:
+        assert encoder is not None
+        one = encoder.input
+        return jax.ShapeDtypeStruct((1, *one.shape), one.dtype), _ints(1)  # type: ignore[no-untyped-call]
+
     return {
+        "encode": Program(
+            function=calls.encode, takes=model, changes=("caches",), inputs=encoded
+        ),
         "prefill": Program(
             function=calls.prefill,
             takes=model,
@@ -172,7 +185,7 @@ def program_table(
             inputs=lambda rows: (logits(rows), _ints(1)),
         ),
         "copy_page": Program(
-            function=copy_page,
+            function=calls.copy_page,
             takes=("caches",),
             changes=("caches",),
             inputs=lambda: (_ints(2),),
@@ -251,6 +264,7 @@ class Programs:
     Attributes:
         allowed: The same.
         weights: What the model is called with.
+        encoder: What is known of the model's encoder, if it has one.
         compiled: The programs.
         device_seconds: Time that the runtime took of the calling thread, compiling included. On
             CPUs a call computes, or waits for the one before it, where it is started.
@@ -290,7 +304,9 @@ class Programs:
             pages_per_row=pages_per_row,
             vocab_size=self.vocab_size,
             mask=self._shapes["allowed"],
+            encoder=model.encoder,
         )
+        self.encoder = model.encoder
         self.compiled = CompiledPrograms(self._lowered)
 
     @property
@@ -393,6 +409,10 @@ class Programs:
         """
         sampled, counts = self._run(("verify_draft_tokens", len(call), length, kind), call)
         return sampled, counts
+
+    def encode(self, value: np.ndarray, slot: int) -> None:
+        """Encode an input, such as a picture, and keep its soft tokens in a slot."""
+        self._run(("encode",), value[None], np.asarray([slot], np.int32))
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page of all caches."""

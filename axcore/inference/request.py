@@ -1,16 +1,19 @@
 """`Request`: a text to continue, its `Sampling` settings, and the limits that an engine checks.
 
-Plain values, without jax.
+Plain values.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import attrs
+import numpy as np
 
 from axcore.config import config
 from axcore.errors import ConfigError, EngineError, RequestError
+from axcore.layers import FIRST_SOFT_TOKEN
 
 MAX_BIASES = 300
 # Biases are an array with a row of so many for each slot.
@@ -172,6 +175,40 @@ def kind_index(sampling: Sampling, kinds: tuple[SamplerKind, ...]) -> int:
     )
 
 
+class EncoderSpec(NamedTuple):
+    """What an engine knows of a model's encoder of other inputs than text.
+
+    Args:
+        input: Has the shape and the dtype of one input.
+        num_tokens: Soft tokens of one.
+    """
+
+    input: Any
+    num_tokens: int
+
+
+@attrs.frozen(eq=False)
+class EncoderInput:
+    """An input of another kind than text, such as a picture.
+
+    Args:
+        value: What the model's encoder takes.
+
+    Attributes:
+        digest: Inputs with an equal one are encoded once.
+    """
+
+    value: np.ndarray
+    digest: bytes = attrs.field(init=False)
+
+    @digest.default
+    def _digest(self) -> bytes:
+        value = np.ascontiguousarray(self.value)
+        # Cryptographic, as nobody shall be answered by a picture that somebody else made to collide.
+        about = f"{value.dtype}{value.shape}".encode()
+        return hashlib.blake2b(about + value.tobytes(), digest_size=16).digest()
+
+
 @attrs.frozen(kw_only=True)
 class Request:
     """A text to continue, and how.
@@ -179,7 +216,8 @@ class Request:
     Token `i` of the answer is sampled with `fold_in(key(seed), i)`, whatever else is in the batch.
 
     Args:
-        prompt: Tokens to continue, at least one.
+        prompt: Tokens to continue, at least one. `FIRST_SOFT_TOKEN + n` is soft token n of the
+            inputs, counted through all of them.
         max_tokens: Tokens sampled at most.
         sampling: How tokens are sampled.
         seed: Decides the samples.
@@ -196,6 +234,7 @@ class Request:
         adapter: Name of the adapter that the model is used with.
         grammar: What the text has to match.
         ignores_end: Whether tokens that end a text are sampled as any other.
+        inputs: What the model's encoder makes soft tokens of.
     """
 
     prompt: tuple[int, ...]
@@ -210,6 +249,7 @@ class Request:
     adapter: str | None = None
     grammar: Any = None
     ignores_end: bool = False
+    inputs: tuple[EncoderInput, ...] = ()
 
 
 class QueueFull(EngineError):  # noqa: N818 - as queue.Full of the standard library
@@ -232,6 +272,8 @@ class RequestLimits:
         num_pages: Pages there are.
         kinds: What programs can sample, the cheapest first.
         samples_one_by_one: Whether a token can be known before the next is sampled.
+        encoder: What is known of the model's encoder, if it has one.
+        max_inputs: Inputs that the encoder's cache has slots for.
     """
 
     num_tokens: int
@@ -241,6 +283,8 @@ class RequestLimits:
     num_pages: int
     kinds: tuple[SamplerKind, ...]
     samples_one_by_one: bool
+    encoder: EncoderSpec | None = None
+    max_inputs: int = 0
 
     def check(self, request: Request) -> None:
         """Refuse a request that can never be answered.
@@ -249,6 +293,7 @@ class RequestLimits:
             RequestError: Saying what in it is wrong.
         """
         self._check_size(request)
+        self._check_inputs(request)
         if abs(request.priority) > _MAX_PRIORITY:
             raise RequestError(
                 f"priority is {request.priority}; expected {-_MAX_PRIORITY} to {_MAX_PRIORITY}",
@@ -278,7 +323,10 @@ class RequestLimits:
         if not size:
             raise RequestError("the prompt has no token", where="prompt")
         # The first alone, for a prompt may have a hundred thousand of them.
-        wrong = next((token for token in request.prompt if not 0 <= token < known), None)
+        soft = range(FIRST_SOFT_TOKEN, FIRST_SOFT_TOKEN + self._num_soft(request))
+        wrong = next(
+            (one for one in request.prompt if not (0 <= one < known or one in soft)), None
+        )
         if wrong is not None:
             raise RequestError(
                 f"the prompt has token {wrong}; the model knows {known} tokens, 0 the first",
@@ -303,6 +351,42 @@ class RequestLimits:
                 f"prompt and answer need {needed} pages; there are {self.num_pages}",
                 where="max_tokens",
                 hint="ask for fewer tokens, or give the engine more pages by num_pages",
+            )
+
+
+    def _num_soft(self, request: Request) -> int:
+        """Return how many soft tokens the inputs of a request have."""
+        return len(request.inputs) * (self.encoder.num_tokens if self.encoder else 0)
+
+    def _check_inputs(self, request: Request) -> None:
+        if not request.inputs:
+            return
+        if self.encoder is None:
+            raise RequestError(
+                f"the request has {len(request.inputs)} inputs, and the model reads text alone",
+                where="inputs",
+                hint="leave them out, or take a model with an encoder",
+            )
+        if len(request.inputs) > self.max_inputs:
+            raise RequestError(
+                f"the request has {len(request.inputs)} inputs; the encoder's cache has "
+                f"{self.max_inputs} slots",
+                where="inputs",
+                hint="send fewer, or set encoder_cache_size",
+            )
+        expected = self.encoder.input
+        for place, one in enumerate(request.inputs):
+            if one.value.shape != expected.shape or one.value.dtype != expected.dtype:
+                raise RequestError(
+                    f"input {place} is {one.value.dtype} of shape {one.value.shape}; the encoder "
+                    f"takes {expected.dtype} of shape {expected.shape}",
+                    where="inputs",
+                )
+        if request.prompt_logprobs:
+            raise RequestError(
+                "prompt_logprobs are of text alone, and the prompt has other inputs",
+                where="prompt_logprobs",
+                hint="leave prompt_logprobs out",
             )
 
 

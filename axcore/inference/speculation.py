@@ -23,7 +23,7 @@ from axcore.config import PositiveInt, config
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError
 from axcore.inference.cached_model import CachedModel, ModelInput
-from axcore.inference.request import SamplerKind
+from axcore.inference.request import EncoderSpec, SamplerKind
 from axcore.inference.sampler import SamplerState, SamplingRows, TokenHistory, row_keys, sample
 from axcore.inference.weights import WeightConversion
 from axcore.module import Module
@@ -297,6 +297,21 @@ class DraftedModel:
         """Return what programs take of both states."""
         own, draft = self._model.conversion, self._draft.conversion
         return {**own.whole(state), DRAFT: draft.whole(draft_state)}
+
+    @property
+    def encoder(self) -> EncoderSpec | None:
+        """The model's own; the draft sees other inputs as any tokens."""
+        return self._model.encoder
+
+    @property
+    def are_pages(self) -> Any:
+        """Of each cache, whether its first dimension is pages."""
+        return {**self._model.are_pages, DRAFT: self._draft.are_pages}
+
+    def encode(self, weights: Any, caches: Any, inputs: Array, slots: Int[Array, " n"]) -> Any:
+        """Return caches with the soft tokens of inputs in some slots."""
+        own, drafts = _parted(weights), _parted(caches)
+        return {**self._model.encode(own[0], drafts[0], inputs, slots), DRAFT: drafts[1]}
 
     def empty_caches(self) -> Any:
         """Return caches of rows without a token."""

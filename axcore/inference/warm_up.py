@@ -62,11 +62,23 @@ def stages(
     limits: SchedulerConfig,
     buckets: BatchBuckets,
     kinds: tuple[SamplerKind, ...],
+    *,
+    encodes: bool = False,
 ) -> list[Stage]:
-    """Return stages in which programs can be compiled; the last one has all."""
+    """Return stages in which programs can be compiled; the last one has all.
+
+    Args:
+        cfg: Of the engine.
+        limits: Of its schedules.
+        buckets: Of its calls.
+        kinds: What programs can sample, the cheapest first.
+        encodes: Whether the model has an encoder of other inputs than text.
+    """
     found = [] if cfg.fixed_shapes else _growing(buckets, kinds)
+    # In all of them: any request may have such inputs.
+    encoding: list[tuple[Any, ...]] = [("encode",)] if encodes else []
     return [
-        Stage(fewer, some, tuple(program_keys(cfg, limits, fewer, some)))
+        Stage(fewer, some, (*encoding, *program_keys(cfg, limits, fewer, some)))
         for fewer, some in found or [(buckets, kinds)]
     ]
 

@@ -61,6 +61,13 @@ from axcore.layers.quantization.frozen_linear import (
 from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 from axcore.layers.scalar_head import ScalarHead
+from axcore.layers.soft_tokens import (
+    ENCODER_CACHE,
+    FIRST_SOFT_TOKEN,
+    SOFT_TOKENS,
+    SoftTokenEmbedding,
+    SoftTokenTable,
+)
 from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
 from axcore.layers.transformer import (
     Activation,
@@ -81,6 +88,9 @@ __all__ = [
     "ATTENTION_QUERY",
     "ATTENTION_VALUE",
     "CROSS_SOURCE",
+    "ENCODER_CACHE",
+    "FIRST_SOFT_TOKEN",
+    "SOFT_TOKENS",
     "Activation",
     "Attention",
     "AttentionPool",
@@ -141,6 +151,8 @@ __all__ = [
     "ScannedLayers",
     "Sequence",
     "SlidingCache",
+    "SoftTokenEmbedding",
+    "SoftTokenTable",
     "Stack",
     "StateCache",
     "StochasticDepth",

@@ -20,6 +20,7 @@ from axcore.models.causal_lm import (
 )
 from axcore.models.llama import llama2, llama3
 from axcore.models.mistral import mistral, mixtral
+from axcore.models.multimodal import MultimodalLM, multimodal
 from axcore.models.qwen2 import qwen2
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "CausalLM",
     "Decoder",
     "Head",
+    "MultimodalLM",
     "Sizes",
     "TiedHead",
     "UntiedHead",
@@ -37,6 +39,7 @@ __all__ = [
     "llama3",
     "mistral",
     "mixtral",
+    "multimodal",
     "of_size",
     "qwen2",
     "transformer",

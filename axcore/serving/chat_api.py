@@ -14,6 +14,7 @@ from axcore.data.chat.tool_calls import ToolCall, ToolCallReader, special_marks
 from axcore.inference import CompletionDelta, CompletionStream, Request, SampledToken
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.config import Limits
+from axcore.serving.inputs import ContentPart, read_part
 from axcore.serving.metrics import RequestStats
 from axcore.serving.request_handler import generate
 from axcore.serving.request_parser import RequestParser, check_texts, say_ignored
@@ -170,7 +171,7 @@ def read_messages(fields: RequestParser) -> tuple[dict[str, Any], ...]:
 
 
 def _message(content: Any, path: str) -> dict[str, Any]:
-    """Return a turn as templates read it: its content is text."""
+    """Return a turn as templates read it: its content is text, or a tuple with other parts."""
     fields = RequestParser(content, path)
     role = fields.choice("role", _ROLES)
     if role is None:
@@ -203,22 +204,24 @@ def _message(content: Any, path: str) -> dict[str, Any]:
     return message
 
 
-def _content(fields: RequestParser) -> str | None:
+def _content(fields: RequestParser) -> str | tuple[str | ContentPart, ...] | None:
+    """Return a content: text, or where it has other parts all of them."""
     found, path = fields.raw("content"), fields.path("content")
     if not isinstance(found, list):
         return fields.text("content")
-    texts = []
+    pieces: list[str | ContentPart] = []
     for number, part in enumerate(found):
         inner = RequestParser(part, f"{path}[{number}]")
         kind = inner.raw("type")
-        if kind not in _TEXT_PARTS:
-            where = inner.path("type")
-            raise invalid(f"{where} is {kind!r:.40}; the model reads 'text' only", where)
-        texts.append(inner.text(kind) or "")
+        if kind in _TEXT_PARTS:
+            pieces.append(inner.text(kind) or "")
+        else:
+            pieces.append(read_part(inner, kind))
         for name in _BESIDE_TEXT:
             inner.ignore(name, _NOT_READ)
         inner.finish()
-    return "".join(texts)
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    return "".join(texts) if len(texts) == len(pieces) else tuple(pieces)
 
 
 def _tool_calls(fields: RequestParser) -> list[dict[str, Any]]:
@@ -379,7 +382,7 @@ async def start_chat(
         **_known_values(request.optional_template_values, template),
         **request.template_values,
     }
-    tokens = await served.chat_tokens(request.messages, choice.tools, **values)
+    tokens, inputs = await served.chat_prompt(request.messages, choice.tools, **values)
     stats.num_prompt_tokens = len(tokens)
     requests = [
         Request(
@@ -393,6 +396,7 @@ async def start_chat(
             adapter=adapter,
             grammar=grammar,
             ignores_end=settings.ignores_end,
+            inputs=inputs,
         )
         for seed in served.seeds.of(settings)
     ]

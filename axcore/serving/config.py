@@ -26,6 +26,8 @@ class Limits:
             default half of the cores, 2 to 8.
         body_timeout_s: Seconds that a body may take to arrive; 408 after.
         retry_after_s: What 429 and 503 say in `Retry-After`.
+        media_origins: Servers that pictures and sound are fetched from where a request names their
+            URL, as `https://example.com`; others are refused, and redirects are not followed.
     """
 
     max_body_bytes: PositiveInt = 4 << 20
@@ -40,6 +42,7 @@ class Limits:
     num_workers: PositiveInt | None = None
     body_timeout_s: PositiveFloat = 30.0
     retry_after_s: PositiveInt = 1
+    media_origins: tuple[str, ...] = ()
 
 
 @config

@@ -61,7 +61,7 @@ async def _tokens(served: ServedModel, fields: RequestParser) -> dict[str, Any]:
     if fields.raw("messages") is not None:
         messages = read_messages(fields)
         fields.finish()
-        tokens = await served.chat_tokens(messages, None)
+        tokens, _ = await served.chat_prompt(messages, None)
     else:
         text, options = read_prompt(fields), read_prompt_options(fields)
         fields.finish()

@@ -14,6 +14,7 @@ from axcore.inference import (
     AnyEngine,
     CompletionStream,
     Draining,
+    EncoderInput,
     EngineError,
     QueueFull,
     Request,
@@ -21,8 +22,10 @@ from axcore.inference import (
     Sampling,
 )
 from axcore.inference.placement import Placement
+from axcore.layers import FIRST_SOFT_TOKEN
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
 from axcore.serving.config import Limits
+from axcore.serving.inputs import InputReader, marked
 from axcore.serving.logprobs import TokenTexts
 from axcore.serving.request_body import Bodies
 from axcore.serving.request_parser import checked_text
@@ -30,7 +33,12 @@ from axcore.serving.request_settings import PromptOptions, Seeds
 from axcore.serving.tools import ToolChoice
 from axcore.serving.worker_pool import RequestWork
 
-_FIELDS = {"grammar": "response_format", "num_logprobs": "logprobs", "adapter": "model"}
+_FIELDS = {
+    "grammar": "response_format",
+    "num_logprobs": "logprobs",
+    "adapter": "model",
+    "inputs": "messages",
+}
 """What requests call what an engine refuses."""
 
 # Escapes and templates make a prompt longer than what was sent, hardly ever by more than this.
@@ -62,6 +70,7 @@ class ServedModel:
         bodies: Long bodies that arrive.
         texts: What tokens are as text.
         max_prompt_bytes: Bytes that the text of a prompt has at most.
+        reader: Reads pictures and other parts of conversations; None where the model does not.
         work: Where what requests need is computed.
     """
 
@@ -77,6 +86,7 @@ class ServedModel:
     created: int = attrs.field(factory=lambda: int(time.time()))
     is_draining: bool = False
     num_active_requests: int = 0
+    reader: InputReader | None = None
     bodies: Bodies = attrs.field(init=False)
     texts: TokenTexts = attrs.field(init=False)
     max_prompt_bytes: int = attrs.field(init=False)
@@ -199,10 +209,36 @@ class ServedModel:
         max_bytes = max(self.max_prompt_bytes, _SHORT_TOKENIZE)
         return await self.encoded(text, "prompt", options, max_bytes=max_bytes)
 
-    async def chat_tokens(
+    async def chat_prompt(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
-    ) -> tuple[int, ...]:
-        """Return the tokens of a conversation, up to where the model answers.
+    ) -> tuple[tuple[int, ...], tuple[EncoderInput, ...]]:
+        """Return the tokens of a conversation, up to where the model answers, and its inputs.
+
+        Args:
+            messages: Whose contents are text, or have other parts among it.
+            tools: As templates read them.
+            **values: What else the template reads.
+
+        Raises:
+            ApiError: The model does not read one of the parts, or one cannot be decoded; there is
+                no chat template, or it refuses the conversation.
+        """
+        texts, parts = marked(messages, self.reader)
+        tokens = await self._rendered_tokens(texts, tools, **values)
+        if self.reader is None:
+            return self.checked(tuple(tokens.tolist()), "messages"), ()
+        # Before the parts are read: a conversation that is too long is refused at once.
+        found = self.checked(self.reader.placed(tokens, len(parts)), "messages", is_chat=True)
+        read = self.reader.read
+        inputs = [
+            await self.work.threads.run(partial(read, part, self.limits)) for part in parts
+        ]
+        return found, tuple(inputs)
+
+    async def _rendered_tokens(
+        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
+    ) -> Any:
+        """Return the tokens of a conversation as its template writes it, unchecked.
 
         Raises:
             ApiError: There is no chat template, or it refuses the conversation.
@@ -220,8 +256,7 @@ class ServedModel:
             raise from_error(error, "messages") from error
         # Without special tokens of its own: the template has written them.
         encode = partial(self.tokenizer.encode_rendered, text)
-        tokens = await self.work.compute(encode, size=len(text))
-        return self.checked(tuple(tokens.tolist()), "messages")
+        return await self.work.compute(encode, size=len(text))
 
     # The limit of tokens is checked again afterwards; this one is only there to bound the work.
     def _check_bytes(self, text: str, param: str, most: int) -> None:
@@ -237,8 +272,16 @@ class ServedModel:
             code="context_length_exceeded",
         )
 
-    def checked(self, tokens: tuple[int, ...], param: str) -> tuple[int, ...]:
-        """Return the tokens of a prompt, if they are of the vocabulary and not too many."""
+    def checked(
+        self, tokens: tuple[int, ...], param: str, *, is_chat: bool = False
+    ) -> tuple[int, ...]:
+        """Return the tokens of a prompt, if they are of the vocabulary and not too many.
+
+        Args:
+            tokens: Of the prompt.
+            param: The field that contains it.
+            is_chat: Whether soft tokens may be among them, which only the server itself writes.
+        """
         if not tokens:
             message = f"{param} has no token; expected a text of at least one"
             raise invalid(message, param)
@@ -251,9 +294,10 @@ class ServedModel:
             raise invalid(message, param, code="context_length_exceeded")
         # A token out of range would read another row's embedding,
         # or clamp to the last one: an answer without an error.
-        if max(tokens) >= self.tokenizer.vocab_size:
-            size = self.tokenizer.vocab_size
-            raise invalid(f"{param} has token {max(tokens)}; the vocabulary has {size}", param)
+        size = self.tokenizer.vocab_size
+        unknown = [one for one in tokens if one >= size and not (is_chat and one >= FIRST_SOFT_TOKEN)]
+        if unknown:
+            raise invalid(f"{param} has token {max(unknown)}; the vocabulary has {size}", param)
         return tokens
 
     def max_new_tokens(

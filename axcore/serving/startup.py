@@ -17,6 +17,7 @@ from axcore.interop.canonical import base_config
 from axcore.runs import OpenedModel, Run, engine_for
 from axcore.runs.run_weights import RunArrays
 from axcore.serving.config import ServerConfig
+from axcore.serving.inputs import input_reader
 from axcore.serving.request_settings import Seeds
 from axcore.serving.served_model import ServedModel
 
@@ -87,6 +88,7 @@ def start_engine(
         step=opened.step,
         placement=placement,
         seeds=Seeds(cfg.seed),
+        reader=input_reader(opened.model, opened.trainer.data),
     )
 
 

@@ -45,7 +45,11 @@ class Conversation:
 
 
 def read_conversation(
-    record: Mapping[str, Any], *, field: str | None = None, roles: Sequence[str] = ROLES
+    record: Mapping[str, Any],
+    *,
+    field: str | None = None,
+    roles: Sequence[str] = ROLES,
+    soft_token: str | None = None,
 ) -> Conversation:
     """Return the conversation of a record.
 
@@ -53,6 +57,8 @@ def read_conversation(
         record: Has the messages, and perhaps `tools` and `system`.
         field: Which of its fields contains the messages; None for the one of `FIELDS` that it has.
         roles: What messages may have as their role.
+        soft_token: What text has in the place of a part of another type, such as a picture; where
+            None, such parts are an error.
 
     Raises:
         DataError: It has no messages, or one that is not as it should be.
@@ -65,7 +71,7 @@ def read_conversation(
             hint='Write [{"role": "user", "content": "Hello"}, ...], or ShareGPT\'s '
             '[{"from": "human", "value": "Hello"}, ...].',
         )
-    read = [_message(one, place, roles) for place, one in enumerate(found)]
+    read = [_message(one, place, roles, soft_token) for place, one in enumerate(found)]
     system = record.get("system")
     if isinstance(system, str) and system and read[0][0]["role"] != "system":
         read.insert(0, ({"role": "system", "content": system}, 1.0))
@@ -92,7 +98,9 @@ def template_values(record: Mapping[str, Any], values: Mapping[str, Any]) -> dic
     return {**values, **{name: one for name, one in found.items() if one is not None}}
 
 
-def _message(found: Any, place: int, roles: Sequence[str]) -> tuple[dict[str, Any], float]:
+def _message(
+    found: Any, place: int, roles: Sequence[str], soft_token: str | None
+) -> tuple[dict[str, Any], float]:
     """Return a message and its weight."""
     where = f"Message {place + 1}"
     if not isinstance(found, Mapping) or not {"role", "from"} & set(found):
@@ -108,7 +116,7 @@ def _message(found: Any, place: int, roles: Sequence[str]) -> tuple[dict[str, An
             hint="Correct the role, or name it in `roles` where the chat template knows it.",
         )
     _check_weight(weight, where)
-    message["content"] = _text(message.get("content"), where)
+    message["content"] = _text(message.get("content"), where, soft_token)
     if message["content"] is None and not message.get("tool_calls"):
         raise DataError(f"{where} has neither content nor tool_calls.")
     if "tool_calls" in message:
@@ -143,16 +151,26 @@ def _from_share_gpt(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     return message | ({"weight": found["weight"]} if found.get("weight") is not None else {})
 
 
-def _text(content: Any, where: str) -> str | None:
+def _text(content: Any, where: str, soft_token: str | None) -> str | None:
     """Return a message's text, of which OpenAI's layout may hold several parts."""
     if content is None or isinstance(content, str):
         return content
-    if isinstance(content, Sequence) and all(_is_text(part) for part in content):
-        return "".join(part["text"] for part in content)
+    if isinstance(content, Sequence):
+        parts = [
+            part["text"] if _is_text(part) else soft_token if _is_input(part) else None
+            for part in content
+        ]
+        if None not in parts:
+            return "".join(part for part in parts if part is not None)
     raise DataError(
         f"{where} has as content {_shown(content)}; expected text, or a list of parts of text.",
-        hint="Images and sound are not read.",
+        hint="Pictures and sound are read by ExampleData, with ChatText and a feature of theirs.",
     )
+
+
+def _is_input(part: Any) -> bool:
+    """Whether a part is of another type than text, as `{"type": "image"}`."""
+    return isinstance(part, Mapping) and part.get("type") not in (None, "text")
 
 
 def _is_text(part: Any) -> bool:

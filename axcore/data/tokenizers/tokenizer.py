@@ -253,7 +253,7 @@ def round_up_vocab(size: int, multiple: int) -> int:
 
 
 class ByteTokenizer(Tokenizer):
-    """A token for each byte of UTF-8: 0 to 255 the bytes, 256 bos, 257 eos, 258 pad.
+    """A token for each byte of UTF-8: 0 to 255 the bytes, 256 bos, 257 eos, 258 pad, then others.
 
     Its chat template writes `<user>`, a line end and the text for each message; an answer ends with
     eos. What it writes up to the first answer has no special token but bos.
@@ -265,15 +265,20 @@ class ByteTokenizer(Tokenizer):
 
         Attributes:
             vocab_multiple: `vocab_size` is a multiple of this, so that embeddings divide over
-                devices. The numbers from 259 on are unused.
+                devices. The numbers behind the last token are unused.
+            special_tokens: Tokens of their own from 259 on, as `<image>`; a text that a chat
+                template wrote has them by these names.
         """
 
         vocab_multiple: PositiveInt = 8
+        special_tokens: tuple[str, ...] = ()
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.bos_id, self.eos_id, self.pad_id = 256, 257, 258
-        self.vocab_size = round_up_vocab(259, cfg.vocab_multiple)
+        added = {name: 259 + place for place, name in enumerate(cfg.special_tokens)}
+        self._special = {**_SPECIAL, **added}
+        self.vocab_size = round_up_vocab(259 + len(added), cfg.vocab_multiple)
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Return the bytes of each text."""
@@ -289,11 +294,11 @@ class ByteTokenizer(Tokenizer):
 
     def added_token(self, name: str) -> int | None:
         """Return the number of a special token, as the chat template writes it."""
-        return _SPECIAL.get(name)
+        return self._special.get(name)
 
     def max_token_bytes(self) -> int | None:
         """Return the length of the longest special token, as it is written."""
-        return max(map(len, _SPECIAL))
+        return max(map(len, self._special))
 
     def encode_written(self, text: str) -> NDArray[np.int32]:
         """Return the tokens of a text in which special tokens may be written out."""
@@ -310,9 +315,9 @@ class ByteTokenizer(Tokenizer):
         """Return the tokens of a text in which special tokens are written out, placed."""
         tokens, begins, ends = [], [], []
         place = 0
-        for piece in re.split("(" + "|".join(map(re.escape, _SPECIAL)) + ")", text):
-            if piece in _SPECIAL:
-                tokens.append(np.array([_SPECIAL[piece]]))
+        for piece in re.split("(" + "|".join(map(re.escape, self._special)) + ")", text):
+            if piece in self._special:
+                tokens.append(np.array([self._special[piece]]))
                 begins.append(np.array([place]))
                 ends.append(np.array([place + len(piece)]))
             else:

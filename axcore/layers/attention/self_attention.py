@@ -2,11 +2,12 @@
 
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, config, evolve, find_config
 from axcore.errors import ConfigError
 from axcore.layers.attention.dot_product import DotProductAttention
 from axcore.layers.attention.kv_cache import NoCache
 from axcore.layers.attention.rope import NoPosition
+from axcore.layers.cache import KVCacheConfig
 from axcore.layers.linear import Linear
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Module, named
@@ -59,6 +60,14 @@ class Attention(Module):
         position: Module.Config = NoPosition.Config()
         core: Module.Config = DotProductAttention.Config()
         kv_cache: Module.Config = NoCache.Config()
+
+        def for_serving(self, cache_size: KVCacheConfig) -> "Attention.Config":
+            """Return itself; without a cache where tokens see later ones, as in encoders.
+
+            Those are there together, in one call.
+            """
+            sees_later = find_config(self.core, lambda node: not getattr(node, "is_causal", True))
+            return evolve(self, kv_cache=NoCache.Config()) if sees_later else self
 
     def setup(self, cfg: Config) -> None:
         """Build the projections, the positions and the core."""

@@ -1,5 +1,6 @@
 """Handwritten digits as files, for experiments that need no download."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,30 @@ def digit_arrays() -> tuple[Any, Any]:
     return np.round(found.images * (255 / _LARGEST)).astype(np.uint8), found.target
 
 
+def conversation(digit: int, number: int) -> list[dict[str, str]]:
+    """Return questions about a picture and their answers, as OpenAI's messages.
+
+    Args:
+        digit: What is on the picture.
+        number: Of the picture: decides the order of the questions.
+    """
+    asked = [
+        ("Which digit is it?", NAMES[digit]),
+        ("Is it even?", "no" if digit % 2 else "yes"),
+        ("What comes next?", NAMES[(digit + 1) % 10]),
+    ]
+    first = number % len(asked)
+    turns = []
+    for place, (question, answer) in enumerate(asked[first:] + asked[:first]):
+        mark = "" if place else "<image>"
+        turns.append({"role": "user", "content": mark + question})
+        turns.append({"role": "assistant", "content": answer})
+    return turns
+
+
 class DigitFiles(SampleFiles):
-    """The digits as pictures, each in the folder of its number, with a caption next to it.
+    """The digits as pictures, each in the folder of its number, with a caption next to it, and a
+    conversation about it.
 
     The files are written below `AXCORE_DATA_CACHE` when they are first asked for.
     """
@@ -56,7 +79,7 @@ class DigitFiles(SampleFiles):
 
 def written_digits() -> Path:
     """Return the folder of the digits, which is written where it is not there yet."""
-    folder = cache_folder() / "digits"
+    folder = cache_folder() / "digits-2"  # 1 had no conversations
     done = folder / "complete"
     if not done.exists():
         from PIL import Image
@@ -69,7 +92,11 @@ def written_digits() -> Path:
             draft = path.with_suffix(f".{os.getpid()}")
             Image.fromarray(pixels).save(draft, "png")
             os.replace(draft, path)
-            draft.write_text(f"the digit {NAMES[digit]}")
-            os.replace(draft, path.with_suffix(".txt"))
+            for suffix, text in (
+                (".txt", f"the digit {NAMES[digit]}"),
+                (".json", json.dumps({"messages": conversation(digit, number)})),
+            ):
+                draft.write_text(text)
+                os.replace(draft, path.with_suffix(suffix))
         done.touch()
     return folder

@@ -12,6 +12,7 @@ from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
 from axcore.data import (
     ByteTokenizer,
+    ChatText,
     ExampleData,
     Label,
     SentencePieceTokenizer,
@@ -20,6 +21,7 @@ from axcore.data import (
 )
 from axcore.layers import MeanPool
 from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.models import multimodal, transformer
 from axcore.modifiers import RematModifier
 from axcore.module import DTypes
 from axcore.plugins import MeshRule
@@ -27,6 +29,7 @@ from axcore.tasks import Classification, Contrastive
 from axcore.trainer import KernelsConfig, LoggingConfig, Trainer
 from axl_vision.digits import DigitFiles
 from axl_vision.encoder import NormalizePixels
+from axl_vision.image_tokens import ImageTokens
 from axl_vision.images import Image, RandomFlip, RandomResizedCrop, RandomShift
 from axl_vision.models import clip, siglip, vit
 
@@ -103,6 +106,39 @@ def digits_clip() -> Trainer.Config:
         max_steps=600,
         eval_every_steps=200,
         data=evolve(cfg.data, features={"image": DIGIT, "text": text}),
+    )
+
+
+def digits_chat() -> Trainer.Config:
+    """Return the config of a small language model that answers questions about a digit.
+
+    Both parts are trained from random weights, on conversations about each picture. It reads bytes.
+    """
+    tokenizer = ByteTokenizer.Config(special_tokens=("<image>",))
+    image = _digit_encoder(vit("toy", num_classes=10, image_size=16, patch_size=4).encoder)
+    text = transformer(
+        vocab_size=tokenizer.build().vocab_size,
+        dim=128,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        hidden_dim=384,
+    )
+    cfg = digits()
+    chat = ChatText.Config(
+        field="json", tokenizer=tokenizer, length=160, num_soft_tokens=image.num_patches
+    )
+    return evolve(
+        cfg,
+        model=multimodal(
+            update_config(text, {"decoder.stack.unroll": 2}),
+            ImageTokens.Config(encoder=image),
+            num_soft_tokens=image.num_patches,
+        ),
+        task=None,
+        data=evolve(cfg.data, features={"image": DIGIT, "chat": chat}, batch_size=32),
+        max_steps=800,
+        eval_every_steps=200,
     )
 
 

@@ -102,6 +102,8 @@ class Image(Feature):
     A model normalises them, which costs less than to send floats to a device.
     """
 
+    part_type = "image_url"
+
     @config
     class Config(Feature.Config):
         """Which picture, and how it is scaled.

@@ -25,6 +25,7 @@ def experiments() -> Iterator[Experiment]:
         ("digits", "digits", "A small ViT that reads handwritten digits; a minute on a laptop"),
         ("vit-l16", "vit_l16", "ViT-L/16, 304M parameters, on 1000 classes"),
         ("siglip-so400m", "siglip_so400m", "SigLIP-So400m/14, 877M parameters"),
+        ("digits-chat", "digits_chat", "A small language model that answers about digits"),
         ("digits-clip", "digits_clip", "A small CLIP of digits and captions that name them"),
     ):
         yield Experiment(name=name, fn=Ref(f"axl_vision.experiments:{function}"), summary=summary)

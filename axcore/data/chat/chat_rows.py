@@ -1,0 +1,178 @@
+"""`ChatText`: a feature of data, rows of conversations that may speak of other inputs of the row.
+
+Letters: T tokens of a row, I inputs of a row such as pictures, N soft tokens of an input.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axcore.config import REQUIRED, NonNegativeInt, PositiveInt, config, evolve
+from axcore.config.json_files import parse_json
+from axcore.data.chat.chat_tokens import tokenize_chat
+from axcore.data.chat.conversation import FIELDS, read_conversation
+from axcore.data.examples import Feature, FeatureArray, Record
+from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from axcore.errors import ConfigError, DataError
+from axcore.layers import FIRST_SOFT_TOKEN
+
+
+class ChatText(Feature):
+    """What a language model is trained on: `tokens`, `targets`, `loss_weights` and others, `[T]`.
+
+    Each row is one conversation. Where its text has the mark of an input, as LLaVA's data do, or
+    its content has a part of another type than text, as OpenAI's messages do, the row has N soft
+    tokens.
+    """
+
+    is_named = False
+
+    @config
+    class Config(Feature.Config):
+        """Which field, and how it becomes tokens.
+
+        Attributes:
+            field: Contains the messages, JSON of them, or an object with `messages` or
+                `conversations`.
+            tokenizer: How text becomes tokens; it has a chat template.
+            length: T. A longer conversation is bad.
+            role: Whose messages are learned; None for all.
+            soft_token: What marks an input in the text: a token of its own, such as `<image>`.
+            num_soft_tokens: N, what the model's encoder makes of an input; 0 without inputs.
+            num_inputs: I.
+        """
+
+        field: str = "messages"
+        tokenizer: Tokenizer.Config = ByteTokenizer.Config()
+        length: PositiveInt = REQUIRED
+        role: str | None = "assistant"
+        soft_token: str = "<image>"
+        num_soft_tokens: NonNegativeInt = 0
+        num_inputs: PositiveInt = 1
+
+        def for_shapes(self) -> Self:
+            """Return a config without the files of a tokenizer."""
+            marks = (self.soft_token,) if self.num_soft_tokens else ()
+            return evolve(self, tokenizer=ByteTokenizer.Config(special_tokens=marks))
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        if cfg.num_soft_tokens and self.mark is None:
+            raise ConfigError(
+                f"{cfg.soft_token!r} marks an input, and the tokenizer has no such token",
+                where="soft_token",
+                hint="name one of its own special tokens; ByteTokenizer.Config("
+                f"special_tokens=({cfg.soft_token!r},)) adds it",
+            )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """How text becomes tokens."""
+        built: Tokenizer = self.config.tokenizer.build()
+        return built
+
+    @cached_property
+    def mark(self) -> int | None:
+        """The token that marks an input, if the tokenizer has it."""
+        return self.tokenizer.added_token(self.config.soft_token)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The messages."""
+        return (self.config.field,)
+
+    def arrays(self) -> Mapping[str, FeatureArray]:
+        """Return what a language model is trained on."""
+        cfg, vocab_size = self.config, self.tokenizer.vocab_size
+        soft = cfg.num_inputs * cfg.num_soft_tokens
+        known = FIRST_SOFT_TOKEN + soft if soft else vocab_size
+
+        def row(dtype: str, num_values: int | None = None) -> FeatureArray:
+            return FeatureArray((cfg.length,), dtype, ("time",), num_values)
+
+        return {
+            "tokens": row("int32", known),
+            "targets": row("int32", vocab_size),
+            "positions": row("int32"),
+            "loss_weights": row("float32"),
+            "token_mask": row("bool"),
+        }
+
+    def make(self, record: Record, rng: np.random.Generator | None) -> Mapping[str, NDArray[Any]]:
+        """Return the arrays of a row."""
+        cfg = self.config
+        tokens, weights = self._sequence(record)
+        tokens, weights = with_soft_tokens(tokens, weights, self.mark, cfg.num_soft_tokens)
+        found = int(np.sum(tokens >= FIRST_SOFT_TOKEN))
+        if found != (expected := cfg.num_inputs * cfg.num_soft_tokens):
+            raise ValueError(
+                f"its messages have {found // max(1, cfg.num_soft_tokens)} times "
+                f"{cfg.soft_token!r}, and a row has {expected // max(1, cfg.num_soft_tokens)}"
+            )
+        # The last token is a target alone.
+        size = len(tokens) - 1
+        if size > cfg.length:
+            raise ValueError(f"its messages have {size} tokens, more than {cfg.length}")
+        targets = np.where(tokens >= FIRST_SOFT_TOKEN, 0, tokens)[1:]
+
+        def filled(values: NDArray[Any], fill: int, dtype: str) -> NDArray[Any]:
+            row = np.full(cfg.length, fill, dtype)
+            row[:size] = values
+            return row
+
+        pad = self.tokenizer.pad_id
+        return {
+            "tokens": filled(tokens[:-1], pad, "int32"),
+            "targets": filled(targets, pad, "int32"),
+            "positions": np.arange(cfg.length, dtype=np.int32),
+            # A soft token is never predicted, whoever's messages are learned.
+            "loss_weights": filled(weights[1:] * (tokens[1:] < FIRST_SOFT_TOKEN), 0, "float32"),
+            "token_mask": np.arange(cfg.length) < size,
+        }
+
+    def _sequence(self, record: Record) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the tokens of a record, with marks in them, and what each weighs."""
+        cfg = self.config
+        found = record[cfg.field]
+        if isinstance(found, str | bytes):
+            found = parse_json(found)
+        mark = cfg.soft_token if cfg.num_soft_tokens else None
+        try:
+            own = found if isinstance(found, Mapping) else {FIELDS[0]: found}
+            chat = read_conversation(own, soft_token=mark)
+            parts = tokenize_chat(chat, self.tokenizer, role=cfg.role)
+        except DataError as error:
+            raise ValueError(error.what) from error
+        if len(parts) > 1:
+            raise ValueError(
+                f"its chat template writes it as {len(parts)} texts, since it leaves out of later "
+                "turns what it wrote in earlier ones; a row is one"
+            )
+        (only,) = parts
+        if not only.counts[1:].any():
+            raise ValueError(f"no message of it is from {cfg.role!r}")
+        return only.tokens, only.weights
+
+
+def with_soft_tokens(
+    tokens: NDArray[Any], weights: NDArray[Any], mark: int | None, num_soft_tokens: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return tokens with the soft tokens of an input in the place of each mark.
+
+    Args:
+        tokens: `[n]`.
+        weights: `[n]`, a number for each of them; soft tokens get that of their mark.
+        mark: The token that marks an input.
+        num_soft_tokens: Soft tokens of an input.
+    """
+    if mark is None or not num_soft_tokens:
+        return tokens, weights
+    is_mark = tokens == mark
+    counts = np.where(is_mark, num_soft_tokens, 1)
+    soft = np.repeat(is_mark, counts)
+    made = np.repeat(tokens, counts).astype(np.int64)
+    made[soft] = FIRST_SOFT_TOKEN + np.arange(int(soft.sum()))
+    return made, np.repeat(weights, counts)

@@ -1,0 +1,219 @@
+"""`InputReader`: pictures and other parts of a conversation, for the encoder of the model.
+
+A part arrives in the request itself, as base64, or is a file of a server that the config allows.
+"""
+
+import base64
+import binascii
+import http.client
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+
+from axcore.data import Feature, with_soft_tokens
+from axcore.errors import DataError
+from axcore.inference import EncoderInput
+from axcore.serving.api_error import ApiError, invalid
+from axcore.serving.config import Limits
+from axcore.serving.request_parser import RequestParser
+
+_DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(?:;[\w.+-]+=[\w.+-]+)*;base64,")
+_TIMEOUT_S = 10.0
+_NEEDS_NO_DETAIL = "each picture becomes as many tokens as the model was trained with"
+
+
+@attrs.frozen
+class ContentPart:
+    """A part of a message that is not text.
+
+    Args:
+        kind: Its type, as `image_url`.
+        path: The field of the request that has its content, for errors.
+        url: Where its content is: a data URL, or one of a server.
+    """
+
+    kind: str
+    path: str
+    url: str
+
+
+def read_part(fields: RequestParser, kind: str) -> ContentPart:
+    """Return a part of a message that is not text.
+
+    Raises:
+        ApiError: It is not as OpenAI's API has it, or of a type that this API does not know.
+    """
+    if kind == "image_url":
+        inner = fields.inner("image_url")
+        url = None if inner is None else inner.text("url")
+        path = fields.path("image_url.url")
+        if inner is not None:
+            inner.ignore("detail", _NEEDS_NO_DETAIL)
+            inner.finish()
+    elif kind == "input_audio":
+        inner = fields.inner("input_audio")
+        content = None if inner is None else inner.text("data")
+        path = fields.path("input_audio.data")
+        url = None if content is None else f"data:audio/any;base64,{content}"
+        if inner is not None:
+            inner.ignore("format", "the file says itself of which format it is")
+            inner.finish()
+    else:
+        where = fields.path("type")
+        raise invalid(f"{where} is {kind!r:.40}; the model reads 'text' only", where)
+    if not url:
+        raise invalid(f"{path} is missing", path, code="missing_field")
+    return ContentPart(kind, path, url)
+
+
+@attrs.frozen
+class InputReader:
+    """Makes inputs of an encoder out of parts of messages.
+
+    Args:
+        feature: Decodes a file as it did in training.
+        mark: What the text has in the place of an input.
+        mark_token: Its token.
+        num_soft_tokens: Tokens of an input.
+    """
+
+    feature: Feature
+    mark: str
+    mark_token: int
+    num_soft_tokens: int
+
+    def read(self, part: ContentPart, limits: Limits) -> EncoderInput:
+        """Return what the encoder takes; not on the event loop, since it may take long.
+
+        Raises:
+            ApiError: There is no such file, or it cannot be decoded.
+        """
+        content = part_content(part, limits)
+        (field,) = self.feature.fields
+        record = {field: content}
+        try:
+            # Strict, as when data are read: a file that is cut short is not half a picture.
+            self.feature.check(record)
+            (value,) = self.feature.make(record, None).values()
+        except (ValueError, DataError) as error:
+            raise invalid(f"{part.path} cannot be read: {error}", part.path) from error
+        return EncoderInput(value)
+
+    def placed(self, tokens: Any, num_inputs: int) -> tuple[int, ...]:
+        """Return the tokens of a conversation, soft ones in the place of each mark.
+
+        Raises:
+            ApiError: The text has another number of marks than there are inputs.
+        """
+        found = int((tokens == self.mark_token).sum())
+        if found != num_inputs:
+            message = (
+                f"messages have {num_inputs} parts that are not text, and {found} times "
+                f"{self.mark!r}, which stands for one; leave it out of the text"
+            )
+            raise invalid(message, "messages")
+        placed, _ = with_soft_tokens(tokens, tokens, self.mark_token, self.num_soft_tokens)
+        return tuple(placed.tolist())
+
+
+def input_reader(model: Any, data: Any) -> InputReader | None:
+    """Return the reader of a model's inputs, as its data has them; None where it reads text alone.
+
+    Args:
+        model: As it is trained.
+        data: That it was trained on.
+    """
+    if getattr(model, "input_spec", None) is None:
+        return None
+    feature = data.features[model.config.input_name]
+    chat = next((one for one in data.features.values() if hasattr(one, "mark")), None)
+    if chat is None or chat.mark is None or feature.part_type is None:
+        return None
+    return InputReader(feature, chat.config.soft_token, chat.mark, model.num_soft_tokens)
+
+
+def marked(
+    messages: Sequence[dict[str, Any]], reader: InputReader | None
+) -> tuple[list[dict[str, Any]], list[ContentPart]]:
+    """Return messages whose contents are text, and the parts that marks in it stand for.
+
+    Args:
+        messages: As `read_messages` returns them.
+        reader: What the model reads in addition to text.
+
+    Raises:
+        ApiError: It does not read one of the parts.
+    """
+    parts: list[ContentPart] = []
+
+    def text(piece: str | ContentPart) -> str:
+        if isinstance(piece, str):
+            return piece
+        known = "text" if reader is None else f"text and {reader.feature.part_type}"
+        if reader is None or piece.kind != reader.feature.part_type:
+            message = f"{piece.path} is a part of type {piece.kind!r}; the model reads {known} only"
+            raise invalid(message, piece.path)
+        parts.append(piece)
+        return reader.mark
+
+    made = []
+    for message in messages:
+        content = message["content"]
+        joined = content if isinstance(content, str) else "".join(map(text, content))
+        made.append({**message, "content": joined})
+    return made, parts
+
+
+def part_content(part: ContentPart, limits: Limits) -> bytes:
+    """Return the bytes of a part.
+
+    Raises:
+        ApiError: They are not base64, or their server is not allowed or does not have them.
+    """
+    found = _DATA_URL.match(part.url)
+    if found is not None:
+        try:
+            return base64.b64decode(part.url[found.end() :], validate=True)
+        except binascii.Error as error:
+            raise invalid(f"{part.path} is not base64: {error}", part.path) from error
+    if part.url.startswith("data:"):
+        raise invalid(
+            f"{part.path} is a data URL of another form than data:image/png;base64,...", part.path
+        )
+    return _fetched(part, limits)
+
+
+def _fetched(part: ContentPart, limits: Limits) -> bytes:
+    """Return a file of a server; redirects are not followed, which could lead to any other."""
+    url = urlsplit(part.url)
+    origin = f"{url.scheme}://{url.netloc}"
+    if origin not in limits.media_origins:
+        allowed = ", ".join(limits.media_origins) or "none"
+        raise invalid(
+            f"{part.path} is {part.url!r:.80}, which this server does not fetch (it fetches from: "
+            f"{allowed}); send the file itself: data:image/png;base64,...",
+            part.path,
+            code="url_not_allowed",
+        )
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = kind(url.netloc, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", (url.path or "/") + (f"?{url.query}" if url.query else ""))
+        response = connection.getresponse()
+        content = response.read(limits.max_body_bytes + 1)
+    except (OSError, http.client.HTTPException) as error:
+        raise _not_fetched(part, str(error) or type(error).__name__) from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise _not_fetched(part, f"status {response.status}")
+    if len(content) > limits.max_body_bytes:
+        raise _not_fetched(part, f"it has more than {limits.max_body_bytes:,} bytes")
+    return content
+
+
+def _not_fetched(part: ContentPart, why: str) -> ApiError:
+    return invalid(f"{part.path} could not be fetched: {why}", part.path, code="url_not_fetched")
