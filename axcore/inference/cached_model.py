@@ -74,6 +74,7 @@ class CachedModel:
     ) -> None:
         served = for_serving(model.config, cache_config, current_policy().hardware, compute=compute)
         self.num_rows = cache_config.num_rows
+        self.num_encoder_slots = cache_config.num_encoder_inputs
         self.vocab_size: int = getattr(served, "vocab_size")  # noqa: B009 - not of every model
         trained = model.param_specs()
         # By the paths that keys are folded from, which are the same for

@@ -1,38 +1,34 @@
-"""`EncoderCache`: which inputs, such as pictures, have their soft tokens on the device.
+"""`EncoderCache`: inputs such as pictures, their numbers in texts, and where soft tokens of them are.
 
-The device keeps a table with a slot for each of some inputs. An input that several requests have is
-encoded once. Each one that is encoded gets a number that none had before it, and the numbers of its
-soft tokens follow from that. So texts of equal numbers have equal inputs, and the prefix cache
-needs to know nothing of them.
+Each input that is not the same as one before gets a number that none had, and the numbers of its
+soft tokens in a text follow from it. So texts of equal numbers have equal inputs, and neither the
+scheduler nor the prefix cache needs to know of them.
+
+The device keeps the soft tokens of the inputs that were read last, each in a slot of a table. An
+input is encoded when a call reads tokens of it and the table does not have it. So as many requests
+can wait as may wait, and one that lost its pages reads its inputs again.
+
+Letters: N soft tokens of an input.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from axcore.inference.request import EncoderInput, EncoderSpec, QueueFull
+from axcore.inference.request import EncoderInput, EncoderSpec
 from axcore.layers import FIRST_SOFT_TOKEN
 
 _LAST_TOKEN = 2**31 - 1
 """The largest number that a token can have, which is an int32."""
 
-
-class Placed(NamedTuple):
-    """Where the inputs of a request are.
-
-    Args:
-        numbers: Of the inputs, in their order.
-        new: Inputs to encode, and the slot of each.
-    """
-
-    numbers: tuple[int, ...]
-    new: tuple[tuple[EncoderInput, int], ...]
+_MOST_NUMBERED = 1 << 16
+"""Inputs whose numbers are known at once; one that is asked for after so many others gets a new
+number, and pages with the old one are not found for it."""
 
 
 class EncoderCache:
-    """The slots of a table of inputs.
+    """Numbers of inputs, and slots of a table; for one thread.
 
     Args:
         spec: Of the encoder.
@@ -41,73 +37,107 @@ class EncoderCache:
 
     def __init__(self, spec: EncoderSpec, num_slots: int) -> None:
         self._num_slots, self._num_tokens = num_slots, spec.num_tokens
-        # Ordered by when they were asked for: the one that nobody has asked for the longest goes.
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
-        self._held: dict[int, int | None] = dict.fromkeys(range(num_slots))
+        # Ordered by when they were read: the slot that nobody has read for longest is given away.
+        self._slots: OrderedDict[int, int] = OrderedDict()
         self._next = 0
 
-    def place(self, inputs: Sequence[EncoderInput], used: Collection[int]) -> Placed:
-        """Return where inputs are, some of them from now on.
+    def numbers(self, inputs: Sequence[EncoderInput]) -> tuple[int, ...]:
+        """Return the number of each input."""
+        found = []
+        for one in inputs:
+            if one.digest not in self._numbers:
+                self._numbers[one.digest] = self._next
+                self._next += 1
+            self._numbers.move_to_end(one.digest)
+            found.append(self._numbers[one.digest])
+        while len(self._numbers) > _MOST_NUMBERED:
+            self._numbers.popitem(last=False)
+        return tuple(found)
 
-        Args:
-            inputs: Of a request.
-            used: Numbers of inputs that other requests need.
+    def has_room(self, num_inputs: int) -> bool:
+        """Whether so many inputs can get numbers; if not, `restart` and clear the prefix cache."""
+        most = (_LAST_TOKEN - FIRST_SOFT_TOKEN) // self._num_tokens
+        return self._next + num_inputs <= most
 
-        Raises:
-            QueueFull: No slot is free for one; nothing has changed.
-        """
-        wanted = {one.digest: one for one in inputs}
-        known = {self._numbers[digest] for digest in wanted if digest in self._numbers}
-        missing = [one for digest, one in wanted.items() if digest not in self._numbers]
-        slots = self._free_slots({*used, *known})
-        if len(slots) < len(missing):
-            raise QueueFull(
-                f"all {self._num_slots} slots of the encoder's cache have inputs of unfinished "
-                "requests"
-            )
-        new = []
-        for one, slot in zip(missing, slots, strict=False):
-            before = self._held[slot]
-            for digest in [name for name, number in self._numbers.items() if number == before]:
-                del self._numbers[digest]
-            # The next number that has this slot in the table, which is counted around.
-            number = self._next + (slot - self._next) % self._num_slots
-            self._next = number + 1
-            self._held[slot] = self._numbers[one.digest] = number
-            new.append((one, slot))
-        for digest in wanted:
-            self._numbers.move_to_end(digest)
-        return Placed(tuple(self._numbers[one.digest] for one in inputs), tuple(new))
+    def restart(self) -> None:
+        """Forget the numbers of inputs and give them out again."""
+        self._numbers.clear()
+        self._slots.clear()
+        self._next = 0
+
+    def forget_soft_tokens(self) -> None:
+        """Have all inputs encoded again: the weights are others."""
+        # And with other numbers, as keys and values of the old ones are in pages.
+        self._numbers.clear()
+        self._slots.clear()
 
     def numbered(self, text: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
-        """Return a text whose soft tokens have the numbers by which the table knows them.
+        """Return a text whose soft tokens are numbered by the inputs' own numbers.
 
         Args:
-            text: With those of a request, which count from its first input.
+            text: Whose soft tokens count from the first input of its request.
             numbers: Of the request's inputs.
         """
+        return self._moved(text, dict(enumerate(numbers)))
+
+    def placed(
+        self, tokens: np.ndarray, inputs: Sequence[dict[int, EncoderInput]]
+    ) -> tuple[np.ndarray, list[tuple[EncoderInput, int]]]:
+        """Return tokens numbered by slots of the table, and what is to be encoded into which slot.
+
+        Args:
+            tokens: Of the rows of a call, `[rows, tokens]`.
+            inputs: Of each row, by their numbers.
+        """
+        new: list[tuple[EncoderInput, int]] = []
+        slots: dict[int, int] = {}
+        needed = {
+            number: of_row[number]
+            for row, of_row in zip(tokens, inputs, strict=False)
+            for number in self._read(row)
+        }
+        for number in needed:  # first all that are there, so that none of them is given away
+            if number in self._slots:
+                self._slots.move_to_end(number)
+        for number, one in needed.items():
+            if number not in self._slots:
+                if len(self._slots) < self._num_slots:
+                    slot = len(self._slots)
+                else:
+                    _, slot = self._slots.popitem(last=False)
+                self._slots[number] = slot
+                new.append((one, slot))
+            slots[number] = self._slots[number]
+        return self._moved(tokens, slots), new
+
+    def _read(self, row: np.ndarray) -> list[int]:
+        """Return the numbers of the inputs that a row reads tokens of."""
+        soft = row[row >= FIRST_SOFT_TOKEN]
+        return sorted({int(one) for one in (soft - FIRST_SOFT_TOKEN) // self._num_tokens})
+
+    def _moved(self, text: np.ndarray, to: dict[int, int]) -> np.ndarray:
+        """Return a text whose soft tokens are those of other numbers."""
         soft = text >= FIRST_SOFT_TOKEN
-        count = self._num_tokens
-        own = text[soft] - FIRST_SOFT_TOKEN
-        firsts = np.asarray(numbers, np.int64) * count
+        if not soft.any():
+            return text
+        before, place = np.divmod(text[soft] - FIRST_SOFT_TOKEN, self._num_tokens)
+        after = np.array([to[int(one)] for one in before], text.dtype)
         changed = text.copy()
-        changed[soft] = FIRST_SOFT_TOKEN + firsts[own // count] + own % count
+        changed[soft] = FIRST_SOFT_TOKEN + after * self._num_tokens + place
         return changed
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether numbers begin again soon: then the prefix cache must be cleared with `clear`."""
-        most = (_LAST_TOKEN - FIRST_SOFT_TOKEN) // self._num_tokens
-        return self._next + 2 * self._num_slots >= most
 
-    def clear(self) -> None:
-        """Forget all inputs, as when weights are replaced; requests keep the slots that they use."""
-        self._numbers.clear()
-        if self.is_spent:
-            self._next = 0
+def num_table_slots(
+    num_kept: int, num_tokens: int, shapes: Sequence[tuple[int, Sequence[int]]]
+) -> int:
+    """Return the slots of a table: those that are asked for, and at least what a call can read.
 
-    def _free_slots(self, used: Collection[int]) -> list[int]:
-        """Return slots that nobody needs: empty ones first, then those asked for long ago."""
-        order = {number: place for place, number in enumerate(self._numbers.values())}
-        free = [slot for slot, number in self._held.items() if number not in used]
-        return sorted(free, key=lambda slot: (order.get(self._held[slot], -1), slot))  # type: ignore[call-overload]
+    Args:
+        num_kept: Those that are asked for.
+        num_tokens: N.
+        shapes: Tokens of a row that calls read, and the numbers of rows with so many.
+    """
+    # The first and the last input of a piece may be read in part.
+    most = [max(rows) * (1 + -(-(length - 1) // num_tokens)) for length, rows in shapes]
+    return max(num_kept, *most)

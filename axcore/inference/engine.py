@@ -9,7 +9,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Self, TypeVar
 
 from jax.sharding import Mesh
@@ -21,7 +20,6 @@ from axcore.inference.adapters import Adapter, EngineAdapter, EngineAdapters, Nu
 from axcore.inference.completion import CompletionStream
 from axcore.inference.config import EngineConfig
 from axcore.inference.detokenizer import IncrementalDetokenizer
-from axcore.inference.encoder_cache import EncoderCache
 from axcore.inference.engine_core import build_engine
 from axcore.inference.engine_stats import EngineStats
 from axcore.inference.engine_thread import EngineThread
@@ -75,8 +73,6 @@ class Engine:
         self._numbers = itertools.count()
         self._adapters = EngineAdapters(cfg.num_adapters)
         self._epoch = 0
-        spec = core.programs.encoder
-        self._encoder_cache = None if spec is None else EncoderCache(spec, cfg.encoder_cache_size)
         self._submitted: dict[int, RequestState] = {}
         self._num_prompt_tokens = 0
         self._is_draining = False
@@ -116,7 +112,7 @@ class Engine:
             limits,
             self._core.buckets,
             self._core.kinds,
-            encodes=self._encoder_cache is not None,
+            encodes=self._programs.encoder is not None,
         )
         compiled = self._programs.compiled
         self._warm_up = WarmUp(
@@ -259,7 +255,6 @@ class Engine:
                     where="adapter",
                     hint="ask again",
                 )
-            self._place_inputs(state)
             self._add(state)
 
     def stats(self) -> EngineStats:
@@ -328,10 +323,8 @@ class Engine:
             # theirs, so pages of old weights are shared by nobody who began later.
             self._epoch += 1
             self._runner.scheduler.reset_prefix_cache()
-            if self._encoder_cache is not None:
-                with self._changed:
-                    # Soft tokens of the old weights are for requests that have them already.
-                    self._encoder_cache.clear()
+            if self._runner.encoder_cache is not None:
+                self._runner.encoder_cache.forget_soft_tokens()
 
         self._thread.do(replace)
 
@@ -473,32 +466,23 @@ class Engine:
             # two an adapter's number could be given to another one.
             for state in states:
                 state.adapter = self._adapters.find(state.request.adapter)
-                self._place_inputs(state)
             for state in states:
                 self._add(state)
         return tuple(state.completion for state in states)
 
-    def _place_inputs(self, state: RequestState) -> None:
-        """Have the inputs of a request encoded that are not yet; hold the lock when you call it.
-
-        Raises:
-            QueueFull: Other requests have all slots.
-        """
-        cache, inputs = self._encoder_cache, state.request.inputs
+    def _number_inputs(self, state: RequestState) -> None:
+        """Give inputs of a request the numbers by which its text has them; in the engine thread."""
+        cache, inputs = self._runner.encoder_cache, state.request.inputs
         if cache is None or not inputs:
             return
-        if cache.is_spent:
-            cache.clear()
-            # After it, no page is found by numbers that are given again.
-            self._thread.send(self._runner.scheduler.reset_prefix_cache)
-        requests = [*self._submitted.values(), *self._runner.output.requests.values()]
-        placed = cache.place(inputs, {number for one in requests for number in one.inputs})
-        for one, slot in placed.new:
-            # In the thread, before any step of this request, and behind all of the requests
-            # that had the slot before it.
-            self._thread.send(partial(self._runner.programs.encode, one.value, slot))
-        state.inputs = placed.numbers
-        state.sequence.text = cache.numbered(state.sequence.text, placed.numbers)
+        if not cache.has_room(len(inputs)):
+            cache.restart()
+            # Part of the salt of all that comes from now on, so that
+            # no page of earlier texts is found by a number given again.
+            self._epoch += 1
+        numbers = cache.numbers(inputs)
+        state.inputs = dict(zip(numbers, inputs, strict=True))
+        state.sequence.text = cache.numbered(state.sequence.text, numbers)
 
     def _use(self, stage: Stage) -> None:
         self._thread.do(lambda: self._runner.use(stage))
@@ -517,6 +501,7 @@ class Engine:
 
         def add() -> None:
             self._num_prompt_tokens += len(state.request.prompt)
+            self._number_inputs(state)
             # Here and not in `submit`: weights may be replaced between
             # the two, and the pages are computed by those of now.
             sequence.salt = f"{self._epoch}/{state.adapter.digest}".encode()

@@ -16,7 +16,7 @@ from axcore.inference.cached_model import NUM_COLUMNS
 from axcore.inference.completion import CompletionStream, TokenLogprobs
 from axcore.inference.grammar import GrammarCompiler, GrammarMatcher
 from axcore.inference.model_functions import SamplerOutput
-from axcore.inference.request import Request, SamplerKind, kind_index
+from axcore.inference.request import EncoderInput, Request, SamplerKind, kind_index
 from axcore.inference.sampler import LogProbs, WantedLogprobs, greedy_rows
 from axcore.inference.schedule import ScheduledBatch, SequenceState, SequenceTable
 from axcore.inference.speculation import Drafter, DraftModel, NGramLookup
@@ -34,7 +34,7 @@ class RequestState:
             `Programs.score_prompt`.
         drafter: Proposes its next tokens, with speculative decoding.
         adapter: The adapter that it is answered with.
-        inputs: Numbers of its inputs in the encoder's cache.
+        inputs: Its inputs, such as pictures, by the numbers that its text has them by.
     """
 
     completion: CompletionStream
@@ -43,7 +43,7 @@ class RequestState:
     scores: TokenLogprobs | None = None
     drafter: Drafter | None = None
     adapter: NumberedAdapter = WITHOUT_ADAPTER
-    inputs: tuple[int, ...] = ()
+    inputs: dict[int, EncoderInput] = attrs.field(factory=dict)
 
     @property
     def request(self) -> Request:

@@ -64,7 +64,6 @@ def kv_cache_config(cfg: EngineConfig) -> KVCacheConfig:
         if cfg.page_size
         else None,
         call_tokens=cfg.max_num_batched_tokens,
-        num_encoder_inputs=cfg.encoder_cache_size,
     )
 
 

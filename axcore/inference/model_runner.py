@@ -15,6 +15,7 @@ from jaxtyping import Array
 from axcore.errors import RequestError
 from axcore.inference.completion import TokenDelta
 from axcore.inference.config import BatchBuckets
+from axcore.inference.encoder_cache import EncoderCache
 from axcore.inference.input_batch import InFlightBatch, InputBatch, RequestState
 from axcore.inference.model_functions import SamplerOutput
 from axcore.inference.output_processor import OutputProcessor
@@ -39,6 +40,7 @@ class ModelRunner:
 
     Attributes:
         output: Hands out what is sampled.
+        encoder_cache: Which inputs the device has; None where the model reads text alone.
         num_steps: Steps run so far.
         num_draft_tokens: Draft tokens proposed so far.
         weight_version: Version of the weights that calls are started with.
@@ -67,6 +69,8 @@ class ModelRunner:
         self.output = OutputProcessor(
             scheduler, self._slots, end_ids=end_ids, vocab_size=programs.vocab_size
         )
+        spec = programs.encoder
+        self.encoder_cache = None if spec is None else EncoderCache(spec, programs.num_encoder_slots)
         self._in_flight: deque[InFlightBatch] = deque()
         self._kept_prompts: set[bytes] = set()
         self._has_drafts = has_drafts
@@ -178,6 +182,8 @@ class ModelRunner:
         array = self._slots.array(batch, rows, batch.length)
         width = array.shape[1] - batch.length
         self._slots.write_tokens(batch, array[:, width:], 0)
+        if self.encoder_cache is not None:
+            array[:, width:] = self._encoded(batch, array[:, width:])
         state, scores = self._slots.of(batch)[0], None
         is_scored = state is not None and state.request.prompt_logprobs
         # In warm-up's first stages there is one program for reading, the one that scores as well.
@@ -197,6 +203,17 @@ class ModelRunner:
             sampled = self._sample(batch, array[:, :width].copy())
         if sampled is not None or scores is not None:
             self._add(batch, sampled, scores)
+
+    def _encoded(self, batch: ScheduledBatch, tokens: np.ndarray) -> np.ndarray:
+        """Return the tokens of a call, once the device has the inputs that they are of."""
+        assert self.encoder_cache is not None
+        states = self._slots.of(batch)
+        inputs = [{} if state is None else state.inputs for state in states]
+        found, new = self.encoder_cache.placed(tokens, inputs)
+        for one, slot in new:
+            # Behind all calls that read what was in the slot: the device runs them in order.
+            self.programs.encode(one.value, slot)
+        return found
 
     def _decode(self, batch: ScheduledBatch) -> None:
         """Sample the next tokens of rows: one, several in one call, or as many as are accepted."""

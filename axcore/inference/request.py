@@ -273,7 +273,6 @@ class RequestLimits:
         kinds: What programs can sample, the cheapest first.
         samples_one_by_one: Whether a token can be known before the next is sampled.
         encoder: What is known of the model's encoder, if it has one.
-        max_inputs: Inputs that the encoder's cache has slots for.
     """
 
     num_tokens: int
@@ -284,7 +283,6 @@ class RequestLimits:
     kinds: tuple[SamplerKind, ...]
     samples_one_by_one: bool
     encoder: EncoderSpec | None = None
-    max_inputs: int = 0
 
     def check(self, request: Request) -> None:
         """Refuse a request that can never be answered.
@@ -366,13 +364,6 @@ class RequestLimits:
                 f"the request has {len(request.inputs)} inputs, and the model reads text alone",
                 where="inputs",
                 hint="leave them out, or take a model with an encoder",
-            )
-        if len(request.inputs) > self.max_inputs:
-            raise RequestError(
-                f"the request has {len(request.inputs)} inputs; the encoder's cache has "
-                f"{self.max_inputs} slots",
-                where="inputs",
-                hint="send fewer, or set encoder_cache_size",
             )
         expected = self.encoder.input
         for place, one in enumerate(request.inputs):

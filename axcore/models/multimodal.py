@@ -25,6 +25,7 @@ from axcore.layers.soft_tokens import (
     check_soft_tokens,
     num_soft_tokens_of,
 )
+from axcore.layers.tokens import TokenInfo
 from axcore.models.causal_lm import FORMULA, CausalLM, flops_per_token
 from axcore.module import ArraySpec, BatchSpec, ModelFlops, Module, entry
 
@@ -97,6 +98,25 @@ class MultimodalLM(CausalLM):
             read["loss_weights"] = read["loss_weights"] * weights[:, None]
         with self.with_shared(SOFT_TOKENS, self._soft_tokens(inputs)):
             return super().forward(read)
+
+    @entry
+    def logits(
+        self,
+        tokens: Int[Array, "batch time"],
+        info: TokenInfo | None = None,
+        at: Int[Array, "batch places"] | None = None,
+        *,
+        inputs: Array | None = None,
+    ) -> Float[Array, "batch places vocab"]:
+        """Return what that of a `CausalLM` does; `inputs` are those of the rows, if they have any.
+
+        Raises:
+            ModuleError: There is no info in training.
+        """
+        if inputs is None:
+            return super().logits(tokens, info, at)
+        with self.with_shared(SOFT_TOKENS, self._soft_tokens(inputs)):
+            return super().logits(tokens, info, at)
 
     def _soft_tokens(self, inputs: Array) -> Float[Array, "B soft dim"]:
         """Return the soft tokens of each row, those of its inputs one after the other."""

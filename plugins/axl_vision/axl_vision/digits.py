@@ -45,9 +45,9 @@ def conversation(digit: int, number: int) -> list[dict[str, str]]:
         number: Of the picture: decides the order of the questions.
     """
     asked = [
-        ("Which digit is it?", NAMES[digit]),
+        ("Which digit?", NAMES[digit]),
         ("Is it even?", "no" if digit % 2 else "yes"),
-        ("What comes next?", NAMES[(digit + 1) % 10]),
+        ("What is next?", NAMES[(digit + 1) % 10]),
     ]
     first = number % len(asked)
     turns = []

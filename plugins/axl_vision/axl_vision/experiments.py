@@ -118,15 +118,14 @@ def digits_chat() -> Trainer.Config:
     image = _digit_encoder(vit("toy", num_classes=10, image_size=16, patch_size=4).encoder)
     text = transformer(
         vocab_size=tokenizer.build().vocab_size,
-        dim=128,
+        dim=64,
         num_layers=2,
         num_heads=4,
-        num_kv_heads=2,
-        hidden_dim=384,
+        hidden_dim=192,
     )
     cfg = digits()
     chat = ChatText.Config(
-        field="json", tokenizer=tokenizer, length=160, num_soft_tokens=image.num_patches
+        field="json", tokenizer=tokenizer, length=144, num_soft_tokens=image.num_patches
     )
     return evolve(
         cfg,
@@ -136,9 +135,9 @@ def digits_chat() -> Trainer.Config:
             num_soft_tokens=image.num_patches,
         ),
         task=None,
-        data=evolve(cfg.data, features={"image": DIGIT, "chat": chat}, batch_size=32),
-        max_steps=800,
-        eval_every_steps=200,
+        data=evolve(cfg.data, features={"image": DIGIT, "chat": chat}),
+        max_steps=1500,
+        eval_every_steps=500,
     )
 
 
