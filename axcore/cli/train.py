@@ -215,6 +215,10 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
 
         click.echo(validation_line(result.validation, result.units))
     reason = no_text_reason(trainer)
+    # Their text alone would be continued without the picture that it is about.
+    reads_inputs = getattr(trainer.model, "input_spec", None) is not None
+    if reason is None and reads_inputs:
+        reason = "prompts of this model have other inputs than text; ask it over HTTP"
     if reason is None and not is_alone:
         reason = "a run of several processes samples none"
     if reason is None:
@@ -225,9 +229,10 @@ def _report(trainer: Any, result: Any, run: Path, *, is_alone: bool) -> None:
     name = shlex.quote(str(run))
     commands = [f"axcore report {name} OTHER_RUN   compares two runs"]
     if no_text_reason(trainer) is None:
+        commands.insert(0, f"axcore serve {name}   answers over HTTP")
         prompt = shlex.quote(trainer.config.prompt)
-        generate = f"axcore generate {name} --prompt {prompt}   generates more text"
-        commands = [generate, f"axcore serve {name}   answers over HTTP", *commands]
+        if not reads_inputs:
+            commands.insert(0, f"axcore generate {name} --prompt {prompt}   generates more text")
     click.echo("\n".join(["", "try:", *commands]))
 
 

@@ -136,9 +136,7 @@ def program_table(
         return jax.ShapeDtypeStruct((1, *one.shape), one.dtype), _ints(1)  # type: ignore[no-untyped-call]
 
     return {
-        "encode": Program(
-            function=calls.encode, takes=model, changes=("caches",), inputs=encoded
-        ),
+        "encode": Program(function=calls.encode, takes=model, changes=("caches",), inputs=encoded),
         "prefill": Program(
             function=calls.prefill,
             takes=model,

@@ -322,9 +322,7 @@ class RequestLimits:
             raise RequestError("the prompt has no token", where="prompt")
         # The first alone, for a prompt may have a hundred thousand of them.
         soft = range(FIRST_SOFT_TOKEN, FIRST_SOFT_TOKEN + self._num_soft(request))
-        wrong = next(
-            (one for one in request.prompt if not (0 <= one < known or one in soft)), None
-        )
+        wrong = next((one for one in request.prompt if not (0 <= one < known or one in soft)), None)
         if wrong is not None:
             raise RequestError(
                 f"the prompt has token {wrong}; the model knows {known} tokens, 0 the first",
@@ -350,7 +348,6 @@ class RequestLimits:
                 where="max_tokens",
                 hint="ask for fewer tokens, or give the engine more pages by num_pages",
             )
-
 
     def _num_soft(self, request: Request) -> int:
         """Return how many soft tokens the inputs of a request have."""

@@ -113,6 +113,7 @@ async def stats(request: HttpRequest) -> Response:
             "step": served.step,
             "max_length": served.max_length,
             "has_chat": served.has_chat,
+            "part_types": [] if served.reader is None else [served.reader.feature.part_type],
             **attrs.asdict(served.engine.stats()),
         }
     )
@@ -137,7 +138,8 @@ def _page_and_policy() -> tuple[str, str]:
         allowed[kind] += f" 'sha256-{digest}'"
     policy = (
         f"default-src 'none'; script-src{allowed['script']}; style-src{allowed['style']}; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        # Pictures that the user chose are shown from the page itself.
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return content, policy
 

@@ -230,9 +230,7 @@ class ServedModel:
         # Before the parts are read: a conversation that is too long is refused at once.
         found = self.checked(self.reader.placed(tokens, len(parts)), "messages", is_chat=True)
         read = self.reader.read
-        inputs = [
-            await self.work.threads.run(partial(read, part, self.limits)) for part in parts
-        ]
+        inputs = [await self.work.threads.run(partial(read, part, self.limits)) for part in parts]
         return found, tuple(inputs)
 
     async def _rendered_tokens(
@@ -295,7 +293,9 @@ class ServedModel:
         # A token out of range would read another row's embedding,
         # or clamp to the last one: an answer without an error.
         size = self.tokenizer.vocab_size
-        unknown = [one for one in tokens if one >= size and not (is_chat and one >= FIRST_SOFT_TOKEN)]
+        unknown = [
+            one for one in tokens if one >= size and not (is_chat and one >= FIRST_SOFT_TOKEN)
+        ]
         if unknown:
             raise invalid(f"{param} has token {max(unknown)}; the vocabulary has {size}", param)
         return tokens

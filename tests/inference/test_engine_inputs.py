@@ -9,8 +9,8 @@ from point_model import NUM_SOFT, point_model
 
 from axcore.data import ByteTokenizer
 from axcore.inference import (
-    Engine,
     EncoderInput,
+    Engine,
     EngineConfig,
     NGramLookup,
     Request,
@@ -126,7 +126,10 @@ def test_text_alone_is_answered_as_before(engine):
     ("changes", "words"),
     [
         ({"inputs": ()}, "the prompt has token 16777216"),
-        ({"inputs": (EncoderInput(np.zeros(4, np.float32)),)}, "the encoder takes float32 of shape"),
+        (
+            {"inputs": (EncoderInput(np.zeros(4, np.float32)),)},
+            "the encoder takes float32 of shape",
+        ),
         ({"inputs": (EncoderInput(np.zeros(3, np.int8)),)}, "input 0 is int8"),
         ({"prompt_logprobs": True}, "prompt_logprobs are of text alone"),
     ],

@@ -8,7 +8,7 @@ from point_model import NUM_SOFT, PointEncoder, point_model
 
 from axcore.config import evolve, replace_config, update_config
 from axcore.errors import ConfigError
-from axcore.layers import FIRST_SOFT_TOKEN, MoE, FeedForward, SoftTokenEmbedding
+from axcore.layers import FIRST_SOFT_TOKEN, FeedForward, MoE, SoftTokenEmbedding
 from axcore.models import CausalLM, multimodal, transformer
 from axcore.module import ArraySpec, BatchSpec, functional
 
@@ -52,9 +52,7 @@ def test_soft_tokens_stand_in_the_places_of_their_numbers(model, state):
     """The same row with the vectors written into the table of an ordinary model."""
     soft = state["encoder"]["linear"]
     made = (POINTS[0, 0] @ soft["weight"] + soft["bias"]).reshape(NUM_SOFT, -1)
-    plain = CausalLM.Config(
-        vocab_size=VOCAB + NUM_SOFT, dim=16, decoder=CFG.decoder, head=CFG.head
-    )
+    plain = CausalLM.Config(vocab_size=VOCAB + NUM_SOFT, dim=16, decoder=CFG.decoder, head=CFG.head)
     plain = replace_config(plain, SoftTokenEmbedding, lambda old: old.embedding).build()
     table = jnp.concatenate([state["decoder"]["embedding"]["embedding"]["weight"], made])
     extra = jnp.zeros((NUM_SOFT, 16), jnp.float32)
@@ -94,7 +92,9 @@ def test_a_row_without_soft_tokens_is_that_of_the_language_model(state, model):
 
 
 def test_features_apply_to_both_parts():
-    cfg = replace_config(CFG, FeedForward, lambda ffn: MoE.Config(expert=ffn, num_experts=2, top_k=1))
+    cfg = replace_config(
+        CFG, FeedForward, lambda ffn: MoE.Config(expert=ffn, num_experts=2, top_k=1)
+    )
     cfg = update_config(cfg, {"encoder.linear.has_bias": False})
     model = cfg.build()
     assert jnp.isfinite(loss_of(model, model.init(0)))

@@ -4,13 +4,17 @@ import asyncio
 import re
 
 import attrs
+import numpy as np
 import pytest
 from driven_browser import opened
 from model_server import SMALL, byte_tokenizer, serving, small_engine
+from point_model import NUM_SOFT, point_model
 
+from axcore.data import ByteTokenizer, Feature, FeatureArray
 from axcore.inference import Engine
 from axcore.inference.adapters import EngineAdapter
 from axcore.serving import ApiKeys
+from axcore.serving.inputs import InputReader
 
 pytestmark = pytest.mark.slow
 
@@ -156,3 +160,57 @@ def test_a_script_that_is_not_the_pages_own_does_not_run(server):
         page.complaints.clear()  # the browser reports what it refused
 
     in_browser(server.url, work)
+
+
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
+    "awAAAABJRU5ErkJggg=="
+)
+
+
+def test_a_model_of_text_is_offered_no_picture(chat_server):
+    async def work(page):
+        await page.wait_for(f"{READY} && isChat")
+        assert await page.run("$('attach').hidden")
+
+    in_browser(chat_server.url, work)
+
+
+def test_a_picture_is_shown_and_sent_with_its_text(picture_server):
+    async def work(page):
+        await page.wait_for(f"{READY} && isChat && !$('attach').hidden")
+        await page.run(f"attach({PIXEL!r})")
+        assert await page.run("document.querySelectorAll('#pictures img').length") == 1
+        await page.run(ASK.format("what is it?"))
+        await page.wait_for("!!document.querySelector('.meta')")
+        assert await page.run("document.querySelector('.turn.failed')") is None
+        assert await page.run("document.querySelectorAll('.turn.user img')[0].naturalWidth") == 1
+        assert await page.run("messages[0].content.map((one) => one.type).join()") == (
+            "image_url,text"
+        )
+        assert await page.run("$('pictures').hidden")
+
+    in_browser(picture_server.url, work)
+
+
+@pytest.fixture(scope="module")
+def picture_server():
+    """A server of a model that reads one file of any content as a point."""
+    tokenizer = ByteTokenizer.Config(special_tokens=("<point>",)).build()
+    model = point_model(tokenizer.vocab_size).build()
+    with Engine(model, model.init(5), tokenizer, SMALL) as engine, serving(engine) as server:
+        server.served.reader = InputReader(FileSize.Config().build(), "<point>", 259, NUM_SOFT)
+        yield server
+
+
+class FileSize(Feature):
+    """The size of a file as a point."""
+
+    part_type = "image_url"
+    fields = ("file",)
+
+    def arrays(self):
+        return {"": FeatureArray((3,), "float32")}
+
+    def make(self, record, rng):
+        return {"": np.full(3, len(record["file"]) / 100, np.float32)}

@@ -27,9 +27,7 @@ class PointEncoder(Module):
     flops_per_input = 0.0
 
     def setup(self, cfg: Any) -> None:
-        self.linear = cfg.linear.build(
-            in_dim=3, out_dim=NUM_SOFT * cfg.dim, axes=(None, "embed")
-        )
+        self.linear = cfg.linear.build(in_dim=3, out_dim=NUM_SOFT * cfg.dim, axes=(None, "embed"))
 
     @property
     def input_spec(self) -> jax.ShapeDtypeStruct:
@@ -44,6 +42,4 @@ def point_model(vocab_size: int) -> Any:
     text = transformer(
         vocab_size=vocab_size, dim=16, num_layers=2, num_heads=2, num_kv_heads=1, hidden_dim=16
     )
-    return multimodal(
-        text, PointEncoder.Config(), num_soft_tokens=NUM_SOFT, input_name="points"
-    )
+    return multimodal(text, PointEncoder.Config(), num_soft_tokens=NUM_SOFT, input_name="points")

@@ -1,0 +1,102 @@
+"""A language model that reads pictures: what it is trained on is what it is served."""
+
+import base64
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from axl_vision.experiments import digits_chat
+from axl_vision.image_tokens import ImageTokens
+from axl_vision.models import vit
+from PIL import Image
+
+from axcore.config import update_config
+from axcore.inference import EncoderInput, EngineConfig, Request, Sampling
+from axcore.module import functional
+from axcore.runs import engine_for, open_model
+from axcore.serving.config import Limits
+from axcore.serving.inputs import ContentPart, input_reader
+from axcore.testing.tiny import trainer_on
+
+ENCODER = vit("toy", num_classes=2, image_size=16, patch_size=8).encoder
+
+
+def test_a_picture_becomes_a_token_for_each_patch():
+    model = ImageTokens.Config(encoder=ENCODER, dim=8).build()
+    image = jnp.zeros((2, *model.input_spec.shape), jnp.uint8)
+    tokens, _ = functional(model, model.init(0), image)
+    assert tokens.shape == (2, 4, 8) and model.num_tokens == 4
+
+
+def test_a_patch_changes_its_own_token_most():
+    model = ImageTokens.Config(encoder=ENCODER, dim=8).build()
+    state = model.init(1)
+    image = jnp.zeros((1, 16, 16, 3), jnp.uint8)
+    changed = image.at[:, 8:, :8].set(255)
+    first, second = (functional(model, state, one)[0] for one in (image, changed))
+    assert jnp.argmax(jnp.abs(first - second).sum(-1)) == 2
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of few steps, which says little that is right."""
+    folder = tmp_path_factory.mktemp("run")
+    changes = {
+        "max_steps": 3,
+        "eval_every_steps": 3,
+        "data.batch_size": 16,
+        "data.validation_batches": 1,
+        "checkpoint.every_steps": 3,
+    }
+    trainer_on(update_config(digits_chat(), changes), 1).run(folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_a_served_answer_is_that_of_a_plain_pass(run):
+    opened = open_model(run)
+    feature = opened.trainer.data.features["image"]
+    _, rows = opened.trainer.data._splits
+    image = feature.make(rows._store[0], None)[""]
+    row = opened.trainer.data.features["chat"].make(rows._store[0], None)
+    prompt = row["tokens"][: int(np.argmax(row["loss_weights"] > 0)) + 1]
+
+    def logits(tokens):
+        """Padded, so that there is one program."""
+        padded = jnp.asarray([[*tokens, *[0] * (opened.length - len(tokens))]], jnp.int32)
+        at = jnp.asarray([[len(tokens) - 1]], jnp.int32)
+        images = jnp.asarray(image)[None]
+        return program(opened.state, padded, at, images)[0, 0]
+
+    program = jax.jit(
+        lambda state, tokens, at, images: functional(
+            opened.model, state, tokens, None, at, inputs=images, method="logits"
+        )[0]
+    )
+    expected = list(map(int, prompt))
+    for _ in range(5):
+        expected.append(int(jnp.argmax(logits(expected))))
+    request = Request(
+        prompt=tuple(map(int, prompt)),
+        max_tokens=5,
+        sampling=Sampling(temperature=0),
+        inputs=(EncoderInput(image),),
+        ignores_end=True,
+    )
+    engine, _ = engine_for(opened, EngineConfig(max_num_seqs=2))
+    with engine:
+        found = [token.id for token in engine.submit(request).result().tokens]
+    assert found == expected[len(prompt) :]
+
+
+@pytest.mark.slow
+def test_a_server_reads_pictures_as_training_does(run):
+    opened = open_model(run)
+    reader = input_reader(opened.model, opened.trainer.data)
+    file = io.BytesIO()
+    Image.fromarray(np.full((30, 40, 3), 77, np.uint8)).save(file, "png")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    found = reader.read(ContentPart("image_url", "here", url), Limits())
+    assert found.value.shape == (16, 16, 1) and (found.value == 77).all()
