@@ -132,4 +132,5 @@ __all__ = [
     "tokenizer_in",
     "train_order",
     "warnings_as_errors",
+    "with_soft_tokens",
 ]

@@ -349,14 +349,11 @@ class ExampleData(DataLoader):
         Raises:
             AttributeError: None has text.
         """
-        return self._text_feature.tokenizer
-
-    @property
-    def _text_feature(self) -> Any:
-        found = [one for one in self.features.values() if hasattr(one, "tokenizer")]
-        if not found:
-            raise AttributeError("no feature of the data has text")
-        return found[0]
+        for feature in self.features.values():
+            found: Tokenizer | None = getattr(feature, "tokenizer", None)
+            if found is not None:
+                return found
+        raise AttributeError("no feature of the data has text")
 
     def train(self, *, process_index: int = 0, process_count: int = 1) -> TrainBatches:
         """Return an iterator without end over one process's part of each global batch.

@@ -1,4 +1,4 @@
-"""`EncoderCache`: inputs such as pictures, their numbers in texts, and where soft tokens of them are.
+"""`EncoderCache`: inputs such as pictures, their numbers in texts, and where their tokens are.
 
 Each input that is not the same as one before gets a number that none had, and the numbers of its
 soft tokens in a text follow from it. So texts of equal numbers have equal inputs, and neither the

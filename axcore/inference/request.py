@@ -204,7 +204,7 @@ class EncoderInput:
     @digest.default
     def _digest(self) -> bytes:
         value = np.ascontiguousarray(self.value)
-        # Cryptographic, as nobody shall be answered by a picture that somebody else made to collide.
+        # Cryptographic: else a client could make a picture that is answered as somebody else's.
         about = f"{value.dtype}{value.shape}".encode()
         return hashlib.blake2b(about + value.tobytes(), digest_size=16).digest()
 

@@ -64,6 +64,7 @@ from axcore.interop.layouts import (
     RotaryRows,
     maxtext,
 )
+from axcore.interop.model_part import ModelPart, part_weights
 from axcore.interop.orbax_checkpoint import OrbaxCheckpoint
 from axcore.interop.peft import to_peft
 from axcore.interop.pretrained import (
@@ -157,6 +158,7 @@ __all__ = [
     "Layout",
     "LeafOrigins",
     "LocalLayers",
+    "ModelPart",
     "MustBe",
     "OrbaxCheckpoint",
     "Origin",
@@ -206,6 +208,7 @@ __all__ = [
     "model_weights",
     "named_specs",
     "one_more",
+    "part_weights",
     "patches",
     "plan_weights",
     "read_adapters",

@@ -96,13 +96,14 @@ def _with_own_sizes(plain: Any, cfg: Any, filled: frozenset[str]) -> Any:
     names = field_names(cfg)
     changes = {name: getattr(cfg, name) for name in names if name in _FILLED - filled}
     filled = filled | (_FILLED & set(names))
-    # Below a model that has both, as all language models do, only layers are left, which fill
-    # the others themselves.
-    if not {"dim", "vocab_size"} <= filled:
-        for name in names:
-            child = getattr(plain, name)
-            if is_config(child):
-                changes[name] = _with_own_sizes(child, getattr(cfg, name), filled)
+    own = getattr(cfg, "sized_parts", ())
+    for name in names:
+        child = getattr(plain, name)
+        # Below a model that has both, as all language models do, only layers are left, which fill
+        # the others themselves; and what says that it has sizes of its own.
+        if is_config(child) and (name in own or not {"dim", "vocab_size"} <= filled):
+            above = frozenset[str]() if name in own else filled
+            changes[name] = _with_own_sizes(child, getattr(cfg, name), above)
     return evolve(plain, **changes) if changes else plain
 
 

@@ -20,7 +20,12 @@ from axcore.models.causal_lm import (
 )
 from axcore.models.llama import llama2, llama3
 from axcore.models.mistral import mistral, mixtral
-from axcore.models.multimodal import MultimodalLM, multimodal
+from axcore.models.multimodal import (
+    MultimodalLM,
+    language_model_of,
+    multimodal,
+    with_language_model,
+)
 from axcore.models.qwen2 import qwen2
 
 __all__ = [
@@ -35,6 +40,7 @@ __all__ = [
     "UntiedHead",
     "check_vocab_size",
     "flops_per_token",
+    "language_model_of",
     "llama2",
     "llama3",
     "mistral",
@@ -43,4 +49,5 @@ __all__ = [
     "of_size",
     "qwen2",
     "transformer",
+    "with_language_model",
 ]

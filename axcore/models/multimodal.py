@@ -8,14 +8,14 @@ Letters: B rows, I inputs of a row, N soft tokens of an input.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import attrs
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, config, replace_config
+from axcore.config import REQUIRED, config, evolve, replace_config
 from axcore.errors import ConfigError
 from axcore.layers.linear import Embedding
 from axcore.layers.soft_tokens import (
@@ -50,28 +50,30 @@ class MultimodalLM(CausalLM):
                 `[B, ...]` where a row has one.
         """
 
+        sized_parts: ClassVar[tuple[str, ...]] = ("encoder",)
+
         encoder: Module.Config = REQUIRED
         input_name: str = "image"
 
     config: Config
 
-    def setup(self, cfg: Config) -> None:
+    def setup(self, cfg: CausalLM.Config) -> None:
         """Build encoder, decoder and head.
 
         Raises:
             ConfigError: The decoder's embedding has a place for another number of soft tokens.
         """
         super().setup(cfg)
-        self.encoder: Any = cfg.encoder.build(dim=cfg.dim)
-        decoder: Any = cfg.decoder
-        placed = num_soft_tokens_of(decoder.embedding)
-        if placed != self.encoder.num_tokens:
+        own, decoder = self.config, cast(Any, cfg.decoder)
+        encoder: Any = own.encoder.build(dim=cfg.dim)
+        placed, made = num_soft_tokens_of(decoder.embedding), encoder.num_tokens
+        if placed != made:
             raise ConfigError(
-                f"num_tokens is {placed}, and the encoder makes {self.encoder.num_tokens} soft "
-                "tokens of an input",
+                f"num_tokens is {placed}, and the encoder makes {made} soft tokens of an input",
                 where="decoder.embedding.num_tokens",
-                hint=f"--set model.decoder.embedding.num_tokens={self.encoder.num_tokens}",
+                hint=f"--set model.decoder.embedding.num_tokens={made}",
             )
+        self.encoder = encoder
 
     @property
     def input_spec(self) -> jax.ShapeDtypeStruct:
@@ -199,6 +201,31 @@ def _checked(arrays: dict[str, ArraySpec], count: int) -> dict[str, ArraySpec]:
 
 def _shown(shape: tuple[int, ...], dtype: Any) -> str:
     return f"{'x'.join(map(str, shape))} {jnp.dtype(dtype).name}"
+
+
+def language_model_of(cfg: MultimodalLM.Config) -> CausalLM.Config:
+    """Return the config of the language model alone, which reads no other inputs."""
+    decoder = replace_config(cfg.decoder, SoftTokenEmbedding, lambda old: old.embedding)
+    return CausalLM.Config(
+        vocab_size=cfg.vocab_size,
+        dim=cfg.dim,
+        decoder=decoder,
+        head=cfg.head,
+        dtypes=cfg.dtypes,
+        published=cfg.published,
+    )
+
+
+def with_language_model(cfg: MultimodalLM.Config, model: CausalLM.Config) -> MultimodalLM.Config:
+    """Return a config with another language model."""
+    decoder: Any = cfg.decoder
+    made = multimodal(
+        model,
+        cfg.encoder,
+        num_soft_tokens=num_soft_tokens_of(decoder.embedding),
+        input_name=cfg.input_name,
+    )
+    return evolve(made, dtypes=cfg.dtypes, published=cfg.published)
 
 
 def multimodal(

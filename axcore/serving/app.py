@@ -139,7 +139,8 @@ def _page_and_policy() -> tuple[str, str]:
     policy = (
         f"default-src 'none'; script-src{allowed['script']}; style-src{allowed['style']}; "
         # Pictures that the user chose are shown from the page itself.
-        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     )
     return content, policy
 

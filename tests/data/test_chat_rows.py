@@ -46,7 +46,8 @@ def test_targets_are_the_next_tokens_and_never_soft():
     size = row["token_mask"].sum() - 1
     same = row["targets"][:size] == row["tokens"][1 : size + 1]
     assert (same | soft[:size]).all()
-    assert not row["loss_weights"][soft].any() and (row["targets"] < 264).all()
+    assert not row["loss_weights"][soft].any()
+    assert (row["targets"] < 264).all()
 
 
 def test_parts_of_other_types_are_inputs_too():
@@ -128,7 +129,7 @@ def test_rows_have_the_names_that_language_models_read(tmp_path, monkeypatch):
     names = {"tokens", "targets", "positions", "loss_weights", "token_mask"}
     assert batch.keys() == {*names, "size", "row_weights"}
     assert data.batch_spec().arrays["tokens"].num_values == FIRST_SOFT_TOKEN + 3
-    assert data.tokenizer.vocab_size == 264 and data.config.seq_len == 64
+    assert (data.tokenizer.vocab_size, data.config.seq_len) == (264, 64)
 
 
 def test_shapes_are_known_without_files():

@@ -93,7 +93,7 @@ class ImageEncoder(Module):
             dropout: Applied to the tokens.
             input_norm: A norm before the first layer, if there is one.
             stack: The layers.
-            norm: The norm behind the last layer.
+            norm: The norm behind the last layer, if there is one.
             pool: Makes one vector of the tokens.
         """
 
@@ -107,7 +107,7 @@ class ImageEncoder(Module):
         dropout: Dropout.Config = Dropout.Config()
         input_norm: Module.Config | None = None
         stack: Module.Config = ScannedLayers.Config(layer=TransformerLayer.Config())
-        norm: Module.Config = LayerNorm.Config(epsilon=1e-6)
+        norm: Module.Config | None = LayerNorm.Config(epsilon=1e-6)
         pool: Module.Config = FirstToken.Config()
 
         @property
@@ -143,7 +143,8 @@ class ImageEncoder(Module):
         if cfg.input_norm is not None:
             self.input_norm = cfg.input_norm.build(dim=cfg.dim)
         self.stack = cfg.stack.build(dim=cfg.dim)
-        self.norm = cfg.norm.build(dim=cfg.dim)
+        if cfg.norm is not None:
+            self.norm = cfg.norm.build(dim=cfg.dim)
         self.pool = cfg.pool.build(dim=cfg.dim)
 
     def forward(self, image: Pixels) -> Float[Array, "batch dim"]:
@@ -151,7 +152,7 @@ class ImageEncoder(Module):
         return self.pool(self.encode(image))
 
     def encode(self, image: Pixels) -> Tokens:
-        """Return a normalised vector for each patch, behind those of the first tokens."""
+        """Return a vector for each patch, behind those of the first tokens."""
         cfg = self.config
         x = self.patches(self.pixels(image))
         positions = self.positions.astype(x.dtype)[None]
@@ -166,7 +167,8 @@ class ImageEncoder(Module):
         x = shard(self.dropout(x), "batch", "time", "embed")
         if cfg.input_norm is not None:
             x = self.input_norm(x)
-        return self.norm(self.stack(x, whole_rows(x)))
+        x = self.stack(x, whole_rows(x))
+        return x if cfg.norm is None else self.norm(x)
 
 
 def _up_to(number: int, size: int) -> int:

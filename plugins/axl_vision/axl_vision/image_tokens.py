@@ -3,7 +3,7 @@
 Letters: B pictures, N soft tokens of each.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from axcore.layers import Activation, Linear, activation_fn
 from axcore.models import flops_per_token
 from axcore.module import Module
 from axl_vision.encoder import ImageEncoder, Pixels, image_flops
+from axl_vision.images import Image
 
 
 class Connector(Module):
@@ -65,9 +66,17 @@ class ImageTokens(Module):
             connector: Makes tokens of the language model of those of the picture.
         """
 
+        sized_parts: ClassVar[tuple[str, ...]] = ("encoder",)
+
         dim: PositiveInt = REQUIRED
         encoder: ImageEncoder.Config = REQUIRED
         connector: Module.Config = Connector.Config()
+
+        def input_feature(self) -> Image.Config:
+            """Return the feature of data that decodes a picture for it."""
+            cfg = self.encoder
+            channels: Any = cfg.patches.num_channels
+            return Image.Config(height=cfg.height, width=cfg.width, num_channels=channels)
 
     def setup(self, cfg: Config) -> None:
         """Build both."""

@@ -12,6 +12,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("vit", "vit:VIT", "ViT, a classifier of pictures"),
         ("clip", "clip:CLIP", "CLIP, pictures and texts in one space"),
         ("siglip", "siglip:SIGLIP", "SigLIP, the same with a loss of each pair"),
+        ("llava", "llava:LLAVA", "LLaVA, a language model that reads pictures"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_vision.models.{family}"), summary=summary

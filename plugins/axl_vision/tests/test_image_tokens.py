@@ -27,7 +27,7 @@ def test_a_picture_becomes_a_token_for_each_patch():
     model = ImageTokens.Config(encoder=ENCODER, dim=8).build()
     image = jnp.zeros((2, *model.input_spec.shape), jnp.uint8)
     tokens, _ = functional(model, model.init(0), image)
-    assert tokens.shape == (2, 4, 8) and model.num_tokens == 4
+    assert tokens.shape == (2, model.num_tokens, 8)
 
 
 def test_a_patch_changes_its_own_token_most():
@@ -99,4 +99,4 @@ def test_a_server_reads_pictures_as_training_does(run):
     Image.fromarray(np.full((30, 40, 3), 77, np.uint8)).save(file, "png")
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     found = reader.read(ContentPart("image_url", "here", url), Limits())
-    assert found.value.shape == (16, 16, 1) and (found.value == 77).all()
+    np.testing.assert_array_equal(found.value, np.full((16, 16, 1), 77, np.uint8))

@@ -2,7 +2,8 @@
 
 from axl_vision.models.clip import clip
 from axl_vision.models.dit import dit
+from axl_vision.models.llava import llava
 from axl_vision.models.siglip import siglip
 from axl_vision.models.vit import vit
 
-__all__ = ["clip", "dit", "siglip", "vit"]
+__all__ = ["clip", "dit", "llava", "siglip", "vit"]

@@ -1,5 +1,6 @@
 """ViT: a vision transformer that classifies pictures."""
 
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -82,7 +83,7 @@ class PictureSize(ConfigEntry):
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the field."""
-        encoder = getattr(cfg, self.path)
+        encoder = attrgetter(self.path)(cfg)
         is_square = encoder.height == encoder.width
         return {self.name: encoder.height if is_square else [encoder.height, encoder.width]}
 
