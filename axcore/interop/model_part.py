@@ -69,9 +69,7 @@ class ModelPart(ConfigEntry):
         return self.put(cfg, family.normal(part))
 
 
-def part_weights(
-    part: Any, hf: str, *, moved: Mapping[str, str] = immutabledict()
-) -> WeightMap:
+def part_weights(part: Any, hf: str, *, moved: Mapping[str, str] = immutabledict()) -> WeightMap:
     """Return the weight map of a part.
 
     Args:

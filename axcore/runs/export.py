@@ -14,8 +14,11 @@ from axcore.config import evolve, field_names
 from axcore.config.json_files import parse_json
 from axcore.data import (
     ByteTokenizer,
+    ChatText,
     Data,
+    ExampleData,
     HuggingFaceTokenizer,
+    SampleFiles,
     SentencePieceTokenizer,
     Tokenizer,
     gguf_vocabulary,
@@ -36,6 +39,7 @@ from axcore.interop import (
     to_gguf,
     to_hugging_face,
 )
+from axcore.models import MultimodalLM
 from axcore.module import DType, DTypes
 from axcore.plugins import Hardware
 from axcore.progress import working
@@ -133,15 +137,38 @@ def open_checkpoint(
 
 def trainer_config(published: PretrainedCheckpoint) -> Any:
     """Return the config of a trainer for the model in a folder, with its tokenizer."""
+    tokenizer, length = checkpoint_tokenizer(published), published.max_length or _LENGTH
+    data = _data_with_inputs if isinstance(published.config, MultimodalLM.Config) else _text_data
     return Trainer.Config(
         model=published.config,
-        data=Data.Config(
-            tokenizer=checkpoint_tokenizer(published),
-            seq_len=published.max_length or _LENGTH,
-            batch_size=math.lcm(8, jax.device_count()),
-        ),
+        data=evolve(data(published, tokenizer, length), batch_size=math.lcm(8, jax.device_count())),
         max_steps=1000,
         mesh=ANY_DEVICES,
+    )
+
+
+def _text_data(published: PretrainedCheckpoint, tokenizer: Tokenizer.Config, length: int) -> Any:
+    return Data.Config(tokenizer=tokenizer, seq_len=length)
+
+
+def _data_with_inputs(
+    published: PretrainedCheckpoint, tokenizer: Tokenizer.Config, length: int
+) -> Any:
+    """Return data whose rows have the inputs that the model's encoder takes."""
+    cfg = published.config
+    names = (f"{cfg.input_name}_token_id", f"{cfg.input_name}_token_index")
+    fields = published.published.fields
+    marks = [fields[name] for name in names if name in fields]
+    name = tokenizer.build().token_name(marks[0]) if marks else None
+    chat = ChatText.Config(
+        tokenizer=tokenizer,
+        length=length,
+        num_soft_tokens=cfg.decoder.embedding.num_tokens,
+        **({} if name is None else {"soft_token": name}),
+    )
+    return ExampleData.Config(
+        source=SampleFiles.Config(folder="."),
+        features={cfg.input_name: cfg.encoder.input_feature(), "chat": chat},
     )
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from axcore.data import Feature, with_soft_tokens
+from axcore.data import ChatTemplate, Feature, with_soft_tokens
 from axcore.errors import DataError
 from axcore.inference import EncoderInput
 from axcore.serving.api_error import ApiError, invalid
@@ -22,6 +22,9 @@ from axcore.serving.request_parser import RequestParser
 
 _DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(?:;[\w.+-]+=[\w.+-]+)*;base64,")
 _TIMEOUT_S = 10.0
+_NAMES = {"image_url": "image", "input_audio": "audio"}
+"""What templates call types of parts."""
+
 _NEEDS_NO_DETAIL = "each picture becomes as many tokens as the model was trained with"
 
 
@@ -78,12 +81,15 @@ class InputReader:
         mark: What the text has in the place of an input.
         mark_token: Its token.
         num_soft_tokens: Tokens of an input.
+        takes_parts: Whether the chat template reads contents as lists of parts, and writes the
+            marks itself.
     """
 
     feature: Feature
     mark: str
     mark_token: int
     num_soft_tokens: int
+    takes_parts: bool = False
 
     def read(self, part: ContentPart, limits: Limits) -> EncoderInput:
         """Return what the encoder takes; not on the event loop, since it may take long.
@@ -119,12 +125,13 @@ class InputReader:
         return tuple(placed.tolist())
 
 
-def input_reader(model: Any, data: Any) -> InputReader | None:
+def input_reader(model: Any, data: Any, template: ChatTemplate | None) -> InputReader | None:
     """Return the reader of a model's inputs, as its data has them; None where it reads text alone.
 
     Args:
         model: As it is trained.
         data: That it was trained on.
+        template: Writes conversations.
     """
     if getattr(model, "input_spec", None) is None:
         return None
@@ -132,13 +139,34 @@ def input_reader(model: Any, data: Any) -> InputReader | None:
     chat = next((one for one in data.features.values() if hasattr(one, "mark")), None)
     if chat is None or chat.mark is None or feature.part_type is None:
         return None
-    return InputReader(feature, chat.config.soft_token, chat.mark, model.num_soft_tokens)
+    mark = chat.config.soft_token
+    return InputReader(
+        feature,
+        mark,
+        chat.mark,
+        model.num_soft_tokens,
+        takes_parts=_takes_parts(template, mark, feature.part_type),
+    )
+
+
+def _takes_parts(template: ChatTemplate | None, mark: str, kind: str) -> bool:
+    """Return whether a template writes the mark of a part, and the text behind it, by itself."""
+    if template is None:
+        return False
+    probe = "axcore"
+    content = [{"type": _NAMES[kind]}, {"type": "text", "text": probe}]
+    try:
+        text = template.render([{"role": "user", "content": content}])
+    except DataError:
+        return False
+    # A template that writes a content as it is would write Python's form of the list.
+    return mark in text and probe in text and "'type'" not in text
 
 
 def marked(
     messages: Sequence[dict[str, Any]], reader: InputReader | None
 ) -> tuple[list[dict[str, Any]], list[ContentPart]]:
-    """Return messages whose contents are text, and the parts that marks in it stand for.
+    """Return messages whose contents are as templates read them, and their parts but for text.
 
     Args:
         messages: As `read_messages` returns them.
@@ -159,11 +187,20 @@ def marked(
         parts.append(piece)
         return reader.mark
 
+    def part(piece: str | ContentPart) -> dict[str, str]:
+        if isinstance(piece, str):
+            return {"type": "text", "text": piece}
+        text(piece)
+        return {"type": _NAMES[piece.kind]}
+
     made = []
     for message in messages:
         content = message["content"]
-        joined = content if isinstance(content, str) else "".join(map(text, content))
-        made.append({**message, "content": joined})
+        pieces = (content,) if isinstance(content, str) else content
+        if reader is not None and reader.takes_parts:
+            made.append({**message, "content": [part(piece) for piece in pieces if piece]})
+        else:
+            made.append({**message, "content": "".join(map(text, pieces))})
     return made, parts
 
 

@@ -88,7 +88,7 @@ def start_engine(
         step=opened.step,
         placement=placement,
         seeds=Seeds(cfg.seed),
-        reader=input_reader(opened.model, opened.trainer.data),
+        reader=input_reader(opened.model, opened.trainer.data, tokenizer.chat_template),
     )
 
 

@@ -79,9 +79,7 @@ def test_logits_and_gradients_are_those_of_transformers(text, layer, tmp_path):
 
     @jax.jit
     def logits(state: Any, images: Any) -> Any:
-        return functional(
-            found.model, state, soft_rows(), inputs=images, method="logits"
-        )[0]
+        return functional(found.model, state, soft_rows(), inputs=images, method="logits")[0]
 
     pixels = torch.tensor(PIXELS, requires_grad=True)
     wanted = hf(input_ids=torch.tensor(TOKENS), pixel_values=pixels).logits

@@ -254,6 +254,11 @@ class HuggingFaceTokenizer(Tokenizer):
             return None
         return name.encode() if added is not None else self._bytes_of(name)
 
+    def token_name(self, token: int) -> str | None:
+        """Return how the file writes a token."""
+        name: str | None = self._tokenizer.id_to_token(token)
+        return name
+
     def added_token(self, name: str) -> int | None:
         """Return the number of an added token, special or not."""
         number: int | None = self._tokenizer.token_to_id(name)

@@ -107,6 +107,10 @@ class Tokenizer(Configurable, ABC):
         """
         return None
 
+    def token_name(self, token: int) -> str | None:
+        """Return how a token is written, special ones as `<|im_end|>`; None where nobody knows."""
+        return None
+
     def max_token_bytes(self) -> int | None:
         """Return the bytes of the text of one token at most; None where nobody knows."""
         known = (self.token_bytes(token) for token in range(self.vocab_size))
@@ -295,6 +299,10 @@ class ByteTokenizer(Tokenizer):
     def added_token(self, name: str) -> int | None:
         """Return the number of a special token, as the chat template writes it."""
         return self._special.get(name)
+
+    def token_name(self, token: int) -> str | None:
+        """Return how a special token is written."""
+        return {number: name for name, number in self._special.items()}.get(token)
 
     def max_token_bytes(self) -> int | None:
         """Return the length of the longest special token, as it is written."""

@@ -94,7 +94,7 @@ def test_a_served_answer_is_that_of_a_plain_pass(run):
 @pytest.mark.slow
 def test_a_server_reads_pictures_as_training_does(run):
     opened = open_model(run)
-    reader = input_reader(opened.model, opened.trainer.data)
+    reader = input_reader(opened.model, opened.trainer.data, opened.tokenizer.chat_template)
     file = io.BytesIO()
     Image.fromarray(np.full((30, 40, 3), 77, np.uint8)).save(file, "png")
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

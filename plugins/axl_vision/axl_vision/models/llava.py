@@ -82,9 +82,11 @@ class _FeatureLayer(ConfigEntry):
             ConfigError: It names several layers, or none of the encoder's.
         """
         layer, count = fields.take(self.name, -2), cfg.encoder.encoder.stack.num_layers
-        # Counted from the embeddings, which are 0: -1 is behind the last layer.
-        used = layer if isinstance(layer, int) and layer >= 0 else count + 1 + layer
-        if not isinstance(layer, int) or not 1 <= used <= count:
+        used = 0
+        if isinstance(layer, int):
+            # Counted from the embeddings, which are 0: -1 is behind the last layer.
+            used = layer if layer >= 0 else count + 1 + layer
+        if not 1 <= used <= count:
             raise ConfigError(
                 f"config.json has {self.name}={layer!r}, and the encoder has {count} layers",
                 where=self.name,
