@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from axcore._jax_compat import inner_jaxprs, used_inputs, without_dead_code
+from axcore.data import ExampleData
 from axcore.layers import KVCacheConfig, PagedKVCacheConfig, continued_rows
 from axcore.modifiers import for_serving
 from axcore.module import Module, StackedModule, functional
@@ -70,7 +71,8 @@ def trace_model(cfg: Any, hardware: Hardware) -> Trace:
     cfg = resolve(cfg, hardware).config
     task = None if cfg.task is None else cfg.task.build(model=cfg.model)
     model = cfg.model.build() if task is None else task.model
-    batch = _abstract_batch() if task is None else _abstract_batch_of(cfg.data, task)
+    is_text = task is None and not isinstance(cfg.data, ExampleData.Config)
+    batch = _abstract_batch() if is_text else _abstract_batch_of(cfg.data, task)
     state = _abstract_state(model if task is None else task)
     with use_policy(KernelPolicy.of(cfg, hardware)), recording_choices() as choices:
         jaxpr = jax.make_jaxpr(_loss_of(task or model))(state, batch).jaxpr
@@ -156,10 +158,11 @@ def _abstract_state(root: Any) -> Any:
     return jax.tree.map(lambda spec: spec.abstract, specs, is_leaf=is_spec)
 
 
-def _abstract_batch_of(data: Any, task: Module) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the arrays of a loader's batches for a task."""
+def _abstract_batch_of(data: Any, task: Module | None) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the arrays of a loader's batches, for a task where there is one."""
     loader = data.for_shapes().build()
-    loader.on_task(task)
+    if task is not None:
+        loader.on_task(task)
     arrays = loader.batch_spec().arrays
     return {
         name: jax.ShapeDtypeStruct(one.shape, one.dtype)  # type: ignore[no-untyped-call]

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Command, Experiment, HuggingFaceFamily, Ref, hook
+from axcore.plugins import (
+    Command,
+    Experiment,
+    Feature,
+    HuggingFaceFamily,
+    Modifier,
+    Ref,
+    hook,
+)
 
 
 @hook.hugging_face_families
@@ -34,6 +42,28 @@ def experiments() -> Iterator[Experiment]:
         name="digits-flow",
         fn=Ref("axl_vision.flow_experiments:digits_flow"),
         summary="A small DiT that draws handwritten digits; a few minutes on a laptop",
+    )
+
+
+@hook.modifiers
+def modifiers() -> Iterator[Modifier]:
+    """What a language model of text can get."""
+    yield Modifier(
+        name="pictures",
+        config=Ref("axl_vision.pictures:Pictures"),
+        summary="A language model that reads pictures of a folder with conversations about them",
+    )
+
+
+@hook.features
+def features() -> Iterator[Feature]:
+    """The same, as `axcore loc` measures it."""
+    yield Feature(
+        name="pictures",
+        apply=Ref("axl_vision.features:with_pictures"),
+        evidence=Ref("axl_vision.features:has_pictures"),
+        implementation=("axl_vision.image_tokens:ImageTokens", "axl_vision.pictures:Pictures"),
+        summary="Pictures as soft tokens of a language model",
     )
 
 

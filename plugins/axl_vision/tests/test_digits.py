@@ -5,13 +5,13 @@ import signal
 import jax
 import numpy as np
 import pytest
-from axl_vision.experiments import digits, digits_clip
+from axl_vision.experiments import digits, digits_chat, digits_clip
 
 from axcore.config import update_config
 from axcore.testing.tiny import trainer_on
 from axcore.trainer import StepsDone
 
-EXPERIMENTS = {"digits": digits, "digits-clip": digits_clip}
+EXPERIMENTS = {"digits": digits, "digits-clip": digits_clip, "digits-chat": digits_chat}
 
 
 def stop_at_three(event):
