@@ -233,7 +233,7 @@ def test_a_model_without_a_chat_template_names_the_flag_that_gives_one(engine, t
         name="bare", engine=engine, tokenizer=chat_tokenizer(bare), max_length=LENGTH
     )
     with pytest.raises(ApiError, match=r"bare has no chat template; .* --chat-template FILE") as e:
-        asyncio.run(served.chat_tokens([TURN], None))
+        asyncio.run(served.chat_prompt([TURN], None))
     assert e.value.content["error"]["code"] == "no_chat_template"
 
 

@@ -81,9 +81,9 @@ def test_a_wrong_field_of_a_completion_is_named_with_what_is_expected(fields, pa
         ),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "content is missing"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
             "messages[0].content[0].type",
-            "is 'image_url'; the model reads 'text' only",
+            "is 'video'; the model reads 'text' only",
         ),
         ({"functions": []}, "functions", "functions is not supported. Use tools."),
         ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs: true"),

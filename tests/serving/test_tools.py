@@ -283,5 +283,5 @@ def test_a_request_with_tools_has_the_template_for_them(chat_engine, tmp_path):
     served = ServedModel(name="s", engine=chat_engine, tokenizer=tokenizer, max_length=length)
     assert served.template_for(ToolChoice(tools=TOOLS)) == told
     assert served.template_for(ToolChoice()) == TEMPLATE
-    plain, with_tools = (anyio.run(served.chat_tokens, TURNS, tools) for tools in (None, TOOLS))
+    plain, with_tools = (anyio.run(served.chat_prompt, TURNS, tools)[0] for tools in (None, TOOLS))
     assert with_tools == (*plain, *b"add")
