@@ -9,6 +9,7 @@ import jax
 
 from axcore.config.json_files import read_json_file
 from axcore.data import Tokenizer
+from axcore.distributed import process_count
 from axcore.errors import AxcoreError, ConfigError, PluginError
 from axcore.interop import PretrainedCheckpoint, from_hugging_face
 from axcore.plugins import ModelApi, plugin_host
@@ -92,8 +93,10 @@ def start_model_api(
         when_placed: Is called when weights are where they serve, before programs are compiled.
 
     Raises:
-        AxcoreError: The model cannot be opened, or the plugin cannot serve it.
+        AxcoreError: The model cannot be opened, the plugin cannot serve it, or the config sets what
+            only an engine has.
     """
+    _check_config(api, cfg)
     folder, run, found_step = Path(directory).expanduser(), None, None
     if is_published(folder):
         if step is not None:
@@ -126,3 +129,25 @@ def start_model_api(
     when_placed()
     served.warm_up()
     return served, None if step is not None else run
+
+
+def _check_config(api: ModelApi, cfg: ServerConfig) -> None:
+    """Refuse what nothing would read.
+
+    Raises:
+        ConfigError: Something is set that is for models of text, or there are several processes.
+    """
+    usual = ServerConfig()
+    for name in ("mesh", "engine", "pooling", "seed"):
+        if getattr(cfg, name) != getattr(usual, name):
+            raise ConfigError(
+                f"{name} is set, which the API {api.name!r} of {api.plugin} does not have",
+                where=name,
+                hint=f"leave out --set {name}",
+            )
+    if process_count() > 1:
+        raise ConfigError(
+            f"the API {api.name!r} of {api.plugin} is served by one process, and there are "
+            f"{process_count()}",
+            hint="start one process",
+        )
