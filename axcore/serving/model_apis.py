@@ -17,7 +17,7 @@ from axcore.runs import Run, load_run
 from axcore.runs.export import checkpoint_tokenizer
 from axcore.runs.opening import is_published
 from axcore.serving.config import ServerConfig
-from axcore.serving.endpoint import Endpoint
+from axcore.serving.endpoint import AnyEndpoint, Endpoint
 from axcore.serving.served import ServedApi
 
 
@@ -115,20 +115,29 @@ def start_model_api(
         state = jax.device_put(run.trainer.step.own_part(restored.state))
         opened = ApiModel(folder=folder, model=run.model, state=state, trainer=run.trainer)
         policy = run.trainer.compiler.kernel_policy
-    endpoints = api.call("fn", opened, returns=list, expected="a list of Endpoints")
-    if not endpoints or not all(isinstance(one, Endpoint) for one in endpoints):
-        raise api.wrong_return("fn", endpoints, "a list of Endpoints, one or more")
     served = ServedApi(
         name=name or folder.resolve().name,
         limits=cfg.limits,
         step=found_step,
-        endpoints=tuple(endpoints),
+        endpoints=endpoints_of(api, opened),
         state=opened.state,
         policy=policy,
     )
     when_placed()
     served.warm_up()
     return served, None if step is not None else run
+
+
+def endpoints_of(api: ModelApi, opened: ApiModel) -> tuple[AnyEndpoint, ...]:
+    """Return the endpoints that a plugin has for a model.
+
+    Raises:
+        AxcoreError: It has none, returns something else, or cannot serve the model.
+    """
+    found = api.call("fn", opened, returns=list, expected="a list of Endpoints")
+    if not found or not all(isinstance(one, Endpoint) for one in found):
+        raise api.wrong_return("fn", found, "a list of Endpoints, one or more")
+    return tuple(found)
 
 
 def _check_config(api: ModelApi, cfg: ServerConfig) -> None:
