@@ -4,9 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
-from model_server import LENGTH, byte_tokenizer, serving, small_model
+from model_server import LENGTH, SMALL, byte_tokenizer, serving, small_model
 
+from axcore.config import evolve
+from axcore.inference import Draft, DraftModel, open_engine
 from axcore.inference.embedding import TextEmbedder
+from axcore.inference.placement import Placement
 from axcore.layers import whole_rows
 from axcore.module import functional
 from axcore.serving.startup import text_embeddings
@@ -102,3 +105,38 @@ def test_another_model_is_not_found_and_nothing_is_missing(client, server):
     assert (reply.status, reply.json["error"]["param"]) == (400, "input")
     metrics = server.send("metrics").text
     assert 'axcore_requests_total{path="/v1/embeddings",status="200"}' in metrics
+
+
+@pytest.mark.parametrize("kind", ["adapters", "draft", "int8", "mesh", "replicas"])
+def test_the_weights_of_any_engine_give_the_vectors(kind):
+    """As its programs read them: packed, split, in low precision, with room for adapters."""
+    tokenizer = byte_tokenizer()
+    model, state = small_model(tokenizer)
+    shape = {"mesh": {"model": 2}, "replicas": {"data": 2}}.get(kind)
+    cfg = evolve(
+        SMALL,
+        num_adapters=2 if kind == "adapters" else 0,
+        weights="int8" if kind == "int8" else None,
+        speculation=DraftModel() if kind == "draft" else None,
+    )
+    draft = Draft(model=model, state=state, tokenizer=tokenizer) if kind == "draft" else None
+    mesh = None if shape is None else Placement.of(model, shape).mesh
+    with open_engine(model, state, tokenizer, cfg, mesh=mesh, draft=draft) as engine:
+        embedder = TextEmbedder(model, engine.config, max_length=LENGTH, pooling="mean")
+        tokens = [tokenizer.encode_prompt(text) for text in TEXTS]
+        found = embedder.embed(engine.weights_in_use(), tokens)
+    wanted = np.stack([plain(one, "mean") for one in tokens])
+    np.testing.assert_allclose(found, wanted, atol=0.05 if kind == "int8" else 1e-5)
+
+
+def test_new_weights_give_other_vectors(engine):
+    model, state = small_model(engine.tokenizer)
+    embedder = TextEmbedder(model, engine.config, max_length=LENGTH, pooling="last")
+    tokens = [engine.tokenizer.encode_prompt("abc")]
+    before = embedder.embed(engine.weights_in_use(), tokens)
+    engine.replace_weights(model.init(1))
+    after = embedder.embed(engine.weights_in_use(), tokens)
+    engine.replace_weights(state)
+    again = embedder.embed(engine.weights_in_use(), tokens)
+    assert np.abs(before - after).max() > 0.1
+    np.testing.assert_array_equal(before, again)
