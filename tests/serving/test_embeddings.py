@@ -7,7 +7,7 @@ import pytest
 from model_server import LENGTH, SMALL, byte_tokenizer, serving, small_model
 
 from axcore.config import evolve
-from axcore.inference import Draft, DraftModel, open_engine
+from axcore.inference import Draft, DraftModel, Engine, open_engine
 from axcore.inference.embedding import TextEmbedder
 from axcore.inference.placement import Placement
 from axcore.layers import whole_rows
@@ -15,6 +15,14 @@ from axcore.module import functional
 from axcore.serving.startup import text_embeddings
 
 TEXTS = ["a", "bc de", "a much longer text, which needs another program"]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Without its programs, of which none is needed."""
+    tokenizer = byte_tokenizer()
+    with Engine(*small_model(tokenizer), tokenizer, SMALL) as made:
+        yield made
 
 
 @pytest.fixture(scope="module", params=["last", "mean"])

@@ -1,6 +1,8 @@
 """`/v1/audio/transcriptions` by OpenAI's client: transcripts, their forms, what is no sound."""
 
 import io
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +13,14 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+from axl_audio import digits
 from axl_audio.decoding import SoundJob, TokenTranscriber
 from axl_audio.encoder import CTCModel, SpeechEncoder, Subsampling
+from axl_audio.experiments import spoken_digits
 from axl_audio.models import whisper
 from axl_audio.serving import endpoints
 from axl_audio.sound import Audio
+from axl_audio.transcribe import transcribe
 from model_server import serving_model
 
 from axcore.config import update_config
@@ -23,7 +28,9 @@ from axcore.data import ByteTokenizer, Text
 from axcore.errors import ConfigError
 from axcore.interop import to_hugging_face
 from axcore.layers import ScannedLayers, encoder_layer
+from axcore.learner import ConstantSchedule
 from axcore.module import functional
+from axcore.runs import load_run
 from axcore.serving import (
     ApiKeys,
     ApiModel,
@@ -34,6 +41,7 @@ from axcore.serving import (
     start_model_api,
 )
 from axcore.tasks import CTC
+from axcore.testing import trainer_on
 
 RATE = 16_000
 TOKENIZER = ByteTokenizer.Config().build()
@@ -238,6 +246,44 @@ def test_a_batch_says_what_each_sound_does_alone():
     jobs = [SoundJob(samples=np.float32(np.sin(np.arange(9000) * hz / 40))) for hz in range(5)]
     together = made._transcriber.transcribe(opened.state, jobs)
     assert together == [made._transcriber.transcribe(opened.state, [job])[0] for job in jobs]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="apt-get install espeak-ng")
+def test_a_run_is_served_as_it_transcribes(tmp_path, monkeypatch):
+    """Trained a little, so that it writes something; newer weights answer once they are given."""
+    monkeypatch.setenv("AXCORE_DATA_CACHE", str(tmp_path / "cache"))
+    said = [one for one in digits.utterances() if one.name.startswith(("f1/en-us", "m8/en-us"))]
+    monkeypatch.setattr(digits, "utterances", lambda: iter(said))
+    changes = {
+        "max_steps": 60,
+        "eval_every_steps": 60,
+        "checkpoint.every_steps": 30,
+        "data.batch_size": 16,
+        "model.encoder.dim": 32,
+        "model.encoder.stack.unroll": 1,
+        "learner.schedule": ConstantSchedule.Config(peak=3e-3),
+    }
+    trainer_on(update_config(spoken_digits(), changes), 1).run(tmp_path / "run")
+    files = [one.path.read_bytes() for one in digits.SpokenDigits.Config().build().files()]
+    api = find_model_api(tmp_path / "run")
+    served, run = start_model_api(api, tmp_path / "run", ServerConfig(), step=30, name="digits")
+    assert (served.step, run) == (30, None)
+    wanted = {
+        step: transcribe(run.trainer, run.state, files)
+        for step in (30, 60)
+        for run in (load_run(tmp_path / "run", step=step),)
+    }
+    assert wanted[30] != wanted[60]
+    newest = load_run(tmp_path / "run").restored(60, on_host=True)
+    with serving_model(served) as made, ThreadPoolExecutor(4) as pool:
+        for step in (30, 60):
+            sent = partial(ask, made.client(), model="digits")
+            assert [one.text for one in pool.map(sent, files)] == [
+                text.strip() for text in wanted[step]
+            ]
+            served.replace_weights(newest.state, 60)
+        assert made.send("v1/models").json["data"][0]["step"] == 60
 
 
 def test_subtitles_have_the_times_of_words():
