@@ -18,7 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from axcore.serving.access import ABANDONED
-from axcore.serving.api_error import ApiError
+from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.config import Limits
 from axcore.serving.endpoint import AnyEndpoint
 from axcore.serving.form import parse_form
@@ -122,6 +122,9 @@ async def _read_job(
     name = fields.text("model")
     # Before any work: a wrong name costs nothing.
     served.check_name(name)
+    if name not in (None, served.name):
+        message = f"{endpoint.path} is answered by {served.name} itself; {name!r:.80} is an adapter"
+        raise invalid(message, "model")
 
     def read() -> Any:
         job = endpoint.read(fields)

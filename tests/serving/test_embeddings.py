@@ -109,6 +109,10 @@ def test_what_cannot_be_embedded_is_named(client, fields, param, text):
 def test_another_model_is_not_found_and_nothing_is_missing(client, server):
     with pytest.raises(openai.NotFoundError, match="There is no model 'large'"):
         client.embeddings.create(model="large", input="a")
+    server.served.adapters = ("poems",)
+    with pytest.raises(openai.BadRequestError, match="'poems' is an adapter"):
+        client.embeddings.create(model="poems", input="a")
+    server.served.adapters = ()
     reply = server.send("v1/embeddings", {"model": "small"})
     assert (reply.status, reply.json["error"]["param"]) == (400, "input")
     metrics = server.send("metrics").text

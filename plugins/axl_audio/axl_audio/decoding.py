@@ -3,7 +3,9 @@
 Letters: B rows, T frames, L tokens of a text, V vocabulary.
 """
 
+import itertools
 import json
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -171,13 +173,8 @@ def _likeliest(
 _SIZES = (16, 32, 64, 128, 256)
 """Tokens of the texts that programs are compiled for; and the longest that the model has."""
 
-_LANGUAGES = (
-    "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th "
-    "ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr "
-    "pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt "
-    "haw ln ha ba jw su yue"
-)
-"""What Whisper was trained on, by the names of its tokens; the last came with large-v3."""
+_LANGUAGES = (*map("".join, itertools.product(string.ascii_lowercase, repeat=2)), "haw", "yue")
+"""What tokens of languages may be called; Whisper has no other tokens of two letters."""
 
 
 class TokenTranscriber(Transcriber):
@@ -281,7 +278,7 @@ class TokenTranscriber(Transcriber):
         """Return the tokens of languages by name; none of a model of one language."""
         if self._model.config.vocab_size < _MULTILINGUAL:
             return {}
-        named = {one: self._tokenizer.added_token(f"<|{one}|>") for one in _LANGUAGES.split()}
+        named = {one: self._tokenizer.added_token(f"<|{one}|>") for one in _LANGUAGES}
         return {name: token for name, token in named.items() if token is not None}
 
     def _mask(self, tokens: Sequence[int]) -> Bool[np.ndarray, " V"]:
