@@ -211,7 +211,7 @@ class CachedModel:
     def hidden(
         self, weights: Any, tokens: Int[Array, "B T"], num_tokens: Int[Array, " B"]
     ) -> Float[Array, "B T D"]:
-        """Return the normalised vector of each token of whole texts; pure, and keeps nothing.
+        """Return the normalised vector of each token of texts from their beginning; pure.
 
         Args:
             weights: `self.weights`.

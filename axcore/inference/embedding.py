@@ -115,7 +115,7 @@ def _embedded(
         pooled = jnp.take_along_axis(hidden, sizes[:, None, None] - 1, axis=1)[:, 0]
     else:
         is_real = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < sizes[:, None]
-        # Selected, not multiplied: what padding became may be no number at all.
+        # Selected, not multiplied: what padding became may be nan.
         pooled = jnp.sum(jnp.where(is_real[:, :, None], hidden, 0), axis=1)
     norm = jnp.sqrt(jnp.sum(pooled * pooled, axis=1, keepdims=True))
     return pooled / jnp.maximum(norm, _TINY)

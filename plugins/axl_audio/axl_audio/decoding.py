@@ -16,7 +16,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
 from axcore.data import Tokenizer
@@ -27,13 +27,13 @@ from axl_audio.speech_to_text import SpeechToText
 
 
 @attrs.frozen
-class Word:
-    """A word, and when it is said.
+class Span:
+    """A word, or several, and when they are said.
 
     Args:
-        text: The word.
+        text: The words.
         start: Seconds from the beginning of the sound.
-        end: Where the last of its tokens ends.
+        end: Where the last of them ends.
     """
 
     text: str
@@ -49,11 +49,13 @@ class SoundJob:
         samples: At the model's rate.
         language: In which it is, as `en`; None lets the model find out.
         prompt: Text before it, which the model continues.
+        wants_times: Whether the transcript is to have times.
     """
 
     samples: Waveform
     language: str | None = None
     prompt: str | None = None
+    wants_times: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -63,12 +65,14 @@ class Transcript:
     Args:
         text: The text.
         language: As `en`; None where the model has one and does not say which.
-        words: With their times; None where the model does not say them.
+        segments: Its parts with their times; None where nobody asked for times, or there are none.
+        words: Its words with their times; None as for segments.
     """
 
     text: str
     language: str | None = None
-    words: tuple[Word, ...] | None = None
+    segments: tuple[Span, ...] | None = None
+    words: tuple[Span, ...] | None = None
 
 
 class Transcriber(ABC):
@@ -76,14 +80,14 @@ class Transcriber(ABC):
 
     Attributes:
         max_batch: Sounds that are transcribed at once at most.
-        languages: That a sound may be said to have; none where the model is not told.
-        has_times: Whether transcripts have the times of words.
+        languages: That a request may name; none where the model has one.
+        granularities: What transcripts have times of: of a `segment`, a `word`, or nothing.
         reads_prompts: Whether a text before the sound is read.
     """
 
     max_batch = 1
     languages: Sequence[str] = ()
-    has_times = False
+    granularities: Sequence[str] = ()
     reads_prompts = False
 
     @abstractmethod
@@ -107,7 +111,7 @@ class CTCTranscriber(Transcriber):
     """
 
     max_batch = 8
-    has_times = True
+    granularities = ("segment", "word")
 
     def __init__(
         self, model: CTCModel, tokenizer: Tokenizer, *, num_samples: int, blank: int
@@ -138,13 +142,14 @@ class CTCTranscriber(Transcriber):
             longer = self._tokenizer.decode(tokens[: number + 1])
             spoken.append((longer[len(text) :] if longer.startswith(text) else "", begin))
             text = longer
-        return Transcript(text=text.strip(), words=self._words(best, spoken))
+        words = self._words(best, spoken)
+        return Transcript(text=text.strip(), segments=_segments(words), words=words)
 
     def _words(
         self, best: NDArray[np.int32], spoken: Sequence[tuple[str, int]]
-    ) -> tuple[Word, ...]:
+    ) -> tuple[Span, ...]:
         """Return the words of pieces of text, each of which begins at a frame."""
-        found: list[Word] = []
+        found: list[Span] = []
         is_inside = False
         for piece, begin in spoken:
             changes = np.flatnonzero(best[begin:] != best[begin])
@@ -155,9 +160,9 @@ class CTCTranscriber(Transcriber):
                     is_inside = False
                 elif is_inside:
                     last = found.pop()
-                    found.append(Word(last.text + letter, last.start, end_s))
+                    found.append(Span(last.text + letter, last.start, end_s))
                 else:
-                    found.append(Word(letter, start_s, end_s))
+                    found.append(Span(letter, start_s, end_s))
                     is_inside = True
         return tuple(found)
 
@@ -170,6 +175,22 @@ def _likeliest(
     return jnp.where(is_frame, jnp.argmax(logits, axis=-1).astype(jnp.int32), blank)
 
 
+_PAUSE_S = 1.0
+"""Silence between two words that begins another segment."""
+
+
+def _segments(words: Sequence[Span]) -> tuple[Span, ...]:
+    """Return words in groups, with a pause between two of them."""
+    found: list[Span] = []
+    for word in words:
+        if found and word.start - found[-1].end < _PAUSE_S:
+            last = found.pop()
+            found.append(Span(f"{last.text} {word.text}", last.start, word.end))
+        else:
+            found.append(word)
+    return tuple(found)
+
+
 _SIZES = (16, 32, 64, 128, 256)
 """Tokens of the texts that programs are compiled for; and the longest that the model has."""
 
@@ -178,7 +199,7 @@ _LANGUAGES = (*map("".join, itertools.product(string.ascii_lowercase, repeat=2))
 
 
 class TokenTranscriber(Transcriber):
-    """The likeliest tokens of a `SpeechToText`, as Whisper is told what to do: by tokens.
+    """The likeliest tokens of a `SpeechToText`, which may begin with those that instruct Whisper.
 
     Without Whisper's special tokens, texts begin with bos and end with eos, as in training here.
 
@@ -189,7 +210,7 @@ class TokenTranscriber(Transcriber):
         max_tokens: Tokens of a text at most, those that begin it included.
         suppressed: Tokens that no text has.
         suppressed_first: Tokens that it does not begin with.
-        is_told: Whether texts begin with Whisper's special tokens, where the tokenizer has them.
+        is_instructed: Whether texts begin with Whisper's special tokens, where there are some.
 
     Source: Radford et al. 2022, arXiv:2212.04356, section 2.3.
     """
@@ -203,24 +224,26 @@ class TokenTranscriber(Transcriber):
         max_tokens: int,
         suppressed: Sequence[int] = (),
         suppressed_first: Sequence[int] = (),
-        is_told: bool = True,
+        is_instructed: bool = True,
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._num_samples, self._max_tokens = num_samples, max_tokens
         named = tokenizer.added_token
-        self._start = named("<|startoftranscript|>") if is_told else None
-        self._before = named("<|startofprev|>") if is_told else None
-        self._task = [
-            one for one in (named("<|transcribe|>"), named("<|notimestamps|>")) if one is not None
-        ]
+        self._start = named("<|startoftranscript|>") if is_instructed else None
+        self._before = named("<|startofprev|>") if is_instructed else None
+        self._task, self._untimed = named("<|transcribe|>"), named("<|notimestamps|>")
         self._language_ids = self._named_languages() if self._start is not None else {}
         self.languages = tuple(self._language_ids)
         self.reads_prompts = self._before is not None
+        if self._start is not None and self._untimed is not None:
+            self.granularities = ("segment",)
         self._end = tokenizer.eos_id
         self._suppressed = self._mask(suppressed)
         self._suppressed_first = self._suppressed | self._mask(suppressed_first)
+        numbers = np.arange(model.config.vocab_size)
+        self._is_time = numbers >= (self._untimed or len(numbers))
         self._encode = jax.jit(partial(functional, model, method="encoded"))
-        self._programs: dict[int, Callable[..., tuple[Array, Array]]] = {}
+        self._programs: dict[tuple[int, bool], Callable[..., tuple[Array, Array]]] = {}
         self._score = jax.jit(partial(_scores, model))
 
     def transcribe(self, state: Any, jobs: Sequence[SoundJob]) -> list[Transcript]:
@@ -234,7 +257,8 @@ class TokenTranscriber(Transcriber):
         language = job.language
         if self._language_ids and language is None:
             language = self._likeliest_language(state, encoded)
-        prompt = self._prompt(language, job.prompt)
+        is_timed = job.wants_times and bool(self.granularities)
+        prompt = self._prompt(language, job.prompt, is_timed=is_timed)
         tokens = np.full((1, self._max_tokens), self._end, np.int32)
         tokens[0, : len(prompt)] = prompt
         place = len(prompt)
@@ -242,8 +266,10 @@ class TokenTranscriber(Transcriber):
             if size <= place:
                 continue
             # Each reads all tokens up to its size for each new one, so short texts cost less.
-            masks = self._suppressed, self._suppressed_first
-            some, end = self._program(size)(
+            masks = [self._suppressed, self._suppressed_first]
+            if self._untimed is not None and not is_timed:  # times would be in the text
+                masks = [mask | self._is_time for mask in masks]
+            some, end = self._program(size, is_timed=is_timed)(
                 state, encoded, tokens[:, :size], np.int32(place), np.int32(len(prompt)), *masks
             )
             tokens[:, :size], place = some, int(end)
@@ -251,9 +277,33 @@ class TokenTranscriber(Transcriber):
                 break
         said = tokens[0, len(prompt) : place].tolist()
         said = said[: said.index(self._end)] if self._end in said else said
-        return Transcript(text=self._tokenizer.decode(said).strip(), language=language)
+        if not is_timed:
+            return Transcript(text=self._tokenizer.decode(said).strip(), language=language)
+        seconds = len(job.samples) / self._model.config.features.sample_rate
+        segments = self._timed(said, seconds)
+        text = "".join(segment.text for segment in segments).strip()
+        segments = tuple(attrs.evolve(one, text=one.text.strip()) for one in segments)
+        return Transcript(text=text, language=language, segments=segments)
 
-    def _prompt(self, language: str | None, before: str | None) -> list[int]:
+    def _timed(self, tokens: Sequence[int], seconds: float) -> tuple[Span, ...]:
+        """Return the text between two times each, at most as late as the sound ends."""
+        assert self._untimed is not None
+        first = self._untimed + 1
+        found: list[Span] = []
+        start, text = 0.0, list[int]()
+        for token in (*tokens, None):  # what has no end of its own ends with the sound
+            if token is not None and token < first:
+                text.append(token)
+                continue
+            time = seconds if token is None else min(seconds, (token - first) * _TICK_S)
+            if text:
+                found.append(Span(self._tokenizer.decode(text), round(start, 3), round(time, 3)))
+            start, text = time, []
+        return tuple(found)
+
+    def _prompt(
+        self, language: str | None, before: str | None, *, is_timed: bool = False
+    ) -> list[int]:
         """Return the tokens that a text begins with."""
         if self._start is None:
             bos = self._tokenizer.bos_id
@@ -264,10 +314,10 @@ class TokenTranscriber(Transcriber):
             most = self._max_tokens // 2 - 1
             words = self._tokenizer.encode(" " + before.strip()).tolist()
             found = [self._before, *words[-most:]]
-        named = [] if language is None else [self._language_ids[language]]
-        # A model of one language is told neither it nor the task.
-        task = self._task if named else self._task[1:]
-        return [*found, self._start, *named, *task]
+        # Nothing says them to a model of one language.
+        named = [] if language is None else [self._language_ids[language], self._task]
+        untimed = None if is_timed else self._untimed
+        return [one for one in (*found, self._start, *named, untimed) if one is not None]
 
     def _likeliest_language(self, state: Any, encoded: Any) -> str:
         tokens = np.full((1, 1), self._start, np.int32)
@@ -286,10 +336,16 @@ class TokenTranscriber(Transcriber):
         found[[one for one in tokens if 0 <= one < len(found)]] = True
         return found
 
-    def _program(self, size: int) -> Callable[..., tuple[Array, Array]]:
-        if size not in self._programs:
-            self._programs[size] = jax.jit(partial(_continued, self._model, self._end))
-        return self._programs[size]
+    def _program(self, size: int, *, is_timed: bool) -> Callable[..., tuple[Array, Array]]:
+        key = (size, is_timed)
+        if key not in self._programs:
+            untimed = self._untimed if is_timed else None
+            self._programs[key] = jax.jit(partial(_continued, self._model, self._end, untimed))
+        return self._programs[key]
+
+
+_TICK_S = 0.02
+"""Seconds between two of Whisper's tokens of time."""
 
 
 _MULTILINGUAL = 51_865
@@ -307,6 +363,7 @@ def _scores(model: SpeechToText, state: Any, encoded: Any, tokens: Array, place:
 def _continued(
     model: SpeechToText,
     end: int,
+    untimed: int | None,
     state: Any,
     encoded: Any,
     tokens: Int[Array, "B L"],
@@ -320,11 +377,12 @@ def _continued(
     Args:
         model: The model.
         end: The token that ends a text.
+        untimed: The token before those of times, where texts are to have them; else None.
         state: Of the model.
         encoded: Of the sounds.
-        tokens: Of the texts.
+        tokens: Of the texts, one where they have times.
         place: Of the next token.
-        first: Of the first token that is no prompt.
+        first: Of the first token behind the prompt.
         suppressed: Tokens that no text has.
         suppressed_first: Tokens that it does not begin with.
     """
@@ -339,11 +397,60 @@ def _continued(
         tokens, place = carry
         scores = _scores(model, state, encoded, tokens, place - 1)
         hidden = jnp.where(place == first, suppressed_first, suppressed)
-        best = jnp.argmax(jnp.where(hidden[None, :], -jnp.inf, scores), axis=-1)
+        scores = jnp.where(hidden[None, :], -jnp.inf, scores)
+        if untimed is not None:
+            scores = _with_times(scores[0], tokens[0], place, first, end=end, untimed=untimed)[None]
+        best = jnp.argmax(scores, axis=-1)
         found = best.astype(tokens.dtype)[:, None]
         return jax.lax.dynamic_update_slice_in_dim(tokens, found, place, axis=1), place + 1
 
     return jax.lax.while_loop(goes_on, one, (tokens, place))
+
+
+_MAX_FIRST = 50
+"""The token of the latest time that a text begins with, one second."""
+
+
+def _with_times(
+    scores: Float[Array, " V"],
+    tokens: Int[Array, " L"],
+    place: Int[Array, ""],
+    first: Int[Array, ""],
+    *,
+    end: int,
+    untimed: int,
+) -> Float[Array, " V"]:
+    """Return scores by which times are in pairs, grow, and are there where they are likely.
+
+    Args:
+        scores: Of the token at `place`.
+        tokens: Of a text.
+        place: Of its next token.
+        first: Of its first token behind the prompt.
+        end: The token that ends a text.
+        untimed: The token before those of times.
+
+    Source: `ApplyTimestampRules` in https://github.com/openai/whisper.
+    """
+    places, ids = jnp.arange(len(tokens)), jnp.arange(len(scores))
+    is_time = ids > untimed
+    is_before = (places >= first) & (places < place) & (tokens > untimed)
+    # What came last is a time, and what came before that: one more than there is counts as one.
+    last = is_before[jnp.maximum(place - 1, 0)]
+    one_before = (place - first < 2) | is_before[jnp.maximum(place - 2, 0)]
+    newest = jnp.max(jnp.where(is_before, tokens, 0))
+    # The end of a segment may be the beginning of the next one; no segment has length 0.
+    is_begun = last & ~one_before
+    hidden = (ids == untimed) | (is_time & (ids < newest + jnp.where(is_begun, 0, 1)))
+    hidden |= last & one_before & is_time
+    hidden |= is_begun & (ids < end)
+    at_first = place == first
+    hidden |= at_first & (~is_time | (ids > untimed + 1 + _MAX_FIRST))
+    scores = jnp.where(hidden, -jnp.inf, scores)
+    # Any time together against the likeliest word.
+    of_times = jax.nn.logsumexp(jnp.where(is_time, scores, -jnp.inf))
+    is_likely = of_times > jnp.max(jnp.where(is_time, -jnp.inf, scores))
+    return jnp.where(is_likely & ~is_time, -jnp.inf, scores)
 
 
 def suppressed_tokens(folder: Path) -> Mapping[str, tuple[int, ...]]:

@@ -13,10 +13,10 @@ from axcore.tasks import CTC
 from axl_audio.decoding import (
     CTCTranscriber,
     SoundJob,
+    Span,
     TokenTranscriber,
     Transcriber,
     Transcript,
-    Word,
     suppressed_tokens,
 )
 from axl_audio.encoder import CTCModel
@@ -26,8 +26,6 @@ from axl_audio.speech_to_text import SpeechToText
 _FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 _OF_TIMES = ("srt", "vtt")
 _GRANULARITIES = "timestamp_granularities[]"
-_PAUSE_S = 1.0
-"""Silence between two words that begins another segment."""
 
 
 def endpoints(opened: ApiModel) -> list[Endpoint[Any, Any]]:
@@ -47,7 +45,11 @@ def endpoints(opened: ApiModel) -> list[Endpoint[Any, Any]]:
         made = CTCTranscriber(opened.model, text.tokenizer, blank=blank, **sizes)
     elif isinstance(opened.model, SpeechToText):
         made = TokenTranscriber(
-            opened.model, text.tokenizer, max_tokens=text.config.length, is_told=False, **sizes
+            opened.model,
+            text.tokenizer,
+            max_tokens=text.config.length,
+            is_instructed=False,
+            **sizes,
         )
     else:
         raise ConfigError(
@@ -132,12 +134,13 @@ class Transcriptions(Endpoint[TranscriptionRequest, Transcript]):
         """Return what a form asks for."""
         own = self._transcriber
         form = fields.choice("response_format", _FORMATS) or "json"
-        granularities = _granularities(fields, form)
-        if not own.has_times and (form in _OF_TIMES or granularities):
-            name = "response_format" if form in _OF_TIMES else _GRANULARITIES
-            message = f"{name} asks for times, which this model does not say"
-            hint = "expected response_format 'json', 'text' or 'verbose_json' alone"
-            raise invalid(f"{message}; {hint}", name, code="unsupported_value")
+        if form in _OF_TIMES and not own.granularities:
+            message = (
+                f"response_format is {form!r}, and this model says no times; expected 'json', "
+                "'text' or 'verbose_json'"
+            )
+            raise invalid(message, "response_format", code="unsupported_value")
+        granularities = self._granularities(fields, form)
         temperature = fields.number("temperature", min_value=0.0, max_value=1.0, default=0.0)
         if temperature:
             message = f"temperature is {temperature:g}; the likeliest text is returned, which is 0"
@@ -157,7 +160,12 @@ class Transcriptions(Endpoint[TranscriptionRequest, Transcript]):
             why = str(error).replace("max_seconds, ", "the ")
             raise invalid(f"file is not a sound that can be read: {why}", "file") from error
         return TranscriptionRequest(
-            sound=SoundJob(samples=samples, language=language, prompt=prompt),
+            sound=SoundJob(
+                samples=samples,
+                language=language,
+                prompt=prompt,
+                wants_times=form in _OF_TIMES or bool(granularities),
+            ),
             form=form,
             granularities=granularities,
             seconds=len(samples) / self._sample_rate,
@@ -173,7 +181,7 @@ class Transcriptions(Endpoint[TranscriptionRequest, Transcript]):
             return {"text": result.text}
         if job.form == "text":
             return result.text + "\n"
-        segments = _segments(result.words or ())
+        segments = result.segments or ()
         if job.form in _OF_TIMES:
             return _captions(segments, is_vtt=job.form == "vtt")
         found: dict[str, Any] = {
@@ -182,12 +190,15 @@ class Transcriptions(Endpoint[TranscriptionRequest, Transcript]):
             "duration": round(job.seconds, 3),
             "text": result.text,
         }
-        if result.words is not None and "segment" in (job.granularities or ("segment",)):
+        if "segment" in job.granularities:
             found["segments"] = [
-                {"id": number, **_timed(words, "text")} for number, words in enumerate(segments)
+                {"id": number, "text": one.text, "start": one.start, "end": one.end}
+                for number, one in enumerate(segments)
             ]
         if "word" in job.granularities:
-            found["words"] = [_timed([word], "word") for word in result.words or ()]
+            found["words"] = [
+                {"word": one.text, "start": one.start, "end": one.end} for one in result.words or ()
+            ]
         return found
 
     def warm_up(self, state: Any) -> None:
@@ -195,6 +206,19 @@ class Transcriptions(Endpoint[TranscriptionRequest, Transcript]):
         silence = SoundJob(samples=np.zeros(self._sample_rate // 10, np.float32))
         for rows in {1, self.max_batch}:
             self._transcriber.transcribe(state, [silence] * rows)
+
+    def _granularities(self, fields: RequestParser, form: str) -> tuple[str, ...]:
+        """Return what a response has times of; by default, `verbose_json` has them of segments."""
+        known = self._transcriber.granularities
+        found = fields.items(_GRANULARITIES, max_items=2) or []
+        if wrong := [one for one in found if one not in known]:
+            expected = " or ".join(map(repr, known)) or "none, as this model says no times"
+            message = f"{_GRANULARITIES} has {wrong[0]!r:.40}; expected {expected}"
+            raise invalid(message, _GRANULARITIES, code="unsupported_value")
+        if found and form != "verbose_json":
+            message = f"{_GRANULARITIES} needs response_format 'verbose_json', and it is {form!r}"
+            raise invalid(message, _GRANULARITIES)
+        return tuple(found) if found or form != "verbose_json" else tuple(known[:1])
 
     def _language(self, fields: RequestParser) -> str | None:
         known = self._transcriber.languages
@@ -208,43 +232,15 @@ class Transcriptions(Endpoint[TranscriptionRequest, Transcript]):
         return language
 
 
-def _granularities(fields: RequestParser, form: str) -> tuple[str, ...]:
-    found = fields.items(_GRANULARITIES, max_items=2) or []
-    if wrong := [one for one in found if one not in ("segment", "word")]:
-        message = f"{_GRANULARITIES} has {wrong[0]!r:.40}; expected 'segment' or 'word'"
-        raise invalid(message, _GRANULARITIES)
-    if found and form != "verbose_json":
-        message = f"{_GRANULARITIES} needs response_format 'verbose_json', and it is {form!r}"
-        raise invalid(message, _GRANULARITIES)
-    return tuple(found)
-
-
-def _segments(words: Sequence[Word]) -> list[list[Word]]:
-    """Return words in groups, with a pause between two of them."""
-    found: list[list[Word]] = []
-    for word in words:
-        if found and word.start - found[-1][-1].end < _PAUSE_S:
-            found[-1].append(word)
-        else:
-            found.append([word])
-    return found
-
-
-def _timed(words: Sequence[Word], name: str) -> dict[str, Any]:
-    text = " ".join(word.text for word in words)
-    return {name: text, "start": words[0].start, "end": words[-1].end}
-
-
-def _captions(segments: Sequence[Sequence[Word]], *, is_vtt: bool) -> str:
+def _captions(segments: Sequence[Span], *, is_vtt: bool) -> str:
     """Return segments as subtitles.
 
     Source: https://www.w3.org/TR/webvtt1/; SubRip has numbers, and commas in times.
     """
     stamp: Callable[[float], str] = _stamp if is_vtt else lambda s: _stamp(s).replace(".", ",")
     cues = []
-    for number, words in enumerate(segments, 1):
-        times = f"{stamp(words[0].start)} --> {stamp(words[-1].end)}"
-        text = " ".join(word.text for word in words)
+    for number, segment in enumerate(segments, 1):
+        times, text = f"{stamp(segment.start)} --> {stamp(segment.end)}", segment.text
         if is_vtt:  # which reads tags and entities
             text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         cues.append(f"{times}\n{text}\n" if is_vtt else f"{number}\n{times}\n{text}\n")

@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions` by OpenAI's client: transcripts, their forms, what is no sound."""
+"""`/v1/audio/transcriptions` by OpenAI's client: transcripts, their forms, and refusals."""
 
 import io
 import shutil
@@ -14,16 +14,16 @@ import openai
 import pytest
 import soundfile
 from axl_audio import digits
-from axl_audio.decoding import SoundJob, TokenTranscriber
+from axl_audio.decoding import SoundJob, Span, TokenTranscriber, Transcript
 from axl_audio.encoder import CTCModel, SpeechEncoder, Subsampling
 from axl_audio.experiments import spoken_digits
 from axl_audio.models import whisper
-from axl_audio.serving import endpoints
+from axl_audio.serving import TranscriptionRequest, endpoints
 from axl_audio.sound import Audio
 from axl_audio.transcribe import transcribe
 from model_server import serving_model
 
-from axcore.config import update_config
+from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer, Text
 from axcore.errors import ConfigError
 from axcore.interop import to_hugging_face
@@ -186,9 +186,9 @@ def test_a_file_that_is_no_sound_is_refused(client, content, text):
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [
-        ({"response_format": "srt"}, "response_format", "times, which this model does not say"),
+        ({"response_format": "srt"}, "response_format", "'srt', and this model says no times"),
         ({"response_format": "xml"}, "response_format", "'xml'; expected 'json' or 'text'"),
-        ({"timestamp_granularities": ["word"]}, "timestamp_granularities[]", "needs response_for"),
+        ({"timestamp_granularities": ["word"]}, "timestamp_granularities[]", "says no times"),
         ({"temperature": 0.5}, "temperature", "temperature is 0.5; the likeliest text"),
         ({"temperature": 5}, "temperature", "expected a number from 0"),
         ({"prompt": "Digits:"}, "prompt", "continues no text"),
@@ -287,12 +287,9 @@ def test_a_run_is_served_as_it_transcribes(tmp_path, monkeypatch):
 
 
 def test_subtitles_have_the_times_of_words():
-    from axl_audio.decoding import Transcript, Word
-    from axl_audio.serving import TranscriptionRequest
-
     (made,) = endpoints(ctc_opened())
-    words = (Word("one", 0.04, 0.3), Word("<2>", 0.5, 0.9), Word("three", 3661.5, 3662.0))
-    said = Transcript(text="one <2> three", words=words)
+    segments = (Span("one <2>", 0.04, 0.9), Span("three", 3661.5, 3662.0))
+    said = Transcript(text="one <2> three", segments=segments)
 
     def shown(form):
         job = TranscriptionRequest(sound=None, form=form, granularities=(), seconds=3663.0)
@@ -305,31 +302,64 @@ def test_subtitles_have_the_times_of_words():
 
 
 class WhisperTokens(ByteTokenizer):
-    """Bytes, and a few of Whisper's special tokens, numbered from 258."""
+    """Bytes, and a few of Whisper's special tokens, numbered from 258; times are behind them."""
 
-    NAMES = ("startoftranscript", "en", "de", "transcribe", "notimestamps", "startofprev")
+    NAMES = ("startoftranscript", "en", "de", "transcribe", "startofprev", "notimestamps")
 
     def added_token(self, name):
         numbers = {f"<|{one}|>": 258 + n for n, one in enumerate(self.NAMES)}
         return numbers.get(name)
 
 
-def test_whisper_is_told_language_task_and_what_was_said_before(monkeypatch):
-    monkeypatch.setattr("axl_audio.decoding._MULTILINGUAL", 264)
-    model = whisper("toy").build()
+FIRST_TIME = 264
+
+
+@pytest.fixture(scope="module")
+def instructed():
+    """What transcribes with special tokens, and the state of its model."""
+    model = evolve(whisper("toy"), vocab_size=300).build()
     tokenizer = WhisperTokens(ByteTokenizer.Config())
     sizes = {"num_samples": 9600, "max_tokens": 40}
-    made = TokenTranscriber(model, tokenizer, suppressed=[*range(97, 123)], **sizes)
-    assert (made.languages, made.reads_prompts) == (("en", "de"), True)
-    assert made._prompt("de", None) == [258, 260, 261, 262]
-    assert made._prompt(None, "x" * 99) == [263, *b"x" * 19, 258, 262]
-    state = model.init(0)
-    job = SoundJob(samples=np.float32(np.sin(np.arange(9000) / 9)))
-    (found,) = made.transcribe(state, [job])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("axl_audio.decoding._MULTILINGUAL", 300)
+        made = TokenTranscriber(model, tokenizer, suppressed=[*range(97, 123)], **sizes)
+    return made, model.init(0)
+
+
+def test_whisper_gets_language_task_and_what_was_said_before(instructed):
+    made, state = instructed
+    assert (made.languages, made.reads_prompts) == (("de", "en"), True)
+    assert made._prompt("de", None) == [258, 260, 261, 263]
+    assert made._prompt(None, "x" * 99, is_timed=True) == [262, *b"x" * 19, 258]
+    samples = np.float32(np.sin(np.arange(9000) / 9))
+    (found,) = made.transcribe(state, [SoundJob(samples=samples)])
     assert found.language in ("en", "de")
     assert not any("a" <= letter <= "z" for letter in found.text)
-    (again,) = made.transcribe(state, [SoundJob(samples=job.samples, language=found.language)])
+    (again,) = made.transcribe(state, [SoundJob(samples=samples, language=found.language)])
     assert again == found
+
+
+def test_times_of_whisper_are_in_pairs_that_grow(instructed):
+    made, state = instructed
+    samples = np.float32(np.sin(np.arange(9000) / 9))
+    (found,) = made.transcribe(state, [SoundJob(samples=samples, wants_times=True)])
+    said = "".join(one.text for one in found.segments)
+    assert "".join(found.text.split()) == "".join(said.split())
+    for segment in found.segments:
+        assert 0 <= segment.start <= segment.end <= 9000 / RATE
+    starts = [segment.start for segment in found.segments]
+    assert starts == sorted(starts)
+
+
+def test_tokens_between_times_are_segments(instructed):
+    made, _ = instructed
+    said = [FIRST_TIME, *b"ab", FIRST_TIME + 5, FIRST_TIME + 5, *b" c", FIRST_TIME + 7, *b" d"]
+    assert made._timed(said, 0.5) == (
+        Span("ab", 0.0, 0.1),
+        Span(" c", 0.1, 0.14),
+        Span(" d", 0.14, 0.5),
+    )
+    assert made._timed([FIRST_TIME, FIRST_TIME + 30], 0.5) == ()
 
 
 def test_a_model_that_is_trained_otherwise_is_refused():
