@@ -23,7 +23,9 @@ from axcore.errors import ConfigError
 from axcore.resilience.compile_cache import use_compile_cache
 
 if TYPE_CHECKING:
-    from axcore.serving import ServedModel
+    from axcore.plugins import ModelApi
+    from axcore.runs import Run
+    from axcore.serving import Served, ServedModel, ServerConfig
 
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -90,8 +92,9 @@ def serve(
     """Serve MODEL, a run directory or the folder of a pretrained checkpoint.
 
     --set changes settings, such as engine.max_num_seqs=32 or limits.max_requests=100, and --modify
-    the model, such as 'kv_cache(dtype=int8)'; see docs/serving.md. Started once on each of several
-    hosts, as by srun, it splits one model over all of their devices.
+    the model, such as 'kv_cache(dtype=int8)'; see docs/serving.md. Models of sound and others that
+    write no text by an engine are served by their plugin. Started once on each of several hosts, as
+    by srun, it splits one model over all of their devices.
     """
     _check_installed()
     with _ends_at(signal.SIGTERM):
@@ -110,52 +113,37 @@ def _serve(
     from axcore.distributed import process_count
     from axcore.inference import DraftModel, EngineConfig
     from axcore.progress import heard_by
-    from axcore.runs import open_model
     from axcore.serving import (
         HttpServer,
+        ServedModel,
         ServerConfig,
         WeightsWatch,
+        find_model_api,
         listen,
-        named_folders,
-        open_adapters,
         read_api_keys,
         serving_app,
-        start_engine,
     )
 
     speculation = None if rest["draft"] is None else DraftModel()
     engine = EngineConfig(speculation=speculation)
     cfg = apply_overrides(ServerConfig(engine=engine), overrides)
     keys = read_api_keys(rest["api_key_file"])
-    folders = named_folders(rest["adapters"])
+    api = find_model_api(model)
     _log_to_stderr()
     is_first = place is None or place.process_index == 0
     with listen(host, port) if is_first else nullcontext() as listener:
         with LoadingDisplay() as display, heard_by(display.hear):
             display.begin("loading", model)
             check_present(wanted)
-            names = ("trust_code", "allow_unknown_fields")
-            how = {"on_host": True, **{name: rest[name] for name in names}}
-            opened = open_model(model, step=rest["step"], changes=rest["changes"], **how)
-            own = opened.trainer.config.model
-            adapters = open_adapters(folders, own, trust_code=rest["trust_code"])
-            draft = rest["draft"] and open_model(rest["draft"], **how)
-            served = start_engine(
-                opened,
-                cfg,
-                name=rest["name"],
-                adapters=adapters,
-                draft=draft,
-                chat_template=rest["chat_template"],
-                progress=display.advance,
-                when_placed=partial(display.begin, "compiling"),
-            )
-            run = opened.run
-            del opened, draft  # their weights: the engine has its own, in other dtypes or places
+            if api is None:
+                served, run = _start_engine(model, cfg, display, rest)
+            else:
+                served, run = _start_api(api, model, cfg, display, rest)
         if listener is None:
+            assert isinstance(served, ServedModel)  # an API is of one process
             _follow(served)
             return
-        with served.engine:
+        with served.engine if isinstance(served, ServedModel) else nullcontext():
             named = (*_LOOPBACK, host, *rest["hosts"])
             hosts = named if host in _LOOPBACK or rest["hosts"] else ()
             app = serving_app(served, keys=keys, hosts=hosts)
@@ -172,12 +160,77 @@ def _serve(
                 )
             with _ends_at(signal.SIGINT), watch:
                 server.run(sockets=[listener])
-                error = served.engine.error
+                error = served.error
                 last = _end_after(server.left_s, error.exit_code if error else 0)
         last.cancel()
         if error is not None:
             raise error
     click.echo("ended", err=True)
+
+
+def _start_engine(
+    model: str, cfg: "ServerConfig", display: LoadingDisplay, rest: dict[str, Any]
+) -> "tuple[Served, Run | None]":
+    """Return a model that writes text, and the run that newer checkpoints come from."""
+    from axcore.runs import open_model
+    from axcore.serving import named_folders, open_adapters, start_engine
+
+    folders = named_folders(rest["adapters"])
+    names = ("trust_code", "allow_unknown_fields")
+    how = {"on_host": True, **{name: rest[name] for name in names}}
+    opened = open_model(model, step=rest["step"], changes=rest["changes"], **how)
+    own = opened.trainer.config.model
+    adapters = open_adapters(folders, own, trust_code=rest["trust_code"])
+    draft = rest["draft"] and open_model(rest["draft"], **how)
+    served = start_engine(
+        opened,
+        cfg,
+        name=rest["name"],
+        adapters=adapters,
+        draft=draft,
+        chat_template=rest["chat_template"],
+        progress=display.advance,
+        when_placed=partial(display.begin, "compiling"),
+    )
+    # Not the models: the engine has weights of its own, in other dtypes or places.
+    return served, opened.run
+
+
+_OF_TEXT = {
+    "adapters": "--adapter",
+    "draft": "--draft",
+    "chat_template": "--chat-template",
+    "changes": "--modify",
+}
+"""Options that mean something for a model of text alone."""
+
+
+def _start_api(
+    api: "ModelApi", model: str, cfg: "ServerConfig", display: LoadingDisplay, rest: dict[str, Any]
+) -> "tuple[Served, Run | None]":
+    """Return a model that a plugin serves, and the run that newer checkpoints come from.
+
+    Raises:
+        ConfigError: An option is given that is for models of text.
+    """
+    from axcore.serving import start_model_api
+
+    if given := [flag for name, flag in _OF_TEXT.items() if rest.get(name)]:
+        raise ConfigError(
+            f"the model writes no text by an engine; it is served by {api.name} of {api.plugin}",
+            where=given[0],
+            hint=f"leave {given[0]} out",
+        )
+    return start_model_api(
+        api,
+        model,
+        cfg,
+        name=rest["name"],
+        step=rest["step"],
+        trust_code=rest["trust_code"],
+        allow_unknown_fields=rest["allow_unknown_fields"],
+        when_placed=partial(display.begin, "compiling"),
+    )
 
 
 def _follow(served: "ServedModel") -> None:
@@ -232,14 +285,20 @@ def _warn_of_everybody(host: str, *, has_names: bool) -> None:
     )
 
 
-def _announce(served: "ServedModel", url: str, *, has_keys: bool) -> None:
+def _announce(served: "Served", url: str, *, has_keys: bool) -> None:
     """Print where the server is, and a command to try."""
+    from axcore.serving import ServedModel
+
+    step = "" if served.step is None else f", step {served.step}"
+    named = ", ".join(served.model_names)
+    if not isinstance(served, ServedModel):
+        paths = ", ".join(one.path for one in served.endpoints)
+        click.echo(f"{named}{step}: {url}   (POST {paths}; Ctrl-C ends)")
+        return
     devices = served.placement and served.placement.describe()
     if devices:
         click.echo(devices, err=True)
-    step = "" if served.step is None else f", step {served.step}"
-    named = "".join(f", {name}" for name in served.adapters)
-    click.echo(f"{served.name}{named}{step}: {url}   (a page to try it; Ctrl-C ends)")
+    click.echo(f"{named}{step}: {url}   (a page to try it; Ctrl-C ends)")
     body = json.dumps({"prompt": "def ", "max_tokens": 40})
     key = ' -H "authorization: Bearer $KEY"' if has_keys else ""
     sent = f"-H 'content-type: application/json'{key} -d '{body}'"

@@ -242,6 +242,29 @@ class CachedModel:
         # otherwise, and the donated buffers would not be reused.
         return jax.lax.with_sharding_constraint(caches, self.cache_shardings)  # type: ignore[no-untyped-call]
 
+    def hidden(
+        self, weights: Any, tokens: Int[Array, "B T"], num_tokens: Int[Array, " B"]
+    ) -> Float[Array, "B T D"]:
+        """Return the normalised vector of each token of texts from their beginning; pure.
+
+        Args:
+            weights: `self.weights`.
+            tokens: Of each row from the left, filled up with any.
+            num_tokens: Number of tokens of each row.
+        """
+        caches = jax.tree.map(
+            lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches, is_leaf=_is_spec
+        )
+        if self._mesh is not None:
+            caches = jax.lax.with_sharding_constraint(caches, self.cache_shardings)  # type: ignore[no-untyped-call]
+        info = continued_rows(tokens, jnp.zeros_like(num_tokens), num_tokens)
+        nobody = jnp.full_like(num_tokens, -1) if self.has_adapters else None
+        with self._on_mesh(), using_adapters(nobody), self._products():
+            state = _merged(weights, caches)
+            found: Array
+            found, _ = functional(self.model, state, tokens, info, method="hidden")
+        return found
+
     def _products(self) -> AbstractContextManager[None]:
         return use_decode_matmul() if self._mesh is None else nullcontext()
 

@@ -26,7 +26,7 @@ from axcore.inference.engine_thread import EngineThread
 from axcore.inference.grammar import GrammarCompiler
 from axcore.inference.input_batch import OnFailure, RequestState, fail_all, new_request_state
 from axcore.inference.request import Draining, QueueFull, Request
-from axcore.inference.speculation import Draft
+from axcore.inference.speculation import DRAFT, Draft
 from axcore.inference.warm_up import Progress, Stage, WarmUp, stages
 from axcore.module import Module
 
@@ -327,6 +327,17 @@ class Engine:
                 self._runner.encoder_cache.forget_soft_tokens()
 
         self._thread.do(replace)
+
+    def weights_in_use(self) -> Any:
+        """Return the model's weights as its programs read them, all of one version.
+
+        Raises:
+            EngineError: The engine is closed, or a step failed.
+        """
+        found: list[Any] = []
+        # In the engine's thread: array after array is replaced there.
+        self._thread.do(lambda: found.append(self._programs.weights.value))
+        return {name: below for name, below in found[0].items() if name != DRAFT}
 
     def missing_weights(self, state: Any, specs: Any) -> Any:
         """Return the part of a state to give to `replace_weights` where the rest did not change.

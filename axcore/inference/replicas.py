@@ -205,6 +205,11 @@ class Replicas:
             for one in self._engines
         )
 
+    def weights_in_use(self) -> Any:
+        """Return the weights of a replica that answers; see `Engine.weights_in_use`."""
+        engines = [one for one in self._engines if one.error is None]
+        return (engines or self._engines)[0].weights_in_use()
+
     def replace_weights(
         self, state: Any, *, version: int | None = None, is_partial: bool = False
     ) -> None:

@@ -344,7 +344,7 @@ def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
             where=str(folder),
             hint=_MAKE_ONE,
         )
-    if published.config.vocab_size != ByteTokenizer.Config().build().vocab_size:
+    if getattr(published.config, "vocab_size", None) != ByteTokenizer.Config().build().vocab_size:
         raise CheckpointError(
             "the folder has no tokenizer",
             where=str(folder),

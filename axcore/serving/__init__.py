@@ -1,10 +1,15 @@
 """Serving: a model behind HTTP, with the API that OpenAI's clients speak."""
 
 from axcore.serving.access import NO_KEYS, ApiKeys, read_api_keys
-from axcore.serving.api_error import ApiError
+from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.app import serving_app
 from axcore.serving.config import Limits, ServerConfig
+from axcore.serving.embeddings_api import Embeddings
+from axcore.serving.endpoint import Endpoint
 from axcore.serving.http_server import HttpServer, listen
+from axcore.serving.model_apis import ApiModel, find_model_api, start_model_api
+from axcore.serving.request_parser import RequestParser
+from axcore.serving.served import Served, ServedApi
 from axcore.serving.served_model import ServedModel
 from axcore.serving.startup import named_folders, open_adapters, start_engine
 from axcore.serving.weights_watch import WeightsWatch
@@ -13,15 +18,24 @@ __all__ = [
     "NO_KEYS",
     "ApiError",
     "ApiKeys",
+    "ApiModel",
+    "Embeddings",
+    "Endpoint",
     "HttpServer",
     "Limits",
+    "RequestParser",
+    "Served",
+    "ServedApi",
     "ServedModel",
     "ServerConfig",
     "WeightsWatch",
+    "find_model_api",
+    "invalid",
     "listen",
     "named_folders",
     "open_adapters",
     "read_api_keys",
     "serving_app",
     "start_engine",
+    "start_model_api",
 ]

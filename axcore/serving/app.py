@@ -1,18 +1,18 @@
 """`serving_app`: a server's paths, as an ASGI application, and what each of them leads to.
 
 `POST /v1/chat/completions` is `chat_api`, `POST /v1/completions` is `completions_api`; both go
-through `request_handler.generate`. What says how the server does is here.
+through `request_handler.generate`. Paths of one call of the model are its endpoints, by
+`request_handler.answer`. What says how the server does is here.
 """
 
 import base64
 import hashlib
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
-import attrs
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -26,7 +26,8 @@ from axcore.serving.chat_api import chat_completions
 from axcore.serving.completions_api import completions
 from axcore.serving.metrics import ServerMetrics
 from axcore.serving.models_api import describe_model, detokenize, list_models, tokenize
-from axcore.serving.request_handler import served_model
+from axcore.serving.request_handler import answer, any_served
+from axcore.serving.served import Served
 from axcore.serving.served_model import ServedModel, draining
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,7 +35,7 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 def serving_app(
-    served: ServedModel,
+    served: Served,
     *,
     keys: ApiKeys = NO_KEYS,
     hosts: Sequence[str] = (),
@@ -47,8 +48,9 @@ def serving_app(
         hosts: Names that requests may call the server; by default all.
     """
     metrics = ServerMetrics(served)
+    writes_text = isinstance(served, ServedModel)
     read: list[tuple[str, Any]] = [
-        ("/", page),
+        *([("/", page)] if writes_text else []),
         ("/health", health),
         ("/ready", ready),
         ("/metrics", prometheus),
@@ -57,12 +59,14 @@ def serving_app(
         # `:path`, as names of models may have slashes: org/model.
         ("/v1/models/{name:path}", describe_model),
     ]
-    sent: list[tuple[str, Any]] = [
+    text: list[tuple[str, Any]] = [
         ("/v1/completions", completions),
         ("/v1/chat/completions", chat_completions),
         ("/tokenize", tokenize),
         ("/detokenize", detokenize),
     ]
+    called = [(one.path, partial(answer, endpoint=one)) for one in served.endpoints]
+    sent = [*(text if writes_text else []), *called]
     routes = [
         *(Route(path, function, methods=["GET"]) for path, function in read),
         *(Route(path, function, methods=["POST"]) for path, function in sent),
@@ -82,14 +86,14 @@ def serving_app(
 
 async def health(request: HttpRequest) -> Response:
     """Report that the process answers, and that its engine can, or some of its replicas."""
-    _check_engine(served_model(request))
-    failed = _failed_replicas(served_model(request))
+    _check_engine(any_served(request))
+    failed = _failed_replicas(any_served(request))
     return JSONResponse({"status": "degraded" if failed else "ok", **failed})
 
 
 async def ready(request: HttpRequest) -> Response:
     """Report whether requests are taken."""
-    served = served_model(request)
+    served = any_served(request)
     # Before the engine: a server that drains is not ready, however well it works.
     # `/health` still says ok, or the orchestrator would kill it while it drains.
     if served.is_draining:
@@ -105,18 +109,9 @@ async def prometheus(request: HttpRequest) -> Response:
 
 
 async def stats(request: HttpRequest) -> Response:
-    """Return what the page shows: the engine's stats, and the model's."""
-    served = served_model(request)
-    return JSONResponse(
-        {
-            "model": served.name,
-            "step": served.step,
-            "max_length": served.max_length,
-            "has_chat": served.has_chat,
-            "part_types": [] if served.reader is None else [served.reader.feature.part_type],
-            **attrs.asdict(served.engine.stats()),
-        }
-    )
+    """Return the model and its stats."""
+    served = any_served(request)
+    return JSONResponse({"model": served.name, "step": served.step, **served.described()})
 
 
 async def page(request: HttpRequest) -> HTMLResponse:
@@ -145,15 +140,17 @@ def _page_and_policy() -> tuple[str, str]:
     return content, policy
 
 
-def _check_engine(served: ServedModel) -> None:
+def _check_engine(served: Served) -> None:
     """Raise ApiError where a step failed: only another process can answer then."""
-    if served.engine.error is not None:
+    if served.error is not None:
         # 503, so that an orchestrator starts another process; this one cannot recover.
         raise ApiError(503, ENGINE_FAILED, code="engine_error")
 
 
-def _failed_replicas(served: ServedModel) -> dict[str, int]:
+def _failed_replicas(served: Served) -> dict[str, int]:
     """Return how many replicas failed, of how many; nothing where none did."""
+    if not isinstance(served, ServedModel):
+        return {}
     found = served.engine.stats()
     if not found.num_failed_replicas:
         return {}

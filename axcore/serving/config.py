@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from axcore.config import NonNegativeFloat, PositiveFloat, PositiveInt, config
 from axcore.inference import EngineConfig
+from axcore.inference.embedding import Pooling
 
 
 @config
@@ -12,6 +13,7 @@ class Limits:
 
     Attributes:
         max_body_bytes: Of the body of a request; 413 beyond.
+        max_form_bytes: Of the body of a form with files, such as sounds; 413 beyond.
         max_bodies_bytes: Of all bodies above 64 KiB that arrive or wait to be parsed; one client
             has half, and always that of one body. Others wait unread, until 429.
         max_prompt_tokens: Of one prompt; None leaves the model's length as the only limit.
@@ -31,6 +33,7 @@ class Limits:
     """
 
     max_body_bytes: PositiveInt = 4 << 20
+    max_form_bytes: PositiveInt = 25 << 20
     max_bodies_bytes: PositiveInt = 32 << 20
     max_prompt_tokens: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
@@ -54,6 +57,9 @@ class ServerConfig:
             -1 takes all. None takes as few as hold the weights in half of their memory.
         engine: How many answers are sampled at once, and in which pieces.
         limits: What requests may ask.
+        pooling: Which vector `/v1/embeddings` makes of a text's final hidden states: that of its
+            last token, or the mean over its tokens. Models that were trained for embeddings say
+            which.
         drain_s: Seconds that requests have to finish when the server is asked to end.
         watch_s: Seconds between looks for newer checkpoints of a run.
         seed: What the samples of requests without a seed follow from, in the order in which they
@@ -63,6 +69,7 @@ class ServerConfig:
     mesh: Mapping[str, int] | None = None
     engine: EngineConfig = EngineConfig()
     limits: Limits = Limits()
+    pooling: Pooling = "last"
     drain_s: NonNegativeFloat = 60.0
     watch_s: PositiveFloat = 10.0
     seed: int | None = None

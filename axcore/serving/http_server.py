@@ -10,7 +10,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from axcore.errors import ConfigError
-from axcore.serving.served_model import ServedModel, draining
+from axcore.serving.served import Served
+from axcore.serving.served_model import draining
 
 LOGGER = logging.getLogger("axcore.serving")
 # Answers are finished by then; this is for connections that are merely kept open.
@@ -64,7 +65,7 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self, app: Starlette, served: ServedModel, *, drain_s: float, proxies: str | None = None
+        self, app: Starlette, served: Served, *, drain_s: float, proxies: str | None = None
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -126,12 +127,11 @@ class HttpServer(uvicorn.Server):
         # sends a long body slowly would hold the end up.
         self._served.bodies.refuse(draining(self._served.limits.retry_after_s))
         await super().shutdown(sockets)
-        # Last: worker processes may still render for requests that finish.
-        self._served.work.close()
+        self._served.close()
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server ends; called ten times a second."""
-        failed = self._served.engine.error
+        failed = self._served.error
         # Here and not in a callback: the engine fails in its
         # own thread, and uvicorn's flags belong to the loop's.
         if failed is not None and not self.should_exit:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from axcore.inference import CompletionDelta
+from axcore.serving.served import Served
 from axcore.serving.served_model import ServedModel
 
 # From a cached prompt on an accelerator to a long
@@ -90,6 +91,23 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(f"axcore_{name}", text, value=value)
 
 
+class _QueueCollector(Collector):
+    """Reads the stats of a model without an engine each time that somebody asks."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each figure."""
+        queue = self._served.queue
+        for name, text, value in (
+            ("requests_waiting", "Requests that wait for a call", queue.num_waiting),
+            ("checkpoint_step", "Step of the weights that answer", self._served.step or 0),
+        ):
+            yield GaugeMetricFamily(f"axcore_{name}", text, value=value)
+        yield CounterMetricFamily("axcore_calls", "Calls of the model", value=queue.num_calls)
+
+
 class ServerMetrics:
     """Counts and times requests.
 
@@ -97,11 +115,14 @@ class ServerMetrics:
         served: Whose stats are shown with them.
     """
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: Served) -> None:
         # Its own registry: the default one is global, and two
         # servers in one process, as in tests, would collide.
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(served))
+        if isinstance(served, ServedModel):
+            self.registry.register(_EngineCollector(served))
+        else:
+            self.registry.register(_QueueCollector(served))
         kept: Any = {"registry": self.registry, "namespace": "axcore"}
         self.requests = Counter("requests", "Requests", ["path", "status"], **kept)
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts", **kept)

@@ -7,9 +7,10 @@ from starlette.responses import JSONResponse, Response
 
 from axcore.serving.api_error import invalid
 from axcore.serving.chat_api import read_messages
-from axcore.serving.request_handler import compute, served_model
+from axcore.serving.request_handler import any_served, compute
 from axcore.serving.request_parser import RequestParser
 from axcore.serving.request_settings import read_prompt, read_prompt_options
+from axcore.serving.served import Served
 from axcore.serving.served_model import ServedModel
 
 _LETTERS_A_TOKEN = 4
@@ -22,15 +23,15 @@ it decodes, so nothing else runs meanwhile."""
 
 async def list_models(request: HttpRequest) -> Response:
     """List the model and its adapters."""
-    served = served_model(request)
-    names = (served.name, *served.adapters)
-    return JSONResponse({"object": "list", "data": [_described(served, name) for name in names]})
+    served = any_served(request)
+    described = [_described(served, name) for name in served.model_names]
+    return JSONResponse({"object": "list", "data": described})
 
 
 async def describe_model(request: HttpRequest) -> Response:
     """Describe one model."""
-    served, name = served_model(request), request.path_params["name"]
-    served.adapter(name)  # raises 404 for an unknown name
+    served, name = any_served(request), request.path_params["name"]
+    served.check_name(name)
     return JSONResponse(_described(served, name))
 
 
@@ -44,14 +45,15 @@ async def detokenize(request: HttpRequest) -> Response:
     return await compute(request, _text)
 
 
-def _described(served: ServedModel, name: str) -> dict[str, Any]:
+def _described(served: Served, name: str) -> dict[str, Any]:
+    length = {"max_model_len": served.max_length} if isinstance(served, ServedModel) else {}
     return {
         "id": name,
         "object": "model",
         "created": served.created,
         "owned_by": "axcore",
         "root": served.name,
-        "max_model_len": served.max_length,
+        **length,
         "step": served.step,
     }
 

@@ -1,4 +1,4 @@
-"""The body of a request: JSON of a limited size, which arrives in a limited time."""
+"""The body of a request: JSON, or a form, of a limited size, which arrives in a limited time."""
 
 import asyncio
 from collections import Counter
@@ -11,7 +11,7 @@ from axcore.serving.api_error import ApiError
 from axcore.serving.config import Limits
 from axcore.serving.worker_pool import CLIENT, LONG_BODY
 
-_MEDIA_TYPE = "application/json"
+_JSON, _FORM = "application/json", "multipart/form-data"
 
 
 class Bodies:
@@ -92,10 +92,14 @@ class Body:
 
     Args:
         bodies: Those there are.
+        takes_form: Whether it is a form with files.
     """
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: Bodies, *, takes_form: bool = False) -> None:
         self._bodies, self._client, self._room = bodies, CLIENT.get(), 0
+        self._media_type = _FORM if takes_form else _JSON
+        limits = bodies.limits
+        self._max_bytes = limits.max_form_bytes if takes_form else limits.max_body_bytes
         self._content, self._is_waiting = bytearray(), False
 
     def __enter__(self) -> Self:
@@ -120,17 +124,20 @@ class Body:
         """Read the body of a request.
 
         Raises:
-            ApiError: It is called something else than JSON, is too long, or does not arrive; or
-                the server reads too many others.
+            ApiError: It is called something else than JSON or a form, is too long, or does not
+                arrive; or the server reads too many others.
         """
         sent = request.headers.get("content-type", "")
-        if sent.partition(";")[0].strip().lower() != _MEDIA_TYPE:
+        if sent.partition(";")[0].strip().lower() != self._media_type:
             # Such a request would otherwise reach a server on
             # this machine from any page that its user opens.
             # Browsers send other types across sites without asking the server first.
-            message = f"content-type is {sent!r:.80}; expected {_MEDIA_TYPE}"
-            hint = f"With curl, add -H 'content-type: {_MEDIA_TYPE}'."
-            raise ApiError(415, f"{message}. {hint}", code="unsupported_media_type")
+            message = f"content-type is {sent!r:.80}; expected {self._media_type}"
+            is_form = self._media_type == _FORM
+            hint = "-F file=@PATH sends a form" if is_form else f"add -H 'content-type: {_JSON}'"
+            raise ApiError(415, f"{message}. With curl, {hint}.", code="unsupported_media_type")
+        if self._media_type == _FORM:
+            _check_same_site(request)
         seconds = self._bodies.limits.body_timeout_s
         try:
             async with asyncio.timeout(seconds):
@@ -162,7 +169,7 @@ class Body:
 
     async def _check(self, size: int) -> None:
         """Check the length of the body, and admit it once it is a long one."""
-        most = self._bodies.limits.max_body_bytes
+        most = self._max_bytes
         if size > most:
             message = f"The body is too long; at most {most:,} bytes are accepted."
             raise ApiError(413, message, code="body_too_long")
@@ -172,3 +179,18 @@ class Body:
             self._is_waiting = True
             await self._bodies.take(self._client, room)
             self._room, self._is_waiting = room, False
+
+
+def _check_same_site(request: HttpRequest) -> None:
+    """Refuse a form that a browser sends for a page of another site.
+
+    Browsers send forms across sites without asking the server first, unlike JSON. They name the
+    page's origin then, which other clients leave out.
+
+    Raises:
+        ApiError: It is of another site.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        message = f"The form is of a page of another site, {origin!r:.80}."
+        raise ApiError(403, message, code="other_site")

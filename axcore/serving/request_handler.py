@@ -1,12 +1,12 @@
 """The way of a POST request: body, request slot, parsed fields, work, response.
 
-`generate` answers completions and chats, `compute` what needs no engine. Each takes these steps in
-this order; nothing calls back into an earlier one:
+`generate` answers completions and chats, `answer` what one call of the model does, `compute` what
+needs no model. Each takes these steps in this order; nothing calls back into an earlier one:
 
 1. `Body.read`: the bytes arrive, within the limits of one body and of all bodies.
 2. `RequestSlot`: the request counts among those that are answered, or is refused by 429 or 503.
 3. `ServedModel.work.parse`: the bytes become JSON; then the API's module reads its fields.
-4. The API's module starts the completions, which the engine samples.
+4. The API's module starts the completions, which the engine samples; or a call is queued.
 5. `GenerationJob.response` or an `EventStream` sends them; the slot is free after the last byte.
 """
 
@@ -15,15 +15,18 @@ from functools import partial
 from typing import Any, Self
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from axcore.serving.access import ABANDONED
-from axcore.serving.api_error import ApiError
+from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.config import Limits
+from axcore.serving.endpoint import AnyEndpoint
+from axcore.serving.form import parse_form
 from axcore.serving.metrics import RequestStats
 from axcore.serving.request_body import Body
 from axcore.serving.request_parser import RequestParser
 from axcore.serving.responses import EventStream, GenerationJob, unless_abandoned
+from axcore.serving.served import Served
 from axcore.serving.served_model import ServedModel, draining
 
 AnyJob = GenerationJob[Any, Any]
@@ -84,9 +87,65 @@ async def compute(
             return await unless_abandoned(request, work) or _abandoned(request)
 
 
+async def answer(request: HttpRequest, endpoint: AnyEndpoint) -> Response:
+    """Answer a request by one call of the model."""
+    served, stats = any_served(request), request.state.stats
+    with Body(served.bodies, takes_form=endpoint.takes_form) as body:
+        await body.read(request)
+
+        async def work() -> Response:
+            # In a function of its own: nothing of the body stays while the job waits.
+            name, job = await _read_job(request, endpoint, body)
+            stats.num_prompt_tokens = endpoint.num_tokens(job)
+            result = await served.queue.compute(endpoint, job)
+
+            def response() -> Response:
+                found = endpoint.response(job, result, model=name or served.name)
+                return PlainTextResponse(found) if isinstance(found, str) else JSONResponse(found)
+
+            return await served.work.threads.run(response)
+
+        with RequestSlot(served):
+            return await unless_abandoned(request, work) or _abandoned(request)
+
+
+async def _read_job(
+    request: HttpRequest, endpoint: AnyEndpoint, body: Body
+) -> tuple[str | None, Any]:
+    """Return the model that a request names, and what is computed for it."""
+    served = any_served(request)
+    if endpoint.takes_form:
+        parse = partial(parse_form, body.content, request.headers["content-type"])
+        fields = RequestParser(await served.work.threads.run(parse), is_form=True)
+    else:
+        fields = RequestParser(await served.work.parse(body.content))
+    name = fields.text("model")
+    # Before any work: a wrong name costs nothing.
+    served.check_name(name)
+    if name not in (None, served.name):
+        message = f"{endpoint.path} is answered by {served.name} itself; {name!r:.80} is an adapter"
+        raise invalid(message, "model")
+
+    def read() -> Any:
+        job = endpoint.read(fields)
+        fields.finish()
+        return job
+
+    job = await served.work.threads.run(read)
+    # Only now: until it is read, a file counts as much as the body that it came in.
+    body.drop()
+    return name, job
+
+
 def served_model(request: HttpRequest) -> ServedModel:
-    """Return the model of the application that a request came to."""
+    """Return the model of the application that a request for text came to."""
     served: ServedModel = request.app.state.served
+    return served
+
+
+def any_served(request: HttpRequest) -> Served:
+    """Return the model of the application that a request came to, whatever it answers."""
+    served: Served = request.app.state.served
     return served
 
 
@@ -100,7 +159,7 @@ class RequestSlot:
         ApiError: On entering: the server drains, or all slots are taken.
     """
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: Served) -> None:
         self._served, self._is_kept = served, False
 
     def __enter__(self) -> Self:
@@ -138,7 +197,7 @@ class RequestSlot:
         self._served.num_active_requests -= 1
 
 
-async def _parsed(served: ServedModel, body: Body) -> tuple[Any, int]:
+async def _parsed(served: Served, body: Body) -> tuple[Any, int]:
     """Return the content of a body and its size, and free its bytes for other requests."""
     sent = body.content
     content = await served.work.parse(sent)

@@ -19,6 +19,9 @@ from axcore.config.suggest import suggest_names
 from axcore.serving.api_error import ApiError, invalid
 
 _LOG = logging.getLogger("axcore.serving")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+"""A number as forms write it."""
+
 _PLACES = re.compile(r"\[\d+\]")
 
 
@@ -34,16 +37,18 @@ class RequestParser:
     Args:
         content: What was sent.
         where: Path of the object in the request, empty for its root.
+        is_form: Whether it is a form, whose numbers come as text.
 
     Raises:
         ApiError: It is not an object.
     """
 
-    def __init__(self, content: Any, where: str = "") -> None:
+    def __init__(self, content: Any, where: str = "", *, is_form: bool = False) -> None:
         if not isinstance(content, Mapping):
             what = where or "the body"
             raise invalid(f"{what} is {_kind(content)}; expected an object", where or None)
         self._content, self._where, self._known = content, where, set[str]()
+        self._is_form = is_form
 
     def path(self, name: str) -> str:
         """Return the path of a field, as errors name it."""
@@ -91,6 +96,8 @@ class RequestParser:
         value = self.raw(name)
         if value is None:
             return default
+        if self._is_form and isinstance(value, str) and _NUMBER.fullmatch(value):
+            value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, value, "a number")
         return float(self._in_range(name, value, min_value, max_value))
@@ -113,6 +120,22 @@ class RequestParser:
         if len(value) > max_items:
             message = f"{self.path(name)} has {len(value)} items; at most {max_items} are accepted"
             raise invalid(message, self.path(name))
+        return value
+
+    def file(self, name: str) -> bytes:
+        """Return the content of a file of a form.
+
+        Raises:
+            ApiError: There is none, or it is empty.
+        """
+        value, path = self.raw(name), self.path(name)
+        if value is None:
+            raise invalid(f"{path} is missing; expected a file", path, code="missing_field")
+        if not isinstance(value, bytes):
+            message = f"{path} is a text; expected a file, with a filename"
+            raise invalid(message, path, code="invalid_type")
+        if not value:
+            raise invalid(f"{path} is empty", path)
         return value
 
     def inner(self, name: str) -> "RequestParser | None":

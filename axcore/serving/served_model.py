@@ -1,7 +1,6 @@
 """`ServedModel`: the engine, its tokenizer and its names, as requests use them."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,12 +23,11 @@ from axcore.inference import (
 from axcore.inference.placement import Placement
 from axcore.layers import FIRST_SOFT_TOKEN
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
-from axcore.serving.config import Limits
 from axcore.serving.inputs import InputReader, marked
 from axcore.serving.logprobs import TokenTexts
-from axcore.serving.request_body import Bodies
 from axcore.serving.request_parser import checked_text
 from axcore.serving.request_settings import PromptOptions, Seeds
+from axcore.serving.served import Served
 from axcore.serving.tools import ToolChoice
 from axcore.serving.worker_pool import RequestWork
 
@@ -51,49 +49,32 @@ _SHORT_TOKENIZE = 1 << 16
 
 
 @attrs.define(kw_only=True)
-class ServedModel:
-    """A model that answers requests.
+class ServedModel(Served):
+    """A model that writes text.
 
     Attributes:
-        name: What requests call it.
         engine: What samples tokens.
         tokenizer: What it was trained with.
         max_length: Tokens of a prompt and its answer together at most.
-        limits: What one request may ask.
         adapters: Names of what corrects the model for requests that name it.
-        step: The checkpoint that answers come from; None where it has none.
         placement: The devices of its weights; None where they stay on those that they come on.
         seeds: What decides the samples of each answer.
-        created: When the server began, in seconds of Unix time.
-        is_draining: Whether requests are refused because the server ends.
-        num_active_requests: Requests that are being answered.
-        bodies: Long bodies that arrive.
         texts: What tokens are as text.
         max_prompt_bytes: Bytes that the text of a prompt has at most.
         reader: Reads pictures and other parts of conversations; None where the model does not.
-        work: Where what requests need is computed.
     """
 
-    name: str
     engine: AnyEngine
     tokenizer: Tokenizer
     max_length: int
-    limits: Limits = Limits()  # noqa: RUF009 - a frozen value
     adapters: tuple[str, ...] = ()
-    step: int | None = None
     placement: Placement | None = None
     seeds: Seeds = attrs.field(factory=lambda: Seeds(None))
-    created: int = attrs.field(factory=lambda: int(time.time()))
-    is_draining: bool = False
-    num_active_requests: int = 0
     reader: InputReader | None = None
-    bodies: Bodies = attrs.field(init=False)
     texts: TokenTexts = attrs.field(init=False)
     max_prompt_bytes: int = attrs.field(init=False)
-    work: RequestWork = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.bodies = Bodies(self.limits)
         self.texts = TokenTexts(self.tokenizer)
         of_token, most = (
             self.tokenizer.max_token_bytes(),
@@ -105,7 +86,33 @@ class ServedModel:
             # tokens for certain, and need not be tokenized to know it.
             most if of_token is None else min(most, of_token * self._most_tokens)
         )
-        self.work = RequestWork(self.tokenizer, self.limits, max_bytes=self.max_prompt_bytes)
+        super().__attrs_post_init__()
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The model's own, and those of its adapters."""
+        return (self.name, *self.adapters)
+
+    @property
+    def error(self) -> AxcoreError | None:
+        """Why the engine stopped; None while no step has failed."""
+        return self.engine.error
+
+    def weights(self) -> Any:
+        """Return the engine's weights, all of one version."""
+        return self.engine.weights_in_use()
+
+    def described(self) -> Mapping[str, Any]:
+        """Return what the page shows: the engine's stats, and the model's."""
+        return {
+            "max_length": self.max_length,
+            "has_chat": self.has_chat,
+            "part_types": [] if self.reader is None else [self.reader.feature.part_type],
+            **attrs.asdict(self.engine.stats()),
+        }
+
+    def _request_work(self) -> RequestWork:
+        return RequestWork(self.tokenizer, self.limits, max_bytes=self.max_prompt_bytes)
 
     @property
     def _most_tokens(self) -> int:
@@ -149,13 +156,8 @@ class ServedModel:
         Raises:
             ApiError: Neither is called so.
         """
-        if name is None or name == self.name:
-            return None
-        if name not in self.adapters:
-            known = ", ".join(repr(one) for one in (self.name, *self.adapters))
-            message = f"There is no model {name!r:.80}; this server has {known}."
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return name
+        self.check_name(name)
+        return None if name == self.name else name
 
     def replace_weights(self, state: Any, step: int) -> None:
         """Take over the state of another step.

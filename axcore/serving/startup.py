@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from axcore.config import diff_config, evolve, format_diff
+from axcore.data import Tokenizer
 from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
+from axcore.distributed import process_count
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.inference import AnyEngine, Draft, EngineConfig
 from axcore.inference.adapters import Adapter, adapter_from, read_adapter
+from axcore.inference.embedding import TextEmbedder
 from axcore.interop import adapter_format, canonical, check_base_is_unchanged, find_adapter_format
 from axcore.interop.canonical import base_config
+from axcore.ops import use_policy
 from axcore.runs import OpenedModel, Run, engine_for
 from axcore.runs.run_weights import RunArrays
 from axcore.serving.config import ServerConfig
+from axcore.serving.embeddings_api import Embeddings
+from axcore.serving.endpoint import AnyEndpoint
 from axcore.serving.inputs import input_reader
 from axcore.serving.request_settings import Seeds
 from axcore.serving.served_model import ServedModel
@@ -81,6 +87,7 @@ def start_engine(
     return ServedModel(
         name=name,
         engine=engine,
+        endpoints=_endpoints(opened, engine, tokenizer, cfg),
         tokenizer=tokenizer,
         max_length=length,
         limits=cfg.limits,
@@ -89,6 +96,31 @@ def start_engine(
         placement=placement,
         seeds=Seeds(cfg.seed),
         reader=input_reader(opened.model, opened.trainer.data, tokenizer.chat_template),
+    )
+
+
+def _endpoints(
+    opened: OpenedModel, engine: AnyEngine, tokenizer: Tokenizer, cfg: ServerConfig
+) -> tuple[AnyEndpoint, ...]:
+    """Return what a model answers in addition to text: embeddings, if it has hidden vectors."""
+    # Where there are several processes, the others run what the engine says alone.
+    if not hasattr(opened.model, "hidden") or process_count() > 1:
+        return ()
+    with use_policy(opened.trainer.compiler.kernel_policy):
+        embedder = TextEmbedder(
+            opened.model, engine.config, max_length=engine.max_length, pooling=cfg.pooling
+        )
+    return (text_embeddings(embedder, tokenizer),)
+
+
+def text_embeddings(embedder: TextEmbedder, tokenizer: Tokenizer) -> Embeddings:
+    """Return the endpoint of a model that writes text; a text becomes tokens as a prompt does."""
+    return Embeddings(
+        partial(tokenizer.encode_prompt, parses_special=True),
+        embedder.embed,
+        vocab_size=tokenizer.vocab_size,
+        max_length=embedder.max_length,
+        dim=embedder.dim,
     )
 
 

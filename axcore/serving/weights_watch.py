@@ -8,7 +8,7 @@ from typing import Self
 from axcore.errors import AxcoreError
 from axcore.resilience.run_summary import summarise_run
 from axcore.runs import Run
-from axcore.serving.served_model import ServedModel
+from axcore.serving.served import Served
 
 LOGGER = logging.getLogger("axcore.serving")
 
@@ -25,7 +25,7 @@ class WeightsWatch:
         every_s: Seconds between looks.
     """
 
-    def __init__(self, run: Run, served: ServedModel, *, every_s: float) -> None:
+    def __init__(self, run: Run, served: Served, *, every_s: float) -> None:
         self._run, self._served, self._every_s = run, served, every_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="weights-watch", daemon=True)

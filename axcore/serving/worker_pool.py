@@ -322,15 +322,15 @@ class RequestWork:
     """Computes for requests, bounded.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: The model's; None where nothing renders chats or compiles grammars.
         limits: What one request may cost.
         max_bytes: Of the text of a prompt.
     """
 
-    def __init__(self, tokenizer: Tokenizer, limits: Limits, *, max_bytes: int) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, limits: Limits, *, max_bytes: int) -> None:
         # Half of the cores: the engine's thread and the event loop need theirs.
         number = limits.num_workers or min(8, max(2, (os.cpu_count() or 1) // 2))
-        self._tokenizer, self._limits, self._max_bytes = tokenizer, limits, max_bytes
+        self._known_tokenizer, self._limits, self._max_bytes = tokenizer, limits, max_bytes
         self.threads = FairThreadPool(number)
         # Kinds have workers of their own: each keeps
         # what it has set up, a template or a vocabulary.
@@ -446,6 +446,11 @@ class RequestWork:
         self.templates.close()
         self.grammars.close()
         self.threads.close()
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        assert self._known_tokenizer is not None  # no endpoint renders or compiles
+        return self._known_tokenizer
 
     def _template_setup(self) -> tuple[str, dict[str, Any]]:
         template = self._tokenizer.known_chat_template

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from axcore.data import ByteTokenizer
 from axcore.interop import from_hugging_face, to_hugging_face
 from axcore.module import functional
 
@@ -151,3 +152,120 @@ def test_greedy_transcripts_equal_those_of_transformers(whisper):
         assert count
         said = wanted[row][wanted[row] != 256][:count]
         assert np.asarray(found)[row, :count].tolist() == said.tolist()
+
+
+SPECIAL = {"start": 258, "en": 259, "de": 260, "transcribe": 261, "before": 262, "untimed": 263}
+
+
+SETTINGS = {
+    "is_multilingual": True,
+    "lang_to_id": {"<|en|>": 259, "<|de|>": 260},
+    "task_to_id": {"transcribe": 261},
+    "no_timestamps_token_id": 263,
+    "max_initial_timestamp_index": 50,
+    "suppress_tokens": [*range(258, 263), 40, 41],
+    "begin_suppress_tokens": [32, 257],
+}
+
+
+class SpecialTokens(ByteTokenizer):
+    """Bytes, and Whisper's special tokens behind them."""
+
+    NAMES = {
+        "<|startoftranscript|>": "start",
+        "<|startofprev|>": "before",
+        "<|notimestamps|>": "untimed",
+        "<|transcribe|>": "transcribe",
+        "<|en|>": "en",
+        "<|de|>": "de",
+    }
+
+    def added_token(self, name):
+        return SPECIAL.get(self.NAMES.get(name, ""))
+
+
+@pytest.fixture(scope="module")
+def instructed(tmp_path_factory):
+    """A model with special tokens and 36 tokens of times, that of transformers and ours."""
+    transformers = pytest.importorskip("transformers", reason="run make parity")
+    import torch
+
+    torch.manual_seed(3)
+    cfg = transformers.WhisperConfig(
+        **{**SIZES, "vocab_size": 300, "max_target_positions": 40, "decoder_start_token_id": 258}
+    )
+    model = transformers.WhisperForConditionalGeneration(cfg).float().eval()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.2 * torch.randn_like(param))
+    for name, value in SETTINGS.items():
+        setattr(model.generation_config, name, value)
+    folder = tmp_path_factory.mktemp("instructed") / "whisper"
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def their_tokens(model, frames, language, *, is_timed):
+    """What transformers generates in one pass, by the processors of its Whisper."""
+    import torch
+    from transformers import GenerationMixin
+    from transformers.generation import logits_process as processors
+
+    given = torch.from_numpy(np.asarray(frames).swapaxes(1, 2).copy())
+    with torch.no_grad():
+        found = model.detect_language(given).tolist()[0]
+        own = found if language is None else SPECIAL[language]
+        prompt = [258, own, 261, *([] if is_timed else [263])]
+        begin, never = len(prompt), SETTINGS["suppress_tokens"]
+        rules = [
+            processors.SuppressTokensLogitsProcessor(
+                never if is_timed else [*never, *range(263, 300)]
+            ),
+            processors.SuppressTokensAtBeginLogitsProcessor(
+                SETTINGS["begin_suppress_tokens"], begin_index=begin
+            ),
+        ]
+        if is_timed:
+            rules.append(
+                processors.WhisperTimeStampLogitsProcessor(
+                    model.generation_config, begin_index=begin
+                )
+            )
+        tokens = GenerationMixin.generate(
+            model,
+            input_features=given,
+            decoder_input_ids=torch.tensor([prompt]),
+            logits_processor=processors.LogitsProcessorList(rules),
+            max_length=40,
+            do_sample=False,
+        )
+    said = tokens[0].tolist()[begin:]
+    return said[: said.index(257)] if 257 in said else said
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_what_the_server_decodes_is_what_transformers_generates(instructed, is_timed, monkeypatch):
+    from axl_audio.decoding import SoundJob, TokenTranscriber, suppressed_tokens
+
+    monkeypatch.setattr("axl_audio.decoding._MULTILINGUAL", 300)
+    model, folder = instructed
+    read = from_hugging_face(folder)
+    sizes = {"num_samples": 9600, "max_tokens": 40}
+    tokenizer = SpecialTokens(ByteTokenizer.Config())
+    made = TokenTranscriber(read.model, tokenizer, **sizes, **suppressed_tokens(folder))
+    said = []
+    monkeypatch.setattr(made, "_timed", lambda tokens, _: said.append([*tokens]) or ())
+    monkeypatch.setattr(tokenizer, "decode", lambda tokens: said.append([*tokens]) or "")
+    times, num_times = np.arange(9600) / 16_000, 0
+    for number in range(12):
+        pitch = 150 * (number + 1) * times * (1 + number * times)
+        sound = (0.3 * np.sin(2 * np.pi * pitch)).astype(np.float32)
+        frames, _ = functional(read.model.features, {}, jnp.asarray(sound)[None], jnp.array([9600]))
+        language = (None, "en", "de")[number % 3]
+        wanted = their_tokens(model, frames.frames, language, is_timed=is_timed)
+        said.clear()
+        job = SoundJob(samples=sound, language=language, wants_times=is_timed)
+        made.transcribe(read.state, [job])
+        assert said[0] == wanted, number
+        num_times += sum(token > 263 for token in wanted)
+    assert (num_times > 12) == is_timed  # more than the first of each

@@ -31,11 +31,13 @@ from axcore.plugins import (
     DoctorCheck,
     Feature,
     Hardware,
+    ModelApi,
     plugin_host,
     set_environment_flags,
     wanted_compiler_options,
 )
 from axcore.plugins.flags import present_family
+from axcore.serving.model_apis import endpoints_of
 from axcore.testing.tiny import small_experiment, trainer_on
 from axcore.trainer import RunFinished
 from axcore.trainer.callbacks.events import Observers, named_observers
@@ -684,6 +686,22 @@ MACHINES = [
         "commands",
         'Command(name="odd", fn=Ref("axl_acme.code:three"), summary="")',
         lambda: called("odd"),
+    ),
+    _hardware(
+        "Models that are served",
+        "The API returns a number",
+        "`fn` of",
+        "model_apis",
+        'ModelApi(name="odd", models=(), fn=Ref("axl_acme.code:three"), summary="")',
+        lambda: endpoints_of(brought(ModelApi), None),
+    ),
+    _hardware(
+        "Models that are served",
+        "The API raises",
+        "`fn` of",
+        "model_apis",
+        'ModelApi(name="odd", models=(), fn=Ref("axl_acme.code:raises"), summary="")',
+        lambda: endpoints_of(brought(ModelApi), None),
     ),
     _hardware(
         "Mesh rules",

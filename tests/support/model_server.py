@@ -14,7 +14,16 @@ import openai
 from axcore.data import ByteTokenizer, Tokenizer, tokenizer_in
 from axcore.inference import Engine, EngineConfig
 from axcore.models import transformer
-from axcore.serving import NO_KEYS, ApiKeys, HttpServer, Limits, ServedModel, listen, serving_app
+from axcore.serving import (
+    NO_KEYS,
+    ApiKeys,
+    HttpServer,
+    Limits,
+    Served,
+    ServedModel,
+    listen,
+    serving_app,
+)
 from axcore.serving.request_settings import Seeds, Settings
 
 LENGTH = 128
@@ -59,7 +68,7 @@ class Reply(NamedTuple):
 class ModelServer:
     """A server that answers at `url`."""
 
-    def __init__(self, served: ServedModel, url: str, http: HttpServer) -> None:
+    def __init__(self, served: Any, url: str, http: HttpServer) -> None:
         self.served, self.url, self.http = served, url, http
         self._clients = contextlib.ExitStack()
 
@@ -137,12 +146,14 @@ def serving(
     hosts=(),
     drain_s=10.0,
     proxies=None,
+    endpoints=(),
     **limits: Any,
 ):
     """Yields a server of an engine, which stays open."""
     served = ServedModel(
         name="small",
         engine=engine,
+        endpoints=endpoints,
         tokenizer=engine.tokenizer,
         max_length=engine.max_length,
         limits=Limits(**limits),
@@ -155,9 +166,7 @@ def serving(
 
 
 @contextlib.contextmanager
-def serving_model(
-    served: ServedModel, *, keys: ApiKeys = NO_KEYS, hosts=(), drain_s=10.0, proxies=None
-):
+def serving_model(served: Served, *, keys: ApiKeys = NO_KEYS, hosts=(), drain_s=10.0, proxies=None):
     """Yields a server of a model, whose engine stays open."""
     listener = listen("127.0.0.1", 0)
     app = serving_app(served, keys=keys, hosts=hosts)

@@ -22,6 +22,7 @@ from axcore.plugins.records.runs import (
     DoctorCheck,
     JobLauncher,
     MetricWriter,
+    ModelApi,
     RunObserver,
 )
 from axcore.plugins.records.training import (
@@ -56,6 +57,7 @@ __all__ = [
     "LayerVariant",
     "MeshRule",
     "MetricWriter",
+    "ModelApi",
     "Modifier",
     "Op",
     "QuantizationScheme",
@@ -91,6 +93,7 @@ class Hooks(HookTable):
     layer_variants = HookDecorator(LayerVariant)
     mesh_rules = HookDecorator(MeshRule)
     metric_writers = HookDecorator(MetricWriter)
+    model_apis = HookDecorator(ModelApi)
     modifiers = HookDecorator(Modifier)
     observers = HookDecorator(RunObserver)
     ops = HookDecorator(Op)

@@ -1,4 +1,4 @@
-"""Records of what surrounds a run: observers, writers, storages, launchers, commands, checks."""
+"""Records of what surrounds a run: observers, storages, launchers, commands, APIs, checks."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
@@ -162,6 +162,33 @@ class Command(Record):
     generates: tuple[str, ...] = attrs.field(
         default=(), converter=frozen_tuple, validator=tuple_of(str)
     )
+
+
+@record(hook="model_apis")
+@attrs.frozen(kw_only=True)
+class ModelApi(Record):
+    """What `axcore serve` answers with models that it cannot sample text from.
+
+    Args:
+        name: Of the API.
+        models: Models that it is for: each the type of a model's config, as a run's `config.json`
+            has it.
+        fn: A function from an `axcore.serving.ApiModel` to a list of `axcore.serving.Endpoint`s.
+        summary: One line.
+
+    Example:
+        @hook.model_apis
+        def model_apis():
+            yield ModelApi(name="acme-smell", models=("axl_acme.nose:Nose.Config",),
+                           fn=Ref("axl_acme.serving:endpoints"), summary="Names smells")
+    """
+
+    kind: ClassVar[str] = "model API"
+
+    name: str = attrs.field(validator=a_name)
+    models: tuple[str, ...] = attrs.field(converter=frozen_tuple, validator=tuple_of(str))
+    fn: Ref = attrs.field(validator=of_type(Ref))
+    summary: str = attrs.field(validator=of_type(str))
 
 
 @record(hook="doctor_checks")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Command, Experiment, HuggingFaceFamily, Ref, hook
+from axcore.plugins import Command, Experiment, HuggingFaceFamily, ModelApi, Ref, hook
 
 
 @hook.hugging_face_families
@@ -36,4 +36,18 @@ def commands() -> Iterator[Command]:
         name="transcribe",
         fn=Ref("axl_audio.transcribe:command"),
         summary="Write down what sound files say, by a trained run",
+    )
+
+
+@hook.model_apis
+def model_apis() -> Iterator[ModelApi]:
+    """What `axcore serve` answers with a model of sound."""
+    yield ModelApi(
+        name="transcriptions",
+        models=(
+            "axl_audio.encoder:CTCModel.Config",
+            "axl_audio.speech_to_text:SpeechToText.Config",
+        ),
+        fn=Ref("axl_audio.serving:endpoints"),
+        summary="Transcripts of sound files",
     )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, Configurable, PositiveFloat, PositiveInt, config
 from axcore.data import Feature, FeatureArray, file_content
+from axl_audio.whole_files import check_is_whole
 
 Waveform = NDArray[np.float32]
 """`[samples]`, one channel, between -1 and 1 as a rule."""
@@ -167,25 +168,55 @@ def decode_sound(content: bytes, *, sample_rate: int, max_seconds: float) -> Wav
         max_seconds: A longer sound is not decoded.
 
     Raises:
-        ValueError: It cannot be decoded, is too long, or contains no sound.
+        ValueError: It cannot be decoded, ends too early, is too long, or contains no sound.
     """
     import soundfile
 
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
-            rate = file.samplerate
+            rate, said = file.samplerate, file.frames
+            if not MIN_RATE <= rate <= MAX_RATE:
+                expected = f"expected {MIN_RATE:,} to {MAX_RATE:,}"
+                raise ValueError(f"it has {rate:,} samples a second; {expected}")
             # One more than may be, since headers may be wrong about a file's length.
             most = math.floor(max_seconds * rate) + 1
-            found = file.read(most, dtype="float32", always_2d=True)
-            seconds = max(file.frames, len(found)) / rate
+            found = _one_channel(file, most)
     except soundfile.LibsndfileError as error:
         raise ValueError(f"it cannot be decoded: {error.error_string}") from error
     if len(found) == most:
+        seconds = max(said if said < _UNKNOWN else 0, most) / rate
         raise ValueError(f"it has {seconds:.2f} seconds, more than max_seconds, {max_seconds:g}")
+    # First: of a damaged file, there may be nothing that can be decoded.
+    check_is_whole(content)
     if not len(found) or not np.isfinite(found).all():
         raise ValueError("it contains no sound" if not len(found) else "it has samples of nan")
+    if len(found) < said < _UNKNOWN:
+        raise ValueError("it ends too early: its header says that it is longer")
     # Rounding may give one sample more than `max_seconds` has.
-    return resampled(found.mean(axis=1), rate, sample_rate)[: round(max_seconds * sample_rate)]
+    return resampled(found, rate, sample_rate)[: round(max_seconds * sample_rate)]
+
+
+MIN_RATE, MAX_RATE = 1_000, 384_000
+"""Samples a second that a file may have: the filter for another rate is as long as the larger."""
+
+_BLOCK = 1 << 20
+"""Samples of all channels that are decoded at once: a small file may have a thousand channels."""
+
+_UNKNOWN = 1 << 60
+"""Samples that libsndfile reports where a file does not say how many it has."""
+
+
+def _one_channel(file: Any, most: int) -> Waveform:
+    """Return the mean of the channels of an open file, of so many samples at most."""
+    pieces = [np.zeros(0, np.float32)]
+    while most:
+        size = min(most, max(1, _BLOCK // file.channels))
+        piece = file.read(size, dtype="float32", always_2d=True)
+        pieces.append(piece.mean(axis=1))
+        most -= len(piece)
+        if len(piece) < size:
+            break
+    return np.concatenate(pieces)
 
 
 def resampled(sound: Waveform, rate: int, new_rate: int) -> Waveform:

@@ -6,6 +6,7 @@ Letters: B rows, S samples, T frames, L tokens of a text, V vocabulary.
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -117,6 +118,34 @@ class SpeechToText(Module):
         hidden = self._decoded(self.encoder(features), tokens)
         logits: Array = self.head(hidden, self.decoder.embedding.weight)
         return logits
+
+    @entry
+    def encoded(
+        self, sound: Float[Array, "batch samples"], length: Int[Array, " batch"]
+    ) -> Encoded:
+        """Return what the decoder attends to.
+
+        Args:
+            sound: `[B, S]` samples.
+            length: How many of each row are not padding.
+        """
+        return self._encoded(sound, length)
+
+    @entry
+    def scores(
+        self, encoded: Encoded, tokens: Text, place: Int[Array, ""]
+    ) -> Float[Array, "batch vocab"]:
+        """Return float32 logits of the token after one place of each row.
+
+        Args:
+            encoded: What `encoded` returned.
+            tokens: Of the texts; those behind the place are not read.
+            place: Of the last token that is read.
+        """
+        hidden = self._decoded(encoded, tokens)
+        last = jax.lax.dynamic_slice_in_dim(hidden, place, 1, axis=1)
+        logits: Array = self.head(last, self.decoder.embedding.weight)
+        return logits[:, 0].astype(jnp.float32)
 
     @entry
     def transcribe(

@@ -7,6 +7,7 @@ from axcore.plugins import (
     Experiment,
     Feature,
     HuggingFaceFamily,
+    ModelApi,
     Modifier,
     Ref,
     hook,
@@ -75,4 +76,15 @@ def commands() -> Iterator[Command]:
         fn=Ref("axl_vision.generate:generate"),
         summary="Generate pictures from a trained run",
         generates=("axl_vision.diffusion:DiT.Config",),
+    )
+
+
+@hook.model_apis
+def model_apis() -> Iterator[ModelApi]:
+    """What `axcore serve` answers with a dual encoder."""
+    yield ModelApi(
+        name="text-embeddings",
+        models=("axl_vision.dual_encoder:DualEncoder.Config",),
+        fn=Ref("axl_vision.serving:endpoints"),
+        summary="Vectors of texts, to compare with those of pictures",
     )
