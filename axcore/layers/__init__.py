@@ -44,6 +44,7 @@ from axcore.layers.norm import (
     Dropout,
     GroupNorm,
     LayerNorm,
+    NoNorm,
     PostNorm,
     PreNorm,
     Residual,
@@ -61,6 +62,7 @@ from axcore.layers.quantization.frozen_linear import (
 from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 from axcore.layers.scalar_head import ScalarHead
+from axcore.layers.text_embedding import TOKEN_TYPES, NormedEmbedding, TokenTypes
 from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
 from axcore.layers.transformer import (
     Activation,
@@ -81,6 +83,7 @@ __all__ = [
     "ATTENTION_QUERY",
     "ATTENTION_VALUE",
     "CROSS_SOURCE",
+    "TOKEN_TYPES",
     "Activation",
     "Attention",
     "AttentionPool",
@@ -118,8 +121,10 @@ __all__ = [
     "MeanPool",
     "MoE",
     "NoCache",
+    "NoNorm",
     "NoPosition",
     "NoStateCache",
+    "NormedEmbedding",
     "PackedLinear",
     "PagedCache",
     "PagedKVCacheConfig",
@@ -145,6 +150,7 @@ __all__ = [
     "StateCache",
     "StochasticDepth",
     "TokenInfo",
+    "TokenTypes",
     "TransformerLayer",
     "activation_fn",
     "adapters_of",

@@ -1,9 +1,10 @@
-"""Models: causal language models, and functions that return their configs.
+"""Models: language models, causal and of masked tokens, and functions that return their configs.
 
-A family is a function from a size's name to a config, `llama2("7b")`, that edits what `transformer`
-returns. Every family has a size `toy`.
+A family is a function from a size's name to a config, `llama2("7b")`; those of causal models edit
+what `transformer` returns. Every family has a size `toy`.
 """
 
+from axcore.models.bert import bert
 from axcore.models.causal_lm import (
     FORMULA,
     TOY,
@@ -19,18 +20,23 @@ from axcore.models.causal_lm import (
     transformer,
 )
 from axcore.models.llama import llama2, llama3
+from axcore.models.masked_lm import BiasedTiedHead, MaskedLM, TokenTransform
 from axcore.models.mistral import mistral, mixtral
 from axcore.models.qwen2 import qwen2
 
 __all__ = [
     "FORMULA",
     "TOY",
+    "BiasedTiedHead",
     "CausalLM",
     "Decoder",
     "Head",
+    "MaskedLM",
     "Sizes",
     "TiedHead",
+    "TokenTransform",
     "UntiedHead",
+    "bert",
     "check_vocab_size",
     "flops_per_token",
     "llama2",

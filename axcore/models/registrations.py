@@ -9,6 +9,7 @@ from axcore.plugins import HuggingFaceFamily, Ref, hook
 def hugging_face_families() -> Iterator[HuggingFaceFamily]:
     """Pretrained checkpoints that the core's layers make."""
     for name, target, summary in (
+        ("bert", "axcore.models.bert:BERT", "BERT, which fills in masked tokens"),
         (
             "llama",
             "axcore.models.llama:LLAMA",
