@@ -10,7 +10,7 @@ from axcore.interop.adapters import (
     read_adapters,
 )
 from axcore.interop.array_source import ArraySource, LeafOrigins, Origin
-from axcore.interop.canonical import canonical, check_same_model, layers_of
+from axcore.interop.canonical import arranged, canonical, check_same_model, layers_of
 from axcore.interop.checkpoint_arrays import DEFAULT_SHARD_BYTES
 from axcore.interop.config_map import (
     Choice,
@@ -185,6 +185,7 @@ __all__ = [
     "WeightSource",
     "activation",
     "adapter_format",
+    "arranged",
     "below",
     "both",
     "canonical",

@@ -21,7 +21,7 @@ Table = Float[Array, "vocab dim"]
 
 
 class TokenTypes(Module):
-    """`embedding(token) + table[type]`, by which two texts of a row are told apart.
+    """`embedding(token) + table[type]`, by which a model distinguishes two texts of a row.
 
     Types are the shared value `TOKEN_TYPES`; without it all tokens are of type 0. Slot protocol:
     the parent fills `vocab_size` and `dim`.

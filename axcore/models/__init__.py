@@ -22,6 +22,7 @@ from axcore.models.causal_lm import (
 from axcore.models.llama import llama2, llama3
 from axcore.models.masked_lm import BiasedTiedHead, MaskedLM, TokenTransform
 from axcore.models.mistral import mistral, mixtral
+from axcore.models.modernbert import modernbert
 from axcore.models.qwen2 import qwen2
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "llama3",
     "mistral",
     "mixtral",
+    "modernbert",
     "of_size",
     "qwen2",
     "transformer",

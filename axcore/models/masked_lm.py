@@ -71,10 +71,7 @@ class TokenTransform(Module):
 
 
 class BiasedTiedHead(Head):
-    """Projects by the embedding table, and adds a bias for each token, behind the cap.
-
-    In addition to the loss it reports `accuracy`, the share of likeliest tokens that are right.
-    """
+    """Projects by the embedding table, and adds a bias for each token, behind the cap."""
 
     @config
     class Config(Head.Config):
@@ -92,16 +89,13 @@ class BiasedTiedHead(Head):
     def _logits(self, x: Hidden, projection: Table) -> Float[Array, "batch time vocab"]:
         return super()._logits(x, projection) + self.bias.astype(jnp.float32)[None, None, :]
 
-    @entry
-    def loss(
+    def _loss_and_correct(
         self,
         x: Hidden,
         table: Table,
         targets: Int[Array, "batch time"],
         weights: Float[Array, "batch time"],
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Return the weighted sum of cross-entropies in nats, and the sum of weights."""
-
+    ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
         # No kernel of the cross-entropy knows a bias; memory is as for `log_probs`.
         def of_some(logits: Array, targets: Array) -> tuple[Array, ...]:
             log_partition = jax.nn.logsumexp(logits, axis=-1)
@@ -113,10 +107,9 @@ class BiasedTiedHead(Head):
 
         nll, squared, is_right = self._in_pieces(of_some, x, table, targets)
         weight = jnp.sum(weights)
-        self.add_measure("accuracy", jnp.sum(is_right * weights), weight)
         if self.config.z_loss:
             self.add_regularizer("z", jnp.sum(squared * weights), weight, scale=self.config.z_loss)
-        return jnp.sum(nll * weights), weight
+        return jnp.sum(nll * weights), weight, jnp.sum(is_right * weights)
 
 
 class MaskedLM(Module):
@@ -158,6 +151,8 @@ class MaskedLM(Module):
     def forward(self, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Add the cross-entropy of a batch as a loss, and return its sum and weight.
 
+        `accuracy` is reported, the share of hidden tokens that are the likeliest in their place.
+
         Args:
             batch: `tokens`, some of which are hidden; `targets`, the token that belongs in each
                 place; `positions` (`[batch, time]` ints) and `loss_weights` (floats), which are
@@ -165,13 +160,14 @@ class MaskedLM(Module):
                 `axcore.data` makes them, and `token_types` (ints).
         """
         x = self._encoded(batch["tokens"], packed_rows(batch), batch.get(TOKEN_TYPES))
-        total, weight = self.head.loss(
+        total, weight, num_right = self.head.loss_and_correct(
             self.transform(x),
             self.encoder.embedding.weight,
             batch["targets"],
             batch["loss_weights"],
         )
         self.add_loss("cross_entropy", total, weight)
+        self.add_measure("accuracy", num_right, weight)
         return total, weight
 
     def check_batch(self, batch: BatchSpec) -> None:
@@ -193,7 +189,8 @@ class MaskedLM(Module):
 
     def metric_units(self) -> Mapping[str, str]:
         """Return nats a token, for the cross-entropy."""
-        return dict.fromkeys(("loss", "loss/cross_entropy"), NATS_A_TOKEN)
+        units = dict.fromkeys(("loss", "loss/cross_entropy"), NATS_A_TOKEN)
+        return {**units, "accuracy": "of hidden tokens"}
 
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops:
         """Return the model FLOPs of a token."""

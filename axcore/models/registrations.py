@@ -11,6 +11,11 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
     for name, target, summary in (
         ("bert", "axcore.models.bert:BERT", "BERT, which fills in masked tokens"),
         (
+            "modernbert",
+            "axcore.models.modernbert:MODERNBERT",
+            "ModernBERT, which has a BERT's head",
+        ),
+        (
             "llama",
             "axcore.models.llama:LLAMA",
             "Llama 1 to 3.2, and what is published in their form",

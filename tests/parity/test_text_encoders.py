@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from axcore.errors import AxcoreError
 from axcore.interop import from_hugging_face, to_hugging_face
 from axcore.layers import TokenInfo, whole_rows
-from axcore.models import bert
+from axcore.models import bert, modernbert
 from axcore.module import functional
 
 pytestmark = pytest.mark.parity
@@ -26,7 +26,7 @@ TOKENS = np.random.default_rng(1).integers(0, 264, (2, LENGTH)).astype(np.int32)
 IS_REAL = np.arange(LENGTH) < np.array([[LENGTH], [15]])
 TYPES = (np.arange(LENGTH) > 9).astype(np.int32) * np.ones((2, 1), np.int32)
 
-MODELS = {"bert": lambda: bert("toy")}
+MODELS = {"bert": lambda: bert("toy"), "modernbert": lambda: modernbert("toy")}
 
 
 @pytest.fixture(scope="module", params=MODELS)
