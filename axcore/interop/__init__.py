@@ -25,6 +25,7 @@ from axcore.interop.config_map import (
     common_value,
 )
 from axcore.interop.decoder_maps import (
+    ACTIVATIONS,
     ATTENTION,
     ATTENTION_BIAS,
     FEED_FORWARD,
@@ -113,6 +114,7 @@ from axcore.interop.weight_map import (
 from axcore.interop.weight_plan import WeightPlan, plan_weights
 
 __all__ = [
+    "ACTIVATIONS",
     "ATTENTION",
     "ATTENTION_BIAS",
     "AXLEARN",

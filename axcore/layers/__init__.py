@@ -24,6 +24,7 @@ from axcore.layers.attention.kv_cache import (
     SlidingCache,
 )
 from axcore.layers.attention.kv_store import HalfPrecisionKVStore, KVStore, QuantizedKVStore
+from axcore.layers.attention.relative_bias import POSITION_BIAS, BiasedAttention, RelativeBias
 from axcore.layers.attention.rope import NoPosition, RoPE, rope_frequencies, rotate
 from axcore.layers.attention.self_attention import (
     ATTENTION_KEY,
@@ -83,12 +84,14 @@ __all__ = [
     "ATTENTION_QUERY",
     "ATTENTION_VALUE",
     "CROSS_SOURCE",
+    "POSITION_BIAS",
     "TOKEN_TYPES",
     "Activation",
     "Attention",
     "AttentionPool",
     "BatchNorm",
     "BatchedLoRALinear",
+    "BiasedAttention",
     "CapacityLimited",
     "ContiguousCache",
     "Convolution",
@@ -138,6 +141,7 @@ __all__ = [
     "QuantizedKVStore",
     "QuantizedLinear",
     "RMSNorm",
+    "RelativeBias",
     "Residual",
     "RoPE",
     "Router",

@@ -24,6 +24,8 @@ from axcore.models.masked_lm import BiasedTiedHead, MaskedLM, TokenTransform
 from axcore.models.mistral import mistral, mixtral
 from axcore.models.modernbert import modernbert
 from axcore.models.qwen2 import qwen2
+from axcore.models.seq2seq_lm import ScaledTiedHead, Seq2SeqLM, TransformerStack
+from axcore.models.t5 import t5, t5_v1_1
 
 __all__ = [
     "FORMULA",
@@ -33,9 +35,12 @@ __all__ = [
     "Decoder",
     "Head",
     "MaskedLM",
+    "ScaledTiedHead",
+    "Seq2SeqLM",
     "Sizes",
     "TiedHead",
     "TokenTransform",
+    "TransformerStack",
     "UntiedHead",
     "bert",
     "check_vocab_size",
@@ -47,5 +52,7 @@ __all__ = [
     "modernbert",
     "of_size",
     "qwen2",
+    "t5",
+    "t5_v1_1",
     "transformer",
 ]
