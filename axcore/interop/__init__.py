@@ -76,6 +76,7 @@ from axcore.interop.pretrained import (
     to_hugging_face,
 )
 from axcore.interop.weight_edits import (
+    EncoderAlone,
     ExtendPositions,
     FreshHead,
     GrowVocabulary,
@@ -139,6 +140,7 @@ __all__ = [
     "ConfigEntry",
     "DefaultFrom",
     "Derived",
+    "EncoderAlone",
     "EveryLayer",
     "ExtendPositions",
     "Family",

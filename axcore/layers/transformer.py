@@ -27,7 +27,7 @@ FEED_FORWARD_GATE = "feed_forward_gate"
 FEED_FORWARD_UP = "feed_forward_up"
 """Names of values that a `Remat` config can keep for the backward pass."""
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu", "tanh"]
 
 
 def activation_fn(name: Activation) -> Callable[[Array], Array]:
@@ -43,6 +43,7 @@ def activation_fn(name: Activation) -> Callable[[Array], Array]:
         "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
         "relu": jax.nn.relu,
         "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
+        "tanh": jnp.tanh,
     }
     return functions[name]
 

@@ -4,7 +4,7 @@ A family is a function from a size's name to a config, `llama2("7b")`; those of 
 what `transformer` returns. Every family has a size `toy`.
 """
 
-from axcore.models.bert import bert
+from axcore.models.bert import bert, bert_classifier
 from axcore.models.causal_lm import (
     FORMULA,
     TOY,
@@ -22,10 +22,11 @@ from axcore.models.causal_lm import (
 from axcore.models.llama import llama2, llama3
 from axcore.models.masked_lm import BiasedTiedHead, MaskedLM, TokenTransform
 from axcore.models.mistral import mistral, mixtral
-from axcore.models.modernbert import modernbert
+from axcore.models.modernbert import modernbert, modernbert_classifier
 from axcore.models.qwen2 import qwen2
 from axcore.models.seq2seq_lm import ScaledTiedHead, Seq2SeqLM, TransformerStack
 from axcore.models.t5 import t5, t5_v1_1
+from axcore.models.text_classifier import TextClassifier
 
 __all__ = [
     "FORMULA",
@@ -38,11 +39,13 @@ __all__ = [
     "ScaledTiedHead",
     "Seq2SeqLM",
     "Sizes",
+    "TextClassifier",
     "TiedHead",
     "TokenTransform",
     "TransformerStack",
     "UntiedHead",
     "bert",
+    "bert_classifier",
     "check_vocab_size",
     "flops_per_token",
     "llama2",
@@ -50,6 +53,7 @@ __all__ = [
     "mistral",
     "mixtral",
     "modernbert",
+    "modernbert_classifier",
     "of_size",
     "qwen2",
     "t5",

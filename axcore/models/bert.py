@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import attrs
 from immutabledict import immutabledict
 
 from axcore.config import update_config
 from axcore.interop import (
+    ConfigEntry,
     Family,
     Field,
     MustBe,
@@ -30,6 +32,7 @@ from axcore.layers import (
 )
 from axcore.models.causal_lm import Decoder, Sizes, of_size
 from axcore.models.masked_lm import MaskedLM, TokenTransform
+from axcore.models.text_classifier import LABELS, Labels, TextClassifier
 
 _VOCABULARY = {"vocab_size": 30_522, "max_length": 512}
 
@@ -75,7 +78,26 @@ def bert(size: str) -> MaskedLM.Config:
     )
 
 
-def _weights(cfg: Any) -> WeightMap:
+def bert_classifier(size: str, *, num_classes: int) -> TextClassifier.Config:
+    """Return the config of a BERT that classifies texts by their first token.
+
+    Args:
+        size: As of `bert`.
+        num_classes: Number of logits.
+    """
+    cfg = bert(size)
+    return TextClassifier.Config(
+        num_classes=num_classes,
+        vocab_size=cfg.vocab_size,
+        dim=cfg.dim,
+        encoder=cfg.encoder,
+        transform=TokenTransform.Config(
+            linear=Linear.Config(has_bias=True), activation="tanh", norm=NoNorm.Config()
+        ),
+    )
+
+
+def _encoder_weights() -> WeightMap:
     layer = (
         *linear("attention.q", "attention.self.query"),
         *linear("attention.k", "attention.self.key"),
@@ -93,30 +115,43 @@ def _weights(cfg: Any) -> WeightMap:
         same(f"{embedding}.positions", f"{hf}.position_embeddings.weight"),
         *both("encoder.embedding.norm", f"{hf}.LayerNorm"),
         *below("encoder.stack.layer.{layer}", "bert.encoder.layer.{layer}", layer),
+    )
+
+
+def _weights(cfg: Any) -> WeightMap:
+    return (
+        *_encoder_weights(),
         *linear("transform.linear", "cls.predictions.transform.dense"),
         *both("transform.norm", "cls.predictions.transform.LayerNorm"),
         same("head.bias", "cls.predictions.bias"),
     )
 
 
+_CLASSIFIER_WEIGHTS: WeightMap = (
+    *_encoder_weights(),
+    *linear("transform.linear", "bert.pooler.dense"),
+    *linear("head", "classifier"),
+)
+
+_CONFIG: tuple[ConfigEntry, ...] = (
+    Field("vocab_size", ("vocab_size",), default=30_522),
+    Field("hidden_size", ("dim",), default=768),
+    Field("num_hidden_layers", ("encoder.stack.num_layers",), default=12),
+    Field("num_attention_heads", ("**.attention.num_heads",), default=12),
+    Field("intermediate_size", ("**.hidden_dim",), default=3072),
+    Field("max_position_embeddings", ("**.embedding.max_length",), default=512),
+    Field("type_vocab_size", ("**.num_types",), default=2),
+    Field("layer_norm_eps", ("**.norm.epsilon",), default=_EPSILON, to_axcore=float),
+    MustBe("position_embedding_type", ("absolute",)),
+    MustBe("tie_word_embeddings", (True,)),
+    MustBe("is_decoder", (False,)),
+    MustBe("add_cross_attention", (False,)),
+)
+
 BERT = Family(
     architecture="BertForMaskedLM",
     template=lambda: bert("toy"),
-    config=(
-        Field("vocab_size", ("vocab_size",), default=30_522),
-        Field("hidden_size", ("dim",), default=768),
-        Field("num_hidden_layers", ("encoder.stack.num_layers",), default=12),
-        Field("num_attention_heads", ("**.attention.num_heads",), default=12),
-        Field("intermediate_size", ("**.hidden_dim",), default=3072),
-        Field("max_position_embeddings", ("**.embedding.max_length",), default=512),
-        Field("type_vocab_size", ("**.num_types",), default=2),
-        Field("layer_norm_eps", ("**.norm.epsilon",), default=_EPSILON, to_axcore=float),
-        activation("hidden_act", "gelu"),
-        MustBe("position_embedding_type", ("absolute",)),
-        MustBe("tie_word_embeddings", (True,)),
-        MustBe("is_decoder", (False,)),
-        MustBe("add_cross_attention", (False,)),
-    ),
+    config=(*_CONFIG, activation("hidden_act", "gelu")),
     weights=_weights,
     irrelevant=frozenset(
         {
@@ -141,4 +176,17 @@ BERT = Family(
         }
     ),
     renamed=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
+)
+
+BERT = attrs.evolve(
+    BERT,
+    classifier=attrs.evolve(
+        BERT,
+        architecture="BertForSequenceClassification",
+        template=lambda: bert_classifier("toy", num_classes=2),
+        config=(*_CONFIG, activation("hidden_act", "gelu", "**.feed_forward.activation"), Labels()),
+        weights=lambda cfg: _CLASSIFIER_WEIGHTS,
+        irrelevant=BERT.irrelevant | LABELS,
+        copies={},
+    ),
 )

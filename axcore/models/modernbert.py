@@ -9,6 +9,7 @@ from axcore.config import evolve
 from axcore.errors import ConfigError
 from axcore.interop import (
     Chain,
+    Choice,
     Concatenate,
     Family,
     Field,
@@ -31,7 +32,9 @@ from axcore.layers import (
     DotProductAttention,
     Embedding,
     FeedForward,
+    FirstToken,
     LayerNorm,
+    MeanPool,
     NoNorm,
     NormedEmbedding,
     PreNorm,
@@ -41,6 +44,7 @@ from axcore.layers import (
 )
 from axcore.models.causal_lm import Decoder, Sizes, of_size
 from axcore.models.masked_lm import MaskedLM, TokenTransform
+from axcore.models.text_classifier import LABELS, Labels, TextClassifier
 
 _SIZES: Sizes = {
     "base": {"dim": 768, "num_layers": 22, "num_heads": 12, "hidden_dim": 1152},
@@ -87,6 +91,24 @@ def modernbert(size: str) -> MaskedLM.Config:
             norm=norm,
         ),
         transform=TokenTransform.Config(norm=norm),
+    )
+
+
+def modernbert_classifier(size: str, *, num_classes: int) -> TextClassifier.Config:
+    """Return the config of a ModernBERT that classifies texts by the mean of their tokens.
+
+    Args:
+        size: As of `modernbert`.
+        num_classes: Number of logits.
+    """
+    cfg: Any = modernbert(size)
+    return TextClassifier.Config(
+        num_classes=num_classes,
+        vocab_size=cfg.vocab_size,
+        dim=cfg.dim,
+        encoder=cfg.encoder,
+        pool=MeanPool.Config(),
+        transform=cfg.transform,
     )
 
 
@@ -145,7 +167,7 @@ def _in_turn(period: int, num_layers: int) -> list[str]:
     return [_LOCAL if i % period else _GLOBAL for i in range(num_layers)]
 
 
-def _weights(cfg: Any) -> WeightMap:
+def _shared_weights(cfg: Any) -> WeightMap:
     hidden_dim = common_value(cfg, "**.feed_forward.hidden_dim")
     layer = (
         same("attention_residual.norm.weight", "attn_norm.weight"),
@@ -162,8 +184,11 @@ def _weights(cfg: Any) -> WeightMap:
         same("encoder.norm.weight", "model.final_norm.weight"),
         *linear("transform.linear", "head.dense"),
         same("transform.norm.weight", "head.norm.weight"),
-        same("head.bias", "decoder.bias"),
     )
+
+
+def _weights(cfg: Any) -> WeightMap:
+    return (*_shared_weights(cfg), same("head.bias", "decoder.bias"))
 
 
 def _fused(axcore: tuple[str, ...], hf: str, size: int) -> WeightMap:
@@ -178,6 +203,10 @@ def _fused(axcore: tuple[str, ...], hf: str, size: int) -> WeightMap:
 
 def _halved(window: int) -> tuple[int, int]:
     return (window // 2, window // 2)
+
+
+def _classifier_weights(cfg: Any) -> WeightMap:
+    return (*_shared_weights(cfg), *linear("head", "classifier"))
 
 
 _FOLDED = "encoder.stack.layers[{}]"
@@ -245,4 +274,26 @@ MODERNBERT = Family(
         }
     ),
     copies=immutabledict({"decoder.weight": "model.embeddings.tok_embeddings.weight"}),
+)
+
+MODERNBERT = attrs.evolve(
+    MODERNBERT,
+    classifier=attrs.evolve(
+        MODERNBERT,
+        architecture="ModernBertForSequenceClassification",
+        template=lambda: modernbert_classifier("toy", num_classes=2),
+        config=(
+            *MODERNBERT.config,
+            Choice(
+                "classifier_pooling",
+                "pool",
+                {"cls": FirstToken.Config(), "mean": MeanPool.Config()},
+                "cls",
+            ),
+            Labels(),
+        ),
+        weights=_classifier_weights,
+        irrelevant=MODERNBERT.irrelevant | LABELS,
+        copies={},
+    ),
 )

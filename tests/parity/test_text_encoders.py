@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from axcore.errors import AxcoreError
 from axcore.interop import from_hugging_face, to_hugging_face
 from axcore.layers import TokenInfo, whole_rows
-from axcore.models import bert, modernbert
+from axcore.models import bert, bert_classifier, modernbert, modernbert_classifier
 from axcore.module import functional
 
 pytestmark = pytest.mark.parity
@@ -154,3 +154,28 @@ def is_found(pair, content, field, folder):
     wanted = their_output(pair).logits.detach().numpy()
     difference = np.abs(logits - wanted)[IS_REAL].max()
     return not math.isfinite(difference) or difference > 10 * CLOSE
+
+
+CLASSIFIERS = {"bert": bert_classifier, "modernbert": modernbert_classifier}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers_give_the_logits_of_transformers_and_are_read_back(name, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="run make parity")
+    import torch
+
+    cfg = CLASSIFIERS[name]("toy", num_classes=3)
+    state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
+    to_hugging_face(tmp_path / "new", cfg, state, fields={"pad_token_id": 0})
+    hf, said = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "new", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(said.values()), said
+    tokens, mask = (torch.tensor(one).long() for one in (TOKENS, IS_REAL))
+    wanted = hf.eval()(tokens, attention_mask=mask).logits.detach().numpy()
+    assert np.abs(wanted).max() > 0.1
+    hf.save_pretrained(tmp_path / "hf")
+    read = from_hugging_face(tmp_path / "hf")
+    args = jnp.asarray(TOKENS), jnp.asarray(IS_REAL)
+    np.testing.assert_allclose(functional(read.model, read.state, *args)[0], wanted, atol=CLOSE)
+    assert read.config.num_classes == 3
