@@ -16,7 +16,7 @@ def experiments() -> Iterator[Experiment]:
     yield Experiment(
         name="tiny-bert",
         fn=Ref("axcore.experiments.masked:tiny_bert"),
-        summary="0.7M parameters that fill in hidden bytes; minutes on a laptop",
+        summary="0.4M parameters that fill in hidden bytes; minutes on a laptop",
     )
     for name, function, summary in (
         ("llama2-7b", "llama2_7b", "Llama 2 of 6.7B parameters; batches of 4M tokens"),

@@ -68,27 +68,34 @@ def t5(size: str) -> Seq2SeqLM.Config:
     """
     sizes = of_size("t5", _SIZES, size)
     num_heads, head_dim = sizes["num_heads"], sizes["head_dim"]
-    attention = {
-        "num_heads": num_heads,
-        "head_dim": head_dim,
-        # Products are not scaled, so that keys begin smaller instead.
-        "key_linear": Linear.Config(weight_init=VarianceScaling(scale=1 / head_dim)),
-    }
-    shared = {
-        "attention": Attention.Config(**attention, core=_core(is_causal=False)),
-        "feed_forward": PlainFeedForward.Config(hidden_dim=sizes["hidden_dim"], activation="relu"),
-    }
-    layer = TransformerLayer.Config(**shared)
-    cross = CrossTransformerLayer.Config(
-        **{**shared, "attention": Attention.Config(**attention, core=_core(is_causal=True))},
-        cross_attention=CrossAttention.Config(**attention, scale=1.0),
+    # Products are not scaled, so that keys begin smaller instead.
+    key_linear = Linear.Config(weight_init=VarianceScaling(scale=1 / head_dim))
+    both_ways, causal = (
+        Attention.Config(
+            num_heads=num_heads,
+            head_dim=head_dim,
+            key_linear=key_linear,
+            core=BiasedAttention.Config(
+                core=DotProductAttention.Config(is_causal=is_causal, scale=1.0)
+            ),
+        )
+        for is_causal in (False, True)
+    )
+    feed_forward = PlainFeedForward.Config(hidden_dim=sizes["hidden_dim"], activation="relu")
+    layer = TransformerLayer.Config(attention=both_ways, feed_forward=feed_forward)
+    cross_layer = CrossTransformerLayer.Config(
+        attention=causal,
+        cross_attention=CrossAttention.Config(
+            num_heads=num_heads, head_dim=head_dim, key_linear=key_linear, scale=1.0
+        ),
+        feed_forward=feed_forward,
     )
     encoder, decoder = (
         TransformerStack.Config(
             stack=ScannedLayers.Config(num_layers=sizes["num_layers"], layer=one),
             bias=RelativeBias.Config(num_heads=num_heads, is_bidirectional=one is layer),
         )
-        for one in (layer, cross)
+        for one in (layer, cross_layer)
     )
     return Seq2SeqLM.Config(
         vocab_size=264 if size == "toy" else 32_128,
@@ -98,10 +105,6 @@ def t5(size: str) -> Seq2SeqLM.Config:
         decoder=decoder,
         head=ScaledTiedHead.Config(),
     )
-
-
-def _core(*, is_causal: bool) -> BiasedAttention.Config:
-    return BiasedAttention.Config(core=DotProductAttention.Config(is_causal=is_causal, scale=1.0))
 
 
 def t5_v1_1(size: str) -> Seq2SeqLM.Config:

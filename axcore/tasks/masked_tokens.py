@@ -146,4 +146,5 @@ class MaskedTokens(Task):
 
 def _threshold(share: float) -> Array:
     """Return the number that as large a share of all uint32 is below."""
-    return jnp.uint32(min(round(share * 2.0**32), 2**32 - 1))
+    threshold: Array = jnp.uint32(min(round(share * 2.0**32), 2**32 - 1))
+    return threshold
