@@ -7,8 +7,10 @@ import pytest
 from numpy_state import numpy_state
 
 from axcore.config import from_json, to_json, update_config
+from axcore.errors import ConfigError
+from axcore.interop import EncoderAlone, HuggingFace, to_hugging_face
 from axcore.layers import TokenInfo, whole_rows
-from axcore.models import BiasedTiedHead, bert, modernbert
+from axcore.models import BiasedTiedHead, bert, bert_classifier, modernbert
 from axcore.module import count_params, functional
 
 PUBLISHED = {
@@ -101,3 +103,34 @@ def test_positions_of_bert_end_with_their_table():
     cfg = update_config(bert("toy"), {"**.max_length": 8})
     with pytest.raises(Exception, match="rows have 12 tokens, but only 8 positions"):
         logits_of(cfg, TOKENS)
+
+
+@pytest.fixture
+def masked(tmp_path):
+    """A folder with a toy BERT that fills in tokens, and its state."""
+    state = jax.tree.map(jnp.asarray, numpy_state(bert("toy").build().param_specs()))
+    to_hugging_face(tmp_path / "masked", bert("toy"), state)
+    return tmp_path / "masked", state
+
+
+def test_a_classifier_begins_with_the_encoder_of_a_masked_model(masked):
+    folder, state = masked
+    cfg = bert_classifier("toy", num_classes=3)
+    specs = cfg.build().param_specs()
+    wanted = jax.tree.map(
+        lambda spec: spec.abstract, specs, is_leaf=lambda one: hasattr(one, "abstract")
+    )
+    source = HuggingFace.Config(path=str(folder), edits=(EncoderAlone(),)).build()
+    found = source.plan(cfg).read(wanted)
+    jax.tree.map(np.testing.assert_array_equal, found["encoder"], state["encoder"])
+    assert not np.array_equal(
+        found["transform"]["linear"]["weight"], state["transform"]["linear"]["weight"]
+    )
+    assert found["head"]["weight"].shape == (64, 3)
+
+
+def test_an_encoder_of_another_kind_is_refused_with_what_differs(masked):
+    cfg = update_config(bert_classifier("toy", num_classes=3), {"**.norm.epsilon": 0.1})
+    source = HuggingFace.Config(path=str(masked[0]), edits=(EncoderAlone(),)).build()
+    with pytest.raises(ConfigError, match=r"not the one that the weights are of[\s\S]*epsilon"):
+        source.plan(cfg)

@@ -169,7 +169,7 @@ def words(tmp_path):
     return TextFiles.Config(folder=str(tmp_path), glob="*.txt")
 
 
-def small(words, **changes):
+def small(words, num_devices=1, **changes):
     shapes = {
         "model.dim": 32,
         "**.feed_forward.hidden_dim": 64,
@@ -180,7 +180,7 @@ def small(words, **changes):
         "data.validation_fraction": 0.1,
         "logging.every_steps": 1,
     }
-    return trainer_on(update_config(tiny_bert(), shapes | changes), 1)
+    return trainer_on(update_config(tiny_bert(), shapes | changes), num_devices)
 
 
 @pytest.mark.slow
@@ -203,3 +203,12 @@ def test_a_run_that_is_stopped_resumes_to_the_same_bits(words, tmp_path):
     resumed = trainer.run(tmp_path / "parts", quiet=True)
     assert resumed.validation == whole.validation
     assert jax.tree.all(jax.tree.map(np.array_equal, whole.state, resumed.state))
+
+
+@pytest.mark.slow
+def test_a_mesh_hides_the_same_tokens_and_learns_the_same(words, tmp_path):
+    steps = {"max_steps": 2, "eval_every_steps": 2}
+    one = small(words, **steps).run(tmp_path / "one", quiet=True)
+    mesh = {"fsdp": 2, "model": 2}
+    four = small(words, 4, mesh=mesh, **steps).run(tmp_path / "four", quiet=True)
+    assert one.validation == pytest.approx(four.validation, rel=1e-4)
