@@ -13,6 +13,11 @@ def experiments() -> Iterator[Experiment]:
         fn=Ref("axcore.experiments.tiny:tiny"),
         summary="0.9M parameters on the bytes of Python's standard library; minutes on a laptop",
     )
+    yield Experiment(
+        name="tiny-bert",
+        fn=Ref("axcore.experiments.masked:tiny_bert"),
+        summary="0.4M parameters that fill in hidden bytes; minutes on a laptop",
+    )
     for name, function, summary in (
         ("llama2-7b", "llama2_7b", "Llama 2 of 6.7B parameters; batches of 4M tokens"),
         ("llama2-70b", "llama2_70b", "Llama 2 of 69B parameters; batches of 4M tokens"),

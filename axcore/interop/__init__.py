@@ -10,7 +10,7 @@ from axcore.interop.adapters import (
     read_adapters,
 )
 from axcore.interop.array_source import ArraySource, LeafOrigins, Origin
-from axcore.interop.canonical import canonical, check_same_model, layers_of
+from axcore.interop.canonical import arranged, canonical, check_same_model, layers_of
 from axcore.interop.checkpoint_arrays import DEFAULT_SHARD_BYTES
 from axcore.interop.config_map import (
     Choice,
@@ -25,6 +25,7 @@ from axcore.interop.config_map import (
     common_value,
 )
 from axcore.interop.decoder_maps import (
+    ACTIVATIONS,
     ATTENTION,
     ATTENTION_BIAS,
     FEED_FORWARD,
@@ -76,6 +77,7 @@ from axcore.interop.pretrained import (
     to_hugging_face,
 )
 from axcore.interop.weight_edits import (
+    EncoderAlone,
     ExtendPositions,
     FreshHead,
     GrowVocabulary,
@@ -114,6 +116,7 @@ from axcore.interop.weight_map import (
 from axcore.interop.weight_plan import WeightPlan, plan_weights
 
 __all__ = [
+    "ACTIVATIONS",
     "ATTENTION",
     "ATTENTION_BIAS",
     "AXLEARN",
@@ -138,6 +141,7 @@ __all__ = [
     "ConfigEntry",
     "DefaultFrom",
     "Derived",
+    "EncoderAlone",
     "EveryLayer",
     "ExtendPositions",
     "Family",
@@ -187,6 +191,7 @@ __all__ = [
     "WeightSource",
     "activation",
     "adapter_format",
+    "arranged",
     "below",
     "both",
     "canonical",

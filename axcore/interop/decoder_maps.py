@@ -7,6 +7,7 @@ several kinds (`LayerKinds`).
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -274,10 +275,12 @@ class LayerKinds(ABC):
     Args:
         names: Of the kinds.
         kind_of: From a layer's config to the number of its kind.
+        path: Of the stack, in the model's config.
     """
 
     names: tuple[str, ...]
     kind_of: Callable[[Any], int]
+    path: str = attrs.field(default="decoder.stack", kw_only=True)
 
     @abstractmethod
     def read(self, fields: Fields, num_layers: int) -> list[int]:
@@ -293,24 +296,32 @@ class LayerKinds(ABC):
         Raises:
             ConfigError: A kind has no layer, or two that differ.
         """
-        layers = layers_of(cfg.decoder.stack)
+        layers = layers_of(attrgetter(self.path)(cfg))
         kinds = [int(self.kind_of(layer)) for layer in layers]
         one = dict(zip(kinds, layers, strict=True))
         for kind, name in enumerate(self.names):
             if kind not in one:
-                raise ConfigError(f"the model has no layer of {name}", where="decoder.stack")
+                raise ConfigError(f"the model has no layer of {name}", where=self.path)
         for i, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
             if layer != one[kind]:
                 raise ConfigError(
-                    f"layer {i} is not as the others of {self.names[kind]}", where="decoder.stack"
+                    f"layer {i} is not as the others of {self.names[kind]}", where=self.path
                 )
-        return _with_stack(cfg, Sequence.Config(layers=tuple(one[k] for k in sorted(one)))), kinds
+        folded = Sequence.Config(layers=tuple(one[kind] for kind in sorted(one)))
+        return self._with_stack(cfg, folded), kinds
 
     def unfold(self, cfg: Any, fields: Fields) -> Any:
         """Return a model with as many layers of each kind, and in the order, as fields say."""
+        one, kinds = attrgetter(self.path)(cfg).layers, self.read(fields, fields.take(NUM_LAYERS))
+        return self._with_stack(cfg, self.stack([one[kind] for kind in kinds]))
+
+    def stack(self, layers: list[Any]) -> Any:
+        """Return the stack of layers of these kinds."""
         # In one order of scans, so that two models with equal layers have one config.
-        one, kinds = cfg.decoder.stack.layers, self.read(fields, fields.take(NUM_LAYERS))
-        return _with_stack(cfg, arranged([one[kind] for kind in kinds]))
+        return arranged(layers)
+
+    def _with_stack(self, cfg: Any, stack: Any) -> Any:
+        return update_config(cfg, {self.path: stack})
 
 
 @attrs.frozen
@@ -351,7 +362,3 @@ class LayerTypes(LayerKinds):
 def every(period: int, *, kind: int = 1) -> Callable[[int], int]:
     """Return a function that gives the last of every `period` layers a kind, and others 0."""
     return lambda i: 0 if (i + 1) % period else kind
-
-
-def _with_stack(cfg: Any, stack: Any) -> Any:
-    return update_config(cfg, {"decoder.stack": stack})

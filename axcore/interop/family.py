@@ -101,6 +101,7 @@ class Family:
         renamed: Regular expressions of parts of names in files, and what is in their place here.
         gguf: How llama.cpp's files have such models, if it has them.
         layouts: How other trainers lay out the arrays of such models.
+        classifier: The family of its classifiers of texts, where they are not reward models.
     """
 
     architecture: str
@@ -123,6 +124,7 @@ class Family:
     renamed: tuple[tuple[str, str], ...] = ()
     gguf: GGUFMap | None = None
     layouts: tuple[Layout, ...] = ()
+    classifier: "Family | None" = None
 
     def read(self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False) -> Any:
         """Return the config of the model that a `config.json` describes.
@@ -337,6 +339,8 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
         try:
             if is_reward_model(cfg):
                 family = reward_family(family)
+            elif family.classifier and isinstance(cfg, type(family.classifier.template())):
+                family = family.classifier
             values = family.write(cfg)
         # A family that cannot write the model says why, and only if none can is it of interest.
         except AxcoreError as error:

@@ -97,7 +97,7 @@ class PretrainedCheckpoint:
         # At once: a classifier's weights would load, and its head be missing at the end.
         _check_head(self.values, self.family.architecture, str(path))
         if any(map(is_classifier, self.values.get("architectures") or ())):
-            self.family = reward_family(self.family)
+            self.family = self.family.classifier or reward_family(self.family)
 
     @property
     def max_length(self) -> int | None:

@@ -26,5 +26,10 @@ def modifiers() -> Iterator[Modifier]:
         ("extend_positions", "ExtendPositions", "Initial weights for more learned positions"),
         ("upcycle", "Upcycle", "Initial weights of experts from a feed-forward"),
         ("stack_depth", "StackDepth", "Initial weights of more layers, or of some of them"),
+        (
+            "encoder_alone",
+            "EncoderAlone",
+            "Initial weights of an encoder, for another kind of model",
+        ),
     ):
         yield Modifier(name=name, config=Ref(f"axcore.interop:{config}"), summary=summary)

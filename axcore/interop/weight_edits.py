@@ -457,6 +457,35 @@ class FreshHead(WeightEdit):
         return changed if cfg.init_from is None else super().apply(changed, hardware)
 
 
+@config
+class EncoderAlone(WeightEdit):
+    """The weights of the source's `encoder`; all others are randomly initialized.
+
+    The two models may be of different kinds: a classifier begins with the encoder of a masked
+    language model.
+    """
+
+    def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
+        """Return the arrays of the encoder.
+
+        Raises:
+            ConfigError: The source has no encoder.
+        """
+        arrays = {name: one for name, one in candidates.arrays.items() if _is_of_encoder(name)}
+        if not arrays:
+            raise self.nothing("finds no encoder in the source")
+        fresh = {name for name in models.shapes if not _is_of_encoder(name)}
+        return CandidateArrays(arrays, candidates.fresh | fresh)
+
+    def undone(self, target: Any, source: Any) -> Any:
+        """Return the source with the model's encoder, which is all that must agree."""
+        return evolve(source, dim=target.dim, encoder=target.encoder)
+
+
+def _is_of_encoder(name: str) -> bool:
+    return name.partition(".")[0] == "encoder"
+
+
 def _is_of_head(name: str) -> bool:
     return name.partition(".")[0] == _HEAD
 

@@ -24,6 +24,7 @@ from axcore.layers.attention.kv_cache import (
     SlidingCache,
 )
 from axcore.layers.attention.kv_store import HalfPrecisionKVStore, KVStore, QuantizedKVStore
+from axcore.layers.attention.relative_bias import POSITION_BIAS, BiasedAttention, RelativeBias
 from axcore.layers.attention.rope import NoPosition, RoPE, rope_frequencies, rotate
 from axcore.layers.attention.self_attention import (
     ATTENTION_KEY,
@@ -44,6 +45,7 @@ from axcore.layers.norm import (
     Dropout,
     GroupNorm,
     LayerNorm,
+    NoNorm,
     PostNorm,
     PreNorm,
     Residual,
@@ -68,6 +70,7 @@ from axcore.layers.soft_tokens import (
     SoftTokenEmbedding,
     SoftTokenTable,
 )
+from axcore.layers.text_embedding import TOKEN_TYPES, NormedEmbedding, TokenTypes
 from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
 from axcore.layers.transformer import (
     Activation,
@@ -90,12 +93,15 @@ __all__ = [
     "CROSS_SOURCE",
     "ENCODER_CACHE",
     "FIRST_SOFT_TOKEN",
+    "POSITION_BIAS",
     "SOFT_TOKENS",
+    "TOKEN_TYPES",
     "Activation",
     "Attention",
     "AttentionPool",
     "BatchNorm",
     "BatchedLoRALinear",
+    "BiasedAttention",
     "CapacityLimited",
     "ContiguousCache",
     "Convolution",
@@ -128,8 +134,10 @@ __all__ = [
     "MeanPool",
     "MoE",
     "NoCache",
+    "NoNorm",
     "NoPosition",
     "NoStateCache",
+    "NormedEmbedding",
     "PackedLinear",
     "PagedCache",
     "PagedKVCacheConfig",
@@ -143,6 +151,7 @@ __all__ = [
     "QuantizedKVStore",
     "QuantizedLinear",
     "RMSNorm",
+    "RelativeBias",
     "Residual",
     "RoPE",
     "Router",
@@ -157,6 +166,7 @@ __all__ = [
     "StateCache",
     "StochasticDepth",
     "TokenInfo",
+    "TokenTypes",
     "TransformerLayer",
     "activation_fn",
     "adapters_of",

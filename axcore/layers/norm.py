@@ -83,6 +83,20 @@ class LayerNorm(Module):
         return normed.astype(x.dtype)
 
 
+class NoNorm(Module):
+    """Leave the input as it is. Slot protocol: the parent fills `dim`."""
+
+    @config
+    class Config(Module.Config["NoNorm"]):
+        """The config of a `NoNorm`."""
+
+        dim: PositiveInt = REQUIRED
+
+    def forward(self, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+        """Return the input."""
+        return x
+
+
 class Dropout(Module):
     """Zero elements with probability `rate` in training, and scale the others up.
 

@@ -27,7 +27,7 @@ FEED_FORWARD_GATE = "feed_forward_gate"
 FEED_FORWARD_UP = "feed_forward_up"
 """Names of values that a `Remat` config can keep for the backward pass."""
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu", "tanh"]
 
 
 def activation_fn(name: Activation) -> Callable[[Array], Array]:
@@ -43,6 +43,7 @@ def activation_fn(name: Activation) -> Callable[[Array], Array]:
         "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
         "relu": jax.nn.relu,
         "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
+        "tanh": jnp.tanh,
     }
     return functions[name]
 
@@ -125,18 +126,20 @@ class TransformerLayer(Module):
             attention: Mixes tokens; called with the token info.
             feed_forward: Works on each token.
             residual: Wraps each of the two, and decides where the norm is.
+            attention_residual: Wraps attention; `residual` where None.
         """
 
         dim: PositiveInt = REQUIRED
         attention: Module.Config = Attention.Config()
         feed_forward: Module.Config = FeedForward.Config()
         residual: Module.Config = PreNorm.Config()
+        attention_residual: Module.Config | None = None
 
     def setup(self, cfg: Config) -> None:
         """Build the two branches and their residual connections."""
         self.attention = cfg.attention.build(dim=cfg.dim)
         self.feed_forward = cfg.feed_forward.build(dim=cfg.dim)
-        self.attention_residual = cfg.residual.build(dim=cfg.dim)
+        self.attention_residual = (cfg.attention_residual or cfg.residual).build(dim=cfg.dim)
         self.feed_forward_residual = cfg.residual.build(dim=cfg.dim)
 
     def forward(

@@ -1,9 +1,10 @@
-"""Models: causal language models, and functions that return their configs.
+"""Models: language models, causal and of masked tokens, and functions that return their configs.
 
-A family is a function from a size's name to a config, `llama2("7b")`, that edits what `transformer`
-returns. Every family has a size `toy`.
+A family is a function from a size's name to a config, `llama2("7b")`; those of causal models edit
+what `transformer` returns. Every family has a size `toy`.
 """
 
+from axcore.models.bert import bert, bert_classifier
 from axcore.models.causal_lm import (
     FORMULA,
     TOY,
@@ -19,7 +20,9 @@ from axcore.models.causal_lm import (
     transformer,
 )
 from axcore.models.llama import llama2, llama3
+from axcore.models.masked_lm import BiasedTiedHead, MaskedLM, TokenTransform
 from axcore.models.mistral import mistral, mixtral
+from axcore.models.modernbert import modernbert, modernbert_classifier
 from axcore.models.multimodal import (
     MultimodalLM,
     language_model_of,
@@ -27,17 +30,29 @@ from axcore.models.multimodal import (
     with_language_model,
 )
 from axcore.models.qwen2 import qwen2
+from axcore.models.seq2seq_lm import ScaledTiedHead, Seq2SeqLM, TransformerStack
+from axcore.models.t5 import t5, t5_v1_1
+from axcore.models.text_classifier import TextClassifier
 
 __all__ = [
     "FORMULA",
     "TOY",
+    "BiasedTiedHead",
     "CausalLM",
     "Decoder",
     "Head",
+    "MaskedLM",
     "MultimodalLM",
+    "ScaledTiedHead",
+    "Seq2SeqLM",
     "Sizes",
+    "TextClassifier",
     "TiedHead",
+    "TokenTransform",
+    "TransformerStack",
     "UntiedHead",
+    "bert",
+    "bert_classifier",
     "check_vocab_size",
     "flops_per_token",
     "language_model_of",
@@ -45,9 +60,13 @@ __all__ = [
     "llama3",
     "mistral",
     "mixtral",
+    "modernbert",
+    "modernbert_classifier",
     "multimodal",
     "of_size",
     "qwen2",
+    "t5",
+    "t5_v1_1",
     "transformer",
     "with_language_model",
 ]

@@ -154,9 +154,29 @@ class Head(Module):
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Return the weighted sum of cross-entropies in nats, and the sum of weights.
 
-        Adds the z-loss as a loss of its own. The kernels know one loss: its gradient comes with
-        the sum that is returned, and what is added has none.
+        Adds the z-loss as a loss of its own.
         """
+        total, weight, _ = self._loss_and_correct(x, table, targets, weights)
+        return total, weight
+
+    @entry
+    def loss_and_correct(
+        self,
+        x: Hidden,
+        table: Table,
+        targets: Int[Array, "batch time"],
+        weights: Float[Array, "batch time"],
+    ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+        """Return what `loss` does, and the weight of targets that have the largest logit."""
+        return self._loss_and_correct(x, table, targets, weights)
+
+    def _loss_and_correct(
+        self,
+        x: Hidden,
+        table: Table,
+        targets: Int[Array, "batch time"],
+        weights: Float[Array, "batch time"],
+    ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
         cfg = self.config
         sums = cross_entropy_sums(
             x,
@@ -168,10 +188,12 @@ class Head(Module):
             soft_cap=cfg.soft_cap,
         )
         if not cfg.z_loss:
-            return sums.loss, sums.weight
+            return sums.loss, sums.weight, sums.correct
+        # The kernels know one loss: its gradient comes with the sum that is returned, and what is
+        # added has none.
         z_loss = jax.lax.stop_gradient(sums.z_loss)
         self.add_regularizer("z", z_loss / cfg.z_loss, sums.weight, scale=cfg.z_loss)
-        return sums.loss - z_loss, sums.weight
+        return sums.loss - z_loss, sums.weight, sums.correct
 
 
 def _log_prob(

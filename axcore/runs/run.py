@@ -17,6 +17,7 @@ from axcore.errors import CheckpointError, ConfigError, DataError
 from axcore.inference import Generation, Generator, Sampling
 from axcore.layers import ScalarHead
 from axcore.markup import Html, card, curve, element, joined, table
+from axcore.models import MaskedLM
 from axcore.ops import use_policy
 from axcore.report.page import REPORT_NAME
 from axcore.resilience.run_summary import summarise_run
@@ -228,6 +229,8 @@ def no_text_reason(trainer: Trainer) -> str | None:
     model, data = type(trainer.model), type(trainer.data)
     if not hasattr(model, "logits"):
         return f"{model.__qualname__} has no entry `logits`"
+    if isinstance(trainer.model, MaskedLM):
+        return f"{model.__qualname__} fills in tokens, and continues no text"
     if isinstance(getattr(trainer.model, "head", None), ScalarHead):
         return "its head gives one number, a reward, and no token"
     if not hasattr(trainer.data, "tokenizer"):

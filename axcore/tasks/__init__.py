@@ -21,6 +21,7 @@ from axcore.tasks.flow_matching import (
     UniformTime,
     integrate,
 )
+from axcore.tasks.masked_tokens import MaskedTokens
 from axcore.tasks.policy_gradient import (
     DAPO,
     GRPO,
@@ -75,6 +76,7 @@ __all__ = [
     "GenerativeModel",
     "KLPenalty",
     "LogitNormalTime",
+    "MaskedTokens",
     "NoisePath",
     "OnPolicyDistill",
     "Pairs",

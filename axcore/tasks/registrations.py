@@ -22,6 +22,7 @@ def training_tasks() -> Iterator[TrainingTask]:
         ("rloo", "RLOO", "Rewards less the mean of the prompt's other answers"),
         ("contrastive", "Contrastive", "Pairs that belong together, among all of a batch"),
         ("ppo", "PPO", "Rewards less what a value head expects at each token"),
+        ("masked_tokens", "MaskedTokens", "Tokens that are hidden, from what is around them"),
         ("flow_matching", "FlowMatching", "Velocities that lead from noise to data"),
     ):
         yield TrainingTask(name=name, config=Ref(f"axcore.tasks:{config}.Config"), summary=summary)

@@ -23,6 +23,7 @@ PAGES = (
     "ops.md",
     "optimizers.md",
     "pictures.md",
+    pytest.param("text-encoders.md", marks=pytest.mark.slow),
 )
 
 

@@ -8,7 +8,16 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from parity_pairs import NUM_DRAWN, TOKENS, config_of, our_logits, their_logits
+from parity_pairs import (
+    NUM_DRAWN,
+    TOKENS,
+    changing,
+    config_of,
+    mutated,
+    our_logits,
+    saved_gradients,
+    their_logits,
+)
 from safetensors.numpy import load_file
 
 from axcore.config import evolve
@@ -95,20 +104,6 @@ def test_losses_and_gradients_are_the_same(pair, tmp_path):
         np.testing.assert_allclose(named[name], value, atol=atol, err_msg=name)
 
 
-def saved_gradients(model, folder):
-    """Returns a model's gradients by the names that its parameters have in files."""
-    import torch
-
-    copied = copy.deepcopy(model)
-    with torch.no_grad():
-        for param, original in zip(copied.parameters(), model.parameters(), strict=True):
-            param.copy_(original.grad)
-        for buffer in copied.buffers():
-            buffer.zero_()
-    copied.save_pretrained(folder)
-    return load_file(folder / "model.safetensors")
-
-
 def test_greedy_text_is_the_same(pair):
     import torch
 
@@ -137,38 +132,12 @@ def test_what_transformers_saves_is_read_here(pair, tmp_path):
     assert read.config.published.max_length == pair.axcore.config.published.max_length
 
 
-def mutated(name, value):
-    """Returns another value of a field, one that a model can have."""
-    if name.endswith(("eps", "epsilon")):
-        return 0.3
-    if name == "rope_scaling" and value is None:
-        return {"rope_type": "linear", "factor": 2.0}
-    if isinstance(value, dict):
-        return {n: one if isinstance(one, str) else mutated(n, one) for n, one in value.items()}
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, str):
-        return {"silu": "gelu", "gelu_pytorch_tanh": "relu"}.get(value, f"not {value}")
-    if value is None or isinstance(value, list):
-        return 3 if value is None else [0]
-    if isinstance(value, float):
-        return 3 * value
-    return value // 2 if value > 1 else value + 1
-
-
 def test_every_field_that_changes_numbers_is_found_when_it_is_wrong(pair, tmp_path):
     content = config_of(pair.folder)
     missed = [
         field for field in changing(content) if not is_found(pair, content, field, tmp_path / field)
     ]
     assert missed == []
-
-
-def changing(content):
-    """Returns the fields of a config that change numbers."""
-    unchanging = {"architectures", "model_type", "torch_dtype", "max_position_embeddings"}
-    unchanging |= {"bos_token_id", "eos_token_id", "pad_token_id", "chunk_size"}
-    return sorted(content.keys() - unchanging)
 
 
 def is_found(pair, content, field, folder):

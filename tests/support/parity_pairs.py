@@ -3,6 +3,7 @@
 `make parity` makes the environment that has both.
 """
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -207,3 +208,43 @@ def make_pair(name: str, folder: Path) -> Pair:
 def config_of(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return content
+
+
+def saved_gradients(model: Any, folder: Path) -> Any:
+    """Returns a model's gradients by the names that its parameters have in files."""
+    import torch
+
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for param, original in zip(copied.parameters(), model.parameters(), strict=True):
+            param.copy_(original.grad)
+        for buffer in copied.buffers():
+            buffer.zero_()
+    copied.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def mutated(name: str, value: Any) -> Any:
+    """Returns another value of a field, one that a model can have."""
+    if name.endswith(("eps", "epsilon")):
+        return 0.3
+    if name == "rope_scaling" and value is None:
+        return {"rope_type": "linear", "factor": 2.0}
+    if isinstance(value, dict):
+        return {n: one if isinstance(one, str) else mutated(n, one) for n, one in value.items()}
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return {"silu": "gelu", "gelu_pytorch_tanh": "relu"}.get(value, f"not {value}")
+    if value is None or isinstance(value, list):
+        return 3 if value is None else [0]
+    if isinstance(value, float):
+        return 3 * value
+    return value // 2 if value > 1 else value + 1
+
+
+def changing(content: Any) -> list[str]:
+    """Returns the fields of a config that change numbers."""
+    unchanging = {"architectures", "model_type", "torch_dtype", "max_position_embeddings"}
+    unchanging |= {"bos_token_id", "eos_token_id", "pad_token_id", "chunk_size"}
+    return sorted(content.keys() - unchanging)

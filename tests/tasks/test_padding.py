@@ -59,9 +59,10 @@ CORE_TASKS = {
 POLICY_TASKS = {
     name: one for name, one in CORE_TASKS.items() if issubclass(one, PolicyGradient.Config)
 }
-NOT_OF_TEXT = {"contrastive", "flow_matching"}  # which have tests of padding of their own
+NOT_CAUSAL = {"contrastive", "flow_matching", "masked_tokens"}
+"""Which train other models, and have tests of padding of their own."""
 TASKS = {
-    name: one for name, one in CORE_TASKS.items() if name not in POLICY_TASKS.keys() | NOT_OF_TEXT
+    name: one for name, one in CORE_TASKS.items() if name not in POLICY_TASKS.keys() | NOT_CAUSAL
 }
 HEADS = {"reward_model": ScalarHead.Config()}
 """Of the tasks whose models give no logits."""

@@ -69,8 +69,7 @@ class SpanCorruption(Transform):
     stays as it is.
 
     Source: Raffel et al. 2020, arXiv:1910.10683, section 3.1.4.
-    Differs: There are no encoder-decoders here; text and spans are one document, which a decoder
-    reads causally.
+    Differs: Text and spans are one document, which a decoder reads causally.
     """
 
     @config
