@@ -24,7 +24,8 @@ from axcore.serving.startup import start_engine
 TEMPLATE = """{% for message in messages %}{{ message['role'].upper() + ': ' }}
 {%- for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}
 {%- endfor %}
-{%- for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}
+{%- for content in message['content'] | selectattr('type', 'equalto', 'text') %}
+{{- content['text'] }}
 {%- endfor %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
