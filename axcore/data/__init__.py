@@ -2,7 +2,7 @@
 
 from axcore.data.arrays import ArrayData
 from axcore.data.cache import cache_folder
-from axcore.data.chat.chat_rows import ChatText, with_soft_tokens
+from axcore.data.chat.chat_rows import ChatText, reads_parts, with_soft_tokens
 from axcore.data.chat.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
 from axcore.data.data_loader import (
@@ -129,6 +129,7 @@ __all__ = [
     "list_files",
     "open_store",
     "published_end_ids",
+    "reads_parts",
     "tokenizer_in",
     "train_order",
     "warnings_as_errors",

@@ -381,6 +381,14 @@ class ExampleData(DataLoader):
         shard = DataShard(cfg.batch_size, process_index, process_count)
         return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
+    def held_out(self) -> Iterator[dict[str, Any]]:
+        """Yield the records that are evaluated on.
+
+        Raises:
+            DataError: As `train` does.
+        """
+        return self._splits[1].records()
+
     def summary(self) -> str:
         """Return how many rows there are, and of what.
 
@@ -458,6 +466,10 @@ class _Rows:
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the fields of each record."""
+        return (self._store[int(number)] for number in self._numbers)
 
     def batch(self, rows: Sequence[int], /) -> Batch:
         """Return the rows of those numbers; PADDING_ROW is one of zeros that weighs nothing.

@@ -173,7 +173,7 @@ class MultimodalLM(CausalLM):
         own = flops_per_token(self, seq_len) - flops_per_token(self.encoder, seq_len)
         return ModelFlops(
             seq_len * own + count * self.encoder.flops_per_input,
-            f"T ({FORMULA}) + what the encoder's formula says of each input",
+            f"T ({FORMULA}) + what the encoder's formula gives for each input",
         )
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from axcore.data import ChatTemplate, Feature, with_soft_tokens
+from axcore.data import ChatTemplate, Feature, reads_parts, with_soft_tokens
 from axcore.errors import DataError
 from axcore.inference import EncoderInput
 from axcore.serving.api_error import ApiError, invalid
@@ -118,7 +118,7 @@ class InputReader:
         if found != num_inputs:
             message = (
                 f"messages have {num_inputs} parts that are not text, and {found} times "
-                f"{self.mark!r}, which stands for one; leave it out of the text"
+                f"{self.mark!r}, which is for one; leave it out of the text"
             )
             raise invalid(message, "messages")
         placed, _ = with_soft_tokens(tokens, tokens, self.mark_token, self.num_soft_tokens)
@@ -145,22 +145,8 @@ def input_reader(model: Any, data: Any, template: ChatTemplate | None) -> InputR
         mark,
         chat.mark,
         model.num_soft_tokens,
-        takes_parts=_takes_parts(template, mark, feature.part_type),
+        takes_parts=template is not None and reads_parts(template, mark, _NAMES[feature.part_type]),
     )
-
-
-def _takes_parts(template: ChatTemplate | None, mark: str, kind: str) -> bool:
-    """Return whether a template writes the mark of a part, and the text behind it, by itself."""
-    if template is None:
-        return False
-    probe = "axcore"
-    content = [{"type": _NAMES[kind]}, {"type": "text", "text": probe}]
-    try:
-        text = template.render([{"role": "user", "content": content}])
-    except DataError:
-        return False
-    # A template that writes a content as it is would write Python's form of the list.
-    return mark in text and probe in text and "'type'" not in text
 
 
 def marked(

@@ -1,4 +1,4 @@
-"""`MultimodalLM`: inputs of another kind stand in a row as soft tokens."""
+"""`MultimodalLM`: inputs of another kind are in a row as soft tokens."""
 
 import jax
 import jax.numpy as jnp

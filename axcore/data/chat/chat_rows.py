@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, NonNegativeInt, PositiveInt, config, evolve
 from axcore.config.json_files import parse_json
+from axcore.data.chat.chat_template import ChatTemplate
 from axcore.data.chat.chat_tokens import tokenize_chat
-from axcore.data.chat.conversation import FIELDS, read_conversation
+from axcore.data.chat.conversation import FIELDS, Conversation, read_conversation
 from axcore.data.examples import Feature, FeatureArray, Record
 from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from axcore.errors import ConfigError, DataError
@@ -101,6 +102,22 @@ class ChatText(Feature):
             "token_mask": row("bool"),
         }
 
+    def prompt(self, question: str) -> tuple[int, ...]:
+        """Return the tokens of a question about a row's inputs, up to where the model answers.
+
+        Raises:
+            DataError: The tokenizer has no chat template, or it refuses the conversation.
+        """
+        cfg, template = self.config, self.tokenizer.known_chat_template
+        count = cfg.num_inputs if cfg.num_soft_tokens else 0
+        content: Any = cfg.soft_token * count + question
+        if count and reads_parts(template, cfg.soft_token):
+            content = [*[{"type": "image"}] * count, {"type": "text", "text": question}]
+        text = template.render([{"role": "user", "content": content}], add_generation_prompt=True)
+        tokens = self.tokenizer.encode_rendered(text)
+        placed, _ = with_soft_tokens(tokens, tokens, self.mark, cfg.num_soft_tokens)
+        return tuple(placed.tolist())
+
     def make(self, record: Record, rng: np.random.Generator | None) -> Mapping[str, NDArray[Any]]:
         """Return the arrays of a row."""
         cfg = self.config
@@ -133,17 +150,24 @@ class ChatText(Feature):
             "token_mask": np.arange(cfg.length) < size,
         }
 
+    def conversation(self, record: Record) -> Conversation:
+        """Return the conversation of a record, with the marks of inputs in its text.
+
+        Raises:
+            DataError: It is not one.
+            ValueError: It is not JSON.
+        """
+        cfg, found = self.config, record[self.config.field]
+        if isinstance(found, str | bytes):
+            found = parse_json(found)
+        own = found if isinstance(found, Mapping) else {FIELDS[0]: found}
+        return read_conversation(own, soft_token=cfg.soft_token if cfg.num_soft_tokens else None)
+
     def _sequence(self, record: Record) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the tokens of a record, with marks in them, and what each weighs."""
         cfg = self.config
-        found = record[cfg.field]
-        if isinstance(found, str | bytes):
-            found = parse_json(found)
-        mark = cfg.soft_token if cfg.num_soft_tokens else None
         try:
-            own = found if isinstance(found, Mapping) else {FIELDS[0]: found}
-            chat = read_conversation(own, soft_token=mark)
-            parts = tokenize_chat(chat, self.tokenizer, role=cfg.role)
+            parts = tokenize_chat(self.conversation(record), self.tokenizer, role=cfg.role)
         except DataError as error:
             raise ValueError(error.what) from error
         if len(parts) > 1:
@@ -155,6 +179,24 @@ class ChatText(Feature):
         if not only.counts[1:].any():
             raise ValueError(f"no message of it is from {cfg.role!r}")
         return only.tokens, only.weights
+
+
+def reads_parts(template: ChatTemplate, mark: str, kind: str = "image") -> bool:
+    """Return whether a template reads contents as lists of parts, and writes marks by itself.
+
+    Args:
+        template: Of conversations.
+        mark: What an input is in a text.
+        kind: The type of an input's part.
+    """
+    probe = "axcore"
+    content = [{"type": kind}, {"type": "text", "text": probe}]
+    try:
+        text = template.render([{"role": "user", "content": content}])
+    except DataError:
+        return False
+    # A template that writes a content as it is would write Python's form of the list.
+    return mark in text and probe in text and "'type'" not in text
 
 
 def with_soft_tokens(

@@ -112,5 +112,7 @@ def decode_image(content: bytes, *, mode: str = "RGB", max_pixels: int = 50_000_
             if opened.width * opened.height > max_pixels:
                 raise ValueError(f"it has {opened.width} x {opened.height} pixels")
             return turned.exif_transpose(opened).convert(mode)
+    except image.UnidentifiedImageError:  # its text names an object of Python
+        raise ValueError("it is of no format that Pillow reads") from None
     except Exception as error:  # decoders of many formats, which raise what they please
         raise ValueError(str(error) or type(error).__name__) from error

@@ -70,7 +70,12 @@ def features() -> Iterator[Feature]:
 
 @hook.commands
 def commands() -> Iterator[Command]:
-    """What `axcore generate` is for a run whose model generates pictures."""
+    """Questions about pictures; and what `axcore generate` is for models that generate some."""
+    yield Command(
+        name="ask",
+        fn=Ref("axl_vision.ask:command"),
+        summary="Ask a trained run about pictures",
+    )
     yield Command(
         name="generate-images",
         fn=Ref("axl_vision.generate:generate"),

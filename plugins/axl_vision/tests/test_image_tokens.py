@@ -2,17 +2,22 @@
 
 import base64
 import io
+import itertools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axl_vision.ask import PictureQuestions, command
 from axl_vision.experiments import digits_chat
 from axl_vision.image_tokens import ImageTokens
 from axl_vision.models import vit
+from click.testing import CliRunner
 from PIL import Image
 
 from axcore.config import update_config
+from axcore.errors import DataError
 from axcore.inference import EncoderInput, EngineConfig, Request, Sampling
 from axcore.module import functional
 from axcore.runs import engine_for, open_model
@@ -100,3 +105,38 @@ def test_a_server_reads_pictures_as_training_does(run):
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     found = reader.read(ContentPart("image_url", "here", url), Limits())
     np.testing.assert_array_equal(found.value, np.full((16, 16, 1), 77, np.uint8))
+
+
+@pytest.mark.slow
+def test_a_run_is_asked_about_files_and_about_what_was_held_out(run, tmp_path):
+    path = tmp_path / "a.png"
+    Image.fromarray(np.zeros((20, 20), np.uint8)).save(path)
+    asked = CliRunner().invoke(command, [str(run), str(path), "-q", "Which digit?", "--json"])
+    assert asked.exit_code == 0, asked.output
+    answer = json.loads(asked.stdout.splitlines()[-1])
+    assert answer.keys() == {"file", "question", "answer"}
+    opened = open_model(run)
+    records = itertools.islice(opened.trainer.data.held_out(), 3)
+    with PictureQuestions(opened) as asking:
+        right, total = asking.exact_match(records)
+    assert total == 9
+    assert 0 <= right <= total
+
+
+@pytest.mark.slow
+def test_a_file_that_is_not_a_picture_is_named(run, tmp_path):
+    path = tmp_path / "a.png"
+    path.write_text("no picture")
+    asked = CliRunner().invoke(command, [str(run), str(path), "-q", "Which digit?"])
+    assert isinstance(asked.exception, DataError)
+    assert "BytesIO" not in str(asked.exception)
+    assert "a.png" in str(asked.exception)
+
+
+@pytest.mark.parametrize("args", [[], ["--question", "a"], ["--held-out", "README"]])
+def test_ask_says_what_it_takes(args, tmp_path):
+    (tmp_path / "README").write_text("")
+    given = [str(tmp_path / one) if one == "README" else one for one in args]
+    asked = CliRunner().invoke(command, ["run", *given])
+    assert asked.exit_code == 2
+    assert "name FILES and a --question, or --held-out alone" in asked.output

@@ -21,14 +21,13 @@ from axcore.serving.config import ServerConfig
 from axcore.serving.inputs import ContentPart, marked
 from axcore.serving.startup import start_engine
 
-TEMPLATE = """{% for message in messages %}{{ message['role'].upper() + ': ' }}
-{%- for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}
-{%- endfor %}
-{%- for content in message['content'] | selectattr('type', 'equalto', 'text') %}
-{{- content['text'] }}
-{%- endfor %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
+_CONTENT = "content in message['content'] | selectattr('type', 'equalto', '{}')"
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for " + _CONTENT.format("image") + " %}{{ '<image>\n' }}{% endfor %}"
+    "{% for " + _CONTENT.format("text") + " %}{{ content['text'] }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
 """As that of LLaVA 1.5: it reads parts of contents, and writes the mark of a picture itself."""
 
 SPECIAL = ("<|turn|>", "<|end|>", "<image>")
