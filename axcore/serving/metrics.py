@@ -18,6 +18,9 @@ from axcore.serving.served_model import ServedModel
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
+_CALLS = "Calls of the model that are not steps of an engine"
+
+
 @attrs.define
 class RequestStats:
     """What is measured of one request.
@@ -87,6 +90,7 @@ class _EngineCollector(Collector):
             ("moved_requests", "Requests moved from a failed replica", stats.num_moved),
             ("lost_requests", "Requests that failed with their replica", stats.num_lost),
             ("compilations", "Programs compiled after the start", stats.compilations_after_warm_up),
+            ("calls", _CALLS, self._served.queue.num_calls),
         ):
             yield CounterMetricFamily(f"axcore_{name}", text, value=value)
 
@@ -105,7 +109,7 @@ class _QueueCollector(Collector):
             ("checkpoint_step", "Step of the weights that answer", self._served.step or 0),
         ):
             yield GaugeMetricFamily(f"axcore_{name}", text, value=value)
-        yield CounterMetricFamily("axcore_calls", "Calls of the model", value=queue.num_calls)
+        yield CounterMetricFamily("axcore_calls", _CALLS, value=queue.num_calls)
 
 
 class ServerMetrics:

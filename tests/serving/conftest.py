@@ -2,7 +2,7 @@
 
 import pytest
 from chat_tokenizer import TEMPLATE, write_chat_tokenizer
-from model_server import byte_tokenizer, chat_tokenizer, serving, small_engine
+from model_server import byte_tokenizer, chat_tokenizer, embeddings_of, serving, small_engine
 
 TOOLS = (
     "{{ reasoning_effort }}{%- for tool in tools or () %}{{ tool.function | tojson }}{% endfor %}"
@@ -18,7 +18,7 @@ def engine():
 
 @pytest.fixture(scope="session")
 def server(engine):
-    with serving(engine) as made:
+    with serving(engine, endpoints=(embeddings_of(engine),)) as made:
         yield made
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
-from model_server import LENGTH, SMALL, byte_tokenizer, serving, small_model
+from model_server import LENGTH, SMALL, byte_tokenizer, embeddings_of, serving, small_model
 
 from axcore.config import evolve
 from axcore.inference import Draft, DraftModel, Engine, open_engine
@@ -12,7 +12,6 @@ from axcore.inference.embedding import TextEmbedder
 from axcore.inference.placement import Placement
 from axcore.layers import whole_rows
 from axcore.module import functional
-from axcore.serving.startup import text_embeddings
 
 TEXTS = ["a", "bc de", "a much longer text, which needs another program"]
 
@@ -32,9 +31,7 @@ def pooling(request):
 
 @pytest.fixture(scope="module")
 def server(engine, pooling):
-    model, _ = small_model(engine.tokenizer)
-    embedder = TextEmbedder(model, engine.config, max_length=engine.max_length, pooling=pooling)
-    with serving(engine, endpoints=(text_embeddings(embedder, engine.tokenizer),)) as made:
+    with serving(engine, endpoints=(embeddings_of(engine, pooling=pooling),)) as made:
         yield made
 
 

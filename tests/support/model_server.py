@@ -13,10 +13,12 @@ import openai
 
 from axcore.data import ByteTokenizer, Tokenizer, tokenizer_in
 from axcore.inference import Engine, EngineConfig
+from axcore.inference.embedding import Pooling, TextEmbedder
 from axcore.models import transformer
 from axcore.serving import (
     NO_KEYS,
     ApiKeys,
+    Embeddings,
     HttpServer,
     Limits,
     Served,
@@ -25,6 +27,7 @@ from axcore.serving import (
     serving_app,
 )
 from axcore.serving.request_settings import Seeds, Settings
+from axcore.serving.startup import text_embeddings
 
 LENGTH = 128
 SMALL = EngineConfig(
@@ -116,6 +119,13 @@ def small_engine(tokenizer: Tokenizer, cfg: EngineConfig = SMALL) -> Engine:
     engine = Engine(*small_model(tokenizer), tokenizer, cfg)
     engine.warm_up()
     return engine
+
+
+def embeddings_of(engine: Engine, *, pooling: Pooling = "last") -> Embeddings:
+    """Returns the endpoint of an engine of that model which makes vectors of texts."""
+    model, _ = small_model(engine.tokenizer)
+    embedder = TextEmbedder(model, engine.config, max_length=engine.max_length, pooling=pooling)
+    return text_embeddings(embedder, engine.tokenizer)
 
 
 def ending_engine(tokenizer: Tokenizer) -> Engine:
