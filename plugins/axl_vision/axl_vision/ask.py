@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -102,7 +103,7 @@ class PictureQuestions:
 
         for record in records:
             turns = self._chat.conversation(record).messages
-            for before, after in zip(turns, turns[1:], strict=False):
+            for before, after in pairwise(turns):
                 if (before["role"], after["role"]) == ("user", "assistant"):
                     mark = self._chat.config.soft_token
                     question = str(before["content"]).replace(mark, "").strip()
