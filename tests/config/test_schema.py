@@ -35,7 +35,7 @@ def test_an_experiment_fits_its_own_schema(name):
         (("max_step",), 3),
         (("max_steps",), "3"),
         (("model", "vocab_size"), 0),
-        (("model", "decoder", "stack", "layer", "feed_forward", "activation"), "tanh"),
+        (("model", "decoder", "stack", "layer", "feed_forward", "activation"), "sine"),
         (("learner", "schedule"), 3),
         (("data", "source", "folder_"), "texts"),
         (("type",), 3),
