@@ -74,7 +74,6 @@ class CachedModel:
     ) -> None:
         served = for_serving(model.config, cache_config, current_policy().hardware, compute=compute)
         self.num_rows = cache_config.num_rows
-        self.num_encoder_slots = cache_config.num_encoder_inputs
         self.vocab_size: int = getattr(served, "vocab_size")  # noqa: B009 - not of every model
         trained = model.param_specs()
         # By the paths that keys are folded from, which are the same for
@@ -108,10 +107,11 @@ class CachedModel:
     @property
     def encoder(self) -> EncoderSpec | None:
         """What it says of its encoder of other inputs than text; None without one."""
-        spec = getattr(self.model, "input_spec", None)
+        model: Any = self.model
+        spec = getattr(model, "input_spec", None)
         if spec is None:
             return None
-        return EncoderSpec(spec, self.model.num_soft_tokens)  # type: ignore[attr-defined]
+        return EncoderSpec(spec, model.num_soft_tokens, model.num_kept_inputs)
 
     @property
     def are_pages(self) -> Any:

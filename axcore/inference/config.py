@@ -37,8 +37,6 @@ class EngineConfig:
             does for its rows.
         max_queue: Requests that wait at most.
         enable_prefix_caching: Whether prompts that begin alike are computed once.
-        encoder_cache_size: Inputs, such as pictures, whose soft tokens are kept at once, so that
-            another text about them need not encode them; at least as many as one call reads.
         speculation: Speculative decoding with draft tokens from the text, or of a draft model. It
             takes the place of `num_decode_steps`. None turns it off.
         num_adapters: Adapters that requests may choose from at once.
@@ -59,7 +57,6 @@ class EngineConfig:
     sampler_kinds: tuple[Literal["greedy", "plain", "full"], ...] = ("greedy", "full")
     max_queue: PositiveInt = 1024
     enable_prefix_caching: bool = True
-    encoder_cache_size: PositiveInt = 32
     speculation: NGramLookup | DraftModel | None = None
     num_adapters: NonNegativeInt = 0
     adapter_rank: PositiveInt = 16

@@ -32,11 +32,10 @@ class EncoderCache:
 
     Args:
         spec: Of the encoder.
-        num_slots: Slots of the table.
     """
 
-    def __init__(self, spec: EncoderSpec, num_slots: int) -> None:
-        self._num_slots, self._num_tokens = num_slots, spec.num_tokens
+    def __init__(self, spec: EncoderSpec) -> None:
+        self._num_slots, self._num_tokens = spec.num_slots, spec.num_tokens
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
         # Ordered by when they were read: the slot that nobody has read for longest is given away.
         self._slots: OrderedDict[int, int] = OrderedDict()
@@ -126,18 +125,3 @@ class EncoderCache:
         changed = text.copy()
         changed[soft] = FIRST_SOFT_TOKEN + after * self._num_tokens + place
         return changed
-
-
-def num_table_slots(
-    num_kept: int, num_tokens: int, shapes: Sequence[tuple[int, Sequence[int]]]
-) -> int:
-    """Return the slots of a table: those that are asked for, and at least what a call can read.
-
-    Args:
-        num_kept: Those that are asked for.
-        num_tokens: N.
-        shapes: Tokens of a row that calls read, and the numbers of rows with so many.
-    """
-    # The first and the last input of a piece may be read in part.
-    most = [max(rows) * (1 + -(-(length - 1) // num_tokens)) for length, rows in shapes]
-    return max(num_kept, *most)

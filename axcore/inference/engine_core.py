@@ -10,7 +10,6 @@ from axcore.data import Tokenizer
 from axcore.errors import ConfigError
 from axcore.inference.cached_model import mesh_of
 from axcore.inference.config import BatchBuckets, EngineConfig, batch_buckets
-from axcore.inference.encoder_cache import num_table_slots
 from axcore.inference.kv_cache import build_cached_model, kv_cache_config
 from axcore.inference.model_runner import ModelRunner
 from axcore.inference.processes import EngineProcesses
@@ -67,14 +66,8 @@ def build_engine(
     _check_draft(cfg, draft, tokenizer)
     buckets = batch_buckets(cfg, current_policy().hardware)
     # Weights are placed before the cache is sized: its pages take what memory they leave.
-    num_soft = getattr(model, "num_soft_tokens", None)
-    wanted = kv_cache_config(cfg)
-    if num_soft is not None:
-        shapes = tuple(zip(buckets.chunk_lengths, buckets.prefill_buckets, strict=True))
-        slots = num_table_slots(cfg.encoder_cache_size, num_soft, shapes)
-        wanted = attrs.evolve(wanted, num_encoder_inputs=slots)
     served, weights, cache_config = build_cached_model(
-        model, state, cfg, wanted, mesh=mesh, draft=draft
+        model, state, cfg, kv_cache_config(cfg), mesh=mesh, draft=draft
     )
     _check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
     limits = scheduler_config(cfg, cache_config, buckets, keeps_pages_only=served.keeps_pages_only)

@@ -70,9 +70,7 @@ class ModelRunner:
             scheduler, self._slots, end_ids=end_ids, vocab_size=programs.vocab_size
         )
         spec = programs.encoder
-        self.encoder_cache = (
-            None if spec is None else EncoderCache(spec, programs.num_encoder_slots)
-        )
+        self.encoder_cache = None if spec is None else EncoderCache(spec)
         self._in_flight: deque[InFlightBatch] = deque()
         self._kept_prompts: set[bytes] = set()
         self._has_drafts = has_drafts

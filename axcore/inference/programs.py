@@ -263,7 +263,6 @@ class Programs:
         allowed: The same.
         weights: What the model is called with.
         encoder: What is known of the model's encoder, if it has one.
-        num_encoder_slots: Inputs whose soft tokens are kept at once.
         compiled: The programs.
         device_seconds: Time that the runtime took of the calling thread, compiling included. On
             CPUs a call computes, or waits for the one before it, where it is started.
@@ -305,7 +304,7 @@ class Programs:
             mask=self._shapes["allowed"],
             encoder=model.encoder,
         )
-        self.encoder, self.num_encoder_slots = model.encoder, model.num_encoder_slots
+        self.encoder = model.encoder
         self.compiled = CompiledPrograms(self._lowered)
 
     @property

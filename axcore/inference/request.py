@@ -181,10 +181,12 @@ class EncoderSpec(NamedTuple):
     Args:
         input: Has the shape and the dtype of one input.
         num_tokens: Soft tokens of one.
+        num_slots: Inputs whose soft tokens the device keeps.
     """
 
     input: Any
     num_tokens: int
+    num_slots: int
 
 
 @attrs.frozen(eq=False)

@@ -285,7 +285,6 @@ class DraftedModel:
         self._model, self._draft = model, draft
         self.num_rows, self.vocab_size = model.num_rows, model.vocab_size
         self.has_adapters = model.has_adapters
-        self.num_encoder_slots = model.num_encoder_slots
         # A recurrent state cannot be taken back by a rejected token, in neither of the two models.
         self.keeps_pages_only = model.keeps_pages_only and draft.keeps_pages_only
 

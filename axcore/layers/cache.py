@@ -40,7 +40,6 @@ class KVCacheConfig:
         max_length: Tokens of the longest text.
         pages: The pages of keys and values; None for one contiguous cache for each row.
         call_tokens: Tokens of a row that one call has at most.
-        num_encoder_inputs: Inputs, such as pictures, whose soft tokens are kept at once.
     """
 
     num_rows: int
@@ -48,7 +47,6 @@ class KVCacheConfig:
     max_length: int
     pages: PagedKVCacheConfig | None = None
     call_tokens: int = 512
-    num_encoder_inputs: int = 1
 
 
 class NoStateCache(Module):

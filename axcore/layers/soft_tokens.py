@@ -83,12 +83,17 @@ class SoftTokenEmbedding(_SoftTokens):
         embedding: Module.Config = Embedding.Config()
 
         def for_serving(self, cache_size: KVCacheConfig) -> "SoftTokenTable.Config":
-            """Return the embedding of a model that serves."""
+            """Return the embedding of a model that serves.
+
+            Its table has room for all inputs that one call can read: a piece of a text may begin
+            with the end of one and end with the beginning of another.
+            """
+            rows, tokens = cache_size.num_rows, cache_size.call_tokens
             return SoftTokenTable.Config(
                 vocab_size=self.vocab_size,
                 dim=self.dim,
                 num_tokens=self.num_tokens,
-                num_inputs=cache_size.num_encoder_inputs,
+                num_inputs=2 * min(rows, tokens) + -(-tokens // self.num_tokens),
                 embedding=self.embedding,
                 dtypes=self.dtypes,
             )

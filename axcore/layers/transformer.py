@@ -126,20 +126,18 @@ class TransformerLayer(Module):
             attention: Mixes tokens; called with the token info.
             feed_forward: Works on each token.
             residual: Wraps each of the two, and decides where the norm is.
-            attention_residual: Wraps attention; `residual` where None.
         """
 
         dim: PositiveInt = REQUIRED
         attention: Module.Config = Attention.Config()
         feed_forward: Module.Config = FeedForward.Config()
         residual: Module.Config = PreNorm.Config()
-        attention_residual: Module.Config | None = None
 
     def setup(self, cfg: Config) -> None:
         """Build the two branches and their residual connections."""
         self.attention = cfg.attention.build(dim=cfg.dim)
         self.feed_forward = cfg.feed_forward.build(dim=cfg.dim)
-        self.attention_residual = (cfg.attention_residual or cfg.residual).build(dim=cfg.dim)
+        self.attention_residual = cfg.residual.build(dim=cfg.dim)
         self.feed_forward_residual = cfg.residual.build(dim=cfg.dim)
 
     def forward(

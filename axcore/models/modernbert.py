@@ -1,11 +1,11 @@
 """ModernBERT: an encoder of text with rotary positions, most of whose layers see a window."""
 
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from immutabledict import immutabledict
 
-from axcore.config import evolve
+from axcore.config import config, evolve
 from axcore.errors import ConfigError
 from axcore.interop import (
     Chain,
@@ -112,15 +112,41 @@ def modernbert_classifier(size: str, *, num_classes: int) -> TextClassifier.Conf
     )
 
 
+class LayerOfNormed(TransformerLayer):
+    """A layer whose attention reads its input as it is: what is before it has a norm.
+
+    Its parts are those of a `TransformerLayer`. Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(TransformerLayer.Config):
+        """Has the fields of its base; `residual` is a `PreNorm`."""
+
+    def setup(self, cfg: TransformerLayer.Config) -> None:
+        """Build the two branches and their residual connections."""
+        before: Any = evolve(cast(Any, cfg.residual), norm=NoNorm.Config())
+        self.attention = cfg.attention.build(dim=cfg.dim)
+        self.feed_forward = cfg.feed_forward.build(dim=cfg.dim)
+        self.attention_residual = before.build(dim=cfg.dim)
+        self.feed_forward_residual = cfg.residual.build(dim=cfg.dim)
+
+
+def _first(layer: Any) -> LayerOfNormed.Config:
+    """Return the first layer of a stack with another layer's parts."""
+    return LayerOfNormed.Config(
+        attention=layer.attention, feed_forward=layer.feed_forward, residual=layer.residual
+    )
+
+
 def _stack(layers: list[Any]) -> Any:
     """Return a stack whose first layer has no norm before attention, as the embedding has one."""
-    first = evolve(layers[0], attention_residual=PreNorm.Config(norm=NoNorm.Config()))
+    first = _first(layers[0])
     # Behind the first, layers take turns: compiled as one scan, they are two bodies.
     return Sequence.Config(layers=(first, arranged(layers[1:])))
 
 
 def _kind_of(layer: Any) -> int:
-    if layer.attention_residual is not None:
+    if isinstance(layer, LayerOfNormed.Config):
         return 0
     return 1 if layer.attention.core.window else 2
 

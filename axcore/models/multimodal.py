@@ -86,6 +86,11 @@ class MultimodalLM(CausalLM):
         """N."""
         return int(self.encoder.num_tokens)
 
+    @property
+    def num_kept_inputs(self) -> int:
+        """Inputs whose soft tokens the model keeps; of one that serves."""
+        return int(self.decoder.embedding.config.num_inputs)
+
     def forward(self, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Add the cross-entropy of a batch as a loss, and return its sum and weight.
 

@@ -77,7 +77,7 @@ def completed(arguments, typed):
 
 
 def test_experiments_targets_changes_paths_and_runs_are_completed(tmp_path, monkeypatch):
-    assert completed(["train"], "tin") == ["tiny"]
+    assert completed(["train"], "tin") == ["tiny", "tiny-bert"]
     assert "tpu-v5e-4" in completed(["train", "tiny", "--target"], "tpu-v5e")
     assert "int8_training" in completed(["train", "tiny", "--modify"], "int8")
     found = completed(["train", "tiny", "--set"], "learner.sch")

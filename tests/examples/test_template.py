@@ -56,7 +56,7 @@ def test_check_proves_what_was_written(fresh, tmp_path):
 
 WITHOUT = {
     *("adapter_formats", "aot_targets", "compiler_options", "data_transforms", "doctor_checks"),
-    *("environment_flags", "hugging_face_families", "rope_scalings"),
+    *("environment_flags", "hugging_face_families", "model_apis", "rope_scalings"),
 }
 """Hooks that no kind of plugin begins with."""
 

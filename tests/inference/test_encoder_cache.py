@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from axcore.inference import EncoderInput
-from axcore.inference.encoder_cache import EncoderCache, num_table_slots
+from axcore.inference.encoder_cache import EncoderCache
 from axcore.inference.request import EncoderSpec
 from axcore.layers import FIRST_SOFT_TOKEN
 
@@ -14,7 +14,7 @@ INPUTS = [EncoderInput(np.full(2, number, np.float32)) for number in range(5)]
 
 @pytest.fixture
 def cache():
-    return EncoderCache(EncoderSpec(np.zeros(2, np.float32), N), 2)
+    return EncoderCache(EncoderSpec(np.zeros(2, np.float32), N, 2))
 
 
 def text_of(numbers):
@@ -87,11 +87,3 @@ def test_other_weights_have_other_numbers(cache):
     cache.forget_soft_tokens()
     assert cache.numbers(INPUTS[:1]) != first
     assert read(cache, 0) == ([0], [0])
-
-
-@pytest.mark.parametrize(
-    ("shapes", "expected"), [([(1, (1,))], 2), ([(4, (1, 2))], 4), ([(5, (1,)), (2, (8,))], 16)]
-)
-def test_a_table_has_a_slot_for_each_input_that_a_call_reads(shapes, expected):
-    """A piece of 5 tokens may begin with the last of one input, and end with another's first."""
-    assert num_table_slots(2, N, shapes) == expected
