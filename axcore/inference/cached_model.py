@@ -106,7 +106,7 @@ class CachedModel:
 
     @property
     def encoder(self) -> EncoderSpec | None:
-        """What it says of its encoder of other inputs than text; None without one."""
+        """Its encoder of other inputs than text, if it has one."""
         model: Any = self.model
         spec = getattr(model, "input_spec", None)
         if spec is None:

@@ -1,4 +1,4 @@
-"""`SoftTokenEmbedding`: vectors that an encoder made stand where a text has a picture or a sound.
+"""`SoftTokenEmbedding`: vectors of an encoder, in the places where a text has a picture or a sound.
 
 Token numbers below `FIRST_SOFT_TOKEN` are those of the vocabulary; number `FIRST_SOFT_TOKEN + n` is
 soft token n. In training that is the nth vector of its row, which the model sends in the channel

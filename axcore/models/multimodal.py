@@ -1,6 +1,6 @@
 """`MultimodalLM`: a causal language model whose rows may have inputs of another kind, as pictures.
 
-An encoder makes soft tokens of each input, and these stand in the row in the place of tokens. What
+An encoder makes soft tokens of each input, and these are in the row in the place of tokens. What
 the decoder is made of does not change.
 
 Letters: B rows, I inputs of a row, N soft tokens of an input.
