@@ -94,8 +94,8 @@ def test_a_shift_moves_every_pixel_by_the_same_distance():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "cannot identify"),
-        (b"no picture", "cannot identify"),
+        (b"", "of no format"),
+        (b"no picture", "of no format"),
         (encoded()[:200], "truncated|broken"),
         (encoded(kind="jpeg")[:300], "[Tt]runcated"),
         ("text", "not bytes"),
