@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
+from axcore.config import evolve
 from axcore.inference.request import EncoderSpec
 from axcore.inference.weights import WeightConversion, default_device
 from axcore.layers import (
@@ -84,8 +85,12 @@ class CachedModel:
         )
         self._mesh = mesh_of(state) if mesh is None else _beyond_default(mesh)
         self.has_adapters = adapters is not None
-        for change in (adapters, quantization):
-            served = served if change is None else change.apply(served)
+        if adapters is not None:
+            # An encoder's soft tokens are shared by requests, whatever adapter they name.
+            own = {name: getattr(served, name) for name in getattr(served, "sized_parts", ())}
+            served = evolve(adapters.apply(served), **own)
+        if quantization is not None:
+            served = quantization.apply(served)
         self.model: Module = served.build()
         # Packed weights are for the products of a host's processor; a mesh splits plain ones.
         if self._mesh is None and are_panels_wanted(self.model.dtypes.compute):

@@ -38,7 +38,8 @@ class EncoderCache:
         self._num_slots, self._num_tokens = spec.num_slots, spec.num_tokens
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
         # Ordered by when they were read: the slot that nobody has read for longest is given away.
-        self._slots: OrderedDict[int, int] = OrderedDict()
+        # By digests: a request keeps its input even where its number was given again.
+        self._slots: OrderedDict[bytes, int] = OrderedDict()
         self._next = 0
 
     def numbers(self, inputs: Sequence[EncoderInput]) -> tuple[int, ...]:
@@ -62,7 +63,6 @@ class EncoderCache:
     def restart(self) -> None:
         """Forget the numbers of inputs and give them out again."""
         self._numbers.clear()
-        self._slots.clear()
         self._next = 0
 
     def forget_soft_tokens(self) -> None:
@@ -89,26 +89,26 @@ class EncoderCache:
             tokens: Of the rows of a call, `[rows, tokens]`.
             inputs: Of each row, by their numbers.
         """
+        rows = list(zip(tokens, inputs, strict=False))
+        read = [{number: of_row[number] for number in self._read(row)} for row, of_row in rows]
+        needed = {one.digest: one for of_row in read for one in of_row.values()}
+        for digest in needed:  # first all that are there, so that none of them is given away
+            if digest in self._slots:
+                self._slots.move_to_end(digest)
         new: list[tuple[EncoderInput, int]] = []
-        slots: dict[int, int] = {}
-        needed = {
-            number: of_row[number]
-            for row, of_row in zip(tokens, inputs, strict=False)
-            for number in self._read(row)
-        }
-        for number in needed:  # first all that are there, so that none of them is given away
-            if number in self._slots:
-                self._slots.move_to_end(number)
-        for number, one in needed.items():
-            if number not in self._slots:
+        for digest, one in needed.items():
+            if digest not in self._slots:
                 if len(self._slots) < self._num_slots:
                     slot = len(self._slots)
                 else:
                     _, slot = self._slots.popitem(last=False)
-                self._slots[number] = slot
+                self._slots[digest] = slot
                 new.append((one, slot))
-            slots[number] = self._slots[number]
-        return self._moved(tokens, slots), new
+        placed = tokens.copy()
+        for row, of_row in enumerate(read):
+            slots = {number: self._slots[one.digest] for number, one in of_row.items()}
+            placed[row] = self._moved(tokens[row], slots)
+        return placed, new
 
     def _read(self, row: np.ndarray) -> list[int]:
         """Return the numbers of the inputs that a row reads tokens of."""

@@ -364,6 +364,14 @@ class RequestLimits:
                 where="inputs",
                 hint="leave them out, or take a model with an encoder",
             )
+        soft = [one for one in request.prompt if one >= FIRST_SOFT_TOKEN]
+        if soft != [*range(FIRST_SOFT_TOKEN, FIRST_SOFT_TOKEN + self._num_soft(request))]:
+            raise RequestError(
+                f"the prompt has {len(soft)} soft tokens; its {len(request.inputs)} inputs have "
+                f"{self._num_soft(request)}, each once and in order",
+                where="prompt",
+                hint="make the prompt with axcore.data.with_soft_tokens",
+            )
         expected = self.encoder.input
         for place, one in enumerate(request.inputs):
             if one.value.shape != expected.shape or one.value.dtype != expected.dtype:

@@ -4,7 +4,6 @@ A part arrives in the request itself, as base64, or is a file of a server that t
 """
 
 import base64
-import binascii
 import http.client
 import re
 from collections.abc import Sequence
@@ -101,8 +100,7 @@ class InputReader:
         (field,) = self.feature.fields
         record = {field: content}
         try:
-            # Strict, as when data are read: a file that is cut short is not half a picture.
-            self.feature.check(record)
+            # Not `check`, which turns warnings of the process into errors: other threads run.
             (value,) = self.feature.make(record, None).values()
         except (ValueError, DataError) as error:
             raise invalid(f"{part.path} cannot be read: {error}", part.path) from error
@@ -200,7 +198,7 @@ def part_content(part: ContentPart, limits: Limits) -> bytes:
     if found is not None:
         try:
             return base64.b64decode(part.url[found.end() :], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # of the encoding, or a letter that is not of ASCII
             raise invalid(f"{part.path} is not base64: {error}", part.path) from error
     if part.url.startswith("data:"):
         raise invalid(
@@ -211,7 +209,10 @@ def part_content(part: ContentPart, limits: Limits) -> bytes:
 
 def _fetched(part: ContentPart, limits: Limits) -> bytes:
     """Return a file of a server; redirects are not followed, which could lead to any other."""
-    url = urlsplit(part.url)
+    try:
+        url = urlsplit(part.url)
+    except ValueError as error:
+        raise invalid(f"{part.path} is not a URL: {error}", part.path) from error
     origin = f"{url.scheme}://{url.netloc}"
     if origin not in limits.media_origins:
         allowed = ", ".join(limits.media_origins) or "none"
@@ -227,7 +228,7 @@ def _fetched(part: ContentPart, limits: Limits) -> bytes:
         connection.request("GET", (url.path or "/") + (f"?{url.query}" if url.query else ""))
         response = connection.getresponse()
         content = response.read(limits.max_body_bytes + 1)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise _not_fetched(part, str(error) or type(error).__name__) from error
     finally:
         connection.close()

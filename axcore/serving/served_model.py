@@ -229,7 +229,8 @@ class ServedModel(Served):
         tokens = await self._rendered_tokens(texts, tools, **values)
         if self.reader is None:
             return self.checked(tuple(tokens.tolist()), "messages"), ()
-        # Before the parts are read: a conversation that is too long is refused at once.
+        # Before soft tokens are placed and parts are read: what is too long is refused at once.
+        self._check_length(len(tokens) + len(parts) * (self.reader.num_soft_tokens - 1), "messages")
         found = self.checked(self.reader.placed(tokens, len(parts)), "messages", is_chat=True)
         read = self.reader.read
         inputs = [await self.work.threads.run(partial(read, part, self.limits)) for part in parts]
@@ -285,13 +286,7 @@ class ServedModel(Served):
         if not tokens:
             message = f"{param} has no token; expected a text of at least one"
             raise invalid(message, param)
-        # Equal is too long as well: one place is for the answer's first token.
-        if len(tokens) >= self.max_length:
-            raise self._too_long(len(tokens), 1, param)
-        most = self._most_tokens
-        if len(tokens) > most:
-            message = f"{param} has {len(tokens)} tokens; at most {most} are accepted"
-            raise invalid(message, param, code="context_length_exceeded")
+        self._check_length(len(tokens), param)
         # A token out of range would read another row's embedding,
         # or clamp to the last one: an answer without an error.
         size = self.tokenizer.vocab_size
@@ -301,6 +296,16 @@ class ServedModel(Served):
         if unknown:
             raise invalid(f"{param} has token {max(unknown)}; the vocabulary has {size}", param)
         return tokens
+
+    def _check_length(self, num_tokens: int, param: str) -> None:
+        """Raise ApiError where a prompt has too many tokens."""
+        # Equal is too long as well: one place is for the answer's first token.
+        if num_tokens >= self.max_length:
+            raise self._too_long(num_tokens, 1, param)
+        most = self._most_tokens
+        if num_tokens > most:
+            message = f"{param} has {num_tokens} tokens; at most {most} are accepted"
+            raise invalid(message, param, code="context_length_exceeded")
 
     def max_new_tokens(
         self, prompt: Sequence[int], max_tokens: int | None, *, default: int | None = None

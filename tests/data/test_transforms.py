@@ -362,7 +362,7 @@ def test_pixels_come_before_the_text():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (b"no image", "of no format that Pillow reads"),
+        (b"no image", "it is none of BMP, GIF"),
         (png((0, 0, 0))[:40], "cannot be read as an image"),
         ("text", "it is a str, not bytes"),
         (png((0, 0, 0), (20, 20)), "it has 20 x 20 pixels"),

@@ -81,6 +81,17 @@ def test_numbers_begin_again_before_they_leave_the_range_of_tokens(cache):
     assert cache.numbers(INPUTS[:2]) == (0, 1)
 
 
+def test_an_input_keeps_its_slot_where_its_number_is_given_again(cache):
+    (before,) = cache.numbers(INPUTS[:1])
+    cache.restart()
+    (after,) = cache.numbers(INPUTS[1:2])
+    assert before == after
+    rows = np.stack([text_of([before])] * 2)
+    found, new = cache.placed(rows, [{before: INPUTS[0]}, {after: INPUTS[1]}])
+    assert [one.digest for one, _ in new] == [one.digest for one in INPUTS[:2]]
+    assert found[0, 1] != found[1, 1]
+
+
 def test_other_weights_have_other_numbers(cache):
     first = cache.numbers(INPUTS[:1])
     read(cache, 0)

@@ -131,6 +131,7 @@ def test_text_alone_is_answered_as_before(engine):
             "the encoder takes float32 of shape",
         ),
         ({"inputs": (EncoderInput(np.zeros(3, np.int8)),)}, "input 0 is int8"),
+        ({"inputs": (EncoderInput(POINTS[0]), EncoderInput(POINTS[1]))}, "each once and in order"),
         ({"prompt_logprobs": True}, "prompt_logprobs are of text alone"),
     ],
 )

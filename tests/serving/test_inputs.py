@@ -115,6 +115,8 @@ def test_a_stream_has_the_same_answer(server):
         ("data:image/png;base64,AAAA", "cannot be read"),
         ("https://example.com/x.png", "does not fetch"),
         ("file:///etc/passwd", "does not fetch"),
+        ("data:image/png;base64,é", "is not base64"),
+        ("http://[", "is not a URL"),
         ("", "is missing"),
     ],
 )
@@ -146,6 +148,11 @@ def test_the_mark_of_an_input_cannot_be_written_in_a_text(server):
 def test_soft_tokens_cannot_be_sent(server):
     with pytest.raises(BadRequestError, match="prompt has token 16777216"):
         server.client().completions.create(model="small", prompt=[1 << 24], max_tokens=1)
+
+
+def test_too_many_parts_are_refused_before_they_are_read(server):
+    error = refused(server, *[part("data:image/png;base64,%%%")] * 100, text())
+    assert error["code"] == "context_length_exceeded"
 
 
 def test_a_model_of_text_refuses_parts(engine):

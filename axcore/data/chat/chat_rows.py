@@ -102,18 +102,35 @@ class ChatText(Feature):
             "token_mask": row("bool"),
         }
 
-    def prompt(self, question: str) -> tuple[int, ...]:
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template writes marks by itself, of parts of contents."""
+        cfg, template = self.config, self.tokenizer.known_chat_template
+        return bool(cfg.num_soft_tokens) and reads_parts(template, cfg.soft_token)
+
+    def prompt(self, question: str, *, system: str | None = None) -> tuple[int, ...]:
         """Return the tokens of a question about a row's inputs, up to where the model answers.
+
+        Args:
+            question: What is asked; a text without marks has them at its beginning.
+            system: What a system message says before it.
 
         Raises:
             DataError: The tokenizer has no chat template, or it refuses the conversation.
         """
         cfg, template = self.config, self.tokenizer.known_chat_template
         count = cfg.num_inputs if cfg.num_soft_tokens else 0
-        content: Any = cfg.soft_token * count + question
-        if count and reads_parts(template, cfg.soft_token):
-            content = [*[{"type": "image"}] * count, {"type": "text", "text": question}]
-        text = template.render([{"role": "user", "content": content}], add_generation_prompt=True)
+        is_marked = cfg.soft_token in question
+        content: Any = question if is_marked else cfg.soft_token * count + question
+        said: Any = system
+        if self._reads_parts:
+            text = question.replace(cfg.soft_token, "").strip()
+            content = [*[{"type": "image"}] * count, {"type": "text", "text": text}]
+            said = None if system is None else [{"type": "text", "text": system}]
+        before = [] if said is None else [{"role": "system", "content": said}]
+        text = template.render(
+            [*before, {"role": "user", "content": content}], add_generation_prompt=True
+        )
         tokens = self.tokenizer.encode_rendered(text)
         placed, _ = with_soft_tokens(tokens, tokens, self.mark, cfg.num_soft_tokens)
         return tuple(placed.tolist())
@@ -166,6 +183,11 @@ class ChatText(Feature):
     def _sequence(self, record: Record) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the tokens of a record, with marks in them, and what each weighs."""
         cfg = self.config
+        if self._reads_parts:
+            raise ValueError(
+                "its chat template reads contents as lists of parts, of which answers are not "
+                "found for training; set tokenizer.chat_template_path to one that reads text"
+            )
         try:
             parts = tokenize_chat(self.conversation(record), self.tokenizer, role=cfg.role)
         except DataError as error:

@@ -93,11 +93,16 @@ def file_content(value: Any) -> bytes:
     return value
 
 
+# Pillow has decoders that run other programs, as for EPS; files may come from anybody.
+_FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What is decoded."""
+
+
 def decode_image(content: bytes, *, mode: str = "RGB", max_pixels: int = 50_000_000) -> Any:
     """Return an image of Pillow, decoded and turned as its camera was held.
 
     Args:
-        content: A file of any format that Pillow reads.
+        content: A file: BMP, GIF, JPEG, JPEG 2000, PNG, PPM, TIFF or WebP.
         mode: `RGB`, or `L` for one channel.
         max_pixels: One of more is not decoded.
 
@@ -107,12 +112,12 @@ def decode_image(content: bytes, *, mode: str = "RGB", max_pixels: int = 50_000_
     image = import_extra("PIL.Image", used_by="a data set of images", error=DataError)
     turned = import_extra("PIL.ImageOps", used_by="a data set of images", error=DataError)
     try:
-        with image.open(io.BytesIO(content)) as opened:
+        with image.open(io.BytesIO(content), formats=_FORMATS) as opened:
             # Only the header has been read: a huge image is refused before its pixels take memory.
             if opened.width * opened.height > max_pixels:
                 raise ValueError(f"it has {opened.width} x {opened.height} pixels")
             return turned.exif_transpose(opened).convert(mode)
     except image.UnidentifiedImageError:  # its text names an object of Python
-        raise ValueError("it is of no format that Pillow reads") from None
+        raise ValueError(f"it is none of {', '.join(_FORMATS)}") from None
     except Exception as error:  # decoders of many formats, which raise what they please
         raise ValueError(str(error) or type(error).__name__) from error

@@ -58,11 +58,11 @@ class PictureQuestions:
     ) -> None:
         self._engine.close()
 
-    def answers(self, questions: Sequence[tuple[bytes, str]]) -> list[str]:
+    def answers(self, questions: Sequence[tuple[bytes, str, str | None]]) -> list[str]:
         """Return the answer to each question about a picture.
 
         Args:
-            questions: Files of pictures, and what is asked about each.
+            questions: Files of pictures, what is asked about each, and what a system message says.
 
         Raises:
             ValueError: A file is not a picture.
@@ -71,9 +71,9 @@ class PictureQuestions:
         from axcore.inference import EncoderInput, Request, Sampling
 
         requests = []
-        for file, question in questions:
+        for file, question, system in questions:
             made = self._image.make({self._image.config.field: file}, None)
-            prompt = self._chat.prompt(question)
+            prompt = self._chat.prompt(question, system=system)
             room = max(1, self._engine.max_length - len(prompt))
             requests.append(
                 Request(
@@ -94,7 +94,7 @@ class PictureQuestions:
             records: Pictures with conversations about them.
         """
         right = total = 0
-        asked: list[tuple[bytes, str]] = []
+        asked: list[tuple[bytes, str, str | None]] = []
         wanted: list[str] = []
 
         def compare() -> int:
@@ -103,11 +103,12 @@ class PictureQuestions:
 
         for record in records:
             turns = self._chat.conversation(record).messages
+            is_begun = turns[0]["role"] == "system"
+            system = str(turns[0]["content"]) if is_begun else None
             for before, after in pairwise(turns):
                 if (before["role"], after["role"]) == ("user", "assistant"):
-                    mark = self._chat.config.soft_token
-                    question = str(before["content"]).replace(mark, "").strip()
-                    asked.append((record[self._image.config.field], question))
+                    file = record[self._image.config.field]
+                    asked.append((file, str(before["content"]), system))
                     wanted.append(str(after["content"]).strip())
             if len(asked) >= _AT_ONCE:
                 right, total = right + compare(), total + len(asked)
@@ -169,7 +170,7 @@ def command(
         pairs = [(path, one) for path in files for one in question]
         contents = {path: path.read_bytes() for path in files}
         try:
-            found = asking.answers([(contents[path], one) for path, one in pairs])
+            found = asking.answers([(contents[path], one, None) for path, one in pairs])
         except ValueError as error:
             names = ", ".join(map(str, files))
             raise DataError(f"a file is not a picture: {error}", where=names) from error

@@ -94,8 +94,8 @@ def test_a_shift_moves_every_pixel_by_the_same_distance():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "of no format"),
-        (b"no picture", "of no format"),
+        (b"", "it is none of BMP"),
+        (b"no picture", "it is none of BMP"),
         (encoded()[:200], "truncated|broken"),
         (encoded(kind="jpeg")[:300], "[Tt]runcated"),
         ("text", "not bytes"),
