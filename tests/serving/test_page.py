@@ -43,6 +43,7 @@ def test_a_text_is_continued_and_the_server_is_shown(server):
         await page.show_as(width=1200)
         await page.wait_for(READY)
         assert await page.run("$('model').textContent") == "small"
+        await page.run("choose(false)")
         await page.run(ASK.format("ab"))
         await page.wait_for("!!document.querySelector('.meta')")
         assert await page.run("document.querySelector('.given').textContent") == "ab"
