@@ -112,6 +112,7 @@ def test_another_model_is_not_found_and_nothing_is_missing(client, server):
     server.served.adapters = ()
     reply = server.send("v1/embeddings", {"model": "small"})
     assert (reply.status, reply.json["error"]["param"]) == (400, "input")
+    client.embeddings.create(model="small", input="a")
     metrics = server.send("metrics").text
     assert 'axcore_requests_total{path="/v1/embeddings",status="200"}' in metrics
 
