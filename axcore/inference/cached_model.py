@@ -135,8 +135,12 @@ class CachedModel:
 
     def empty_caches(self) -> Any:
         """Return caches of rows without a token."""
-        caches = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches)
-        return put_everywhere(caches, self.cache_shardings)
+        return put_everywhere(self._zeros(), self.cache_shardings)
+
+    def _zeros(self) -> Any:
+        return jax.tree.map(
+            lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches, is_leaf=_is_spec
+        )
 
     @property
     def abstract_caches(self) -> Any:
@@ -257,11 +261,7 @@ class CachedModel:
             tokens: Of each row from the left, filled up with any.
             num_tokens: Number of tokens of each row.
         """
-        caches = jax.tree.map(
-            lambda spec: jnp.zeros(spec.shape, spec.dtype), self._caches, is_leaf=_is_spec
-        )
-        if self._mesh is not None:
-            caches = jax.lax.with_sharding_constraint(caches, self.cache_shardings)  # type: ignore[no-untyped-call]
+        caches = self._placed(self._zeros())
         info = continued_rows(tokens, jnp.zeros_like(num_tokens), num_tokens)
         nobody = jnp.full_like(num_tokens, -1) if self.has_adapters else None
         with self._on_mesh(), using_adapters(nobody), self._products():

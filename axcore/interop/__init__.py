@@ -21,6 +21,7 @@ from axcore.interop.config_map import (
     EveryLayer,
     Field,
     Fields,
+    Labels,
     MustBe,
     common_value,
 )
@@ -157,6 +158,7 @@ __all__ = [
     "HuggingFace",
     "JoinAxes",
     "Key",
+    "Labels",
     "LayerKinds",
     "LayerTypes",
     "Layout",

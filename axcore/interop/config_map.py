@@ -284,6 +284,26 @@ class EveryLayer(ConfigEntry):
         return {}
 
 
+class Labels(ConfigEntry):
+    """`id2label`, of which the number of classes counts alone; exports have the names again."""
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Return a config with as many classes as there are labels."""
+        # Looked at and not taken: what nothing takes is kept for exports.
+        names = fields.values.get("id2label")
+        given = fields.take("num_labels", None)
+        # transformers writes no labels where there are two, its default.
+        return update_config(cfg, {"num_classes": len(names) if names else given or 2})
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the fields, with the names that transformers gives where there are none."""
+        numbers = range(cfg.num_classes)
+        return {
+            "id2label": {str(n): f"LABEL_{n}" for n in numbers},
+            "label2id": {f"LABEL_{n}": n for n in numbers},
+        }
+
+
 def common_value(cfg: Any, *paths: str) -> Any:
     """Return the value that a config has at all places that paths or globs name.
 

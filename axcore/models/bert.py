@@ -10,6 +10,7 @@ from axcore.interop import (
     ConfigEntry,
     Family,
     Field,
+    Labels,
     MustBe,
     WeightMap,
     activation,
@@ -32,7 +33,7 @@ from axcore.layers import (
 )
 from axcore.models.causal_lm import Decoder, Sizes, of_size
 from axcore.models.masked_lm import MaskedLM, TokenTransform
-from axcore.models.text_classifier import LABELS, Labels, TextClassifier
+from axcore.models.text_classifier import LABELS, TextClassifier
 
 _VOCABULARY = {"vocab_size": 30_522, "max_length": 512}
 

@@ -14,6 +14,7 @@ from axcore.interop import (
     Family,
     Field,
     Fields,
+    Labels,
     LayerKinds,
     MustBe,
     RopeFields,
@@ -44,7 +45,7 @@ from axcore.layers import (
 )
 from axcore.models.causal_lm import Decoder, Sizes, of_size
 from axcore.models.masked_lm import MaskedLM, TokenTransform
-from axcore.models.text_classifier import LABELS, Labels, TextClassifier
+from axcore.models.text_classifier import LABELS, TextClassifier
 
 _SIZES: Sizes = {
     "base": {"dim": 768, "num_layers": 22, "num_heads": 12, "hidden_dim": 1152},

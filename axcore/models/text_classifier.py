@@ -1,11 +1,8 @@
 """`TextClassifier`: an encoder of text, and logits of the class of each row."""
 
-from typing import Any
-
 from jaxtyping import Array, Bool, Float, Int
 
-from axcore.config import REQUIRED, PositiveInt, config, update_config
-from axcore.interop import ConfigEntry, Fields
+from axcore.config import REQUIRED, PositiveInt, config
 from axcore.interop.family import CheckpointInfo
 from axcore.layers import TOKEN_TYPES, Dropout, FirstToken, Linear, whole_rows
 from axcore.models.causal_lm import Decoder, flops_per_token
@@ -96,23 +93,3 @@ class TextClassifier(Module):
 
 LABELS = frozenset({"id2label", "label2id", "problem_type"})
 """Fields of a classifier that change no number."""
-
-
-class Labels(ConfigEntry):
-    """`id2label`, of which the number of classes counts alone; exports have the names again."""
-
-    def read(self, cfg: Any, fields: Fields) -> Any:
-        """Return a config with as many classes as there are labels."""
-        # Looked at and not taken: what nothing takes is kept for exports.
-        names = fields.values.get("id2label")
-        given = fields.take("num_labels", None)
-        # transformers writes no labels where there are two, its default.
-        return update_config(cfg, {"num_classes": len(names) if names else given or 2})
-
-    def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the fields, with the names that transformers gives where there are none."""
-        numbers = range(cfg.num_classes)
-        return {
-            "id2label": {str(n): f"LABEL_{n}" for n in numbers},
-            "label2id": {f"LABEL_{n}": n for n in numbers},
-        }

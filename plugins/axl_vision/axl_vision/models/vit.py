@@ -11,6 +11,7 @@ from axcore.interop import (
     Family,
     Field,
     Fields,
+    Labels,
     MustBe,
     Rule,
     SplitAxis,
@@ -88,26 +89,6 @@ class PictureSize(ConfigEntry):
         return {self.name: encoder.height if is_square else [encoder.height, encoder.width]}
 
 
-class _Labels(ConfigEntry):
-    """`id2label`, of which the number of classes counts alone; exports have the names again."""
-
-    def read(self, cfg: Any, fields: Fields) -> Any:
-        """Return a config with as many classes as there are labels."""
-        # Looked at and not taken: what nothing takes is kept for exports.
-        names = fields.values.get("id2label")
-        given = fields.take("num_labels", None)
-        # transformers writes no labels where there are two, its default.
-        return update_config(cfg, {"num_classes": len(names) if names else given or 2})
-
-    def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the fields, with the names that transformers gives where there are none."""
-        numbers = range(cfg.num_classes)
-        return {
-            "id2label": {str(n): f"LABEL_{n}" for n in numbers},
-            "label2id": {f"LABEL_{n}": n for n in numbers},
-        }
-
-
 def layer_weights(
     attention: str,
     out: str,
@@ -171,7 +152,7 @@ VIT = Family(
     config=(
         *ENCODER_SIZES,
         PictureSize("image_size", "encoder"),
-        _Labels(),
+        Labels(),
         Field("layer_norm_eps", ("**.norm.epsilon",), default=1e-12, to_axcore=float),
         activation("hidden_act", "gelu"),
         MustBe("qkv_bias", (True,)),
