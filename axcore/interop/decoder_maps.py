@@ -208,6 +208,8 @@ def rope_position(values: dict[str, Any]) -> Any:
             where="rope_theta",
             hint="compare it with the file that was published",
         )
+    if kind == PLAIN and values.get("mrope_section"):  # as newer files call them
+        kind = "mrope"
     record = _scalings().get(kind)
     if record is None:
         raise ConfigError(
@@ -243,18 +245,26 @@ def _hint(kind: str) -> str:
 
 def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
     values = {name: getattr(position, axcore) for name, axcore in record.fields.items()}
-    values |= {name: getattr(position, axcore) for name, axcore in record.optional.items()}
+    for name, axcore in record.optional.items():
+        value = getattr(position, axcore)
+        # A switch that is off in both, files leave out: others may not know of it.
+        if value is not False or getattr(record.config.resolve()(), axcore) is not False:
+            values[name] = value
     return {
         "rope_type": record.name,
         **{name: value for name, value in values.items() if value is not None},
     }
 
 
-# JSON has no float `8.0` in some files; lengths are whole numbers in ours.
+# JSON has no float `8.0` in some files; lengths and sections are whole numbers in ours.
 def _as_floats(values: dict[str, Any]) -> dict[str, Any]:
-    """Return whole numbers as floats, but for lengths; lists as tuples."""
+    """Return whole numbers as floats, but for lengths and sections; lists as tuples."""
     return {
-        name: value if name.endswith("length") else _as_float(value)
+        name: tuple(value)
+        if name == "sections"
+        else value
+        if name.endswith("length")
+        else _as_float(value)
         for name, value in values.items()
     }
 

@@ -96,6 +96,7 @@ class Family:
         length: The field with the tokens of a row, at most.
         nested: The field that contains all of these fields, in models of more than text.
         parts: Fields that each contain those of a part of the model. Entries call them `part.name`.
+        flat_part: The one of these parts whose fields some files have next to the parts.
         written_as: The `model_type` of the family that its models are written as, if it is another.
         defaults: Values of fields that such models leave out.
         renamed: Regular expressions of parts of names in files, and what is in their place here.
@@ -119,6 +120,7 @@ class Family:
     length: str = "max_position_embeddings"
     nested: str = ""
     parts: tuple[str, ...] = ()
+    flat_part: str = ""
     written_as: str = ""
     defaults: Mapping[str, Any] = immutabledict()
     renamed: tuple[tuple[str, str], ...] = ()
@@ -184,8 +186,13 @@ class Family:
         # Nested ones last, as they are those of the text model.
         found = {**self.defaults, **values, **values.get(self.nested, {})}
         found.pop(self.nested, None)
+        own = {*self.parts, *self.irrelevant, *_NOT_KEPT}
+        beside = {name for name in found if name not in own and "." not in name}
+        moved = {name: found.pop(name) for name in beside} if self.flat_part else {}
         for part in self.parts:
             below = found.pop(part, None) or {}
+            if part == self.flat_part:
+                below = {**moved, **below}
             found |= {f"{part}.{name}": value for name, value in below.items()}
         return found
 

@@ -28,6 +28,8 @@ class ModelPart(ConfigEntry):
         family: What the absence of a `model_type` means.
         defaults: What the absence of fields means, by the `model_type`: files leave out the
             defaults of transformers.
+        types: What the `model_type` is called inside of the other, by its own name, where the two
+            differ.
     """
 
     name: str
@@ -35,6 +37,7 @@ class ModelPart(ConfigEntry):
     put: Callable[[Any, Any], Any]
     family: str
     defaults: Mapping[str, Mapping[str, Any]] = immutabledict()
+    types: Mapping[str, str] = immutabledict()
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Return a config with the part.
@@ -48,7 +51,9 @@ class ModelPart(ConfigEntry):
             for name, value in fields.values.items()
             if name.startswith(before)
         }
+        back = {inside: kind for kind, inside in self.types.items()}
         kind = own.get(_TYPE, self.family)
+        kind = back.get(kind, kind)
         # Fields that change no number stay unread, so that exports have them again.
         fields.read |= {before + name for name in own if name not in IRRELEVANT or name == _TYPE}
         return self.put(cfg, family_named(kind).read({**self.defaults.get(kind, {}), **own}))
@@ -60,7 +65,8 @@ class ModelPart(ConfigEntry):
             ConfigError: The part is of no family.
         """
         kind, _, values = family_of(self.get(cfg))
-        return {f"{self.name}.{name}": one for name, one in {_TYPE: kind, **values}.items()}
+        named = {_TYPE: self.types.get(kind, kind), **values}
+        return {f"{self.name}.{name}": one for name, one in named.items()}
 
     def normal(self, cfg: Any) -> Any:
         """Return a config whose part is in the form in which its family reads it."""

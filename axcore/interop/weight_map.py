@@ -475,10 +475,20 @@ def unstacked(specs: Mapping[str, ParamSpec]) -> dict[str, Slice]:
     named = {
         name: Slice(leaf, index) for leaf, spec in specs.items() for name, index in _places(spec)
     }
-    nested = {found[1] for name in named if (found := _NESTED.search(name))}
-    rank = {text: str(i) for i, text in enumerate(sorted(nested, key=_numbers))}
+    # By what is before them: an encoder's layers are counted apart from a decoder's.
+    nested: dict[str, set[str]] = {}
+    for name in named:
+        if found := _NESTED.search(name):
+            nested.setdefault(name[: found.start()], set()).add(found[1])
+    rank = {
+        (before, text): str(i)
+        for before, texts in nested.items()
+        for i, text in enumerate(sorted(texts, key=_numbers))
+    }
     return {
-        _NESTED.sub(lambda found: f"layer.{rank[found[1]]}", name, count=1): one
+        _NESTED.sub(
+            lambda found: f"layer.{rank[found.string[: found.start()], found[1]]}", name, count=1
+        ): one
         for name, one in named.items()
     }
 

@@ -25,7 +25,19 @@ from axcore.layers.attention.kv_cache import (
 )
 from axcore.layers.attention.kv_store import HalfPrecisionKVStore, KVStore, QuantizedKVStore
 from axcore.layers.attention.relative_bias import POSITION_BIAS, BiasedAttention, RelativeBias
-from axcore.layers.attention.rope import NoPosition, RoPE, rope_frequencies, rotate
+from axcore.layers.attention.grid_rope import (
+    GRID_COLUMNS,
+    GRID_POSITIONS,
+    AxialRoPE,
+    MultimodalRoPE,
+)
+from axcore.layers.attention.rope import (
+    NoPosition,
+    RoPE,
+    rope_frequencies,
+    rotate,
+    rotate_by,
+)
 from axcore.layers.attention.self_attention import (
     ATTENTION_KEY,
     ATTENTION_PROJECTED,
@@ -63,6 +75,7 @@ from axcore.layers.quantization.frozen_linear import (
 from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 from axcore.layers.scalar_head import ScalarHead
+from axcore.layers.grid_positions import GridPositions
 from axcore.layers.soft_tokens import (
     ENCODER_CACHE,
     FIRST_SOFT_TOKEN,
@@ -153,6 +166,11 @@ __all__ = [
     "RMSNorm",
     "RelativeBias",
     "Residual",
+    "AxialRoPE",
+    "GRID_COLUMNS",
+    "GRID_POSITIONS",
+    "GridPositions",
+    "MultimodalRoPE",
     "RoPE",
     "Router",
     "Routing",
@@ -182,6 +200,7 @@ __all__ = [
     "quantize_weights",
     "rope_frequencies",
     "rotate",
+    "rotate_by",
     "shard",
     "use_decode_matmul",
     "using_adapters",

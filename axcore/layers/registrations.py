@@ -33,3 +33,10 @@ def rope_scalings() -> Iterator[RopeScaling]:
     """Rotary positions as they were trained."""
     plain = Ref("axcore.layers:RoPE.Config")
     yield RopeScaling(name="default", config=plain, fields={}, summary="Not scaled")
+    yield RopeScaling(
+        name="mrope",
+        config=Ref("axcore.layers:MultimodalRoPE.Config"),
+        fields={"mrope_section": "sections"},
+        optional={"mrope_interleaved": "is_interleaved"},
+        summary="On three axes, for texts with pictures",
+    )

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, config, find_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers.cache import KVCacheConfig
 from axcore.layers.linear import Embedding
@@ -173,19 +173,21 @@ class SoftTokenTable(_SoftTokens):
 
 
 def num_soft_tokens_of(embedding: Any) -> int:
-    """Return N of the config of an embedding with soft tokens.
+    """Return N of the config of an embedding with soft tokens, or of one around it.
 
     Raises:
         ConfigError: It has none.
     """
-    if not isinstance(embedding, SoftTokenEmbedding.Config | SoftTokenTable.Config):
+    kinds = SoftTokenEmbedding.Config | SoftTokenTable.Config
+    found = find_config(embedding, lambda node: isinstance(node, kinds))
+    if not found:
         raise ConfigError(
             f"the decoder's embedding is {type(embedding).__qualname__}, which has no place for "
             "soft tokens",
             where="decoder.embedding",
             hint="take the config of multimodal(...), or wrap the embedding in SoftTokenEmbedding",
         )
-    return embedding.num_tokens
+    return int(found[0].node.num_tokens)
 
 
 def check_soft_tokens(soft: jax.Array, num_tokens: int) -> None:

@@ -15,13 +15,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, config, evolve, replace_config
+from axcore.config import REQUIRED, config, evolve, find_config, replace_config
 from axcore.errors import ConfigError
+from axcore.layers.grid_positions import GridPositions
 from axcore.layers.linear import Embedding
 from axcore.layers.soft_tokens import (
     FIRST_SOFT_TOKEN,
     SOFT_TOKENS,
     SoftTokenEmbedding,
+    SoftTokenTable,
     check_soft_tokens,
     num_soft_tokens_of,
 )
@@ -89,7 +91,8 @@ class MultimodalLM(CausalLM):
     @property
     def num_kept_inputs(self) -> int:
         """Inputs whose soft tokens the model keeps; of one that serves."""
-        return int(self.decoder.embedding.config.num_inputs)
+        table = find_config(self.decoder.embedding.config, SoftTokenTable)
+        return int(table[0].node.num_inputs)
 
     def forward(self, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Add the cross-entropy of a batch as a loss, and return its sum and weight.
@@ -210,7 +213,9 @@ def _shown(shape: tuple[int, ...], dtype: Any) -> str:
 
 def language_model_of(cfg: MultimodalLM.Config) -> CausalLM.Config:
     """Return the config of the language model alone, which reads no other inputs."""
-    decoder = replace_config(cfg.decoder, SoftTokenEmbedding, lambda old: old.embedding)
+    decoder: Any = cfg.decoder
+    for around in (SoftTokenEmbedding, GridPositions):
+        decoder = replace_config(decoder, around, lambda old: old.embedding, missing_ok=True)
     return CausalLM.Config(
         vocab_size=cfg.vocab_size,
         dim=cfg.dim,
@@ -229,12 +234,24 @@ def with_language_model(cfg: MultimodalLM.Config, model: CausalLM.Config) -> Mul
         cfg.encoder,
         num_soft_tokens=num_soft_tokens_of(decoder.embedding),
         input_name=cfg.input_name,
+        grid=grid_of(cfg),
     )
     return evolve(made, dtypes=cfg.dtypes, published=cfg.published)
 
 
+def grid_of(cfg: MultimodalLM.Config) -> tuple[int, int] | None:
+    """Return the rows and columns of an input's soft tokens, where positions know them."""
+    found: Any = find_config(cfg.decoder, GridPositions)
+    return tuple(found[0].node.grid) if found else None
+
+
 def multimodal(
-    model: CausalLM.Config, encoder: Any, *, num_soft_tokens: int, input_name: str = "image"
+    model: CausalLM.Config,
+    encoder: Any,
+    *,
+    num_soft_tokens: int,
+    input_name: str = "image",
+    grid: tuple[int, int] | None = None,
 ) -> MultimodalLM.Config:
     """Return a language model that reads inputs of another kind.
 
@@ -243,16 +260,18 @@ def multimodal(
         encoder: Of an input.
         num_soft_tokens: N, soft tokens of an input.
         input_name: The array of a batch that has the inputs.
+        grid: Rows and columns of an input's soft tokens, for attention with `MultimodalRoPE`; None
+            where positions count tokens.
 
     Raises:
         ConfigError: The model has no `Embedding`.
     """
-    placed = replace_config(
-        model,
-        Embedding,
-        lambda old: SoftTokenEmbedding.Config(embedding=old, num_tokens=num_soft_tokens),
-        at="decoder.**",
-    )
+
+    def with_soft_tokens(old: Any) -> Any:
+        soft = SoftTokenEmbedding.Config(embedding=old, num_tokens=num_soft_tokens)
+        return soft if grid is None else GridPositions.Config(embedding=soft, grid=grid)
+
+    placed = replace_config(model, Embedding, with_soft_tokens, at="decoder.**")
     return MultimodalLM.Config(
         vocab_size=model.vocab_size,
         dim=model.dim,

@@ -39,6 +39,7 @@ from axcore.interop import (
     to_gguf,
     to_hugging_face,
 )
+from axcore.layers import num_soft_tokens_of
 from axcore.models import MultimodalLM
 from axcore.module import DType, DTypes
 from axcore.plugins import Hardware
@@ -163,7 +164,7 @@ def _data_with_inputs(
     chat = ChatText.Config(
         tokenizer=tokenizer,
         length=length,
-        num_soft_tokens=cfg.decoder.embedding.num_tokens,
+        num_soft_tokens=num_soft_tokens_of(cfg.decoder.embedding),
         **({} if name is None else {"soft_token": name}),
     )
     return ExampleData.Config(

@@ -77,6 +77,42 @@ class KVStore(Module):
         return keys, values, info
 
 
+class IntegerStore(Module):
+    """One integer for each token, whatever format keys and values have.
+
+    Slot protocol: the parent fills all fields.
+    """
+
+    @config
+    class Config(Module.Config["IntegerStore"]):
+        """The config of an `IntegerStore`; its fields are those of `KVStore`."""
+
+        num_rows: PositiveInt = REQUIRED
+        row_axis: str | None = REQUIRED
+        num_places: PositiveInt = REQUIRED
+        num_kv_heads: PositiveInt = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        value_dim: PositiveInt | None = REQUIRED
+
+    def setup(self, cfg: Config) -> None:
+        """Declare the array; its one head is not split where heads are."""
+        self.numbers = Param(
+            (cfg.num_rows, cfg.num_places, cfg.num_kv_heads, cfg.head_dim),
+            axes=(cfg.row_axis, None, None, None),
+            init=0.0,
+            is_buffer=True,
+            dtype="int32",
+        )
+
+    def forward(
+        self, k: Keys, v: Values, places: Places, info: TokenInfo
+    ) -> tuple[Any, Any, TokenInfo]:
+        """Return all numbers, `[R, S, 1, 1]`, the new ones among them, twice, and the info."""
+        numbers = _write(self.numbers, k, places)
+        self.update("numbers", numbers)
+        return numbers, numbers, info
+
+
 def _cache_array(cfg: Any, size: tuple[int, ...], dtype: str | None) -> Any:
     """Return the declaration of an array with an item for each head of each token.
 

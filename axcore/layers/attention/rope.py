@@ -93,5 +93,19 @@ def rotate(
     # above 256 are rounded to their neighbours.
     frequencies = frequencies.astype(np.float32)[None, None, :]
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies
+    return rotate_by(q, k, angles, amplitude=amplitude)
+
+
+def rotate_by(
+    q: Queries, k: Keys, angles: Float[Array, "batch time pairs"], *, amplitude: float = 1.0
+) -> tuple[Queries, Keys]:
+    """Return queries and keys with their pairs rotated by angles, each in its dtype.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        angles: Of each pair of each token, float32.
+        amplitude: Factor on both results.
+    """
     cos, sin = amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)
     return rope(q, cos, sin), rope(k, cos, sin)

@@ -3,7 +3,8 @@
 from axl_vision.models.clip import clip
 from axl_vision.models.dit import dit
 from axl_vision.models.llava import llava
+from axl_vision.models.qwen2_5_vl import qwen2_5_vl, with_picture_size
 from axl_vision.models.siglip import siglip
 from axl_vision.models.vit import vit
 
-__all__ = ["clip", "dit", "llava", "siglip", "vit"]
+__all__ = ["clip", "dit", "llava", "qwen2_5_vl", "siglip", "vit", "with_picture_size"]

@@ -39,8 +39,8 @@ _SIZES: Sizes = {
 }
 """Width, layers and heads of both encoders, and the size of the vectors that are compared."""
 
-_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_STD = (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _VOCABULARY, _LENGTH = 49_408, 77
 _EPSILON = 1e-5
 
@@ -70,7 +70,7 @@ def clip(
         dim=width,
         height=image_size,
         width=image_size,
-        pixels=NormalizePixels.Config(mean=_MEAN, std=_STD),
+        pixels=NormalizePixels.Config(mean=CLIP_MEAN, std=CLIP_STD),
         patches=PatchEmbedding.Config(patch_size=patch_size, linear=Linear.Config()),
         input_norm=LayerNorm.Config(),
         stack=ScannedLayers.Config(num_layers=layers, layer=_layer(width, heads)),
