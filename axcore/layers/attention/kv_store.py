@@ -8,7 +8,7 @@ Letters of shapes: R rows or pages, S tokens of each, K key heads.
 
 from typing import Any, Literal, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.tokens import TokenInfo
@@ -16,8 +16,8 @@ from axcore.module import Module, Param
 from axcore.ops import Quantization
 from axcore.ops.quantized.quantize import quantized
 
-Keys = Float[Array, "batch time kv_heads head_dim"]
-Values = Float[Array, "batch time kv_heads value_dim"]
+Keys = Num[Array, "batch time kv_heads head_dim"]
+Values = Num[Array, "batch time kv_heads value_dim"]
 
 
 class Places(NamedTuple):
