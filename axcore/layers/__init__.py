@@ -16,6 +16,12 @@ from axcore.layers.attention.cross_attention import (
     CrossTransformerLayer,
 )
 from axcore.layers.attention.dot_product import DotProductAttention, attend
+from axcore.layers.attention.grid_rope import (
+    GRID_COLUMNS,
+    GRID_POSITIONS,
+    AxialRoPE,
+    MultimodalRoPE,
+)
 from axcore.layers.attention.kv_cache import (
     ContiguousCache,
     GappedCache,
@@ -25,12 +31,6 @@ from axcore.layers.attention.kv_cache import (
 )
 from axcore.layers.attention.kv_store import HalfPrecisionKVStore, KVStore, QuantizedKVStore
 from axcore.layers.attention.relative_bias import POSITION_BIAS, BiasedAttention, RelativeBias
-from axcore.layers.attention.grid_rope import (
-    GRID_COLUMNS,
-    GRID_POSITIONS,
-    AxialRoPE,
-    MultimodalRoPE,
-)
 from axcore.layers.attention.rope import (
     NoPosition,
     RoPE,
@@ -48,6 +48,7 @@ from axcore.layers.attention.self_attention import (
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.convolution import Convolution, PatchEmbedding
 from axcore.layers.encoder import encoder_layer
+from axcore.layers.grid_positions import GridPositions
 from axcore.layers.learned_position import LearnedPosition
 from axcore.layers.linear import Dot, Embedding, Linear, PackedLinear, PlainDot, use_decode_matmul
 from axcore.layers.moe.experts import CapacityLimited, Dropless, Experts, MoE
@@ -75,13 +76,13 @@ from axcore.layers.quantization.frozen_linear import (
 from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
 from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
 from axcore.layers.scalar_head import ScalarHead
-from axcore.layers.grid_positions import GridPositions
 from axcore.layers.soft_tokens import (
     ENCODER_CACHE,
     FIRST_SOFT_TOKEN,
     SOFT_TOKENS,
     SoftTokenEmbedding,
     SoftTokenTable,
+    num_soft_tokens_of,
 )
 from axcore.layers.text_embedding import TOKEN_TYPES, NormedEmbedding, TokenTypes
 from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
@@ -106,12 +107,15 @@ __all__ = [
     "CROSS_SOURCE",
     "ENCODER_CACHE",
     "FIRST_SOFT_TOKEN",
+    "GRID_COLUMNS",
+    "GRID_POSITIONS",
     "POSITION_BIAS",
     "SOFT_TOKENS",
     "TOKEN_TYPES",
     "Activation",
     "Attention",
     "AttentionPool",
+    "AxialRoPE",
     "BatchNorm",
     "BatchedLoRALinear",
     "BiasedAttention",
@@ -133,6 +137,7 @@ __all__ = [
     "Fp8Delayed",
     "FrozenLinear",
     "GappedCache",
+    "GridPositions",
     "GroupLimit",
     "GroupNorm",
     "HalfPrecisionKVStore",
@@ -146,6 +151,7 @@ __all__ = [
     "LoRALinear",
     "MeanPool",
     "MoE",
+    "MultimodalRoPE",
     "NoCache",
     "NoNorm",
     "NoPosition",
@@ -166,11 +172,6 @@ __all__ = [
     "RMSNorm",
     "RelativeBias",
     "Residual",
-    "AxialRoPE",
-    "GRID_COLUMNS",
-    "GRID_POSITIONS",
-    "GridPositions",
-    "MultimodalRoPE",
     "RoPE",
     "Router",
     "Routing",
@@ -196,6 +197,7 @@ __all__ = [
     "full_precision_state",
     "merge_adapters",
     "new_adapters",
+    "num_soft_tokens_of",
     "packed_rows",
     "quantize_weights",
     "rope_frequencies",

@@ -41,8 +41,9 @@ def positions(rows, info=None):
             return super().forward(tokens, info)
 
     functional(
-        Reading.Config(**{n: getattr(CFG, n) for n in ("vocab_size", "dim", "grid", "embedding")})
-        .build(),
+        Reading.Config(
+            **{n: getattr(CFG, n) for n in ("vocab_size", "dim", "grid", "embedding")}
+        ).build(),
         model.init(0),
         tokens,
         info,
@@ -72,9 +73,7 @@ def test_positions_are_those_that_are_counted_token_by_token():
 def test_documents_of_a_packed_row_begin_at_zero():
     first, second = [1, *PICTURE, 2], [*SECOND, 3, 4]
     places = [*range(8), *range(8)]
-    info = TokenInfo(
-        jnp.asarray([places], jnp.int32), jnp.asarray([[1] * 8 + [2] * 8], jnp.int32)
-    )
+    info = TokenInfo(jnp.asarray([places], jnp.int32), jnp.asarray([[1] * 8 + [2] * 8], jnp.int32))
     found = positions([[*first, *second]], info)
     np.testing.assert_array_equal(found, [counted(first) + counted(second)])
 

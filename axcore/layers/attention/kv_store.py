@@ -8,7 +8,7 @@ Letters of shapes: R rows or pages, S tokens of each, K key heads.
 
 from typing import Any, Literal, NamedTuple
 
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Int, Num
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.layers.tokens import TokenInfo

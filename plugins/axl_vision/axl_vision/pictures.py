@@ -1,14 +1,17 @@
-"""`Pictures`: a modifier by which a language model of text reads pictures."""
+"""Modifiers of pictures: a language model of text reads them, or reads them in another size."""
 
 from typing import Any, Literal
 
-from axcore.config import PositiveInt, config, evolve
+from axcore.config import PositiveInt, config, evolve, update_config
 from axcore.data import ByteTokenizer, ChatText, ExampleData, SampleFiles
 from axcore.errors import ConfigError
+from axcore.layers import num_soft_tokens_of
 from axcore.models import CausalLM, MultimodalLM, multimodal
 from axcore.plugins import Hardware
 from axl_vision.image_tokens import ImageTokens
+from axl_vision.models.qwen2_5_vl import with_picture_size
 from axl_vision.models.vit import vit
+from axl_vision.windowed_tokens import WindowedImageTokens
 
 _MARK = "<image>"
 
@@ -80,3 +83,41 @@ class Pictures:
                 batch_size=data.batch_size,
             ),
         )
+
+
+@config
+class PictureSize:
+    """Pictures of another size, with the same weights: `--modify 'picture_size(width=896)'`.
+
+    Args:
+        height: In pixels.
+        width: In pixels.
+    """
+
+    height: PositiveInt = 448
+    width: PositiveInt = 448
+
+    def apply(self, cfg: Any, hardware: Hardware) -> Any:
+        """Return a trainer's config whose model and data have pictures of this size.
+
+        Raises:
+            ConfigError: The model has positions for pictures of one size, or reads none.
+        """
+        model = cfg.model
+        encoder = getattr(model, "encoder", None)
+        if not isinstance(encoder, WindowedImageTokens.Config):
+            raise ConfigError(
+                f"the model's pictures have one size: its encoder is {type(encoder).__qualname__}",
+                where="model.encoder",
+                hint="an encoder without learned positions reads others: that of qwen2_5_vl",
+            )
+        made = with_picture_size(model, self.height, self.width)
+        features = getattr(cfg.data, "features", {})
+        changes: dict[str, Any] = {}
+        if model.input_name in features:
+            changes[f'features["{model.input_name}"]'] = made.encoder.input_feature()
+        placed = num_soft_tokens_of(made.decoder.embedding)
+        for name, feature in features.items():
+            if isinstance(feature, ChatText.Config):
+                changes[f'features["{name}"].num_soft_tokens'] = placed
+        return evolve(cfg, model=made, data=update_config(cfg.data, changes))

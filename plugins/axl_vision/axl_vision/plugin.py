@@ -55,6 +55,11 @@ def modifiers() -> Iterator[Modifier]:
         config=Ref("axl_vision.pictures:Pictures"),
         summary="A language model that reads pictures of a folder with conversations about them",
     )
+    yield Modifier(
+        name="picture_size",
+        config=Ref("axl_vision.pictures:PictureSize"),
+        summary="Pictures of another size, where no position is learned",
+    )
 
 
 @hook.features

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
+from axcore.interop import layers_of
 from axcore.layers import (
     GRID_COLUMNS,
     Linear,
@@ -25,7 +26,6 @@ from axcore.layers import (
     shard,
     whole_rows,
 )
-from axcore.interop import layers_of
 from axcore.models import flops_per_token
 from axcore.module import Module
 from axl_vision.encoder import NormalizePixels, Pixels

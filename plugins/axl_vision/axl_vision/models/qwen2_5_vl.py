@@ -35,7 +35,6 @@ from axcore.layers import (
     AxialRoPE,
     DotProductAttention,
     FeedForward,
-    GridPositions,
     Linear,
     MultimodalRoPE,
     PreNorm,
@@ -145,9 +144,7 @@ def _with_layers(encoder: Any, wide: Any, num_layers: int, far: Any) -> Any:
         far: The numbers of those that do; others see windows.
     """
     size = encoder.patches_in_window
-    near = evolve(
-        wide, attention=WindowAttention.Config(num_tokens=size, attention=wide.attention)
-    )
+    near = evolve(wide, attention=WindowAttention.Config(num_tokens=size, attention=wide.attention))
     layers = [wide if number in far else near for number in range(num_layers)]
     return evolve(encoder, stack=arranged(layers))
 
@@ -170,7 +167,7 @@ class _Layers(ConfigEntry):
         far = fields.take("vision_config.fullatt_block_indexes", [7, 15, 23, 31])
         if not all(isinstance(number, int) and 0 <= number < count for number in far):
             raise ConfigError(
-                f"config.json has fullatt_block_indexes={far!r}, and the encoder has {count} layers",
+                f"fullatt_block_indexes is {far!r}, and the encoder has {count} layers",
                 where="vision_config.fullatt_block_indexes",
                 hint="compare it with the file that was published",
             )
