@@ -6,7 +6,7 @@ The large ones read WebDataset tars of yours: `jpg`, and `cls` or `txt`. The sma
 digits that scikit-learn brings.
 """
 
-from typing import Any
+from typing import Any, cast
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
@@ -14,14 +14,15 @@ from axcore.data import (
     ByteTokenizer,
     ChatText,
     ExampleData,
+    HuggingFaceTokenizer,
     Label,
     SentencePieceTokenizer,
     TarFiles,
     Text,
 )
-from axcore.layers import MeanPool
+from axcore.layers import MeanPool, num_soft_tokens_of
 from axcore.learner import AdamW, Learner, WarmupCosine
-from axcore.models import multimodal, transformer
+from axcore.models import multimodal, qwen2, transformer
 from axcore.modifiers import RematModifier
 from axcore.module import DTypes
 from axcore.plugins import MeshRule
@@ -31,7 +32,7 @@ from axl_vision.digits import DigitFiles
 from axl_vision.encoder import NormalizePixels
 from axl_vision.image_tokens import ImageTokens
 from axl_vision.images import Image, RandomFlip, RandomResizedCrop, RandomShift
-from axl_vision.models import clip, siglip, vit
+from axl_vision.models import clip, qwen2_5_vl, siglip, vit
 
 DIGIT = Image.Config(
     height=16,
@@ -206,6 +207,41 @@ def siglip_so400m() -> Trainer.Config:
             "learner.optimizer.weight_decay": 1e-4,
             # 256 devices do not divide a width of 1152.
             "mesh_rules": _rules(RematModifier(policy="full"), data=-1, fsdp=8),
+        },
+    )
+
+
+def qwen2_5_vl_7b() -> Trainer.Config:
+    """Return Qwen2.5-VL-7B, trained on conversations about a picture each.
+
+    A picture of 448 x 448 pixels is 256 tokens of a row of 2,048. From random weights unless
+    `--modify pretrained(path=FOLDER)` reads published ones.
+
+    Source: Bai et al. 2025, arXiv:2502.13923, table 1 (sizes). The rate and the batch are ours.
+    """
+    model = qwen2_5_vl(qwen2("7b"), "7b")
+    soft = num_soft_tokens_of(cast(Any, model.decoder).embedding)
+    cfg = vit_l16()
+    chat = ChatText.Config(
+        field="json",
+        tokenizer=HuggingFaceTokenizer.Config(),
+        length=2048,
+        soft_token="<|image_pad|>",
+        num_soft_tokens=soft,
+    )
+    picture = cast(Any, model.encoder).input_feature()
+    return update_config(
+        evolve(
+            cfg,
+            model=evolve(model, dtypes=DTypes(compute="bfloat16")),
+            task=None,
+            data=evolve(cfg.data, features={"image": evolve(picture, field="jpg"), "chat": chat}),
+        ),
+        {
+            "data.batch_size": 256,
+            "max_steps": 10_000,
+            "learner.schedule.peak": 1e-5,
+            "learner.schedule.warmup_steps": 0.03,
         },
     )
 

@@ -36,6 +36,7 @@ def experiments() -> Iterator[Experiment]:
         ("digits", "digits", "A small ViT that reads handwritten digits; a minute on a laptop"),
         ("vit-l16", "vit_l16", "ViT-L/16, 304M parameters, on 1000 classes"),
         ("siglip-so400m", "siglip_so400m", "SigLIP-So400m/14, 877M parameters"),
+        ("qwen2.5-vl-7b", "qwen2_5_vl_7b", "Qwen2.5-VL-7B, on conversations about pictures"),
         ("digits-chat", "digits_chat", "A small language model that answers about digits"),
         ("digits-clip", "digits_clip", "A small CLIP of digits and captions that name them"),
     ):
