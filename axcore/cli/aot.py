@@ -25,6 +25,7 @@ from axcore.aot import (
 from axcore.cli import options
 from axcore.config.json_files import parse_json
 from axcore.errors import AotError
+from axcore.launch.job import experiment_label
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import cache_folder
 
@@ -134,7 +135,7 @@ def aot(
             _load(experiment, overrides, changes=changes, hardware=hardware),
             wanted["prompt"],
             price,
-            experiment=Path(experiment).stem,
+            experiment=experiment_label(experiment),
             as_json=as_json,
         )
         return
@@ -143,7 +144,7 @@ def aot(
     if _serves_as_asked(serves, wanted, others):
         cfg, engine = _load_serving(experiment, overrides, changes=changes, hardware=hardware)
         click.echo(f"compiling {experiment} to serve on {hardware.name}", err=True)
-        name = Path(experiment).stem
+        name = experiment_label(experiment)
         _report_serving(cfg, engine, hardware, wanted, experiment=name, as_json=as_json)
         return
     resolved = _load(experiment, overrides, changes=changes, hardware=hardware)
@@ -151,7 +152,7 @@ def aot(
     def compiled(cfg: Any) -> Report:
         kept = ReportCache(cache_folder() / "reports") if searches else None
         return compile_resolved(
-            attrs.evolve(resolved, config=cfg), Path(experiment).stem, kept=kept
+            attrs.evolve(resolved, config=cfg), experiment_label(experiment), kept=kept
         )
 
     def announce(changes: str) -> None:

@@ -13,6 +13,7 @@ from axcore.cli import options
 from axcore.config import evolve, to_yaml
 from axcore.errors import ConfigError
 from axcore.experiments.named import read_config
+from axcore.launch.job import experiment_label
 from axcore.plugins import plugin_host
 from axcore.resilience.event_log import read_events
 from axcore.resilience.ledger import read_ledger
@@ -42,7 +43,7 @@ def fault_test(
     The exit code is that of the run.
     """
     plugin_host().require_healthy()
-    run = Path(directory or f"runs/{Path(experiment).stem}-fault-test")
+    run = Path(directory or f"runs/{experiment_label(experiment)}-fault-test")
     file = run.with_name(f"{run.name}.yaml")
     options.write_output(file, to_yaml(_with_plan(experiment, plan, changes, overrides)))
     words = ["launch", "local", str(file), "-n", str(processes), "--supervise", f"--dir={run}"]

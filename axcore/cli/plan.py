@@ -8,6 +8,7 @@ import click
 
 from axcore.cli import options
 from axcore.errors import AotError
+from axcore.launch.job import experiment_label
 from axcore.plugins import Hardware, plugin_host
 from axcore.resilience.compile_cache import cache_folder
 
@@ -65,7 +66,7 @@ def plan(
         raise click.UsageError('--targets names no hardware, as "cpu-2 cpu-8" does')
     names = [one.name for one in every]
     found = {} if prices is None else checked_prices(read_data(prices), names, str(prices))
-    name, kept = Path(experiment).stem, ReportCache(cache_folder() / "reports")
+    name, kept = experiment_label(experiment), ReportCache(cache_folder() / "reports")
 
     def compiled(resolved: Any) -> Any:
         return compile_resolved(resolved, name, kept=kept)

@@ -156,6 +156,15 @@ class CachedModel:
     @property
     def cache_bytes(self) -> int:
         """What caches take on a device."""
+        return sum(size for _, size in self._sizes())
+
+    @property
+    def fixed_cache_bytes(self) -> int:
+        """Of that, what does not depend on how many pages there are."""
+        return sum(size for spec, size in self._sizes() if {"batch", ENCODER_CACHE} & {*spec.axes})
+
+    def _sizes(self) -> list[tuple[ParamSpec, int]]:
+        """Return each cache and the bytes that it takes on a device."""
         shardings = self.cache_shardings
         leaves = _leaves(self._caches)
         parts: list[Any] = [None] * len(leaves) if shardings is None else jax.tree.leaves(shardings)
@@ -163,10 +172,10 @@ class CachedModel:
             spec.shape if part is None else part.shard_shape(spec.shape)
             for spec, part in zip(leaves, parts, strict=True)
         ]
-        return sum(
-            math.prod(shape) * jnp.dtype(spec.dtype).itemsize
+        return [
+            (spec, math.prod(shape) * jnp.dtype(spec.dtype).itemsize)
             for shape, spec in zip(shapes, leaves, strict=True)
-        )
+        ]
 
     @property
     def cache_shardings(self) -> Any:

@@ -151,7 +151,8 @@ def fit_kv_cache(
         return cache_config
     # Room that replacing weights needs later must not be taken by pages now.
     spare = max(0, free_bytes - served.conversion.replacement_bytes)
-    pages = fit_pages(cache_config, served.cache_bytes, int(_MEMORY_SHARE * spare))
+    fixed = served.fixed_cache_bytes
+    pages = fit_pages(cache_config, served.cache_bytes - fixed, int(_MEMORY_SHARE * spare) - fixed)
     if cfg.fixed_shapes and pages != cache_config.pages:
         raise ConfigError(
             f"there is memory for {pages.num_pages} pages; fixed_shapes needs "
@@ -167,7 +168,7 @@ def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) ->
 
     Args:
         cache_config: With as many pages as are wanted.
-        cache_bytes: What caches of this config take on a device.
+        cache_bytes: What the pages of this config take on a device.
         free_bytes: What they may take.
 
     Raises:
@@ -175,8 +176,7 @@ def fit_pages(cache_config: KVCacheConfig, cache_bytes: int, free_bytes: int) ->
     """
     assert cache_config.pages is not None
     wanted, size = cache_config.pages.num_pages, cache_config.pages.page_size
-    # In proportion: caches that are not pages are small against them.
-    number = min(wanted, int(wanted * free_bytes / max(1, cache_bytes)))
+    number = min(wanted, max(0, int(wanted * free_bytes / max(1, cache_bytes))))
     if number * size < cache_config.max_length:
         raise ConfigError(
             f"there is memory for {number} pages of {size} tokens, and a text may have "

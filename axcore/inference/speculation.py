@@ -323,6 +323,11 @@ class DraftedModel:
         return self._model.cache_bytes + self._draft.cache_bytes
 
     @property
+    def fixed_cache_bytes(self) -> int:
+        """Of that, what does not depend on how many pages there are."""
+        return self._model.fixed_cache_bytes + self._draft.fixed_cache_bytes
+
+    @property
     def cache_shardings(self) -> Any:
         """How caches are sharded on the mesh of the weights; None without one."""
         if self._model.cache_shardings is None:

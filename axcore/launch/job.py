@@ -105,9 +105,16 @@ class Job:
         return shlex.join(self.command)
 
 
+def experiment_label(experiment: str) -> str:
+    """Return what an experiment is called: its name, or that of its file without the suffix."""
+    path = Path(experiment)
+    # A name may have a dot, as llama3.1-8b: only what is read as a file has a suffix.
+    return path.stem if path.suffix in (".json", ".yaml", ".yml") else path.name
+
+
 def default_run_directory(experiment: str) -> str:
     """Return where `axcore train` keeps a run whose directory nobody named."""
-    return str(Path("runs") / Path(experiment).stem)
+    return str(Path("runs") / experiment_label(experiment))
 
 
 _OPTION = "--launch-id"

@@ -6,6 +6,7 @@ A part arrives in the request itself, as base64, or is a file of a server that t
 import base64
 import http.client
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -226,8 +227,9 @@ def _fetched(part: ContentPart, limits: Limits) -> bytes:
     connection = kind(url.netloc, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", (url.path or "/") + (f"?{url.query}" if url.query else ""))
+        sock = connection.sock  # the connection lets go of it where the server will close it
         response = connection.getresponse()
-        content = response.read(limits.max_body_bytes + 1)
+        content = _read(response, sock, limits.max_body_bytes + 1)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise _not_fetched(part, str(error) or type(error).__name__) from error
     finally:
@@ -236,6 +238,21 @@ def _fetched(part: ContentPart, limits: Limits) -> bytes:
         raise _not_fetched(part, f"status {response.status}")
     if len(content) > limits.max_body_bytes:
         raise _not_fetched(part, f"it has more than {limits.max_body_bytes:,} bytes")
+    return content
+
+
+def _read(response: http.client.HTTPResponse, sock: Any, max_bytes: int) -> bytes:
+    """Return a file that comes within the time limit, which the socket has for each piece alone."""
+    deadline, content = time.monotonic() + _TIMEOUT_S, b""
+    while len(content) < max_bytes:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"it took more than {_TIMEOUT_S:g} s")
+        sock.settimeout(left)
+        piece = response.read1(max_bytes - len(content))
+        if not piece:
+            break
+        content += piece
     return content
 
 

@@ -1,8 +1,10 @@
 """Parts of messages that are not text: what a server reads, and what it refuses by name."""
 
 import base64
+import contextlib
 import io
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
@@ -164,8 +166,15 @@ class Files(BaseHTTPRequestHandler):
     """`/point` is a file, `/away` leads to another server, and there is nothing else."""
 
     def do_GET(self):
-        status = {"/point": 200, "/away": 302}.get(self.path, 404)
+        status = {"/point": 200, "/slow": 200, "/away": 302}.get(self.path, 404)
         self.send_response(status)
+        if self.path == "/slow":
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _ in range(30):
+                    self.wfile.write(b"x")
+                    time.sleep(0.1)
+            return
         if status == 302:
             self.send_header("location", "http://example.com/")
         self.end_headers()
@@ -181,6 +190,14 @@ def origin():
         threading.Thread(target=files.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{files.server_port}"
         files.shutdown()
+
+
+def test_a_file_that_comes_drop_by_drop_is_given_up(engine, origin, monkeypatch):
+    monkeypatch.setattr("axcore.serving.inputs._TIMEOUT_S", 0.5)
+    with serving(engine, media_origins=(origin,)) as server:
+        server.served.reader = READER
+        error = refused(server, part(f"{origin}/slow"), text())
+        assert "it took more than 0.5 s" in error["message"] or "timed out" in error["message"]
 
 
 def test_files_are_fetched_from_servers_that_are_allowed(engine, origin):
