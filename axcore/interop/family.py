@@ -101,7 +101,7 @@ class Family:
         renamed: Regular expressions of parts of names in files, and what is in their place here.
         gguf: How llama.cpp's files have such models, if it has them.
         layouts: How other trainers lay out the arrays of such models.
-        classifier: The family of its classifiers of texts, where they are not reward models.
+        classifier: The family of its classifiers, of texts where they are not reward models.
     """
 
     architecture: str

@@ -94,10 +94,14 @@ class PretrainedCheckpoint:
         if "model_type" not in self.values:
             raise ConfigError("config.json names no model_type", where=str(path))
         self.family: Family = family_named(self.values["model_type"])
+        named, classifier = self.values.get("architectures") or (), self.family.classifier
+        if classifier is not None and classifier.architecture in named:
+            self.family = classifier
+            return
         # At once: a classifier's weights would load, and its head be missing at the end.
         _check_head(self.values, self.family.architecture, str(path))
-        if any(map(is_classifier, self.values.get("architectures") or ())):
-            self.family = self.family.classifier or reward_family(self.family)
+        if any(map(is_classifier, named)):
+            self.family = classifier or reward_family(self.family)
 
     @property
     def max_length(self) -> int | None:
