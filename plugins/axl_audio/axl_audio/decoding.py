@@ -118,7 +118,7 @@ class CTCTranscriber(Transcriber):
     ) -> None:
         self._tokenizer, self._num_samples, self._blank = tokenizer, num_samples, blank
         features, strides = model.config.features, model.config.encoder.subsampling.strides
-        self._frame_s = features.hop * int(np.prod(strides)) / features.sample_rate
+        self._frame_s = features.step * int(np.prod(strides)) / features.sample_rate
         self._program = jax.jit(partial(_likeliest, model, blank))
 
     def transcribe(self, state: Any, jobs: Sequence[SoundJob]) -> list[Transcript]:

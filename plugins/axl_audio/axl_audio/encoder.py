@@ -26,7 +26,7 @@ from axcore.layers import (
 )
 from axcore.models import flops_per_token
 from axcore.module import BatchSpec, Initializer, ModelFlops, Module, Param
-from axl_audio.features import Features, LogMel, SpecAugment
+from axl_audio.features import Features, LogMel, SoundFeatures, SpecAugment
 
 Tokens = Float[Array, "batch time dim"]
 
@@ -43,7 +43,38 @@ class Encoded(NamedTuple):
     is_real: Bool[Array, "batch time"]
 
 
-class Subsampling(Module):
+class FrameTokens(Module):
+    """From frames to tokens; abstract. Slot protocol: the parent fills `in_dim` and `dim`.
+
+    A subclass says how: `forward(features)`.
+    """
+
+    @config
+    class Config(Module.Config["FrameTokens"]):
+        """The config of what makes tokens of frames.
+
+        Args:
+            in_dim: Features of a frame.
+            dim: Size of a token.
+            strides: Frames of a token, as the product of these.
+        """
+
+        in_dim: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        strides: tuple[PositiveInt, ...] = ()
+
+        def num_tokens(self, num_frames: int) -> int:
+            """Return how many tokens there are of so many frames."""
+            for stride in self.strides:
+                num_frames = -(-num_frames // stride)
+            return num_frames
+
+    def forward(self, features: Features) -> Encoded:
+        """Return the tokens, and which of them are of real frames."""
+        raise NotImplementedError(f"{type(self).__qualname__} makes no tokens")
+
+
+class Subsampling(FrameTokens):
     """Convolutions over time that make fewer tokens of frames, with an activation behind each.
 
     Token i is around frame `i * stride`, whatever the number of frames, so padding changes no other
@@ -53,26 +84,16 @@ class Subsampling(Module):
     """
 
     @config
-    class Config(Module.Config["Subsampling"]):
+    class Config(FrameTokens.Config):
         """The config of a `Subsampling`.
 
         Args:
-            in_dim: Features of a frame.
-            dim: Size of a token.
             strides: Of the convolutions, one after the other.
             activation: Behind each of them.
         """
 
-        in_dim: PositiveInt = REQUIRED
-        dim: PositiveInt = REQUIRED
         strides: tuple[PositiveInt, ...] = (1, 2)
         activation: Activation = "gelu"
-
-        def num_tokens(self, num_frames: int) -> int:
-            """Return how many tokens there are of so many frames."""
-            for stride in self.strides:
-                num_frames = -(-num_frames // stride)
-            return num_frames
 
     def setup(self, cfg: Config) -> None:
         """Build the convolutions."""
@@ -185,7 +206,7 @@ class SpeechEncoder(Module):
 
         in_dim: PositiveInt = REQUIRED
         dim: PositiveInt = REQUIRED
-        subsampling: Subsampling.Config = Subsampling.Config()
+        subsampling: FrameTokens.Config = Subsampling.Config()
         positions: Positions.Config = Positions.Config()
         dropout: Dropout.Config = Dropout.Config()
         stack: Module.Config = ScannedLayers.Config(layer=TransformerLayer.Config())
@@ -230,7 +251,7 @@ class CTCModel(Module):
         """
 
         vocab_size: PositiveInt = REQUIRED
-        features: LogMel.Config = LogMel.Config()
+        features: SoundFeatures.Config = LogMel.Config()
         augment: SpecAugment.Config = SpecAugment.Config()
         encoder: SpeechEncoder.Config = REQUIRED
         head: Module.Config = Linear.Config(has_bias=True)
@@ -240,7 +261,7 @@ class CTCModel(Module):
         """Build the parts."""
         self.features = cfg.features.build()
         self.augment = cfg.augment.build()
-        self.encoder = cfg.encoder.build(in_dim=cfg.features.num_bands)
+        self.encoder = cfg.encoder.build(in_dim=cfg.features.size)
         self.head = cfg.head.build(
             in_dim=cfg.encoder.dim, out_dim=cfg.vocab_size, axes=("embed", "vocab")
         )

@@ -10,6 +10,13 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
     """Pretrained checkpoints of models of sound."""
     for name, family, summary in (
         ("whisper", "whisper:WHISPER", "Whisper, speech in many languages to text"),
+        ("wav2vec2", "wav2vec2:WAV2VEC2", "wav2vec 2.0 with CTC, speech to letters"),
+        ("hubert", "wav2vec2:HUBERT", "HuBERT with CTC, the same model trained otherwise"),
+        (
+            "wav2vec2-conformer",
+            "conformer:WAV2VEC2_CONFORMER",
+            "Conformers with CTC on the features of wav2vec 2.0",
+        ),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_audio.models.{family}"), summary=summary
