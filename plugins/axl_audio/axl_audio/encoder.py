@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
+from axcore.data import CharacterTokenizer, ExampleData, SampleFiles, Text
 from axcore.errors import ConfigError
 from axcore.interop import CheckpointInfo
 from axcore.layers import (
@@ -26,7 +27,9 @@ from axcore.layers import (
 )
 from axcore.models import flops_per_token
 from axcore.module import BatchSpec, Initializer, ModelFlops, Module, Param
+from axcore.tasks import CTC
 from axl_audio.features import Features, LogMel, SoundFeatures, SpecAugment
+from axl_audio.sound import Audio
 
 Tokens = Float[Array, "batch time dim"]
 
@@ -231,6 +234,12 @@ class SpeechEncoder(Module):
         return Encoded(self.norm(self.stack(x, info)), is_real)
 
 
+MAX_SECONDS = 30.0
+"""Of a sound that a pretrained checkpoint with CTC reads, which itself has no limit."""
+
+_MAX_CHARACTERS = 600
+
+
 class CTCModel(Module):
     """Features, an encoder, and logits of each of its tokens; for the task `CTC`.
 
@@ -256,6 +265,33 @@ class CTCModel(Module):
         encoder: SpeechEncoder.Config = REQUIRED
         head: Module.Config = Linear.Config(has_bias=True)
         published: CheckpointInfo | None = None
+
+        def trainer_fields(self, tokenizer: Any) -> dict[str, Any]:
+            """Return what a trainer of a pretrained checkpoint has, with the current folder's data.
+
+            Args:
+                tokenizer: The config of its tokenizer, whose pad token is the blank.
+
+            Raises:
+                ConfigError: It is not of characters.
+            """
+            if not isinstance(tokenizer, CharacterTokenizer.Config):
+                raise ConfigError(
+                    f"the checkpoint's tokenizer is a {type(tokenizer).__qualname__}; models with "
+                    "CTC are read with characters by a vocab.json",
+                    where="tokenizer",
+                    hint="name a folder with a vocab.json, as Wav2Vec2CTCTokenizer writes it",
+                )
+            known = tokenizer.build()
+            sound = Audio.Config(sample_rate=self.features.sample_rate, max_seconds=MAX_SECONDS)
+            text = Text.Config(tokenizer=tokenizer, length=_MAX_CHARACTERS)
+            return {
+                "task": CTC.Config(blank=known.pad_id, separator=known.separator_id),
+                "data": ExampleData.Config(
+                    source=SampleFiles.Config(folder="."),
+                    features={"sound": sound, "text": text},
+                ),
+            }
 
     def setup(self, cfg: Config) -> None:
         """Build the parts."""

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Command, Experiment, HuggingFaceFamily, ModelApi, Ref, hook
+from axcore.plugins import (
+    Command,
+    Experiment,
+    HuggingFaceFamily,
+    LayerVariant,
+    ModelApi,
+    Ref,
+    hook,
+)
 
 
 @hook.hugging_face_families
@@ -21,6 +29,17 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_audio.models.{family}"), summary=summary
         )
+
+
+@hook.layer_variants
+def layer_variants() -> Iterator[LayerVariant]:
+    """Layers for sound."""
+    yield LayerVariant(
+        name="conformer",
+        config=Ref("axl_audio.conformer:conformer"),
+        replaces=Ref("axcore.layers:TransformerLayer"),
+        summary="A convolution next to attention, between two halves of a feed-forward",
+    )
 
 
 @hook.experiments

@@ -19,7 +19,7 @@ from axl_audio.decoding import (
     Transcript,
     suppressed_tokens,
 )
-from axl_audio.encoder import CTCModel
+from axl_audio.encoder import MAX_SECONDS, CTCModel
 from axl_audio.sound import Audio, decode_sound
 from axl_audio.speech_to_text import SpeechToText
 
@@ -62,10 +62,15 @@ def endpoints(opened: ApiModel) -> list[Endpoint[Any, Any]]:
 
 
 def _published(opened: ApiModel) -> tuple[Transcriber, int, float]:
-    """Return what transcribes by a pretrained Whisper, its sample rate, and how much it hears."""
-    model: SpeechToText = opened.model
-    cfg, tokenizer = model.config, opened.tokenizer
+    """Return what transcribes by a pretrained model, its sample rate, and how much it hears."""
+    tokenizer = opened.tokenizer
     assert tokenizer is not None
+    if isinstance(opened.model, CTCModel):
+        rate = opened.model.config.features.sample_rate
+        sizes = {"num_samples": round(rate * MAX_SECONDS), "blank": tokenizer.pad_id}
+        return CTCTranscriber(opened.model, tokenizer, **sizes), rate, MAX_SECONDS
+    model: SpeechToText = opened.model
+    cfg = model.config
     positions: Any = cfg.encoder.positions
     frames = positions.length * int(np.prod(cfg.encoder.subsampling.strides))
     num_samples = frames * cfg.features.hop

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from axcore.config import evolve, update_config
+from axcore.errors import ConfigError
 from axcore.interop import (
     Chain,
     Computed,
@@ -273,14 +274,33 @@ WAV2VEC2 = Family(
     copies={},
 )
 
-HUBERT = attrs.evolve(
-    WAV2VEC2,
+
+@attrs.frozen(kw_only=True)
+class _ReadFamily(Family):
+    """A family whose models another one has too, and which alone writes those that it has read."""
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the fields of the `config.json` that describes a model.
+
+        Raises:
+            ConfigError: The model was not read as one of these, or is none of them.
+        """
+        if getattr(cfg.published, "family", "") != "hubert":
+            raise ConfigError("it is written as wav2vec2, which has the same layers")
+        return Family.write(self, cfg)
+
+
+HUBERT = _ReadFamily(
     architecture="HubertForCTC",
+    template=WAV2VEC2.template,
     config=(
-        *FIELDS,
-        *_POSITIONS,
+        *WAV2VEC2.config,
         MustBe("feat_proj_layer_norm", (True,)),
         MustBe("conv_pos_batch_norm", (False,)),
     ),
     weights=_weights("hubert"),
+    irrelevant=IRRELEVANT,
+    skipped=SKIPPED,
+    renamed=RENAMED,
+    copies={},
 )
