@@ -397,8 +397,8 @@ def _characters(data: Any) -> CharacterTokenizer | None:
 
 def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
     if isinstance(tokenizer, CharacterTokenizer):
-        settings = _rendered(character_settings(tokenizer))
-        return {VOCABULARY: _content(tokenizer.config.path), TOKENIZER_CONFIG: settings}
+        said_of_it = _rendered(character_settings(tokenizer))
+        return {VOCABULARY: _content(tokenizer.config.path), TOKENIZER_CONFIG: said_of_it}
     if isinstance(tokenizer, SentencePieceTokenizer):
         return {PIECES: _content(tokenizer.config.path)}
     if not isinstance(tokenizer, HuggingFaceTokenizer):

@@ -108,7 +108,9 @@ class CharacterTokenizer(Tokenizer):
 
 
 def _in_case(text: str, case: Case) -> str:
-    return {"written": str, "upper": str.upper, "lower": str.lower}[case](text)
+    if case == "written":
+        return text
+    return text.upper() if case == "upper" else text.lower()
 
 
 def _numbers(path: str) -> dict[str, int]:

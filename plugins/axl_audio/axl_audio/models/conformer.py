@@ -193,6 +193,7 @@ WAV2VEC2_CONFORMER = Family(
     irrelevant=IRRELEVANT
     | {
         "conformer_conv_dropout",
+        "do_stable_layer_norm",  # of another encoder: a Conformer has its norms in one place
         # Of a convolution that transformers has weights of, and never runs.
         "num_conv_pos_embedding_groups",
         "num_conv_pos_embeddings",

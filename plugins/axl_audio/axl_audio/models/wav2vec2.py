@@ -243,7 +243,8 @@ _OF_TRAINING = """
     activation_dropout adapter_kernel_size adapter_stride apply_spec_augment classifier_proj_size
     codevector_dim contrastive_logits_temperature ctc_loss_reduction ctc_zero_infinity
     diversity_loss_weight feat_extract_dropout feat_proj_dropout feat_quantizer_dropout
-    final_dropout hidden_dropout hidden_dropout_prob layerdrop mask_channel_length
+    final_dropout gradient_checkpointing hidden_dropout hidden_dropout_prob layerdrop
+    mask_channel_length
     mask_channel_min_space mask_channel_other mask_channel_prob mask_channel_selection
     mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length
     mask_time_min_masks mask_time_min_space mask_time_other mask_time_prob mask_time_selection
