@@ -199,3 +199,58 @@ def test_padded_rows_are_those_of_transformers_with_its_mask(name, tmp_path):
     assert logits.shape == wanted.shape
     real = np.asarray(is_real)
     np.testing.assert_allclose(np.asarray(logits)[real], wanted[real], rtol=2e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    "class_name",
+    [
+        "Wav2Vec2ForPreTraining",
+        "Wav2Vec2Model",
+        "HubertModel",
+        "Wav2Vec2ConformerForPreTraining",
+        "Wav2Vec2ConformerModel",
+    ],
+)
+def test_training_begins_with_a_checkpoint_of_pretraining(class_name, tmp_path):
+    import transformers
+
+    from axcore.errors import CheckpointError
+    from axcore.interop import HuggingFace, PretrainedCheckpoint, from_hugging_face
+
+    model_class = getattr(transformers, class_name)
+    hf = model_class(model_class.config_class(**SIZES))
+    hf.save_pretrained(tmp_path / "hf")
+    with pytest.raises(CheckpointError, match="a base model without a head"):
+        from_hugging_face(tmp_path / "hf")
+    cfg = PretrainedCheckpoint(tmp_path / "hf").config
+    specs = cfg.build().param_specs()
+    wanted = jax.tree.map(lambda one: one.abstract, specs, is_leaf=lambda s: hasattr(s, "abstract"))
+    source = HuggingFace.Config(path=str(tmp_path / "hf"), fresh=("head.**",)).build()
+    state = source.plan(cfg).read(wanted)
+    base = getattr(hf, hf.base_model_prefix, hf)
+    kernel = base.feature_extractor.conv_layers[1].conv.weight.detach().numpy()
+    np.testing.assert_array_equal(
+        state["features"]["convolution"]["1"]["weight"], kernel.transpose(2, 1, 0)
+    )
+
+
+@pytest.mark.parametrize("is_lower", [False, True])
+def test_texts_and_tokens_are_those_of_transformers(is_lower, tmp_path):
+    import json
+
+    import transformers
+
+    from axcore.data import characters_in
+
+    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLUMWCFGYPBVK'XJQZ"]
+    (tmp_path / "vocab.json").write_text(json.dumps({one: i for i, one in enumerate(letters)}))
+    hf = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"), do_lower_case=is_lower)
+    hf.save_pretrained(tmp_path)
+    tokenizer = characters_in(tmp_path).build()
+    text = "it's a small step" if is_lower else "IT'S A SMALL STEP"
+    tokens = tokenizer.encode(text).tolist()
+    assert tokens == hf(text).input_ids
+    assert (tokenizer.pad_id, tokenizer.separator_id) == (hf.pad_token_id, 4)
+    frames = [0, 6, 6, 0, 5, 5, 0, 5, 4, 4, 0, 7, 0, 4, 0, 0, 8]
+    kept = [one for i, one in enumerate(frames) if one and one != (frames[i - 1] if i else 0)]
+    assert tokenizer.decode(kept).strip() == hf.decode(frames)

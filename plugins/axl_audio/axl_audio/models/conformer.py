@@ -200,5 +200,7 @@ WAV2VEC2_CONFORMER = Family(
     },
     skipped=(*SKIPPED, r"\.pos_conv_embed\.", r"\.inv_freq$", r"num_batches_tracked$"),
     renamed=RENAMED,
+    prefix="wav2vec2_conformer.",
+    headless=("Wav2Vec2ConformerForPreTraining",),
     copies={},
 )

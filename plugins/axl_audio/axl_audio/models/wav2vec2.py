@@ -272,6 +272,8 @@ WAV2VEC2 = Family(
     irrelevant=IRRELEVANT,
     skipped=SKIPPED,
     renamed=RENAMED,
+    prefix="wav2vec2.",
+    headless=("Wav2Vec2ForPreTraining",),
     copies={},
 )
 
@@ -303,5 +305,6 @@ HUBERT = _ReadFamily(
     irrelevant=IRRELEVANT,
     skipped=SKIPPED,
     renamed=RENAMED,
+    prefix="hubert.",
     copies={},
 )
