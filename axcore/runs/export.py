@@ -57,8 +57,8 @@ from axcore.whole_files import read_regular
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
 _OTHER_TOKENIZERS = (VOCABULARY, "vocab.txt", "tekken.json")
-_MERGES = "merges.txt"
-"""Next to a vocabulary of pieces; without it, one is of characters."""
+_OWN_FIELDS = "trainer_fields"
+"""The method of a model's config that returns the fields of its trainer, from the tokenizer's."""
 _MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
 _LENGTH = 2048
 """Tokens of a row of a model that sets no limit."""
@@ -145,7 +145,7 @@ def trainer_config(published: PretrainedCheckpoint) -> Any:
     """Return the config of a trainer for the model in a folder, with its tokenizer."""
     tokenizer, length = checkpoint_tokenizer(published), published.max_length or _LENGTH
     # What a model is trained for and on, where that is not the next token of a text.
-    own = getattr(published.config, "trainer_fields", None)
+    own = getattr(published.config, _OWN_FIELDS, None)
     data = _data_with_inputs if isinstance(published.config, MultimodalLM.Config) else _text_data
     fields = own(tokenizer) if own else {"data": data(published, tokenizer, length)}
     fields["data"] = evolve(fields["data"], batch_size=math.lcm(8, jax.device_count()))
@@ -348,7 +348,8 @@ def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
         return tokenizer_in(folder)
     if (folder / PIECES).is_file():
         return _pieces(folder)
-    if (folder / VOCABULARY).is_file() and not (folder / _MERGES).is_file():
+    # Models of text have one with pieces, whose merges are in another file.
+    if hasattr(published.config, _OWN_FIELDS) and (folder / VOCABULARY).is_file():
         return characters_in(folder)
     if others := [name for name in _OTHER_TOKENIZERS if (folder / name).is_file()]:
         raise CheckpointError(
