@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from axl_vision.dinov2 import LayerScaledPreNorm, bicubic_weights
 from axl_vision.experiments import digits
 from axl_vision.models import dinov2, dinov2_classifier
-from axl_vision.models.dinov2 import DINOV2, LayerScaledPreNorm, bicubic_weights
+from axl_vision.models.dinov2 import DINOV2
 from numpy_state import numpy_state
 from rounding import assert_same_to_rounding
 
