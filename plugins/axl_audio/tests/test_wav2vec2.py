@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 from axl_audio.decoding import SoundJob
+from axl_audio.features import LogMel
 from axl_audio.models import wav2vec2, wav2vec2_conformer
 from axl_audio.models.conformer import WAV2VEC2_CONFORMER
 from axl_audio.models.wav2vec2 import HUBERT, WAV2VEC2
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from axcore.config import evolve, update_config
 from axcore.errors import ConfigError, ModuleError
 from axcore.interop import from_hugging_face, to_hugging_face
+from axcore.layers import encoder_layer
 from axcore.module import DTypes, count_params, functional
 from axcore.runs import export_run, import_run
 from axcore.serving.config import ServerConfig
@@ -187,6 +189,17 @@ def test_another_model_is_refused_by_name(family, field, value):
     with pytest.raises(ConfigError) as caught:
         family.read({**values, field: value})
     assert caught.value.where == field
+
+
+def test_a_model_that_transformers_lacks_is_not_written(tmp_path):
+    relative = MODELS["relative"]
+    plain = update_config(
+        relative,
+        {"encoder.stack.layer.attention": encoder_layer(num_heads=2, hidden_dim=8).attention},
+    )
+    for cfg in (plain, evolve(relative, features=LogMel.Config())):
+        with pytest.raises(ConfigError, match="no family of pretrained checkpoints"):
+            to_hugging_face(tmp_path / "new", cfg, cfg.build().init(0))
 
 
 @pytest.fixture(scope="module")

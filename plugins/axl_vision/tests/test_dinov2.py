@@ -14,7 +14,7 @@ from rounding import assert_same_to_rounding
 from axcore.config import evolve, update_config
 from axcore.errors import ConfigError
 from axcore.interop import EncoderAlone, HuggingFace, from_hugging_face, to_hugging_face
-from axcore.layers import NoNorm
+from axcore.layers import MoE, NoNorm
 from axcore.module import DTypes, count_params, functional
 from axcore.testing.tiny import trainer_on
 
@@ -120,6 +120,12 @@ def test_what_config_json_cannot_say_is_refused():
     with pytest.raises(ConfigError, match="hidden_dim is 100") as error:
         DINOV2.write(odd)
     assert "hidden_dim=256" in str(error.value)
+    experts = update_config(
+        dinov2("toy", **SIZES),
+        {"encoder.stack.layer.feed_forward": MoE.Config(num_experts=2, top_k=1)},
+    )
+    with pytest.raises(ConfigError, match="the feed-forward is a MoE"):
+        DINOV2.write(experts)
     with pytest.raises(ConfigError, match="a class token"):
         update_config(dinov2("toy"), {"encoder.num_first_tokens": 0}).build()
 

@@ -116,10 +116,20 @@ class _Positions(ConfigEntry):
         return evolve(cfg, encoder=encoder)
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the fields."""
+        """Return the fields.
+
+        Raises:
+            ConfigError: Attention has other positions.
+        """
         attention = cfg.encoder.stack.layer.attention
         if isinstance(attention, RelativeAttention.Config):
             return {"position_embeddings_type": "relative"}
+        if not isinstance(attention, RotatedInputAttention.Config):
+            raise ConfigError(
+                f"attention is a {type(attention).__qualname__}; transformers has "
+                "RelativeAttention or RotatedInputAttention in a Conformer",
+                where=f"encoder.{_ATTENTION}",
+            )
         theta = attention.position.theta
         # Transformers takes whole numbers alone; another one shows when this is read again.
         return {"position_embeddings_type": "rotary", "rotary_embedding_base": int(theta)}

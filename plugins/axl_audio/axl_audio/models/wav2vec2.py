@@ -288,7 +288,7 @@ class _ReadFamily(Family):
         Raises:
             ConfigError: The model was not read as one of these, or is none of them.
         """
-        if getattr(cfg.published, "family", "") != "hubert":
+        if getattr(getattr(cfg, "published", None), "family", "") != "hubert":
             raise ConfigError("it is written as wav2vec2, which has the same layers")
         return Family.write(self, cfg)
 

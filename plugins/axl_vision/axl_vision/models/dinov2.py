@@ -174,9 +174,14 @@ class _FeedForwardFields(ConfigEntry):
         """Return the fields.
 
         Raises:
-            ConfigError: No ratio makes as many hidden units.
+            ConfigError: No ratio makes as many hidden units, or it is another kind of layer.
         """
         feed_forward = attrgetter(f"{_LAYER}.feed_forward")(cfg)
+        if not isinstance(feed_forward, FeedForward.Config | PlainFeedForward.Config):
+            raise ConfigError(
+                f"the feed-forward is a {type(feed_forward).__qualname__}",
+                where=f"{_LAYER}.feed_forward",
+            )
         is_gated = isinstance(feed_forward, FeedForward.Config)
         dim, units = cfg.encoder.dim, feed_forward.hidden_dim
         for ratio in range(1, 1 + -(-2 * units // dim)):
