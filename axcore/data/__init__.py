@@ -30,6 +30,7 @@ from axcore.data.sources.token_files import MegatronFiles, TokenFiles
 from axcore.data.store import build_store, open_store
 from axcore.data.store.reader import StoredSource
 from axcore.data.streams import FileStream, Stream, StreamData
+from axcore.data.tokenizers.character_tokenizer import CharacterTokenizer, characters_in
 from axcore.data.tokenizers.gguf import gguf_vocabulary
 from axcore.data.tokenizers.hugging_face_tokenizer import (
     HuggingFaceTokenizer,
@@ -64,6 +65,7 @@ __all__ = [
     "BadRecord",
     "Batch",
     "ByteTokenizer",
+    "CharacterTokenizer",
     "ChatFiles",
     "ChatMessages",
     "ChatPairs",
@@ -122,6 +124,7 @@ __all__ = [
     "batches",
     "build_store",
     "cache_folder",
+    "characters_in",
     "decode_image",
     "decoded",
     "file_content",

@@ -50,6 +50,7 @@ def tokenizers() -> Iterator[DataTokenizer]:
     """How text becomes tokens."""
     for name, config, summary in (
         ("bytes", "ByteTokenizer", "A token for each byte of UTF-8"),
+        ("characters", "CharacterTokenizer", "Characters by a vocab.json, for CTC"),
         ("hugging_face", "HuggingFaceTokenizer", "Any tokenizer.json"),
         ("sentence_piece", "SentencePieceTokenizer", "Any SentencePiece tokenizer.model"),
     ):

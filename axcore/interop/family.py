@@ -102,7 +102,9 @@ class Family:
         renamed: Regular expressions of parts of names in files, and what is in their place here.
         gguf: How llama.cpp's files have such models, if it has them.
         layouts: How other trainers lay out the arrays of such models.
-        classifier: The family of its classifiers of texts, where they are not reward models.
+        classifier: The family of its classifiers, of texts where they are not reward models.
+        headless: Other classes of transformers, of pretraining, whose files lack the head: a run
+            begins with the rest (`fresh=("head.**",)`).
     """
 
     architecture: str
@@ -127,6 +129,7 @@ class Family:
     gguf: GGUFMap | None = None
     layouts: tuple[Layout, ...] = ()
     classifier: "Family | None" = None
+    headless: tuple[str, ...] = ()
 
     def read(self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False) -> Any:
         """Return the config of the model that a `config.json` describes.

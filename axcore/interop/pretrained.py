@@ -94,10 +94,14 @@ class PretrainedCheckpoint:
         if "model_type" not in self.values:
             raise ConfigError("config.json names no model_type", where=str(path))
         self.family: Family = family_named(self.values["model_type"])
+        named, classifier = self.values.get("architectures") or (), self.family.classifier
+        if classifier is not None and classifier.architecture in named:
+            self.family = classifier
+            return
         # At once: a classifier's weights would load, and its head be missing at the end.
-        _check_head(self.values, self.family.architecture, str(path))
-        if any(map(is_classifier, self.values.get("architectures") or ())):
-            self.family = self.family.classifier or reward_family(self.family)
+        _check_head(self.values, (self.family.architecture, *self.family.headless), str(path))
+        if any(map(is_classifier, named)):
+            self.family = classifier or reward_family(self.family)
 
     @property
     def max_length(self) -> int | None:
@@ -217,7 +221,7 @@ _OTHER_HEAD = re.compile(
 )
 
 
-def _check_head(values: Mapping[str, Any], own: str, where: str) -> None:
+def _check_head(values: Mapping[str, Any], own: tuple[str, ...], where: str) -> None:
     """Check that a model ends as its family's do, or with one label as a reward model.
 
     Raises:
@@ -225,7 +229,7 @@ def _check_head(values: Mapping[str, Any], own: str, where: str) -> None:
     """
     for name in values.get("architectures") or ():
         # An architecture may be of a family that is known and still have another head.
-        if name != own and _OTHER_HEAD.search(name):
+        if name not in own and _OTHER_HEAD.search(name):
             raise ConfigError(
                 f"config.json has the architecture {name}, which is not a language model: its "
                 "head is not over tokens",

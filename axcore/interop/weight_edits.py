@@ -462,7 +462,7 @@ class EncoderAlone(WeightEdit):
     """The weights of the source's `encoder`; all others are randomly initialized.
 
     The two models may be of different kinds: a classifier begins with the encoder of a masked
-    language model.
+    language model, or with a DINOv2.
     """
 
     def edited(self, candidates: CandidateArrays, models: ModelPair) -> CandidateArrays:
@@ -479,7 +479,8 @@ class EncoderAlone(WeightEdit):
 
     def undone(self, target: Any, source: Any) -> Any:
         """Return the source with the model's encoder, which is all that must agree."""
-        return evolve(source, dim=target.dim, encoder=target.encoder)
+        shared = {"dim", "encoder"} & set(field_names(target)) & set(field_names(source))
+        return evolve(source, **{name: getattr(target, name) for name in shared})
 
 
 def _is_of_encoder(name: str) -> bool:

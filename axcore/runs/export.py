@@ -14,17 +14,21 @@ from axcore.config import evolve, field_names
 from axcore.config.json_files import parse_json
 from axcore.data import (
     ByteTokenizer,
+    CharacterTokenizer,
     ChatText,
     Data,
     ExampleData,
     HuggingFaceTokenizer,
     SampleFiles,
     SentencePieceTokenizer,
+    Text,
     Tokenizer,
+    characters_in,
     gguf_vocabulary,
     published_end_ids,
     tokenizer_in,
 )
+from axcore.data.tokenizers.character_tokenizer import VOCABULARY, character_settings
 from axcore.data.tokenizers.hugging_face_tokenizer import TOOL_TEMPLATE
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop import (
@@ -53,7 +57,9 @@ from axcore.whole_files import read_regular
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
-_OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
+_OTHER_TOKENIZERS = (VOCABULARY, "vocab.txt", "tekken.json")
+_OWN_FIELDS = "trainer_fields"
+"""The method of a model's config that returns the fields of its trainer, from the tokenizer's."""
 _MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
 _LENGTH = 2048
 """Tokens of a row of a model that sets no limit."""
@@ -139,10 +145,14 @@ def open_checkpoint(
 def trainer_config(published: PretrainedCheckpoint) -> Any:
     """Return the config of a trainer for the model in a folder, with its tokenizer."""
     tokenizer, length = checkpoint_tokenizer(published), published.max_length or _LENGTH
+    # What a model is trained for and on, where that is not the next token of a text.
+    own = getattr(published.config, _OWN_FIELDS, None)
     data = _data_with_inputs if isinstance(published.config, MultimodalLM.Config) else _text_data
+    fields = own(tokenizer) if own else {"data": data(published, tokenizer, length)}
+    fields["data"] = evolve(fields["data"], batch_size=math.lcm(8, jax.device_count()))
     return Trainer.Config(
         model=published.config,
-        data=evolve(data(published, tokenizer, length), batch_size=math.lcm(8, jax.device_count())),
+        **fields,
         max_steps=1000,
         mesh=ANY_DEVICES,
     )
@@ -260,7 +270,7 @@ def export_run(
         CheckpointError: The run has no checkpoint, or the folder contains something.
     """
     cfg, state = run.trainer.config.model, run.state
-    tokenizer = getattr(run.trainer.data, "tokenizer", None)
+    tokenizer = getattr(run.trainer.data, "tokenizer", None) or _characters(run.trainer.data)
     corrections = adapter_format(cfg)
     if merged:
         cfg, state = _merged_model(cfg, state)
@@ -339,6 +349,9 @@ def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
         return tokenizer_in(folder)
     if (folder / PIECES).is_file():
         return _pieces(folder)
+    # Models of text have one with pieces, whose merges are in another file.
+    if hasattr(published.config, _OWN_FIELDS) and (folder / VOCABULARY).is_file():
+        return characters_in(folder)
     if others := [name for name in _OTHER_TOKENIZERS if (folder / name).is_file()]:
         raise CheckpointError(
             f"the folder's tokenizer is {', '.join(others)}, which is not read",
@@ -377,7 +390,17 @@ def _token_ids(tokenizer: Any) -> dict[str, Any]:
     return {name: number for name, number in ids.items() if number is not None}
 
 
+def _characters(data: Any) -> CharacterTokenizer | None:
+    """Return the characters that texts of examples become, if they do."""
+    features = getattr(data, "features", {}).values()
+    found = [one.tokenizer for one in features if isinstance(one, Text)]
+    return next((one for one in found if isinstance(one, CharacterTokenizer)), None)
+
+
 def _tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
+    if isinstance(tokenizer, CharacterTokenizer):
+        said_of_it = _rendered(character_settings(tokenizer))
+        return {VOCABULARY: _content(tokenizer.config.path), TOKENIZER_CONFIG: said_of_it}
     if isinstance(tokenizer, SentencePieceTokenizer):
         return {PIECES: _content(tokenizer.config.path)}
     if not isinstance(tokenizer, HuggingFaceTokenizer):

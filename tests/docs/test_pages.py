@@ -22,7 +22,7 @@ PAGES = (
     "moe.md",
     "ops.md",
     "optimizers.md",
-    "pictures.md",
+    pytest.param("pictures.md", marks=pytest.mark.slow),
     pytest.param("text-encoders.md", marks=pytest.mark.slow),
 )
 

@@ -106,7 +106,7 @@ class CTCTranscriber(Transcriber):
     Args:
         model: The model.
         tokenizer: Of its texts.
-        num_samples: Samples of a row.
+        sizes: Samples of rows that programs are compiled for, the longest sound last.
         blank: The token that says nothing.
     """
 
@@ -114,18 +114,20 @@ class CTCTranscriber(Transcriber):
     granularities = ("segment", "word")
 
     def __init__(
-        self, model: CTCModel, tokenizer: Tokenizer, *, num_samples: int, blank: int
+        self, model: CTCModel, tokenizer: Tokenizer, *, sizes: Sequence[int], blank: int
     ) -> None:
-        self._tokenizer, self._num_samples, self._blank = tokenizer, num_samples, blank
+        self._tokenizer, self._sizes, self._blank = tokenizer, sizes, blank
         features, strides = model.config.features, model.config.encoder.subsampling.strides
-        self._frame_s = features.hop * int(np.prod(strides)) / features.sample_rate
+        self._frame_s = features.step * int(np.prod(strides)) / features.sample_rate
         self._program = jax.jit(partial(_likeliest, model, blank))
 
     def transcribe(self, state: Any, jobs: Sequence[SoundJob]) -> list[Transcript]:
         """Return the transcript of each sound."""
-        # Two programs: for one sound, and for as many as there may be.
+        # Of each size two programs: for one sound, and for as many as there may be.
         rows = 1 if len(jobs) == 1 else self.max_batch
-        sounds, lengths = np.zeros((rows, self._num_samples), np.float32), np.ones(rows, np.int32)
+        longest = max(len(job.samples) for job in jobs)
+        size = next(one for one in self._sizes if one >= longest)
+        sounds, lengths = np.zeros((rows, size), np.float32), np.ones(rows, np.int32)
         for row, job in enumerate(jobs):
             lengths[row] = len(job.samples)
             sounds[row, : lengths[row]] = job.samples

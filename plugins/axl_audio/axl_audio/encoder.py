@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
+from axcore.data import CharacterTokenizer, ExampleData, SampleFiles, Text
 from axcore.errors import ConfigError
 from axcore.interop import CheckpointInfo
 from axcore.layers import (
@@ -26,7 +27,9 @@ from axcore.layers import (
 )
 from axcore.models import flops_per_token
 from axcore.module import BatchSpec, Initializer, ModelFlops, Module, Param
-from axl_audio.features import Features, LogMel, SpecAugment
+from axcore.tasks import CTC
+from axl_audio.features import Features, LogMel, SoundFeatures, SpecAugment
+from axl_audio.sound import Audio
 
 Tokens = Float[Array, "batch time dim"]
 
@@ -43,7 +46,38 @@ class Encoded(NamedTuple):
     is_real: Bool[Array, "batch time"]
 
 
-class Subsampling(Module):
+class FrameTokens(Module):
+    """From frames to tokens; abstract. Slot protocol: the parent fills `in_dim` and `dim`.
+
+    A subclass says how: `forward(features)`.
+    """
+
+    @config
+    class Config(Module.Config["FrameTokens"]):
+        """The config of what makes tokens of frames.
+
+        Args:
+            in_dim: Features of a frame.
+            dim: Size of a token.
+            strides: Frames of a token, as the product of these.
+        """
+
+        in_dim: PositiveInt = REQUIRED
+        dim: PositiveInt = REQUIRED
+        strides: tuple[PositiveInt, ...] = ()
+
+        def num_tokens(self, num_frames: int) -> int:
+            """Return how many tokens there are of so many frames."""
+            for stride in self.strides:
+                num_frames = -(-num_frames // stride)
+            return num_frames
+
+    def forward(self, features: Features) -> Encoded:
+        """Return the tokens, and which of them are of real frames."""
+        raise NotImplementedError(f"{type(self).__qualname__} makes no tokens")
+
+
+class Subsampling(FrameTokens):
     """Convolutions over time that make fewer tokens of frames, with an activation behind each.
 
     Token i is around frame `i * stride`, whatever the number of frames, so padding changes no other
@@ -53,26 +87,16 @@ class Subsampling(Module):
     """
 
     @config
-    class Config(Module.Config["Subsampling"]):
+    class Config(FrameTokens.Config):
         """The config of a `Subsampling`.
 
         Args:
-            in_dim: Features of a frame.
-            dim: Size of a token.
             strides: Of the convolutions, one after the other.
             activation: Behind each of them.
         """
 
-        in_dim: PositiveInt = REQUIRED
-        dim: PositiveInt = REQUIRED
         strides: tuple[PositiveInt, ...] = (1, 2)
         activation: Activation = "gelu"
-
-        def num_tokens(self, num_frames: int) -> int:
-            """Return how many tokens there are of so many frames."""
-            for stride in self.strides:
-                num_frames = -(-num_frames // stride)
-            return num_frames
 
     def setup(self, cfg: Config) -> None:
         """Build the convolutions."""
@@ -185,7 +209,7 @@ class SpeechEncoder(Module):
 
         in_dim: PositiveInt = REQUIRED
         dim: PositiveInt = REQUIRED
-        subsampling: Subsampling.Config = Subsampling.Config()
+        subsampling: FrameTokens.Config = Subsampling.Config()
         positions: Positions.Config = Positions.Config()
         dropout: Dropout.Config = Dropout.Config()
         stack: Module.Config = ScannedLayers.Config(layer=TransformerLayer.Config())
@@ -210,6 +234,12 @@ class SpeechEncoder(Module):
         return Encoded(self.norm(self.stack(x, info)), is_real)
 
 
+MAX_SECONDS = 30.0
+"""Of a sound that a pretrained checkpoint with CTC reads, which itself has no limit."""
+
+_MAX_CHARACTERS = 600
+
+
 class CTCModel(Module):
     """Features, an encoder, and logits of each of its tokens; for the task `CTC`.
 
@@ -230,17 +260,44 @@ class CTCModel(Module):
         """
 
         vocab_size: PositiveInt = REQUIRED
-        features: LogMel.Config = LogMel.Config()
+        features: SoundFeatures.Config = LogMel.Config()
         augment: SpecAugment.Config = SpecAugment.Config()
         encoder: SpeechEncoder.Config = REQUIRED
         head: Module.Config = Linear.Config(has_bias=True)
         published: CheckpointInfo | None = None
 
+        def trainer_fields(self, tokenizer: Any) -> dict[str, Any]:
+            """Return what a trainer of a pretrained checkpoint has, with the current folder's data.
+
+            Args:
+                tokenizer: The config of its tokenizer, whose pad token is the blank.
+
+            Raises:
+                ConfigError: It is not of characters.
+            """
+            if not isinstance(tokenizer, CharacterTokenizer.Config):
+                raise ConfigError(
+                    f"the checkpoint's tokenizer is a {type(tokenizer).__qualname__}; models with "
+                    "CTC are read with characters by a vocab.json",
+                    where="tokenizer",
+                    hint="name a folder with a vocab.json, as Wav2Vec2CTCTokenizer writes it",
+                )
+            known = tokenizer.build()
+            sound = Audio.Config(sample_rate=self.features.sample_rate, max_seconds=MAX_SECONDS)
+            text = Text.Config(tokenizer=tokenizer, length=_MAX_CHARACTERS)
+            return {
+                "task": CTC.Config(blank=known.pad_id, separator=known.separator_id),
+                "data": ExampleData.Config(
+                    source=SampleFiles.Config(folder="."),
+                    features={"sound": sound, "text": text},
+                ),
+            }
+
     def setup(self, cfg: Config) -> None:
         """Build the parts."""
         self.features = cfg.features.build()
         self.augment = cfg.augment.build()
-        self.encoder = cfg.encoder.build(in_dim=cfg.features.num_bands)
+        self.encoder = cfg.encoder.build(in_dim=cfg.features.size)
         self.head = cfg.head.build(
             in_dim=cfg.encoder.dim, out_dim=cfg.vocab_size, axes=("embed", "vocab")
         )

@@ -32,7 +32,44 @@ class Features(NamedTuple):
     is_real: Bool[Array, "batch time"]
 
 
-class LogMel(Module):
+class SoundFeatures(Module):
+    """From samples to frames; abstract. A subclass says how: `forward(sound, length)`."""
+
+    @config
+    class Config(Module.Config["SoundFeatures"]):
+        """The config of features.
+
+        Args:
+            sample_rate: Samples a second of the sounds.
+        """
+
+        sample_rate: PositiveInt = 16_000
+
+        @property
+        def size(self) -> int:
+            """Numbers of a frame, M."""
+            raise NotImplementedError
+
+        @property
+        def step(self) -> int:
+            """Samples from a frame to the next."""
+            raise NotImplementedError
+
+        def num_frames(self, num_samples: int) -> int:
+            """Return T, from S."""
+            raise NotImplementedError
+
+    def forward(self, sound: Sound, length: Lengths) -> Features:
+        """Return the features, in the dtype that the model computes in.
+
+        Args:
+            sound: `[B, S]`.
+            length: How many samples of each row are not padding.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} makes no features")
+
+
+class LogMel(SoundFeatures):
     """Power in mel bands, as logarithms of mean 0 and variance 1 over each row's own frames.
 
     Frame t is of the samples around `t * hop`, and is padding where that is behind the sound. Zeros
@@ -43,11 +80,10 @@ class LogMel(Module):
     """
 
     @config
-    class Config(Module.Config["LogMel"]):
+    class Config(SoundFeatures.Config):
         """The config of a `LogMel`.
 
         Args:
-            sample_rate: Samples a second of the sounds.
             num_bands: M.
             window: Samples of a frame, weighted by a Hann window.
             hop: Samples from a frame to the next.
@@ -57,13 +93,22 @@ class LogMel(Module):
                 that silence without any noise is not far from all other sounds.
         """
 
-        sample_rate: PositiveInt = 16_000
         num_bands: PositiveInt = 80
         window: PositiveInt = 400
         hop: PositiveInt = 160
         min_hz: float = 0.0
         max_hz: PositiveFloat | None = None
         max_decibel: PositiveFloat = 80.0
+
+        @property
+        def size(self) -> int:
+            """Numbers of a frame: its bands."""
+            return self.num_bands
+
+        @property
+        def step(self) -> int:
+            """Samples from a frame to the next."""
+            return self.hop
 
         def num_frames(self, num_samples: int) -> int:
             """Return T, from S."""
@@ -195,18 +240,18 @@ class SpecAugment(Module):
         rows, num_frames, num_bands = features.frames.shape
         for_bands, for_time = jax.random.split(self.rng("spec_augment"))
         bands = jnp.full((rows, 1), num_bands, jnp.int32)
-        hidden_bands = _masks(
+        hidden_bands = random_masks(
             for_bands, num_bands, bands, jnp.minimum(bands, cfg.max_bands), cfg.num_band_masks
         )
         lengths = jnp.sum(features.is_real, axis=1, keepdims=True, dtype=jnp.int32)
         share = cfg.max_fraction * lengths.astype(jnp.float32)
         most = jnp.minimum(share.astype(jnp.int32), cfg.max_frames)
-        hidden_time = _masks(for_time, num_frames, lengths, most, cfg.num_time_masks)
+        hidden_time = random_masks(for_time, num_frames, lengths, most, cfg.num_time_masks)
         is_hidden = hidden_time[:, :, None] | hidden_bands[:, None, :]
         return features._replace(frames=jnp.where(is_hidden, 0, features.frames))
 
 
-def _masks(
+def random_masks(
     key: Array,
     size: int,
     lengths: Int[Array, "batch 1"],

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator
 
-from axcore.plugins import Command, Experiment, HuggingFaceFamily, ModelApi, Ref, hook
+from axcore.plugins import (
+    Command,
+    Experiment,
+    HuggingFaceFamily,
+    LayerVariant,
+    ModelApi,
+    Ref,
+    hook,
+)
 
 
 @hook.hugging_face_families
@@ -10,10 +18,28 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
     """Pretrained checkpoints of models of sound."""
     for name, family, summary in (
         ("whisper", "whisper:WHISPER", "Whisper, speech in many languages to text"),
+        ("wav2vec2", "wav2vec2:WAV2VEC2", "wav2vec 2.0 with CTC, speech to letters"),
+        ("hubert", "wav2vec2:HUBERT", "HuBERT with CTC, the same model trained otherwise"),
+        (
+            "wav2vec2-conformer",
+            "conformer:WAV2VEC2_CONFORMER",
+            "Conformers with CTC on the features of wav2vec 2.0",
+        ),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_audio.models.{family}"), summary=summary
         )
+
+
+@hook.layer_variants
+def layer_variants() -> Iterator[LayerVariant]:
+    """Layers for sound."""
+    yield LayerVariant(
+        name="conformer",
+        config=Ref("axl_audio.conformer:conformer"),
+        replaces=Ref("axcore.layers:TransformerLayer"),
+        summary="A convolution next to attention, between two halves of a feed-forward",
+    )
 
 
 @hook.experiments

@@ -19,9 +19,10 @@ from axl_audio.decoding import (
     Transcript,
     suppressed_tokens,
 )
-from axl_audio.encoder import CTCModel
+from axl_audio.encoder import MAX_SECONDS, CTCModel
 from axl_audio.sound import Audio, decode_sound
 from axl_audio.speech_to_text import SpeechToText
+from axl_audio.transcribe import row_sizes
 
 _FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 _OF_TIMES = ("srt", "vtt")
@@ -38,18 +39,22 @@ def endpoints(opened: ApiModel) -> list[Endpoint[Any, Any]]:
         return [Transcriptions(*_published(opened))]
     audio, text = (_feature(opened.trainer, kind) for kind in (Audio, Text))
     cfg = audio.config
-    sizes: dict[str, Any] = {"num_samples": cfg.num_samples}
     made: Transcriber
     if isinstance(opened.model, CTCModel) and isinstance(opened.trainer.task, CTC):
         blank = opened.trainer.task.config.blank
-        made = CTCTranscriber(opened.model, text.tokenizer, blank=blank, **sizes)
+        made = CTCTranscriber(
+            opened.model,
+            text.tokenizer,
+            blank=blank,
+            sizes=row_sizes(cfg.num_samples, cfg.sample_rate),
+        )
     elif isinstance(opened.model, SpeechToText):
         made = TokenTranscriber(
             opened.model,
             text.tokenizer,
+            num_samples=cfg.num_samples,
             max_tokens=text.config.length,
             is_instructed=False,
-            **sizes,
         )
     else:
         raise ConfigError(
@@ -62,10 +67,16 @@ def endpoints(opened: ApiModel) -> list[Endpoint[Any, Any]]:
 
 
 def _published(opened: ApiModel) -> tuple[Transcriber, int, float]:
-    """Return what transcribes by a pretrained Whisper, its sample rate, and how much it hears."""
-    model: SpeechToText = opened.model
-    cfg, tokenizer = model.config, opened.tokenizer
+    """Return what transcribes by a pretrained model, its sample rate, and how much it hears."""
+    tokenizer = opened.tokenizer
     assert tokenizer is not None
+    if isinstance(opened.model, CTCModel):
+        rate = opened.model.config.features.sample_rate
+        sizes = row_sizes(round(rate * MAX_SECONDS), rate)
+        made = CTCTranscriber(opened.model, tokenizer, blank=tokenizer.pad_id, sizes=sizes)
+        return made, rate, MAX_SECONDS
+    model: SpeechToText = opened.model
+    cfg = model.config
     positions: Any = cfg.encoder.positions
     frames = positions.length * int(np.prod(cfg.encoder.subsampling.strides))
     num_samples = frames * cfg.features.hop

@@ -116,6 +116,12 @@ class ImageEncoder(Module):
             size = self.patches.patch_size
             return (self.height // size) * (self.width // size)
 
+        @property
+        def num_positions(self) -> int:
+            """Rows of the table of positions."""
+            placed = self.num_first_tokens if self.are_first_tokens_placed else 0
+            return self.num_patches + placed
+
     def setup(self, cfg: Config) -> None:
         """Build the parts; declare the positions and the first tokens."""
         size = cfg.patches.patch_size
@@ -128,9 +134,8 @@ class ImageEncoder(Module):
             )
         self.pixels = cfg.pixels.build()
         self.patches = cfg.patches.build(dim=cfg.dim)
-        placed = cfg.num_first_tokens if cfg.are_first_tokens_placed else 0
         self.positions = Param(
-            (cfg.num_patches + placed, cfg.dim), axes=(None, "embed"), init=Normal(), decay=False
+            (cfg.num_positions, cfg.dim), axes=(None, "embed"), init=Normal(), decay=False
         )
         if cfg.num_first_tokens:
             self.first_tokens = Param(
@@ -154,7 +159,16 @@ class ImageEncoder(Module):
     def encode(self, image: Pixels) -> Tokens:
         """Return a vector for each patch, behind those of the first tokens."""
         cfg = self.config
-        x = self.patches(self.pixels(image))
+        x = self.placed(self.patches(self.pixels(image)))
+        x = shard(self.dropout(x), "batch", "time", "embed")
+        if cfg.input_norm is not None:
+            x = self.input_norm(x)
+        x = self.stack(x, whole_rows(x))
+        return x if cfg.norm is None else self.norm(x)
+
+    def placed(self, x: Tokens) -> Tokens:
+        """Return the tokens of patches with positions, behind the first tokens."""
+        cfg = self.config
         positions = self.positions.astype(x.dtype)[None]
         if cfg.num_first_tokens:
             first = self.first_tokens.astype(x.dtype)
@@ -164,11 +178,7 @@ class ImageEncoder(Module):
             x = jnp.concatenate([rows, x], axis=1)
         if not cfg.num_first_tokens or cfg.are_first_tokens_placed:
             x = x + positions
-        x = shard(self.dropout(x), "batch", "time", "embed")
-        if cfg.input_norm is not None:
-            x = self.input_norm(x)
-        x = self.stack(x, whole_rows(x))
-        return x if cfg.norm is None else self.norm(x)
+        return x
 
 
 def _up_to(number: int, size: int) -> int:

@@ -19,6 +19,12 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
     """Pretrained checkpoints of models of pictures."""
     for name, family, summary in (
         ("vit", "vit:VIT", "ViT, a classifier of pictures"),
+        ("dinov2", "dinov2:DINOV2", "DINOv2, vectors of pictures that no labels were needed for"),
+        (
+            "dinov2_with_registers",
+            "dinov2:DINOV2_WITH_REGISTERS",
+            "DINOv2 with tokens of its own next to those of patches",
+        ),
         ("clip", "clip:CLIP", "CLIP, pictures and texts in one space"),
         ("siglip", "siglip:SIGLIP", "SigLIP, the same with a loss of each pair"),
         ("llava", "llava:LLAVA", "LLaVA, a language model that reads pictures"),

@@ -1,5 +1,7 @@
 """Families of models of sound, each a function from a size to a config."""
 
+from axl_audio.models.conformer import wav2vec2_conformer
+from axl_audio.models.wav2vec2 import wav2vec2
 from axl_audio.models.whisper import whisper
 
-__all__ = ["whisper"]
+__all__ = ["wav2vec2", "wav2vec2_conformer", "whisper"]
