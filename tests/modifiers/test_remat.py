@@ -84,3 +84,10 @@ def test_presets_differ_in_the_products_that_are_computed_again():
         "offload_minimal": logits,
     }
     assert again == expected
+
+
+def test_layers_with_cross_attention_are_computed_again_too():
+    cfg = RematModifier().apply(t5("toy"), CPU)
+    for kind in (TransformerLayer, CrossTransformerLayer):
+        found = find_config(cfg, kind)
+        assert found and all(one.node.remat == REMAT_PRESETS["full"] for one in found)
