@@ -14,6 +14,7 @@ from axcore.data.data_loader import (
 )
 from axcore.data.document import Document, Source
 from axcore.data.examples import ExampleData, Feature, FeatureArray, Label, Text
+from axcore.data.media import Media
 from axcore.data.packing.batches import DataShard, Rows, batches, train_order
 from axcore.data.packing.packing import Batch
 from axcore.data.preference_data import PreferenceData
@@ -91,6 +92,7 @@ __all__ = [
     "JsonLines",
     "Label",
     "LabelledChats",
+    "Media",
     "LengthFilter",
     "MegatronFiles",
     "Message",

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from numpy_state import numpy_state
 
-from axcore.models import llama2
+from axcore.config import find_config
+from axcore.layers import CrossTransformerLayer, TransformerLayer
+from axcore.models import llama2, t5
 from axcore.modifiers import RematModifier
 from axcore.modifiers.remat import REMAT_PRESETS
 from axcore.module import functional
