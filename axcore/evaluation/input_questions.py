@@ -91,6 +91,10 @@ class InputQuestions:
             )
         return [one.result().text for one in self._engine.submit_all(requests)]
 
+    def without_marks(self, text: str) -> str:
+        """Return a question as people read it: without what marks the place of an input."""
+        return text.replace(self._chat.config.soft_token, "").strip()
+
     def questions(self, record: Mapping[str, Any]) -> Iterator[InputQuestion]:
         """Yield the questions of a record's conversation, each without the turns before it."""
         turns = self._chat.conversation(record).messages

@@ -1,7 +1,6 @@
 """Some held-out rows as people look at them: the input, what is right, and what a model answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,7 +13,7 @@ from axcore.errors import ConfigError
 from axcore.evaluation.input_questions import InputQuestions
 from axcore.models import MultimodalLM
 from axcore.module import functional
-from axcore.runs import Run, open_model
+from axcore.runs import OpenedModel, Run, open_model
 from axcore.tasks import Classification
 
 
@@ -40,12 +39,13 @@ class ShownRow:
         return self.answered == self.wanted
 
 
-def shown_rows(run: Run, *, most: int) -> list[ShownRow]:
+def shown_rows(run: Run, *, most: int, trust_code: bool = False) -> list[ShownRow]:
     """Return held-out rows from all over, with what the run's model answers.
 
     Args:
         run: Of a classifier, or a language model that reads inputs of features.
         most: How many rows, at most.
+        trust_code: Whether code that came with the run is run to open it.
 
     Raises:
         ConfigError: Rows of the run cannot be shown, or its model answers in another way.
@@ -62,7 +62,8 @@ def shown_rows(run: Run, *, most: int) -> list[ShownRow]:
     if isinstance(task, Classification):
         answered = list(_classified(trainer, run.state, records))
     elif isinstance(trainer.model, MultimodalLM):
-        answered = list(_questioned(data, run.directory, run.step, records))
+        opened = open_model(run.directory, step=run.step, trust_code=trust_code)
+        answered = list(_questioned(data, opened, records))
     else:
         raise ConfigError(
             f"what a {type(trainer.model).__qualname__} answers to a row cannot be shown",
@@ -116,16 +117,17 @@ def _classified(
 
 
 def _questioned(
-    data: ExampleData, directory: Path, step: int, records: Sequence[Mapping[str, Any]]
+    data: ExampleData, opened: OpenedModel, records: Sequence[Mapping[str, Any]]
 ) -> Iterator[ShownRow]:
-    with InputQuestions(open_model(directory, step=step)) as asking:
+    with InputQuestions(opened) as asking:
         pairs = [(one, next(asking.questions(one), None)) for one in records]
         asked = [(record, question) for record, question in pairs if question is not None]
         answers = asking.answers([question for _, question in asked])
-    for (record, question), answer in zip(asked, answers, strict=True):
+        texts = [asking.without_marks(question.text) for _, question in asked]
+    for (record, question), text, answer in zip(asked, texts, answers, strict=True):
         yield ShownRow(
             media=_media(data, record),
-            asked=question.text,
+            asked=text,
             wanted=question.wanted,
             answered=answer.strip(),
         )
