@@ -43,7 +43,7 @@ def train_step() -> tuple[Callable[[], float], int]:
     called = torch.compile(model) if "--compile" in sys.argv else model
 
     def step() -> float:
-        frames = torch.from_numpy(extractor._torch_extract_fbank_features(sounds))  # noqa: SLF001 - calls no slower part
+        frames = torch.from_numpy(extractor._torch_extract_fbank_features(sounds))
         logits = called(input_features=frames, decoder_input_ids=tokens[:, :-1]).logits
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()

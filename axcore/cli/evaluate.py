@@ -138,7 +138,7 @@ def _print_validation_loss(model: str, rest: dict[str, Any], *, as_json: bool) -
         from axcore.evaluation.shown_rows import shown_rows
         from axcore.report.rows_page import rows_page_html
 
-        rows = shown_rows(saved, most=rest["shown"], trust_code=rest["trust_code"])
+        rows = shown_rows(saved, max_rows=rest["shown"], trust_code=rest["trust_code"])
         title = f"{saved.directory.resolve().name}, step {saved.step}"
         lines = [", ".join([f"validation {first}", *more])]
         options.write_output(page, rows_page_html(rows, title=title, lines=lines))

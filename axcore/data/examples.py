@@ -390,13 +390,13 @@ class ExampleData(DataLoader):
         shard = DataShard(cfg.batch_size, process_index, process_count)
         return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
-    def held_out(self, *, most: int | None = None) -> Iterator[dict[str, Any]]:
+    def held_out(self, *, max_rows: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the records that are evaluated on, or so many of them, from all over.
 
         Raises:
             DataError: As `train` does.
         """
-        return self._splits[1].records(most)
+        return self._splits[1].records(max_rows)
 
     def row(self, record: Record) -> dict[str, NDArray[Any]]:
         """Return the arrays of a record as evaluations read them, by the names of a batch.
@@ -488,9 +488,9 @@ class _Rows:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def records(self, most: int | None = None) -> Iterator[dict[str, Any]]:
+    def records(self, max_rows: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the fields of each record, or of so many at equal distances."""
-        count = len(self) if most is None else min(most, len(self))
+        count = len(self) if max_rows is None else min(max_rows, len(self))
         places = np.arange(count) * len(self) // max(1, count)
         return (self._store[int(number)] for number in self._numbers[places])
 

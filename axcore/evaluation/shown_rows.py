@@ -39,12 +39,12 @@ class ShownRow:
         return self.answered == self.wanted
 
 
-def shown_rows(run: Run, *, most: int, trust_code: bool = False) -> list[ShownRow]:
+def shown_rows(run: Run, *, max_rows: int, trust_code: bool = False) -> list[ShownRow]:
     """Return held-out rows from all over, with what the run's model answers.
 
     Args:
         run: Of a classifier, or a language model that reads inputs of features.
-        most: How many rows, at most.
+        max_rows: How many rows, at most.
         trust_code: Whether code that came with the run is run to open it.
 
     Raises:
@@ -58,7 +58,7 @@ def shown_rows(run: Run, *, most: int, trust_code: bool = False) -> list[ShownRo
             where="data",
             hint="those of ExampleData do, as of `axcore train digits`",
         )
-    records = list(data.held_out(most=most))
+    records = list(data.held_out(max_rows=max_rows))
     if isinstance(task, Classification):
         answered = list(_classified(trainer, run.state, records))
     elif isinstance(trainer.model, MultimodalLM):

@@ -51,7 +51,7 @@ jax.tree_util.register_dataclass(
 
 @attrs.frozen(kw_only=True)
 class RowMeasure:
-    """Measures that are no sums over rows, such as ranks among all rows of an evaluation.
+    """Measures that sums over rows do not give, such as ranks among all rows of an evaluation.
 
     Args:
         captures: Names of what `forward` captures in evaluations, `[rows, ...]` each.

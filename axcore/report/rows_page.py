@@ -89,10 +89,12 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <title>TITLE</title>
 <style>
-:root { color-scheme: light dark; --page: light-dark(#f6f5f2, #131416); --card: light-dark(#fff, #1b1d20);
+:root { color-scheme: light dark;
+  --page: light-dark(#f6f5f2, #131416); --card: light-dark(#fff, #1b1d20);
   --soft: light-dark(#6d6a64, #9a9993); --line: light-dark(#e3e0da, #2d3034);
   --bad: light-dark(#b3261e, #ff9d94); --good: light-dark(#1d7a43, #7fd6a0); }
 body { margin: 0 auto; max-width: 1280px; padding: 32px 28px; background: var(--page);

@@ -1,9 +1,10 @@
-"""Recall of pairs: how often what belongs to a row is among the closest, of all rows that there are.
+"""Recall of pairs: how often what belongs to a row is among the closest, of all rows there are.
 
 Letters: N rows, D size of a vector, G distinct rows of what is compared.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,7 @@ def _backward_ranks(first: Vectors, second: Vectors, groups: NDArray[np.intp]) -
 
 
 def _shares(
-    ranks: NDArray[np.intp], weights: NDArray[np.floating], num_candidates: int
+    ranks: NDArray[np.intp], weights: NDArray[Any], num_candidates: int
 ) -> Mapping[int, float]:
     total = float(np.sum(weights))
     return {

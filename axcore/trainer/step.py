@@ -290,9 +290,7 @@ class TrainStep:
             self.learner.evaluated_params(state.opt_state, params), state.model, self.specs
         )
 
-    def evaluate(
-        self, model_state: Any, batch: Batch
-    ) -> tuple[dict[str, Loss], dict[str, Array]]:
+    def evaluate(self, model_state: Any, batch: Batch) -> tuple[dict[str, Loss], dict[str, Array]]:
         """Return the losses of a batch outside of training, and what is captured of its rows."""
         measure = self.model.row_measure()
         read = _without_groups(batch, self.loss_groups)

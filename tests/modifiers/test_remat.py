@@ -92,4 +92,5 @@ def test_layers_with_cross_attention_are_computed_again_too():
     cfg = RematModifier().apply(t5("toy"), CPU)
     for kind in (TransformerLayer, CrossTransformerLayer):
         found = find_config(cfg, kind)
-        assert found and all(one.node.remat == REMAT_PRESETS["full"] for one in found)
+        assert found
+        assert all(one.node.remat == REMAT_PRESETS["full"] for one in found)

@@ -51,8 +51,8 @@ def test_a_page_shows_held_out_pictures_with_answers(name, asks, tmp_path):
     changes = {"max_steps": 2, "eval_every_steps": 2, "checkpoint.every_steps": 2}
     trainer_on(update_config(EXPERIMENTS[name](), changes), 1).run(tmp_path / "run")
     run = load_run(tmp_path / "run")
-    rows = shown_rows(run, most=5)
-    wanted = list(run.trainer.data.held_out(most=5))
+    rows = shown_rows(run, max_rows=5)
+    wanted = list(run.trainer.data.held_out(max_rows=5))
     assert len(rows) == len(wanted) == 5
     for row, record in zip(rows, wanted, strict=True):
         pixels = np.asarray(Image.open(io.BytesIO(row.media[0].content)))
@@ -65,9 +65,9 @@ def test_a_page_shows_held_out_pictures_with_answers(name, asks, tmp_path):
 
 def test_rows_that_are_shown_are_from_all_over():
     data = digits().data.build()
-    all_of, some = (list(data.held_out(most=most)) for most in (None, 10))
+    all_of, some = (list(data.held_out(max_rows=count)) for count in (None, 10))
     assert [one["folder"] for one in some] == [
         all_of[place * len(all_of) // 10]["folder"] for place in range(10)
     ]
     assert len({one["folder"] for one in some}) > 5
-    assert len(list(data.held_out(most=10_000))) == len(all_of)
+    assert len(list(data.held_out(max_rows=10_000))) == len(all_of)
