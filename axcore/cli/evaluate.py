@@ -135,7 +135,7 @@ def _print_validation_loss(model: str, rest: dict[str, Any], *, as_json: bool) -
     metrics, units = saved.evaluate(), saved.trainer.task.metric_units()
     first, *more = described(metrics, units)
     if (page := rest["page"]) is not None:
-        from axcore.evaluation.shown_rows import shown_rows
+        from axcore.evaluation import shown_rows
         from axcore.report.rows_page import rows_page_html
 
         rows = shown_rows(saved, max_rows=rest["shown"], trust_code=rest["trust_code"])

@@ -1,4 +1,4 @@
-"""`InputQuestions`: asks a language model about inputs of a row that are no text, as pictures."""
+"""`InputQuestions`: asks a language model about inputs of a row other than text, as pictures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise

@@ -16,7 +16,7 @@ _MOST_BYTES = 16 * 2**20
 
 
 class AnsweredRow(Protocol):
-    """A row as `axcore.evaluation.shown_rows` has it."""
+    """A row as `axcore.evaluation.shown_rows` returns it."""
 
     @property
     def media(self) -> tuple[Media, ...]:

@@ -40,7 +40,7 @@ def command(
     """
     if held_out == bool(files) or bool(files) != bool(question):
         raise click.UsageError("name FILES and a --question, or --held-out alone")
-    from axcore.evaluation.input_questions import InputQuestion, InputQuestions
+    from axcore.evaluation import InputQuestion, InputQuestions
     from axcore.runs import open_model
 
     opened = open_model(run, step=step, trust_code=trust_code)

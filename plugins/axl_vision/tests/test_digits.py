@@ -10,7 +10,7 @@ from axl_vision.experiments import digits, digits_chat, digits_clip
 from PIL import Image
 
 from axcore.config import update_config
-from axcore.evaluation.shown_rows import shown_rows
+from axcore.evaluation import shown_rows
 from axcore.runs import load_run
 from axcore.testing.tiny import trainer_on
 from axcore.trainer import StepsDone

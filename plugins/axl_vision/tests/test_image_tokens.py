@@ -18,7 +18,7 @@ from PIL import Image
 
 from axcore.config import update_config
 from axcore.errors import DataError
-from axcore.evaluation.input_questions import InputQuestions
+from axcore.evaluation import InputQuestions
 from axcore.inference import EncoderInput, EngineConfig, Request, Sampling
 from axcore.module import functional
 from axcore.runs import engine_for, open_model
