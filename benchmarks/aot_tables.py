@@ -125,9 +125,30 @@ def page_with_tables(page: str) -> str:
     return page_with_table(page, published_table(figures), BEGIN_PUBLISHED, END)
 
 
+FEW = {
+    "pictures": ("vit-l16", "siglip-so400m", "dit-xl2"),
+    "audio": ("whisper-large-v3",),
+}
+"""Pages that have the rows of some experiments too."""
+
+
+def page_with_few(page: str, experiments: tuple[str, ...]) -> str:
+    """Return a page with the table of some experiments."""
+    figures = {
+        name: one
+        for name, one in _figures("aot_experiments").items()
+        if name.split(" on ")[0] in experiments
+    }
+    return page_with_table(page, fits_table(figures), BEGIN, END)
+
+
 def write_page() -> Path:
-    """Write the tables into docs/aot.md, and return its path."""
+    """Write the tables into docs/aot.md, whose path is returned, and the pages of `FEW`."""
     PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, experiments in FEW.items():
+        other = PAGE.with_name(f"{name}.md")
+        text = page_with_few(other.read_text(encoding="utf-8"), experiments)
+        other.write_text(text, encoding="utf-8")
     return PAGE.relative_to(ROOT)
 
 

@@ -115,6 +115,21 @@ GOALS = (
         "tiny_peers",
         ("torch_compile", "axcore_by_it"),
     ),
+    *(
+        Goal(
+            f"step of a small {model} / {library}' by PyTorch, {how}",
+            1.0,
+            "",
+            f"{name}_peers",
+            (f"{library}_{key}", "axcore_by_it"),
+        )
+        for name, model, library in (
+            ("vit", "ViT", "transformers"),
+            ("whisper", "Whisper", "transformers"),
+            ("dit", "DiT", "diffusers"),
+        )
+        for key, how in (("eager", "eager"), ("compile", "compiled"))
+    ),
     Goal(
         "a mixture of 64 experts / one of 8, both passes",
         1.3,
@@ -280,6 +295,37 @@ def peers_table() -> str:
     return markdown_table(header, rows)
 
 
+MODELS = {
+    "vit": ("ViT", "transformers", "pictures"),
+    "whisper": ("Whisper", "transformers", "sounds"),
+    "dit": ("DiT", "diffusers", "pictures"),
+}
+
+
+def models_table() -> str:
+    """Return the train steps of small models of pictures and sound, by axcore and by PyTorch."""
+    rows = []
+    for name, (model, library, unit) in MODELS.items():
+        figures = _figures(f"{name}_peers")
+        rivals = [figures[f"{library}_{how}"] for how in ("eager", "compile")]
+        rows.append(
+            (
+                f"{model}, beside {library}",
+                f"{figures['axcore']['step_ms']:.0f} ms",
+                f"{figures['axcore'][f'{unit}_per_s']:.0f} {unit} a second",
+                *(f"{one['axcore_by_it']:.2f}" for one in rivals),
+                *(f"{one['axcore_by_it_processor']:.2f}" for one in rivals),
+            )
+        )
+    return markdown_table(
+        (
+            *("model", "a step", "", "by eager", "by `torch.compile`"),
+            *("processor time by eager", "by `torch.compile`"),
+        ),
+        rows,
+    )
+
+
 def parts_table() -> str:
     """Return processor time of each part of that step, in axcore and in PyTorch."""
     parts = _figures("tiny_parts")["processor_ms_a_step"]
@@ -295,6 +341,7 @@ TABLES = {
     "goals": goals_table,
     "steps": steps_table,
     "peers": peers_table,
+    "models": models_table,
     "parts": parts_table,
 }
 

@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Run programs that the model writes also where this machine cannot confine them.",
 )
+@click.option(
+    "--html",
+    "page",
+    type=options.OutputPath(),
+    help="Without --tasks: write a page of held-out rows, as pictures, and what the model answers.",
+)
+@click.option(
+    "--shown", default=48, show_default=True, type=click.IntRange(1), help="Rows of that page."
+)
 @options.overrides
 @options.trust_code
 @options.allow_unknown_fields
@@ -47,9 +56,11 @@ def evaluate(model: str, tasks: tuple[str, ...], as_json: bool, **rest: Any) -> 
     arithmetic.samples.num=50; see docs/evaluation.md.
     """
     place = processes.place_of(rest)
+    if rest["page"] is not None and (tasks or place is not None):
+        raise click.UsageError("--html shows the run's own data: without --tasks, in one process")
     processes.join(place, rest)
     if not tasks:
-        _print_validation_loss(model, rest["step"], rest["trust_code"], as_json=as_json)
+        _print_validation_loss(model, rest, as_json=as_json)
         return
     from axcore.evaluation import check_tasks, directory_of, evaluate_tasks, find_tasks, identity_of
     from axcore.evaluation.engine_model import engine_model
@@ -115,20 +126,28 @@ def _print(result: "TaskResult") -> None:
             click.echo(f"  {number} {what}")
 
 
-def _print_validation_loss(
-    model: str, step: int | None, trust_code: bool, *, as_json: bool
-) -> None:
+def _print_validation_loss(model: str, rest: dict[str, Any], *, as_json: bool) -> None:
     from axcore.distributed import is_process_zero
     from axcore.runs import load_run
     from axcore.trainer.callbacks.metrics import described
 
-    saved = load_run(model, step=step, trust_code=trust_code)
+    saved = load_run(model, step=rest["step"], trust_code=rest["trust_code"])
     metrics, units = saved.evaluate(), saved.trainer.task.metric_units()
+    first, *more = described(metrics, units)
+    if (page := rest["page"]) is not None:
+        from axcore.evaluation import shown_rows
+        from axcore.report.rows_page import rows_page_html
+
+        rows = shown_rows(saved, max_rows=rest["shown"], trust_code=rest["trust_code"])
+        title = f"{saved.directory.resolve().name}, step {saved.step}"
+        lines = [", ".join([f"validation {first}", *more])]
+        options.write_output(page, rows_page_html(rows, title=title, lines=lines))
     if not is_process_zero():
         return
     if as_json:
         values = {"step": saved.step, "split": "validation", **metrics, "units": dict(units)}
         click.echo(json.dumps(values))
         return
-    first, *rest = described(metrics, units)
-    click.echo("\n  ".join([f"step {saved.step}: validation {first}", *rest]))
+    click.echo("\n  ".join([f"step {saved.step}: validation {first}", *more]))
+    if page is not None:
+        click.echo(f"rows are shown in {page}")

@@ -14,6 +14,7 @@ from axcore.data.data_loader import (
 )
 from axcore.data.document import Document, Source
 from axcore.data.examples import ExampleData, Feature, FeatureArray, Label, Text
+from axcore.data.media import Media
 from axcore.data.packing.batches import DataShard, Rows, batches, train_order
 from axcore.data.packing.packing import Batch
 from axcore.data.preference_data import PreferenceData
@@ -94,6 +95,7 @@ __all__ = [
     "Label",
     "LabelledChats",
     "LengthFilter",
+    "Media",
     "MegatronFiles",
     "Message",
     "Mixture",

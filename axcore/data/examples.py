@@ -20,6 +20,7 @@ from axcore.config import REQUIRED, Configurable, Fraction, PositiveInt, config,
 from axcore.data.arrays import ROW_WEIGHTS
 from axcore.data.data_loader import DataLoader, TrainBatches, ValidationBatches
 from axcore.data.document import is_validation
+from axcore.data.media import Media
 from axcore.data.packing.batches import DataShard, batches, train_order
 from axcore.data.packing.packing import PADDING_ROW, Batch
 from axcore.data.record_store import RecordStore, open_records
@@ -108,6 +109,14 @@ class Feature(Configurable, ABC):
         Raises:
             ValueError: The record is bad.
         """
+
+    def media(self, arrays: Mapping[str, NDArray[Any]]) -> Media | None:
+        """Return what a row has as a file that browsers show; None where it is no such thing.
+
+        Args:
+            arrays: What `make` returned, which is what a model gets.
+        """
+        return None
 
     def check(self, record: Record) -> None:
         """Check a record, once, when it is read for the first time.
@@ -381,13 +390,25 @@ class ExampleData(DataLoader):
         shard = DataShard(cfg.batch_size, process_index, process_count)
         return ValidationBatches.of(rows, shard, max_batches=cfg.validation_batches)
 
-    def held_out(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that are evaluated on.
+    def held_out(self, *, max_rows: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the records that are evaluated on, or so many of them, from all over.
 
         Raises:
             DataError: As `train` does.
         """
-        return self._splits[1].records()
+        return self._splits[1].records(max_rows)
+
+    def row(self, record: Record) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a record as evaluations read them, by the names of a batch.
+
+        Raises:
+            ValueError: The record is bad.
+        """
+        return {
+            prefix(name, feature) + suffix: value
+            for name, feature in self.features.items()
+            for suffix, value in feature.make(record, None).items()
+        }
 
     def summary(self) -> str:
         """Return how many rows there are, and of what.
@@ -467,9 +488,11 @@ class _Rows:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the fields of each record."""
-        return (self._store[int(number)] for number in self._numbers)
+    def records(self, max_rows: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the fields of each record, or of so many at equal distances."""
+        count = len(self) if max_rows is None else min(max_rows, len(self))
+        places = np.arange(count) * len(self) // max(1, count)
+        return (self._store[int(number)] for number in self._numbers[places])
 
     def batch(self, rows: Sequence[int], /) -> Batch:
         """Return the rows of those numbers; PADDING_ROW is one of zeros that weighs nothing.

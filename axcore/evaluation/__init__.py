@@ -10,6 +10,7 @@ from axcore.evaluation.evaluate import (
     find_tasks,
     identity_of,
 )
+from axcore.evaluation.input_questions import InputQuestion, InputQuestions
 from axcore.evaluation.questions import (
     Continuation,
     LanguageModel,
@@ -21,6 +22,7 @@ from axcore.evaluation.questions import (
 )
 from axcore.evaluation.samples import BadSample, Sample, SampleFile, SampleSource
 from axcore.evaluation.scored_task import Estimate, ScoredSample, ScoredTask
+from axcore.evaluation.shown_rows import ShownRow, shown_rows
 from axcore.evaluation.task_run import TaskResult
 from axcore.evaluation.tasks import CodeExecution, MultipleChoice, Perplexity, WrittenAnswer
 
@@ -32,6 +34,8 @@ __all__ = [
     "Estimate",
     "Evaluate",
     "EvaluateTasks",
+    "InputQuestion",
+    "InputQuestions",
     "LanguageModel",
     "Likelihood",
     "ModelIdentity",
@@ -44,6 +48,7 @@ __all__ = [
     "Scored",
     "ScoredSample",
     "ScoredTask",
+    "ShownRow",
     "TaskResult",
     "TextLikelihood",
     "Written",
@@ -53,4 +58,5 @@ __all__ = [
     "evaluate_tasks",
     "find_tasks",
     "identity_of",
+    "shown_rows",
 ]

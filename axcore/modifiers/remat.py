@@ -14,6 +14,7 @@ from axcore.layers import (
     ATTENTION_PROJECTED,
     ATTENTION_QUERY,
     ATTENTION_VALUE,
+    CrossTransformerLayer,
     TransformerLayer,
 )
 from axcore.layers.transformer import FEED_FORWARD_GATE, FEED_FORWARD_UP
@@ -78,7 +79,8 @@ class RematModifier:
     def _paths(self, cfg: Any) -> list[str]:
         if self.at is not None:
             return [self.at]
-        found = [layer.path for layer in find_config(cfg, TransformerLayer)]
+        kinds = (TransformerLayer, CrossTransformerLayer)
+        found = [layer.path for kind in kinds for layer in find_config(cfg, kind)]
         if not found:
             raise ConfigError(
                 f"{type(cfg).__qualname__} contains no transformer layer to recompute",

@@ -16,7 +16,7 @@ from axcore.errors import ModuleError
 from axcore.module import invoke
 from axcore.module.batch_spec import BatchSpec, ModelFlops
 from axcore.module.context import Context, LayerPosition, current_context
-from axcore.module.outputs import Loss, unused
+from axcore.module.outputs import Loss, RowMeasure, unused
 from axcore.module.param import ROOT_DTYPES, DTypes, ParamDeclaration, param_spec_of, sample_params
 from axcore.module.remat import Remat
 from axcore.module.rng import Path, as_key, format_path
@@ -359,6 +359,10 @@ class Module(Configurable):
         than one in `NATS_A_TOKEN`.
         """
         return {}
+
+    def row_measure(self) -> RowMeasure | None:
+        """Return what evaluations measure over all of their rows together; nothing here."""
+        return None
 
     def kept_specs(self, specs: dict[str, Any]) -> dict[str, Any]:
         """Return specs of what a trainer keeps in the state in addition; none here.

@@ -3,11 +3,13 @@
 Outputs are losses, summaries, updates of buffers, and captures.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from axcore.errors import ModuleError
@@ -45,6 +47,22 @@ class Loss:
 jax.tree_util.register_dataclass(
     Loss, data_fields=["sum", "weight"], meta_fields=["scale", "is_regularizer"]
 )
+
+
+@attrs.frozen(kw_only=True)
+class RowMeasure:
+    """Measures that sums over rows do not give, such as ranks among all rows of an evaluation.
+
+    Args:
+        captures: Names of what `forward` captures in evaluations, `[rows, ...]` each.
+        num_rows: How many rows of an evaluation are read at most.
+        measure: From these arrays, by name and joined over batches, on the host. Rows that fill the
+            last batch are among them.
+    """
+
+    captures: tuple[str, ...]
+    num_rows: int
+    measure: Callable[[Mapping[str, np.ndarray]], Mapping[str, float]]
 
 
 @attrs.frozen

@@ -157,15 +157,28 @@ class StackedModule:
         arrays, rebuild = split_static((args, kwargs))
         root = context.key() if context.has_key else None
 
+        unchanged: set[str] = set()
+
         def body(state: Any, index: Any, carry: Any, channels: Any, arrays: list[Any]) -> Any:
             inner_args, inner_kwargs = rebuild(arrays)
             key = folded(root, index)
-            return pure(state, key, channels, (carry, *inner_args), inner_kwargs, index)
+            given = dict(channels)
+            found = pure(state, key, channels, (carry, *inner_args), inner_kwargs, index)
+            unchanged.update(name for name, one in given.items() if found[2].get(name) is one)
+            return found
 
         remat = self.module.config.remat
         # Fully unrolled is not a loop to XLA, so the barrier against merging is needed there.
         wrapped = body if remat is None else remat.wrap(body, in_scan=in_loop)
-        return lambda state, index, carry, channels: wrapped(state, index, carry, channels, arrays)
+
+        def run(state: Any, index: Any, carry: Any, channels: Any) -> Any:
+            given = dict(channels)
+            result, outputs, after = wrapped(state, index, carry, channels, arrays)
+            # As they came: what leaves a recomputation is another array to a scan, which would keep
+            # one of each copy for the backward pass, such as an encoder's tokens.
+            return result, outputs, after | {name: given[name] for name in unchanged}
+
+        return run
 
     def _scan_from(
         self, context: Context, start: int, unroll: int, carry: Any, args: Any, kwargs: Any

@@ -4,15 +4,16 @@ Letters: B rows, D size of a vector.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from axcore.config import config
+from axcore.config import NonNegativeInt, config
 from axcore.errors import ConfigError
-from axcore.module import BatchSpec
+from axcore.module import BatchSpec, RowMeasure
+from axcore.tasks.retrieval import RANKS, recalls
 from axcore.tasks.supervised import ROW_WEIGHTS, check_arrays
 from axcore.tasks.task import Task
 
@@ -46,7 +47,9 @@ class Contrastive(Task):
     micro-batches are compared each on their own. The model returns `Pairs`.
 
     It reports `retrieval`, the share of rows for whose first vector the closest second one is its
-    own, or one of an equal row.
+    own, or one of an equal row. Evaluations report recall too, over all held-out rows together and
+    in both directions: `image_to_text/recall_at_5` is the share of pictures whose text is among the
+    five closest of all distinct texts (see `recalls`).
     """
 
     @config
@@ -59,11 +62,14 @@ class Contrastive(Task):
                 mistaken for each other.
             loss: `softmax`: of each row among all, in both directions, as CLIP has it. `sigmoid`:
                 of each pair on its own, as SigLIP has it.
+            recall_rows: How many rows of an evaluation are compared for recall at most; 0 measures
+                none. Time grows with its square, memory of the devices with it.
         """
 
         inputs: tuple[str, ...] = ("image", "text", "text_mask")
         second: str = "text"
         loss: Literal["softmax", "sigmoid"] = "softmax"
+        recall_rows: NonNegativeInt = 10_000
 
     config: Config
 
@@ -86,10 +92,35 @@ class Contrastive(Task):
         is_same = jnp.all((second[closest] == second).reshape(len(second), -1), axis=1)
         self.add_measure("retrieval", jnp.sum(jnp.where(is_same, weights, 0)), total)
         self.add_summary("logit_scale", pairs.scale)
+        if not self.training:
+            vectors = (one.astype(jnp.float32) for one in (pairs.first, pairs.second))
+            for name, value in zip(_CAPTURES, (*vectors, second, weights), strict=True):
+                self.capture(name, value)
+
+    def row_measure(self) -> RowMeasure | None:
+        """Return the recall of all held-out rows."""
+        most = self.config.recall_rows
+        return RowMeasure(captures=_CAPTURES, num_rows=most, measure=self._recall) if most else None
+
+    def _recall(self, rows: Mapping[str, Any]) -> Mapping[str, float]:
+        found = recalls(*(rows[name] for name in _CAPTURES))
+        return {
+            _recall_name(self._directions[way], most): share
+            for way, shares in found.items()
+            for most, share in shares.items()
+        }
+
+    @property
+    def _directions(self) -> Mapping[str, str]:
+        second = self.config.second
+        first = next((name for name in self.config.inputs if name != second), "first")
+        return {"forward": f"{first}_to_{second}", "backward": f"{second}_to_{first}"}
 
     def metric_units(self) -> Mapping[str, str]:
-        """Return the units of the loss and of the measure."""
-        return {"loss": "nats a row", "retrieval": "of rows"}
+        """Return the units of the loss and of the measures."""
+        names = (_recall_name(way, most) for way in self._directions.values() for most in RANKS)
+        shares = dict.fromkeys(("retrieval", *names), "of rows")
+        return {"loss": "nats a row", **shares}
 
     def check_batch(self, batch: BatchSpec) -> None:
         """Check that a batch has the arrays of this task, and no others.
@@ -104,6 +135,14 @@ class Contrastive(Task):
                 where="task.second",
                 hint=f"task.second={self.config.inputs[-1]!r}",
             )
+
+
+_CAPTURES = tuple(f"contrastive_{name}" for name in ("first", "second", "compared", "weights"))
+"""What is captured of rows: two vectors, what the second was made of, and what rows weigh."""
+
+
+def _recall_name(direction: str, most: int) -> str:
+    return f"{direction}/recall_at_{most}"
 
 
 def _softmax_loss(

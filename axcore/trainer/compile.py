@@ -182,7 +182,7 @@ class StepCompiler:
 
     @cached_property
     def jitted_evaluation(self) -> Any:
-        """The jitted evaluation `(model_state, batch) -> losses`."""
+        """The jitted evaluation `(model_state, batch) -> (losses, rows)`."""
         return self._jitted("evaluation", self.step.evaluate, out_shardings=self._replicated)
 
     @cached_property

@@ -290,10 +290,13 @@ class TrainStep:
             self.learner.evaluated_params(state.opt_state, params), state.model, self.specs
         )
 
-    def evaluate(self, model_state: Any, batch: Batch) -> dict[str, Loss]:
-        """Return the losses of a batch outside of training."""
-        _, outputs = functional(self.model, model_state, _without_groups(batch, self.loss_groups))
-        return outputs.losses
+    def evaluate(self, model_state: Any, batch: Batch) -> tuple[dict[str, Loss], dict[str, Array]]:
+        """Return the losses of a batch outside of training, and what is captured of its rows."""
+        measure = self.model.row_measure()
+        read = _without_groups(batch, self.loss_groups)
+        wanted = measure.captures if measure else ()
+        _, outputs = functional(self.model, model_state, read, capture=wanted)
+        return outputs.losses, outputs.captures
 
     def _gradients(self, model_state: Any, batch: Batch, key: Array) -> _Gradients:
         if self.num_micro_batches == 1:

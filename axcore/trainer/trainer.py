@@ -45,6 +45,7 @@ from axcore.trainer.checks import (
 from axcore.trainer.compile import KeptSteps, StepCompiler
 from axcore.trainer.guards import Guard, Guards
 from axcore.trainer.loop import TrainLoop, TrainResult
+from axcore.trainer.measured_rows import MeasuredRows
 from axcore.trainer.resolve import ResolvedConfig, check_is_resolved, resolve
 from axcore.trainer.run_directory.directory import locked_run_directory
 from axcore.trainer.run_directory.identity import check_processes_agree
@@ -432,13 +433,17 @@ class Trainer(Configurable):
         with jax.set_mesh(self.mesh):
             # All batches are dispatched before any loss is
             # fetched, so that the devices never wait for the host.
-            losses = [evaluation(model_state, put(batch)) for batch in batches]
+            losses, rows = [], MeasuredRows(self.task.row_measure())
+            for batch in batches:
+                of_batch, of_rows = evaluation(model_state, put(batch))
+                losses.append(of_batch)
+                rows.add(of_rows)
         # Whoever keeps the handle shall not keep these weights.
         policy.state, policy.kept = None, {}
         meter = LossMeter()
         for one in jax.device_get(losses):
             meter.add(one)
-        return meter.metrics() if losses else {}
+        return {**meter.metrics(), **rows.measures()} if losses else {}
 
     def describe_mesh(self) -> str:
         """Return the mesh as people read it: `data 2 x fsdp 4`, or `1 device`."""

@@ -13,6 +13,9 @@ def test_the_tables_are_those_of_the_results():
     spec.loader.exec_module(made)
     page = made.PAGE.read_text(encoding="utf-8")
     assert made.page_with_tables(page) == page, "run: python benchmarks/aot_tables.py"
+    for name, experiments in made.FEW.items():
+        other = made.PAGE.with_name(f"{name}.md").read_text(encoding="utf-8")
+        assert made.page_with_few(other, experiments) == other
 
 
 def test_the_table_of_served_models_is_that_of_the_results():

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from numpy_state import numpy_state
 
-from axcore.models import llama2
+from axcore.config import find_config, update_config
+from axcore.layers import CrossTransformerLayer, TransformerLayer
+from axcore.models import llama2, t5
 from axcore.modifiers import RematModifier
 from axcore.modifiers.remat import REMAT_PRESETS
 from axcore.module import functional
@@ -84,3 +86,31 @@ def test_presets_differ_in_the_products_that_are_computed_again():
         "offload_minimal": logits,
     }
     assert again == expected
+
+
+def test_layers_with_cross_attention_are_computed_again_too():
+    cfg = RematModifier().apply(t5("toy"), CPU)
+    for kind in (TransformerLayer, CrossTransformerLayer):
+        found = find_config(cfg, kind)
+        assert found
+        assert all(one.node.remat == REMAT_PRESETS["full"] for one in found)
+
+
+def test_what_layers_share_and_leave_as_it_is_is_kept_once():
+    cfg = update_config(RematModifier().apply(t5("toy"), CPU), {"*.stack.num_layers": 5})
+    model, rows = cfg.build(), {"source": (3, 11), "target": (3, 7)}
+    tokens = {name: jnp.ones(shape, jnp.int32) for name, shape in rows.items()}
+    masks = {f"{name}_mask": jnp.ones(shape, bool) for name, shape in rows.items()}
+
+    def loss(state):
+        return functional(model, state, {**tokens, **masks}, training=True)[1].total_loss()
+
+    program = jax.make_jaxpr(jax.grad(loss))(numpy_state(model.param_specs()))
+    stacked = [
+        value.aval.shape
+        for equation in program.eqns
+        if equation.primitive.name == "scan"
+        for value in equation.outvars
+    ]
+    # Once by the encoder, whose layers begin with such arrays; not by the decoder as well.
+    assert stacked.count((5, 3, 11, 32)) == 1

@@ -1,15 +1,25 @@
-"""Experiments with sound; a small one is of digits that a speech synthesizer speaks."""
+"""Experiments with sound; a small one is of digits that a speech synthesizer speaks.
+
+axcore train whisper-large-v3 --set data.source.folder=SHARDS \\
+    --set 'data.features["text"].tokenizer.path=tokenizer.json'
+
+reads WebDataset tars of yours: `flac`, of half a minute at most, and `txt`.
+"""
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import update_config
-from axcore.data import ByteTokenizer, ExampleData, Text
+from axcore.config import evolve, update_config
+from axcore.data import ByteTokenizer, ExampleData, HuggingFaceTokenizer, TarFiles, Text
 from axcore.layers import RoPE, ScannedLayers, encoder_layer
-from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.learner import AdamW, Learner, WarmupCosine, WarmupLinear
+from axcore.modifiers import RematModifier
+from axcore.module import DTypes
+from axcore.plugins import MeshRule
 from axcore.tasks import CTC
 from axcore.trainer import KernelsConfig, LoggingConfig, Trainer
 from axl_audio.digits import SpokenDigits
 from axl_audio.encoder import CTCModel, SpeechEncoder, Subsampling
 from axl_audio.features import LogMel, SpecAugment
+from axl_audio.models import whisper
 from axl_audio.sound import Audio, RandomGain, RandomNoise, SpeedPerturbation
 
 SPEECH = Audio.Config(
@@ -58,4 +68,48 @@ def spoken_digits() -> Trainer.Config:
         checkpoint=Checkpointer.Config(every_steps=250),
         # Kernels for accelerators are not made for float32.
         kernels=KernelsConfig(allow=("portable",)),
+    )
+
+
+def whisper_large_v3() -> Trainer.Config:
+    """Return Whisper large-v3, from random weights, by the recipe of large-v2.
+
+    That of large-v3 is not published. Source: Radford et al. 2022, arXiv:2212.04356, tables 17 and
+    18 (batch, steps, optimizer, rate, warm-up, masks). Differs: no stochastic depth, no dropout of
+    merges of tokens, and no text before a row's own.
+    """
+    num_steps = 655_360
+    masks = SpecAugment.Config(num_band_masks=1, num_time_masks=1)
+    return Trainer.Config(
+        model=evolve(whisper("large-v3"), augment=masks, dtypes=DTypes(compute="bfloat16")),
+        data=ExampleData.Config(
+            source=TarFiles.Config(),
+            features={
+                "sound": Audio.Config(field="flac", max_seconds=30.0),
+                "text": Text.Config(
+                    tokenizer=HuggingFaceTokenizer.Config(), length=448, has_frame=True
+                ),
+            },
+            validation_fraction=0.01,
+            batch_size=1024,
+            num_workers=32,
+        ),
+        learner=Learner.Config(
+            optimizer=AdamW.Config(b2=0.98, epsilon=1e-6, weight_decay=0.1),
+            schedule=WarmupLinear.Config(
+                peak=2e-4, warmup_steps=2048 / num_steps, final_fraction=0.0
+            ),
+            clip_norm=1.0,
+        ),
+        max_steps=num_steps,
+        eval_every_steps=5000,
+        checkpoint=Checkpointer.Config(every_steps=1000),
+        mesh_rules=tuple(
+            MeshRule(
+                match=match,
+                mesh={"data": -1, "fsdp": 8},
+                modifiers=(RematModifier(policy="full"),),
+            )
+            for match in ("tpu-*", "gpu-*")
+        ),
     )

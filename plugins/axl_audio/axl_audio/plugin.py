@@ -51,6 +51,7 @@ def experiments() -> Iterator[Experiment]:
             "spoken_digits",
             "A small CTC model that writes down spoken digits; minutes on a laptop",
         ),
+        ("whisper-large-v3", "whisper_large_v3", "Whisper large-v3, 1.5B parameters"),
     ):
         yield Experiment(name=name, fn=Ref(f"axl_audio.experiments:{function}"), summary=summary)
 

@@ -3,6 +3,7 @@
 Letters: B rows, S samples, T frames, L tokens of a text, V vocabulary.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,10 @@ from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.interop import CheckpointInfo
 from axcore.layers import CROSS_SOURCE, CrossSource, whole_rows
-from axcore.models import Decoder, TiedHead, check_vocab_size
+from axcore.models import Decoder, TiedHead, check_vocab_size, flops_per_token
 from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops, Module, entry
 from axcore.tasks import ROW_WEIGHTS
-from axl_audio.encoder import Encoded, SpeechEncoder, sound_flops
+from axl_audio.encoder import Encoded, SpeechEncoder
 from axl_audio.features import Features, LogMel, SpecAugment, WhisperLogMel
 
 BATCH = ("sound", "sound_length", "text", "text_mask")
@@ -103,9 +104,27 @@ class SpeechToText(Module):
         """Return nats a token, for the cross-entropy."""
         return dict.fromkeys(("loss", "loss/cross_entropy"), NATS_A_TOKEN)
 
-    def flops_per_unit(self, batch: BatchSpec) -> ModelFlops | None:
-        """Return the model FLOPs of a row, forward and backward."""
-        return sound_flops(self, batch)
+    def flops_per_unit(self, batch: BatchSpec) -> ModelFlops:
+        """Return the model FLOPs of a row, forward and backward; those of features are left out."""
+        cfg = self.config
+        num_frames = cfg.features.num_frames(batch.arrays["sound"].shape[1])
+        source = cfg.encoder.subsampling.num_tokens(num_frames)
+        target = batch.arrays["text"].shape[1] - 1
+        # A token of the sound sees all others, where `flops_per_token` counts half, as if causal.
+        encoder = flops_per_token(self.encoder, 2 * source) * source
+        decoder = flops_per_token(self.decoder, target) * target
+        head = 6.0 * cfg.vocab_size * cfg.dim * target
+        # Keys and values of cross-attention are made of the source, and seen by each token.
+        of_source = sum(
+            math.prod(one.shape)
+            for one in jax.tree.leaves(self.decoder.param_specs())
+            if "cross_attention" in one.path and {"k", "v"}.intersection(one.path)
+        )
+        cross = 6.0 * of_source * (source - target) + 6.0 * of_source / cfg.dim * source * target
+        return ModelFlops(
+            encoder + decoder + head + cross,
+            "6 N T + 12 S^2 d + 6 L^2 d + 12 S L d per attention layer",
+        )
 
     @entry
     def logits(self, features: Features, tokens: Text) -> Float[Array, "batch length vocab"]:

@@ -10,7 +10,7 @@ from axl_audio.models import whisper
 
 from axcore.data import ByteTokenizer
 from axcore.layers import ScannedLayers, encoder_layer
-from axcore.module import functional
+from axcore.module import ArraySpec, BatchSpec, functional
 from axcore.tasks import CTC
 
 LENGTHS = (3300, 1601)
@@ -112,3 +112,18 @@ def test_whisper_learns_what_two_sounds_say():
     )
     rows = zip(np.asarray(tokens), np.asarray(is_text), strict=True)
     assert [tokenizer.decode(row[mask]) for row, mask in rows] == ["ab", "c"]
+
+
+def test_flops_of_a_whisper_are_those_of_its_products():
+    model = whisper("large-v3").build()
+    arrays = {
+        "sound": ArraySpec(shape=(1, 480_000), axes=("batch", None), dtype="float32"),
+        "text": ArraySpec(shape=(1, 448), axes=("batch", None), dtype="int32"),
+    }
+    found = model.flops_per_unit(BatchSpec(arrays=arrays, unit="row", num_units=1)).per_unit
+    d, source, target, layers = 1280, 1500, 447, 32
+    encoder = layers * (12 * d * d * source + 2 * source * source * d)
+    own = 12 * d * d * target + target * target * d
+    cross = 2 * d * d * (target + source) + 2 * target * source * d
+    wanted = 6 * (encoder + layers * (own + cross) + 51_866 * d * target)
+    assert found == pytest.approx(wanted, rel=0.01)

@@ -1,120 +1,11 @@
-"""`PictureQuestions`: asks a language model about pictures; and `axcore ask`."""
+"""`axcore ask`: asks a language model about pictures."""
 
 import json
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import click
 
-from axcore.errors import ConfigError, DataError
-
-_LENGTH = 64
-"""Tokens of an answer at most."""
-
-_AT_ONCE = 512
-"""Questions that are in memory at a time."""
-
-
-class PictureQuestions:
-    """An engine that answers questions about pictures, greedily; it is to be closed.
-
-    Args:
-        opened: What `axcore.runs.open_model` returned.
-        max_num_seqs: Questions that are answered at once.
-
-    Raises:
-        ConfigError: The model reads no pictures.
-    """
-
-    def __init__(self, opened: Any, *, max_num_seqs: int = 16) -> None:
-        from axcore.data import ChatText
-        from axcore.inference import EngineConfig
-        from axcore.models import MultimodalLM
-        from axcore.runs import engine_for
-
-        features = getattr(opened.trainer.data, "features", {})
-        chats = [one for one in features.values() if isinstance(one, ChatText)]
-        if not isinstance(opened.model, MultimodalLM) or not chats:
-            raise ConfigError(
-                f"{opened.name} reads no pictures: its model is a "
-                f"{type(opened.model).__qualname__}",
-                where="model",
-                hint="that of `axcore train digits-chat` does",
-            )
-        self._chat, self._image = chats[0], features[opened.model.config.input_name]
-        self._engine, _ = engine_for(opened, EngineConfig(max_num_seqs=max_num_seqs))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._engine.close()
-
-    def answers(self, questions: Sequence[tuple[bytes, str, str | None]]) -> list[str]:
-        """Return the answer to each question about a picture.
-
-        Args:
-            questions: Files of pictures, what is asked about each, and what a system message says.
-
-        Raises:
-            ValueError: A file is not a picture.
-            RequestError: A question is too long.
-        """
-        from axcore.inference import EncoderInput, Request, Sampling
-
-        requests = []
-        for file, question, system in questions:
-            made = self._image.make({self._image.config.field: file}, None)
-            prompt = self._chat.prompt(question, system=system)
-            room = max(1, self._engine.max_length - len(prompt))
-            requests.append(
-                Request(
-                    prompt=prompt,
-                    max_tokens=min(_LENGTH, room),
-                    sampling=Sampling(temperature=0),
-                    inputs=(EncoderInput(made[""]),),
-                )
-            )
-        return [one.result().text for one in self._engine.submit_all(requests)]
-
-    def exact_match(self, records: Iterator[dict[str, Any]]) -> tuple[int, int]:
-        """Return how many answers are exactly those of records, and of how many.
-
-        Each question of a conversation is asked alone, without the turns before it.
-
-        Args:
-            records: Pictures with conversations about them.
-        """
-        right = total = 0
-        asked: list[tuple[bytes, str, str | None]] = []
-        wanted: list[str] = []
-
-        def compare() -> int:
-            found = [one.strip() for one in self.answers(asked)]
-            return sum(one == other for one, other in zip(found, wanted, strict=True))
-
-        for record in records:
-            turns = self._chat.conversation(record).messages
-            is_begun = turns[0]["role"] == "system"
-            system = str(turns[0]["content"]) if is_begun else None
-            for before, after in pairwise(turns):
-                if (before["role"], after["role"]) == ("user", "assistant"):
-                    file = record[self._image.config.field]
-                    asked.append((file, str(before["content"]), system))
-                    wanted.append(str(after["content"]).strip())
-            if len(asked) >= _AT_ONCE:
-                right, total = right + compare(), total + len(asked)
-                asked.clear()
-                wanted.clear()
-        return (right + compare(), total + len(asked)) if asked else (right, total)
+from axcore.errors import DataError
 
 
 @click.command()
@@ -149,10 +40,11 @@ def command(
     """
     if held_out == bool(files) or bool(files) != bool(question):
         raise click.UsageError("name FILES and a --question, or --held-out alone")
+    from axcore.evaluation import InputQuestion, InputQuestions
     from axcore.runs import open_model
 
     opened = open_model(run, step=step, trust_code=trust_code)
-    with PictureQuestions(opened) as asking:
+    with InputQuestions(opened) as asking:
         if held_out:
             right, total = asking.exact_match(opened.trainer.data.held_out())
             if not total:
@@ -170,7 +62,7 @@ def command(
         pairs = [(path, one) for path in files for one in question]
         contents = {path: path.read_bytes() for path in files}
         try:
-            found = asking.answers([(contents[path], one, None) for path, one in pairs])
+            found = asking.answers([InputQuestion(contents[path], one) for path, one in pairs])
         except ValueError as error:
             names = ", ".join(map(str, files))
             raise DataError(f"a file is not a picture: {error}", where=names) from error

@@ -1,13 +1,16 @@
 """Experiments with models that generate pictures."""
 
 from axcore.checkpoint import Checkpointer
-from axcore.config import update_config
-from axcore.data import ExampleData, Label
-from axcore.learner import EMA, AdamW, Learner, WarmupCosine
+from axcore.config import evolve, update_config
+from axcore.data import ExampleData, Label, TarFiles
+from axcore.learner import EMA, AdamW, ConstantSchedule, Learner, WarmupCosine
+from axcore.module import DTypes
+from axcore.plugins import MeshRule
 from axcore.tasks import FlowMatching, LogitNormalTime
 from axcore.trainer import KernelsConfig, LoggingConfig, Trainer
 from axl_vision.digits import DigitFiles
 from axl_vision.images import Image
+from axl_vision.latents import Latents
 from axl_vision.models.dit import dit
 
 SIZE = 16
@@ -41,4 +44,41 @@ def digits_flow() -> Trainer.Config:
         checkpoint=Checkpointer.Config(every_steps=500),
         # Kernels for accelerators are not made for float32.
         kernels=KernelsConfig(allow=("portable",)),
+    )
+
+
+def dit_xl2() -> Trainer.Config:
+    """Return DiT-XL/2 of pictures of 256 x 256 pixels, as 32 x 32 x 4 latents of an autoencoder.
+
+    Source: Peebles and Xie 2022, arXiv:2212.09748, section 4 (model, batch, optimizer, rate,
+    average of weights, steps); Ma et al. 2024, arXiv:2401.08740, trains it so by flow matching.
+    Differs: latents are not those of mirrored pictures.
+    """
+    side = 32
+    model = dit("xlarge", num_classes=1000, image_size=side)
+    return Trainer.Config(
+        model=evolve(model, dtypes=DTypes(compute="bfloat16")),
+        task=FlowMatching.Config(inputs=("label",)),
+        data=ExampleData.Config(
+            source=TarFiles.Config(),
+            features={
+                "image": Latents.Config(height=side, width=side, scale=0.18215),
+                "label": Label.Config(field="cls", num_classes=1000),
+            },
+            validation_fraction=0.01,
+            batch_size=256,
+            num_workers=8,
+        ),
+        learner=Learner.Config(
+            optimizer=AdamW.Config(b2=0.999, weight_decay=0.0),
+            schedule=ConstantSchedule.Config(peak=1e-4),
+            ema=EMA.Config(decay=0.9999),
+        ),
+        max_steps=7_000_000,
+        eval_every_steps=50_000,
+        checkpoint=Checkpointer.Config(every_steps=5000),
+        # Its activations fit without being made again; 256 devices do not divide a width of 1152.
+        mesh_rules=tuple(
+            MeshRule(match=match, mesh={"data": -1, "fsdp": 8}) for match in ("tpu-*", "gpu-*")
+        ),
     )

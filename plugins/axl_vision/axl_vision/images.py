@@ -3,6 +3,7 @@
 Letters: H and W height and width of a row, C channels.
 """
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
@@ -12,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.config import REQUIRED, Configurable, Fraction, PositiveFloat, PositiveInt, config
-from axcore.data import Feature, FeatureArray, decode_image, file_content, warnings_as_errors
+from axcore.data import (
+    Feature,
+    FeatureArray,
+    Media,
+    decode_image,
+    file_content,
+    warnings_as_errors,
+)
 
 Picture = Any
 """An image of Pillow."""
@@ -160,6 +168,21 @@ class Image(Feature):
                 picture = augment.apply(picture, rng)
         pixels = np.asarray(scaled(picture, (cfg.width, cfg.height), cfg.fit), np.uint8)
         return {"": pixels.reshape(cfg.height, cfg.width, cfg.num_channels)}
+
+    def media(self, arrays: Mapping[str, NDArray[Any]]) -> Media:
+        """Return the pixels as PNG, made smaller where a page would not show all of them."""
+        from PIL import Image
+
+        pixels = arrays[""]
+        picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        picture.thumbnail((_SHOWN, _SHOWN))
+        file = io.BytesIO()
+        picture.save(file, "PNG")
+        return Media(mime="image/png", content=file.getvalue())
+
+
+_SHOWN = 256
+"""Pixels of a side of a picture in a page, at most."""
 
 
 def scaled(picture: Picture, size: tuple[int, int], fit: str) -> Picture:

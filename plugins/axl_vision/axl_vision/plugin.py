@@ -52,6 +52,11 @@ def experiments() -> Iterator[Experiment]:
         fn=Ref("axl_vision.flow_experiments:digits_flow"),
         summary="A small DiT that draws handwritten digits; a few minutes on a laptop",
     )
+    yield Experiment(
+        name="dit-xl2",
+        fn=Ref("axl_vision.flow_experiments:dit_xl2"),
+        summary="DiT-XL/2, 675M parameters, of latents of 1000 classes",
+    )
 
 
 @hook.modifiers

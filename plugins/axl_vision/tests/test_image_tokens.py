@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from axl_vision.ask import PictureQuestions, command
+from axl_vision.ask import command
 from axl_vision.experiments import digits_chat
 from axl_vision.image_tokens import ImageTokens
 from axl_vision.models import vit
@@ -18,6 +18,7 @@ from PIL import Image
 
 from axcore.config import update_config
 from axcore.errors import DataError
+from axcore.evaluation import InputQuestions
 from axcore.inference import EncoderInput, EngineConfig, Request, Sampling
 from axcore.module import functional
 from axcore.runs import engine_for, open_model
@@ -117,7 +118,7 @@ def test_a_run_is_asked_about_files_and_about_what_was_held_out(run, tmp_path):
     assert answer.keys() == {"file", "question", "answer"}
     opened = open_model(run)
     records = itertools.islice(opened.trainer.data.held_out(), 3)
-    with PictureQuestions(opened) as asking:
+    with InputQuestions(opened) as asking:
         right, total = asking.exact_match(records)
     assert total == 9
     assert 0 <= right <= total
