@@ -66,6 +66,16 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     help="Chat template to use instead of the tokenizer's: a file, or a name such as qwq.",
 )
 @click.option(
+    "--reasoning-parser",
+    metavar="NAME",
+    help="How answers write reasoning, such as think, or none; by default as the chat template.",
+)
+@click.option(
+    "--tool-parser",
+    metavar="NAME",
+    help="How answers write calls of tools, such as hermes, or none; by default as the template.",
+)
+@click.option(
     "--api-key-file",
     metavar="FILE",
     help="Keys, one a line; others may be in AXCORE_API_KEYS. Without any, every client is served.",
@@ -173,7 +183,7 @@ def _start_engine(
 ) -> "tuple[Served, Run | None]":
     """Return a model that writes text, and the run that newer checkpoints come from."""
     from axcore.runs import open_model
-    from axcore.serving import named_folders, open_adapters, start_engine
+    from axcore.serving import ParserNames, named_folders, open_adapters, start_engine
 
     folders = named_folders(rest["adapters"])
     names = ("trust_code", "allow_unknown_fields")
@@ -189,6 +199,7 @@ def _start_engine(
         adapters=adapters,
         draft=draft,
         chat_template=rest["chat_template"],
+        parsers=ParserNames(reasoning=rest["reasoning_parser"], tools=rest["tool_parser"]),
         progress=display.advance,
         when_placed=partial(display.begin, "compiling"),
     )
@@ -200,6 +211,8 @@ _OF_TEXT = {
     "adapters": "--adapter",
     "draft": "--draft",
     "chat_template": "--chat-template",
+    "reasoning_parser": "--reasoning-parser",
+    "tool_parser": "--tool-parser",
     "changes": "--modify",
 }
 """Options that mean something for a model of text alone."""

@@ -111,6 +111,16 @@ class TokenDelta(NamedTuple):
     finish_reason: str | None = None
     has_end: bool = False
 
+    def split(self) -> tuple["TokenDelta", "TokenDelta"]:
+        """Return the delta of the first token, and that of the others."""
+        first = rest = self.logprobs
+        if self.logprobs is not None:
+            first = TokenLogprobs(*(one[:1] for one in self.logprobs))
+            rest = TokenLogprobs(*(one[1:] for one in self.logprobs))
+        return TokenDelta(self.tokens[:1], first), self._replace(
+            tokens=self.tokens[1:], logprobs=rest
+        )
+
 
 class CompletionStream:
     """The completion of a request while it is sampled.
@@ -312,6 +322,10 @@ class CompletionStream:
         """Make deltas of the tokens that were put; a stop string ends them."""
         while self._put:
             delta = self._put.popleft()
+            if self.request.splits_deltas and len(delta.tokens) > 1:
+                first, rest = delta.split()
+                self._put.appendleft(rest)
+                delta = first
             num_written = len(delta.tokens) - delta.has_end  # an end token may decode to its name
             text, num_tokens, is_stopped = self._text.push(delta.tokens[:num_written])
             reason = "stop" if is_stopped else delta.finish_reason

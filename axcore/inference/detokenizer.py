@@ -46,12 +46,17 @@ class IncrementalDetokenizer:
         tokenizer: Its decoder writes no text of special tokens.
         prompt: The tokens before the answer.
         stops: What ends the answer; see `StopStrings`.
+        visible: Special tokens that the text has by their names.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Iterable[int] = (), stops: Sequence[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        prompt: Iterable[int] = (),
+        stops: Sequence[str] = (),
+        visible: Iterable[int] = (),
     ) -> None:
-        self._stream = TextStream(tokenizer, prompt)
+        self._stream = TextStream(tokenizer, prompt, visible)
         self._stops = StopStrings(stops)
         self._has_stops = bool(stops)
 
@@ -102,10 +107,14 @@ class TextStream:
     Args:
         tokenizer: Its decoder writes no text of special tokens.
         prompt: The tokens before the answer.
+        visible: Special tokens that the text has by their names.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Iterable[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Iterable[int] = (), visible: Iterable[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
+        self._names = {token: tokenizer.token_name(token) for token in visible}
         self._context = list(prompt)[-CONTEXT:]
         self._pending: list[int] = []
         # A prompt may end inside of a character: the answer completes it, or does not repeat it.
@@ -117,6 +126,11 @@ class TextStream:
         """Return the text that is known with some tokens more, and was not before."""
         text = ""
         for token in tokens:
+            name = self._names.get(int(token))
+            if name is not None:
+                # Bytes before it become no character by what follows it.
+                text += self.flush() + name
+                continue
             self._pending.append(int(token))
             if len(self._pending) > MAX_PENDING:
                 text += self._known()

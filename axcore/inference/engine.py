@@ -457,7 +457,9 @@ class Engine:
         # Without the lock: it reads what never changes, and
         # hashing or compiling a grammar may take seconds.
         self.check_request(request)
-        text = IncrementalDetokenizer(self.tokenizer, request.prompt, request.stop)
+        text = IncrementalDetokenizer(
+            self.tokenizer, request.prompt, request.stop, request.visible_tokens
+        )
         return self._new_request_state(CompletionStream(request, text, _nothing))
 
     def _queue(self, states: Sequence[RequestState]) -> tuple[CompletionStream, ...]:

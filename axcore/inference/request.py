@@ -237,6 +237,8 @@ class Request:
         grammar: What the text has to match.
         ignores_end: Whether tokens that end a text are sampled as any other.
         inputs: What the model's encoder makes soft tokens of.
+        visible_tokens: Special tokens that the text has by their names; it has no others.
+        splits_deltas: Whether each token is a delta of its own, however many a step samples.
     """
 
     prompt: tuple[int, ...]
@@ -252,6 +254,8 @@ class Request:
     grammar: Any = None
     ignores_end: bool = False
     inputs: tuple[EncoderInput, ...] = ()
+    visible_tokens: tuple[int, ...] = ()
+    splits_deltas: bool = False
 
 
 class QueueFull(EngineError):  # noqa: N818 - as queue.Full of the standard library

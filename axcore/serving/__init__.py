@@ -1,6 +1,7 @@
 """Serving: a model behind HTTP, with the API that OpenAI's clients speak."""
 
 from axcore.serving.access import NO_KEYS, ApiKeys, read_api_keys
+from axcore.serving.answers import ParserNames
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.app import serving_app
 from axcore.serving.config import Limits, ServerConfig
@@ -23,6 +24,7 @@ __all__ = [
     "Endpoint",
     "HttpServer",
     "Limits",
+    "ParserNames",
     "RequestParser",
     "Served",
     "ServedApi",

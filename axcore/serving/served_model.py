@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -22,6 +22,7 @@ from axcore.inference import (
 )
 from axcore.inference.placement import Placement
 from axcore.layers import FIRST_SOFT_TOKEN
+from axcore.serving.answers import ParserNames
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
 from axcore.serving.inputs import InputReader, marked
 from axcore.serving.logprobs import TokenTexts
@@ -48,6 +49,20 @@ _SHORT_TOKENIZE = 1 << 16
 """Bytes that `/tokenize` reads whatever the length of the model."""
 
 
+class ChatPrompt(NamedTuple):
+    """A conversation up to where the model answers.
+
+    Args:
+        tokens: Its tokens.
+        inputs: Pictures and other parts.
+        text: As its template wrote it.
+    """
+
+    tokens: tuple[int, ...]
+    inputs: tuple[EncoderInput, ...]
+    text: str
+
+
 @attrs.define(kw_only=True)
 class ServedModel(Served):
     """A model that writes text.
@@ -62,6 +77,7 @@ class ServedModel(Served):
         texts: What tokens are as text.
         max_prompt_bytes: Bytes that the text of a prompt has at most.
         reader: Reads pictures and other parts of conversations; None where the model does not.
+        parsers: Which formats of reasoning and of calls are read out of answers.
     """
 
     engine: AnyEngine
@@ -71,6 +87,7 @@ class ServedModel(Served):
     placement: Placement | None = None
     seeds: Seeds = attrs.field(factory=lambda: Seeds(None))
     reader: InputReader | None = None
+    parsers: ParserNames = ParserNames()  # noqa: RUF009 - a frozen value
     texts: TokenTexts = attrs.field(init=False)
     max_prompt_bytes: int = attrs.field(init=False)
 
@@ -213,8 +230,8 @@ class ServedModel(Served):
 
     async def chat_prompt(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
-    ) -> tuple[tuple[int, ...], tuple[EncoderInput, ...]]:
-        """Return the tokens of a conversation, up to where the model answers, and its inputs.
+    ) -> ChatPrompt:
+        """Return a conversation up to where the model answers.
 
         Args:
             messages: Whose contents are text, or have other parts among it.
@@ -226,20 +243,20 @@ class ServedModel(Served):
                 no chat template, or it refuses the conversation.
         """
         texts, parts = marked(messages, self.reader)
-        tokens = await self._rendered_tokens(texts, tools, **values)
+        text, tokens = await self._rendered(texts, tools, **values)
         if self.reader is None:
-            return self.checked(tuple(tokens.tolist()), "messages"), ()
+            return ChatPrompt(self.checked(tuple(tokens.tolist()), "messages"), (), text)
         # Before soft tokens are placed and parts are read: what is too long is refused at once.
         self._check_length(len(tokens) + len(parts) * (self.reader.num_soft_tokens - 1), "messages")
         found = self.checked(self.reader.placed(tokens, len(parts)), "messages", is_chat=True)
         read = self.reader.read
         inputs = [await self.work.threads.run(partial(read, part, self.limits)) for part in parts]
-        return found, tuple(inputs)
+        return ChatPrompt(found, tuple(inputs), text)
 
-    async def _rendered_tokens(
+    async def _rendered(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
-    ) -> Any:
-        """Return the tokens of a conversation as its template writes it, unchecked.
+    ) -> tuple[str, Any]:
+        """Return a conversation as its template writes it, and its tokens, unchecked.
 
         Raises:
             ApiError: There is no chat template, or it refuses the conversation.
@@ -257,7 +274,7 @@ class ServedModel(Served):
             raise from_error(error, "messages") from error
         # Without special tokens of its own: the template has written them.
         encode = partial(self.tokenizer.encode_rendered, text)
-        return await self.work.compute(encode, size=len(text))
+        return text, await self.work.compute(encode, size=len(text))
 
     # The limit of tokens is checked again afterwards; this one is only there to bound the work.
     def _check_bytes(self, text: str, param: str, most: int) -> None:

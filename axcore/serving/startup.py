@@ -20,6 +20,7 @@ from axcore.interop.canonical import base_config
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel, Run, engine_for
 from axcore.runs.run_weights import RunArrays
+from axcore.serving.answers import ParserNames
 from axcore.serving.config import ServerConfig
 from axcore.serving.embeddings_api import Embeddings
 from axcore.serving.endpoint import AnyEndpoint
@@ -38,6 +39,7 @@ def start_engine(
     adapters: Mapping[str, Adapter] = {},
     draft: OpenedModel | None = None,
     chat_template: str | None = None,
+    parsers: ParserNames = ParserNames(),  # noqa: B008 - a frozen value
     progress: Callable[[int, int, str], None] | None = None,
     when_placed: Callable[[], None] = lambda: None,
 ) -> ServedModel:
@@ -53,6 +55,7 @@ def start_engine(
         draft: A smaller model that proposes tokens, where `cfg.engine.speculation` says so.
         chat_template: A file, or the name of a template that comes with axcore, in the place of the
             tokenizer's own.
+        parsers: Which formats of reasoning and of calls are read out of answers.
         progress: Is called with the programs compiled, all of them, and what the newest is.
         when_placed: Is called when weights are where they serve, before programs are compiled.
 
@@ -69,6 +72,8 @@ def start_engine(
     tokenizer = opened.tokenizer
     if chat_template is not None:
         tokenizer = with_chat_template(tokenizer, chat_template, where="--chat-template")
+    # Names that there are not are errors now, not at the first request.
+    parsers.reasoning_format(None), parsers.tool_format(None)
     # A config's own length wins; the model's is what it was trained for.
     length = cfg.engine.max_length or opened.length
     # Adapters are added to the engine, as they need the converted layers' shapes.
@@ -95,6 +100,7 @@ def start_engine(
         step=opened.step,
         placement=placement,
         seeds=Seeds(cfg.seed),
+        parsers=parsers,
         reader=input_reader(opened.model, opened.trainer.data, tokenizer.chat_template),
     )
 

@@ -40,17 +40,17 @@ WRITTEN = {
     "llama": (f'{{"name": "add", "parameters": {JSON_ADD}}}; ', '{"name": "now"}'),
     "mistral": (f"[TOOL_CALLS]add[ARGS]{JSON_ADD}", "[TOOL_CALLS]now{}"),
     "deepseek": (
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{JSON_ADD}<｜tool▁call▁end｜>\n",
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"
-        "<｜tool▁calls▁end｜>",
+        f"<||tool▁calls▁begin||><||tool▁call▁begin||>add<||tool▁sep||>{JSON_ADD}<||tool▁call▁end||>\n",
+        "<||tool▁call▁begin||>function<||tool▁sep||>now\n```json\n{}\n```<||tool▁call▁end||>"
+        "<||tool▁calls▁end||>",
     ),
     "deepseek-dsml": (
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n'
-        '<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="b" string="true">x <y> "ä"</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="c" string="false">[1, {"d": null}]</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n",
-        '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        '<||DSML||function_calls>\n<||DSML||invoke name="add">\n'
+        '<||DSML||parameter name="a" string="false">1</||DSML||parameter>\n'
+        '<||DSML||parameter name="b" string="true">x <y> "ä"</||DSML||parameter>\n'
+        '<||DSML||parameter name="c" string="false">[1, {"d": null}]</||DSML||parameter>\n'
+        "</||DSML||invoke>\n",
+        '<||DSML||invoke name="now">\n</||DSML||invoke>\n</||DSML||function_calls>',
     ),
     "qwen-coder": (
         "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n"
@@ -85,6 +85,10 @@ WRITTEN = {
         "<|channel|>commentary to=functions.now<|message|>{}",
     ),
 }
+WRITTEN = {
+    name: tuple(text.replace("||", "\N{FULLWIDTH VERTICAL LINE}") for text in texts)
+    for name, texts in WRITTEN.items()
+}
 WHOLE = ("llama", "pythonic")
 """Formats of which calls are the full answer."""
 
@@ -96,8 +100,7 @@ def read(reader, pieces):
     """Returns texts and calls without their cuts, calls as names and values."""
     found = merged([one for piece in pieces for one in reader.read(piece)] + reader.finish())
     return [
-        (one.name, json.loads(one.arguments)) if isinstance(one, CallPart) else one
-        for one in found
+        (one.name, json.loads(one.arguments)) if isinstance(one, CallPart) else one for one in found
     ]
 
 
@@ -118,7 +121,7 @@ def test_there_is_an_example_of_each_format():
 @settings(max_examples=20)
 @given(places=cuts)
 def test_calls_do_not_depend_on_how_the_answer_is_cut(name, places):
-    before = "" if name in WHOLE else "Let me see <tool[TOOL<｜tool "
+    before = "" if name in WHOLE else "Let me see <tool[TOOL<||tool "
     text = before + "".join(WRITTEN[name])
     expected = [*([before] if before else []), ADD, NOW]
     assert read(tools(name), cut(text, places)) == expected
@@ -160,7 +163,8 @@ def test_a_mistral_list_is_read_and_each_id_is_one_that_its_template_takes():
     text = f'[TOOL_CALLS] [{{"name": "add", "arguments": {JSON_ADD}}}, {{"name": "now"}}]'
     assert read(tools("mistral"), [*text]) == [ADD, NOW]
     [part, *_] = tools("mistral").read(text)
-    assert len(part.id) == 9 and part.id.isalnum()
+    assert len(part.id) == 9
+    assert part.id.isalnum()
 
 
 def test_kimi_gives_its_own_ids():

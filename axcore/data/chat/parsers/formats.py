@@ -53,9 +53,6 @@ class ReasoningFormat:
 
 
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
-_DEEPSEEK = tuple(
-    f"<｜tool▁{one}｜>" for one in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
-)
 _KIMI = tuple(
     f"<|tool_{one}|>"
     for one in ("calls_section_begin", "call_begin", "call_argument_begin", "call_end")
@@ -71,17 +68,17 @@ TOOL_FORMATS = (
     ),
     ToolFormat(
         name="deepseek-dsml",
-        signs=("｜DSML｜",),
-        marks=("｜DSML｜",),
+        signs=(tagged_calls.DSML,),
+        marks=(tagged_calls.DSML,),
         read=tagged_calls.deepseek_dsml,
-        end="</｜DSML｜invoke>",
+        end=f"</{tagged_calls.DSML}invoke>",
     ),
     ToolFormat(
         name="deepseek",
-        signs=("<｜tool▁call▁begin｜>",),
-        marks=_DEEPSEEK,
+        signs=(json_calls.DEEPSEEK_MARKS[1],),
+        marks=json_calls.DEEPSEEK_MARKS,
         read=json_calls.deepseek,
-        end=_DEEPSEEK[3],
+        end=json_calls.DEEPSEEK_MARKS[3],
     ),
     ToolFormat(
         name="kimi",
@@ -152,7 +149,7 @@ def _between(name: str, begin: str, end: str, *, sign: str | None = None) -> Rea
     return ReasoningFormat(
         name=name,
         signs=(sign or begin,),
-        # A mark may go on behind its token, as Gemma's with the name of a channel.
+        # A mark may be longer than its token, as Gemma's with the name of a channel.
         marks=(begin.partition("thought")[0], end),
         read=reasoning.between(begin, end),
         begin=begin,
@@ -175,6 +172,11 @@ REASONING_FORMATS = (
     # A template that only removes the thinking of earlier answers names the second mark alone.
     _between("think", "<think>", "</think>", sign="</think>"),
 )
+
+HERMES, LLAMA = (
+    next(one for one in TOOL_FORMATS if one.name == name) for name in ("hermes", "llama")
+)
+"""By which calls are forced: between marks, and by JSON alone."""
 
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
 NONE = "none"
@@ -210,13 +212,23 @@ def named_format(
     return found
 
 
-def visible_tokens(
+def special_marks(
     tokenizer: Tokenizer, *formats: ToolFormat | ReasoningFormat | None
-) -> tuple[int, ...]:
-    """Return the special tokens that formats read, which have no text otherwise."""
-    marks = dict.fromkeys(mark for one in formats if one is not None for mark in one.marks)
-    numbers = (tokenizer.added_token(mark) for mark in marks)
-    return tuple(one for one in numbers if one is not None and tokenizer.token_bytes(one) is None)
+) -> dict[str, int]:
+    """Return the numbers of the marks of formats that are special tokens, which have no text."""
+    marks = (mark for one in formats if one is not None for mark in one.marks)
+    numbers = {mark: tokenizer.added_token(mark) for mark in marks}
+    return {
+        mark: number
+        for mark, number in numbers.items()
+        if number is not None and tokenizer.token_bytes(number) is None
+    }
+
+
+def schemas_of(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the schema of the arguments of each function, by its name."""
+    functions = [one["function"] for one in tools]
+    return {one["name"]: one.get("parameters") or {} for one in functions}
 
 
 class AnswerReader:

@@ -11,6 +11,12 @@ from axcore.data.chat.parsers.scanner import MalformedError, Scanner
 CallSteps = Generator[CallPart | None, None, None]
 _ARGUMENTS = ("arguments", "parameters")
 
+BAR = "\N{FULLWIDTH VERTICAL LINE}"
+DEEPSEEK_MARKS = tuple(
+    f"<{BAR}tool▁{one}{BAR}>"
+    for one in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
+)
+
 
 def json_arguments(scanner: Scanner, call: Call) -> CallSteps:
     """Yield each argument of a JSON object, and go behind it."""
@@ -159,14 +165,14 @@ def _mistral_list(scanner: Scanner, calls: CallCounter) -> PieceSteps:
 
 def deepseek(scanner: Scanner, schemas: Any) -> PieceSteps:
     """Read the calls of DeepSeek V3, with a name and a block of JSON, and of V3.1, without."""
-    begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    section, begin, sep, end, section_end = DEEPSEEK_MARKS
     calls = CallCounter()
 
     def read(call: Call) -> CallSteps:
         if scanner.text[: scanner.place] != begin:
             yield from scanner.spaces()
             yield from scanner.expect(begin)
-        call.name, _ = yield from scanner.header("<｜tool▁sep｜>")
+        call.name, _ = yield from scanner.header(sep)
         is_block = call.name == "function"
         if is_block:
             call.name, _ = yield from scanner.header("\n```json\n")
@@ -178,12 +184,12 @@ def deepseek(scanner: Scanner, schemas: Any) -> PieceSteps:
         # Between calls and behind the last there is nothing that a reader would want.
         mark = scanner.place
         yield from scanner.spaces()
-        if not (yield from scanner.starts(begin, "<｜tool▁calls▁end｜>")):
+        if not (yield from scanner.starts(begin, section_end)):
             scanner.place = mark
-        yield from scanner.takes("<｜tool▁calls▁end｜>")
+        yield from scanner.takes(section_end)
         yield call.end()
 
-    while (yield from scanner.pass_until(["<｜tool▁calls▁begin｜>", begin], str)):
+    while (yield from scanner.pass_until([section, begin], str)):
         yield from calls.read(scanner, read)
 
 

@@ -45,7 +45,7 @@ class CallPart:
 
 @attrs.frozen
 class BrokenCall:
-    """A text that is no call after all.
+    """A text that turned out not to be a call.
 
     Args:
         number: Of the call that it would have been.
@@ -143,4 +143,3 @@ class CallCounter:
         else:
             scanner.drop()
             self.num_calls += call.is_begun
-

@@ -85,9 +85,7 @@ class Scanner:
             start = max(0, len(self.text) - longest + 1)
             yield None
 
-    def pass_rest(
-        self, as_piece: Callable[[str], Found]
-    ) -> Generator[Found | None, None, None]:
+    def pass_rest(self, as_piece: Callable[[str], Found]) -> Generator[Found | None, None, None]:
         """Yield all text from the place on as it comes."""
         self.drop()
         while self.text or not self.is_ended:
@@ -97,12 +95,14 @@ class Scanner:
             self.place = len(self.text)
             yield as_piece(self.drop())
 
-    def until(self, *marks: str, most: int | None = None) -> Generator[None, None, tuple[str, str]]:
+    def until(
+        self, *marks: str, max_size: int | None = None
+    ) -> Generator[None, None, tuple[str, str]]:
         """Go behind the first of several marks.
 
         Args:
             *marks: None of which begins another one.
-            most: Characters before it at most.
+            max_size: Characters before it at most.
 
         Returns:
             The text before the mark, and the mark.
@@ -112,8 +112,8 @@ class Scanner:
         while True:
             found = self._first(marks, start)
             size = (len(self.text) if found is None else found[0]) - begin
-            if most is not None and size > most + (longest if found is None else 0):
-                raise MalformedError(f"there is no {marks[0]!r} within {most} characters")
+            if max_size is not None and size > max_size + (longest if found is None else 0):
+                raise MalformedError(f"there is no {marks[0]!r} within {max_size} characters")
             if found is not None:
                 self.place = found[0] + len(found[1])
                 return self.text[begin : found[0]], found[1]
@@ -122,7 +122,7 @@ class Scanner:
 
     def header(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
         """Go behind the first of several marks, which is not far; see `until`."""
-        return (yield from self.until(*marks, most=_MAX_HEADER))
+        return (yield from self.until(*marks, max_size=_MAX_HEADER))
 
     def starts(self, *texts: str) -> Generator[None, None, str | None]:
         """Return which of several texts comes next, None where none does; go nowhere."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from axcore.data.chat.parsers.json_calls import CallSteps
+from axcore.data.chat.parsers.json_calls import BAR, CallSteps
 from axcore.data.chat.parsers.pieces import Call, CallCounter, PieceSteps
 from axcore.data.chat.parsers.scanner import MalformedError, Scanner, checked_json
 
@@ -52,9 +52,7 @@ def _types(schema: Any) -> set[str]:
     named = schema.get("type")
     found = {named} if isinstance(named, str) else {*named} if isinstance(named, list) else set()
     if not found and isinstance(schema.get("enum"), list):
-        found = {
-            name for one in schema["enum"] for name in _TYPES if _is_of(one, {name})
-        }
+        found = {name for one in schema["enum"] for name in _TYPES if _is_of(one, {name})}
     for part in ("anyOf", "oneOf"):
         for one in schema.get(part) or ():
             found |= _types(one)
@@ -104,7 +102,7 @@ def glm(scanner: Scanner, schemas: Schemas) -> PieceSteps:
         name, mark = yield from scanner.header("<arg_key>", "</tool_call>")
         call.name = name.strip()
         if not re.fullmatch(r"[\w.:/-]+", call.name):
-            raise MalformedError(f"{call.name!r:.40} is no name")
+            raise MalformedError(f"{call.name!r:.40} is not a name")
         while mark == "<arg_key>":
             key, _ = yield from scanner.header("</arg_key>")
             yield from scanner.spaces()
@@ -119,9 +117,12 @@ def glm(scanner: Scanner, schemas: Schemas) -> PieceSteps:
         yield from calls.read(scanner, read)
 
 
+DSML = f"{BAR}DSML{BAR}"
+
+
 def deepseek_dsml(scanner: Scanner, schemas: Schemas) -> PieceSteps:
-    """Read `<｜DSML｜invoke name="...">` of DeepSeek V3.2 and V4; each parameter says what it is."""
-    mark = "｜DSML｜"
+    """Read the invokes of DeepSeek V3.2 and V4, whose parameters say what they are."""
+    mark = DSML
     begin, end = f"<{mark}invoke", f"</{mark}invoke>"
     blocks = ("function_calls>", "tool_calls>")
     opens, closes = ([f"{start}{mark}{one}" for one in blocks] for start in ("<", "</"))
@@ -259,7 +260,7 @@ def pythonic(scanner: Scanner, schemas: Schemas) -> PieceSteps:
 
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise MalformedError(f"{name!r:.40} is no name")
+        raise MalformedError(f"{name!r:.40} is not a name")
     return name
 
 
@@ -302,7 +303,7 @@ def _literal(text: str) -> Any:
         return _JSON_WORDS[text]
     try:
         value = ast.literal_eval(text)
-        json.dumps(value, allow_nan=False)  # bytes, sets and complex numbers are no values
+        json.dumps(value, allow_nan=False)  # bytes, sets and complex numbers are not values
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise MalformedError(str(error)) from error
     return value
