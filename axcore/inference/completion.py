@@ -326,7 +326,9 @@ class CompletionStream:
                 first, rest = delta.split()
                 self._put.appendleft(rest)
                 delta = first
-            num_written = len(delta.tokens) - delta.has_end  # an end token may decode to its name
+            # An end token may decode to its name.
+            has_hidden = delta.has_end and not self.request.includes_stop
+            num_written = len(delta.tokens) - has_hidden
             text, num_tokens, is_stopped = self._text.push(delta.tokens[:num_written])
             reason = "stop" if is_stopped else delta.finish_reason
             if reason is not None and not is_stopped:
@@ -334,7 +336,9 @@ class CompletionStream:
                 text += left.text
                 reason = "stop" if left.is_stopped else reason
             sampled = _sampled_tokens(delta, self.request.num_logprobs)
-            end = sampled[-1] if delta.has_end and not is_stopped else None
+            end = None
+            if delta.has_end and (num_tokens == len(delta.tokens) or not is_stopped):
+                end, num_tokens = sampled[-1], min(num_tokens, len(delta.tokens) - 1)
             self._deltas.append(CompletionDelta(text, sampled[:num_tokens], reason, end))
             if is_stopped:
                 self._is_whole.set()

@@ -47,6 +47,8 @@ class IncrementalDetokenizer:
         prompt: The tokens before the answer.
         stops: What ends the answer; see `StopStrings`.
         visible: Special tokens that the text has by their names.
+        includes_stop: Whether the text has the stop string that ended it.
+        min_tokens: Tokens whose text has no stop string.
     """
 
     def __init__(
@@ -55,10 +57,14 @@ class IncrementalDetokenizer:
         prompt: Iterable[int] = (),
         stops: Sequence[str] = (),
         visible: Iterable[int] = (),
+        *,
+        includes_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._stream = TextStream(tokenizer, prompt, visible)
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops, includes_stop=includes_stop)
         self._has_stops = bool(stops)
+        self._num_free = min_tokens
 
     def push(self, tokens: Sequence[int]) -> TextUpdate:
         """Return what tokens add."""
@@ -68,7 +74,9 @@ class IncrementalDetokenizer:
         text = ""
         # Token by token, for it matters which of them completes a stop string.
         for count, token in enumerate(tokens, start=1):
-            text += self._stops.push(self._stream.push([token]))
+            written = self._stream.push([token])
+            self._num_free -= 1
+            text += written if self._num_free >= 0 else self._stops.push(written)
             if self._stops.is_stopped:
                 return TextUpdate(text, count, True)
         return TextUpdate(text, len(tokens), False)
@@ -197,12 +205,14 @@ class StopStrings:
 
     Args:
         stops: The strings.
+        includes_stop: Whether the string that ended the text is part of it.
 
     Raises:
         ConfigError: One of them is empty.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
+        self._includes_stop = includes_stop
         if not all(stops):
             raise ConfigError(
                 f"a stop string is empty: {list(stops)!r}", hint="give strings of a letter or more"
@@ -223,7 +233,7 @@ class StopStrings:
             complete = self._complete()
             if complete:
                 self.is_stopped, self._held = True, ""
-                return whole[: place - complete]
+                return whole[: place if self._includes_stop else place - complete]
         # The longest beginning of a stop string that the text ends with is kept back, and no more.
         num_known = len(whole) - max(self._matched)
         self._held = whole[num_known:]

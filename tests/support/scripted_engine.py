@@ -28,7 +28,12 @@ class ScriptedEngine:
     def submit(self, request):
         self.requests.append(request)
         text = IncrementalDetokenizer(
-            self.tokenizer, request.prompt, request.stop, request.visible_tokens
+            self.tokenizer,
+            request.prompt,
+            request.stop,
+            request.visible_tokens,
+            includes_stop=request.includes_stop,
+            min_tokens=request.min_tokens,
         )
         stream = CompletionStream(request, text, lambda: None)
         for place in range(0, len(self.tokens), self._size):
