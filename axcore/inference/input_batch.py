@@ -93,12 +93,11 @@ def new_request_state(
         one_by_one=request.grammar is not None or request.min_tokens > 0,
         reads_alone=request.prompt_logprobs,
     )
-    matcher: GrammarMatcher | DelayedEnd | None = None
-    if request.grammar is not None:
-        matcher = grammars.matcher(request.grammar)
+    inner = None if request.grammar is None else grammars.matcher(request.grammar)
+    matcher: GrammarMatcher | DelayedEnd | None = inner
     if request.min_tokens:
         ends = (*request.stop_tokens, *(() if request.ignores_end else end_ids))
-        matcher = DelayedEnd(matcher, ends, request.min_tokens)
+        matcher = DelayedEnd(inner, ends, request.min_tokens)
     return RequestState(
         completion,
         sequence,

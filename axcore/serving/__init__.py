@@ -12,7 +12,12 @@ from axcore.serving.model_apis import ApiModel, find_model_api, start_model_api
 from axcore.serving.request_parser import RequestParser
 from axcore.serving.served import Served, ServedApi
 from axcore.serving.served_model import ServedModel
-from axcore.serving.startup import named_folders, open_adapters, start_engine
+from axcore.serving.startup import (
+    named_folders,
+    open_adapters,
+    read_generation_config,
+    start_engine,
+)
 from axcore.serving.weights_watch import WeightsWatch
 
 __all__ = [
@@ -37,6 +42,7 @@ __all__ = [
     "named_folders",
     "open_adapters",
     "read_api_keys",
+    "read_generation_config",
     "serving_app",
     "start_engine",
     "start_model_api",

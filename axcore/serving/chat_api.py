@@ -22,11 +22,11 @@ from axcore.serving.request_parser import RequestParser, say_ignored
 from axcore.serving.request_settings import (
     MAX_LOGPROBS,
     Settings,
-    read_response_format,
     read_settings,
 )
 from axcore.serving.responses import CompletionSet, GenerationJob
 from axcore.serving.served_model import ServedModel
+from axcore.serving.structured_outputs import read_response_format
 from axcore.serving.tools import ToolChoice, forced_calls, read_tool_choice
 
 _UNSUPPORTED = {
@@ -103,6 +103,8 @@ def read_chat(content: Any, limits: Limits) -> ChatRequest:
         raise invalid(message, "response_format")
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         fields.text(name)
+    templates_write = "The chat template writes special tokens."
+    fields.refuse("add_special_tokens", templates_write, harmless=(False,))
     for name, why in _UNSUPPORTED.items():
         fields.refuse(name, why)
     fields.refuse("modalities", "Answers are text.", harmless=(["text"],))
@@ -254,28 +256,22 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
 
     def changes(self, number: int, delta: CompletionDelta) -> Iterator[dict[str, Any]]:
         """Yield what a new piece adds to an answer, as streams have it."""
-        for change, logprobs, reason in self._deltas(self.choices[number], delta):
-            choice = {"index": number, "delta": change, "finish_reason": reason}
-            yield {**choice, "logprobs": logprobs}
-
-    def _deltas(
-        self, choice: ChatChoice, delta: CompletionDelta
-    ) -> list[tuple[dict[str, Any], dict[str, Any] | None, str | None]]:
-        """Return what a piece adds to a choice, as several changes."""
-        shown = [one for one in choice.add(delta) if self._is_shown(one)]
-        found: list[tuple[dict[str, Any], dict[str, Any] | None, str | None]]
-        found = [(_change(one), None, None) for one in shown]
+        choice = self.choices[number]
+        found = [_change(one) for one in choice.add(delta) if self._is_shown(one)]
         if not choice.is_begun:
-            found.insert(0, ({"role": "assistant", "content": ""}, None, None))
+            found.insert(0, {"role": "assistant", "content": ""})
             choice.is_begun = True
         logprobs = self._logprobs(delta.sampled) if delta.sampled else None
-        if logprobs is not None:
-            # Log-probabilities go with the last change that has text, not in a chunk of their own.
-            change = found.pop()[0] if found else {}
-            found.append((change, logprobs, None))
+        numbers = self._numbers(delta.sampled) if delta.sampled else {}
+        if logprobs is not None or numbers:
+            # They go with the last change that has text, not in a chunk of their own.
+            found = found or [{}]
+        for place, change in enumerate(found, start=1):
+            own = {"index": number, "delta": change, "finish_reason": None, "logprobs": None}
+            yield own | ({"logprobs": logprobs, **numbers} if place == len(found) else {})
         if choice.finish_reason is not None:
-            found.append(({}, None, choice.finish_reason))
-        return found
+            reason = {"finish_reason": choice.finish_reason, "logprobs": None}
+            yield {"index": number, "delta": {}, **reason}
 
     def _is_shown(self, piece: Piece) -> bool:
         return self.request.includes_reasoning or not isinstance(piece, Reasoning)
@@ -295,7 +291,22 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
             "message": message,
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": choice.finish_reason,
+            **self._numbers(choice.tokens),
         }
+
+    def of_prompt(self) -> dict[str, Any]:
+        """Return the numbers and the log-probabilities of the prompt, where they are wanted."""
+        settings, found = self.request.settings, dict[str, Any]()
+        if settings.returns_tokens:
+            found["prompt_token_ids"] = self.completions.completions[0].request.prompt
+        if settings.num_prompt_logprobs is not None:
+            found["prompt_logprobs"] = self.prompt_logprobs(0)
+        return found
+
+    def _numbers(self, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+        if not self.request.settings.returns_tokens:
+            return {}
+        return {"token_ids": [token.id for token in tokens]}
 
     def usage(self) -> dict[str, Any]:
         """Return the numbers of tokens, those of reasoning too where there may be some."""
@@ -308,7 +319,7 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         if self.request.num_logprobs is None:
             return None
-        return self.served.texts.as_chat(tokens)
+        return self.served.texts.as_chat(self.listed(tokens))
 
 
 async def chat_completions(request: HttpRequest) -> Response:
@@ -341,23 +352,28 @@ async def start_chat(
         **_known_values(request.optional_template_values, template),
         **request.template_values,
     }
-    tokens, inputs, text = await served.chat_prompt(request.messages, choice.tools, **values)
+    tokens, inputs, text = await served.chat_prompt(
+        request.messages,
+        choice.tools,
+        most=served.most_prompt_tokens(settings.truncates_to, request.max_tokens),
+        **values,
+    )
+    if inputs and settings.returns_tokens:
+        raise invalid("return_token_ids is for conversations of text alone", "return_token_ids")
     prefill = _prefill(request)
     stats.num_prompt_tokens = len(tokens)
     requests = [
-        Request(
+        settings.request(
+            served.tokenizer,
             prompt=tokens,
             max_tokens=served.max_new_tokens(tokens, request.max_tokens),
-            sampling=settings.sampling,
             seed=seed,
-            stop=(*settings.stop, *answer.stops),
             num_logprobs=request.num_logprobs,
-            priority=settings.priority,
+            visible=answer.visible_tokens,
+            stops=answer.stops,
             adapter=adapter,
             grammar=grammar,
-            ignores_end=settings.ignores_end,
             inputs=inputs,
-            visible_tokens=answer.visible_tokens,
             # One by one, as it is counted which are of reasoning.
             splits_deltas=answer.reasoning is not None,
         )

@@ -55,6 +55,7 @@ async def generate(
         async def work() -> AnyJob:
             content, size = await _parsed(served, body)
             # Many messages or a long list of tokens take a while to check: not in the event loop.
+            content = _with_defaults(content, served)
             asked = await served.work.compute(partial(read, content, served.limits), size=size)
             return await start(served, asked, f"{id_prefix}-{request.state.request_id}", stats)
 
@@ -122,7 +123,7 @@ async def _read_job(
     name = fields.text("model")
     # Before any work: a wrong name costs nothing.
     served.check_name(name)
-    if name not in (None, served.name):
+    if name not in (None, served.name, *served.aliases):
         message = f"{endpoint.path} is answered by {served.name} itself; {name!r:.80} is an adapter"
         raise invalid(message, "model")
 
@@ -204,6 +205,13 @@ async def _parsed(served: Served, body: Body) -> tuple[Any, int]:
     # As soon as it is parsed, since both forms together take several times the body's size.
     body.drop()
     return content, len(sent)
+
+
+def _with_defaults(content: Any, served: Served) -> Any:
+    """Return a body with the server's values of fields that it leaves out, or has as null."""
+    if not served.defaults or not isinstance(content, dict):
+        return content
+    return {**content, **{n: v for n, v in served.defaults.items() if content.get(n) is None}}
 
 
 def _abandoned(request: HttpRequest) -> Response:

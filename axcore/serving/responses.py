@@ -13,7 +13,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from axcore.inference import CompletionDelta, CompletionStream, EngineError, RequestError
+from axcore.inference import (
+    CompletionDelta,
+    CompletionStream,
+    EngineError,
+    RequestError,
+    SampledToken,
+)
 from axcore.serving.api_error import FAILED, ApiError, from_error
 from axcore.serving.metrics import RequestStats
 from axcore.serving.request_settings import Settings
@@ -222,19 +228,25 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
     # JSON; made in the event loop, all streams would pause.
     def _response(self) -> Response:
         found = [self.whole(number) for number in range(len(self.choices))]
-        return JSONResponse({**self._head(self.kind), "choices": found, "usage": self.usage()})
+        content = {**self._head(self.kind), "choices": found, "usage": self.usage()}
+        return JSONResponse({**content, **self.of_prompt()})
 
     async def events(self) -> AsyncIterator[dict[str, Any] | None]:
         """Yield the response in pieces, and None where none came for long."""
-        head = self._head(self.chunk_kind)
+        head, prompt = self._head(self.chunk_kind), self.of_prompt()
         async for arrived in self.completions.deltas():
             if arrived is None:
                 yield None
                 continue
             for choice in self.changes(*arrived):
-                yield {**head, "choices": [choice]}
+                yield {**head, "choices": [choice], **prompt}
+                prompt = {}
         if self.request.settings.includes_usage:
             yield {**head, "choices": [], "usage": self.usage()}
+
+    def of_prompt(self) -> dict[str, Any]:
+        """Return what a response has of its prompt, and a stream with its first event."""
+        return {}
 
     def usage(self) -> dict[str, Any]:
         """Return the numbers of tokens."""
@@ -246,6 +258,25 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
             "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
         }
+
+    def listed(self, tokens: Sequence[SampledToken]) -> Sequence[SampledToken]:
+        """Return tokens with as many likeliest ones as log-probabilities list of each."""
+        most = self.request.num_logprobs or 0
+        # The prompt's may list more, and an engine lists as many at all places.
+        if self.request.settings.num_prompt_logprobs is None:
+            return tokens
+        return [attrs.evolve(one, top_logprobs=one.top_logprobs[:most]) for one in tokens]
+
+    def prompt_logprobs(self, number: int) -> list[Any]:
+        """Return the log-probabilities of a prompt, as vLLM has them."""
+        stream, most = self.completions.completions[number], self.request.settings
+        none = (None,) * len(stream.request.prompt)
+        return self.served.texts.as_prompt(
+            stream.request.prompt,
+            stream.prompt_logprobs or none,
+            stream.prompt_top_logprobs or none,
+            most.num_prompt_logprobs or 0,
+        )
 
     @abc.abstractmethod
     def add(self, number: int, delta: CompletionDelta) -> None:

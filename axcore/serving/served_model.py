@@ -37,6 +37,7 @@ _FIELDS = {
     "num_logprobs": "logprobs",
     "adapter": "model",
     "inputs": "messages",
+    "stop_tokens": "stop_token_ids",
 }
 """What requests call what an engine refuses."""
 
@@ -108,7 +109,7 @@ class ServedModel(Served):
     @property
     def model_names(self) -> tuple[str, ...]:
         """The model's own, and those of its adapters."""
-        return (self.name, *self.adapters)
+        return (self.name, *self.aliases, *self.adapters)
 
     @property
     def error(self) -> AxcoreError | None:
@@ -174,7 +175,7 @@ class ServedModel(Served):
             ApiError: Neither is called so.
         """
         self.check_name(name)
-        return None if name == self.name else name
+        return None if name in (self.name, *self.aliases) else name
 
     def replace_weights(self, state: Any, step: int) -> None:
         """Take over the state of another step.
@@ -188,16 +189,29 @@ class ServedModel(Served):
         self.step = step
 
     async def prompt_tokens(
-        self, prompt: str | Sequence[int], param: str, options: PromptOptions
+        self, prompt: str | Sequence[int], param: str, options: PromptOptions, *, most: int | None
     ) -> tuple[int, ...]:
         """Return the tokens of a prompt, those that begin a text before it.
+
+        Args:
+            prompt: A text, or its tokens.
+            param: The field that contains it.
+            options: How a text becomes tokens.
+            most: Tokens that are kept, the last ones; None keeps all.
 
         Raises:
             ApiError: It has none, too many, or one that is not in the vocabulary.
         """
-        if not isinstance(prompt, str):
-            return self.checked(tuple(prompt), param)
-        return self.checked(await self.encoded(prompt, param, options), param)
+        tokens = (
+            await self.encoded(prompt, param, options) if isinstance(prompt, str) else tuple(prompt)
+        )
+        return self.checked(_last(tokens, most), param)
+
+    def most_prompt_tokens(self, truncates_to: int | None, max_tokens: int | None) -> int | None:
+        """Return how many tokens of a prompt are kept; None where it is not to be cut."""
+        if truncates_to != -1:
+            return truncates_to
+        return max(1, min(self._most_tokens, self.max_length - (max_tokens or 1)))
 
     async def encoded(
         self, text: str, param: str, options: PromptOptions, *, max_bytes: int | None = None
@@ -229,13 +243,19 @@ class ServedModel(Served):
         return await self.encoded(text, "prompt", options, max_bytes=max_bytes)
 
     async def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        most: int | None = None,
+        **values: Any,
     ) -> ChatPrompt:
         """Return a conversation up to where the model answers.
 
         Args:
             messages: Whose contents are text, or have other parts among it.
             tools: As templates read them.
+            most: Tokens that are kept, the last ones; None keeps all.
             **values: What else the template reads.
 
         Raises:
@@ -244,6 +264,10 @@ class ServedModel(Served):
         """
         texts, parts = marked(messages, self.reader)
         text, tokens = await self._rendered(texts, tools, **values)
+        if most is not None and parts:
+            message = "truncate_prompt_tokens would cut a conversation with other parts than text"
+            raise invalid(message, "truncate_prompt_tokens")
+        tokens = _last(tokens, most)
         if self.reader is None:
             return ChatPrompt(self.checked(tuple(tokens.tolist()), "messages"), (), text)
         # Before soft tokens are placed and parts are read: what is too long is refused at once.
@@ -408,6 +432,10 @@ class ServedModel(Served):
             return draining(wait)
         # The text of the device's error stays in the log; it may show paths and addresses.
         return ApiError(500, ENGINE_FAILED, code="engine_error")
+
+
+def _last(tokens: Any, most: int | None) -> Any:
+    return tokens if most is None else tokens[-most:]
 
 
 def _cancel(completions: Sequence[CompletionStream]) -> None:
