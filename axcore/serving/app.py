@@ -1,8 +1,9 @@
 """`serving_app`: a server's paths, as an ASGI application, and what each of them leads to.
 
-`POST /v1/chat/completions` is `chat_api`, `POST /v1/completions` is `completions_api`; both go
-through `request_handler.generate`. Paths of one call of the model are its endpoints, by
-`request_handler.answer`. What says how the server does is here.
+`POST /v1/chat/completions` is `chat_api`, `POST /v1/completions` is `completions_api`, and
+`POST /v1/responses` is `responses_api`; all go through `request_handler.generate`. Paths of one
+call of the model are its endpoints, by `request_handler.answer`. What says how the server does is
+here.
 """
 
 import base64
@@ -29,6 +30,7 @@ from axcore.serving.completions_api import completions
 from axcore.serving.metrics import ServerMetrics
 from axcore.serving.models_api import describe_model, detokenize, list_models, tokenize
 from axcore.serving.request_handler import answer, any_served
+from axcore.serving.responses_api import create_response
 from axcore.serving.served import Served
 from axcore.serving.served_model import ServedModel, draining
 
@@ -67,6 +69,7 @@ def serving_app(
     text: list[tuple[str, Any]] = [
         ("/v1/completions", completions),
         ("/v1/chat/completions", chat_completions),
+        ("/v1/responses", create_response),
         ("/tokenize", tokenize),
         ("/detokenize", detokenize),
     ]

@@ -355,7 +355,7 @@ async def start_chat(
     tokens, inputs, text = await served.chat_prompt(
         request.messages,
         choice.tools,
-        most=served.most_prompt_tokens(settings.truncates_to, request.max_tokens),
+        max_size=served.max_prompt_size(settings.truncates_to, request.max_tokens),
         **values,
     )
     if inputs and settings.returns_tokens:

@@ -221,8 +221,10 @@ async def start_completion(
     choices, requests = [], []
     for index, prompt in enumerate(request.prompts):
         param = "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
-        most = served.most_prompt_tokens(settings.truncates_to, request.max_tokens)
-        tokens = await served.prompt_tokens(prompt, param, request.prompt_options, most=most)
+        max_size = served.max_prompt_size(settings.truncates_to, request.max_tokens)
+        tokens = await served.prompt_tokens(
+            prompt, param, request.prompt_options, max_size=max_size
+        )
         stats.num_prompt_tokens += len(tokens)
         # An engine samples one token at least; that of a request for none is left out.
         asked = 1 if request.max_tokens == 0 else request.max_tokens

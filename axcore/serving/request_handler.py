@@ -7,7 +7,7 @@ needs no model. Each takes these steps in this order; nothing calls back into an
 2. `RequestSlot`: the request counts among those that are answered, or is refused by 429 or 503.
 3. `ServedModel.work.parse`: the bytes become JSON; then the API's module reads its fields.
 4. The API's module starts the completions, which the engine samples; or a call is queued.
-5. `GenerationJob.response` or an `EventStream` sends them; the slot is free after the last byte.
+5. `StreamedJob.response` or an `EventStream` sends them; the slot is free after the last byte.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,17 +25,15 @@ from axcore.serving.form import parse_form
 from axcore.serving.metrics import RequestStats
 from axcore.serving.request_body import Body
 from axcore.serving.request_parser import RequestParser
-from axcore.serving.responses import EventStream, GenerationJob, unless_abandoned
+from axcore.serving.responses import EventStream, StreamedJob, unless_abandoned
 from axcore.serving.served import Served
 from axcore.serving.served_model import ServedModel, draining
-
-AnyJob = GenerationJob[Any, Any]
 
 
 async def generate(
     request: HttpRequest,
     read: Callable[[Any, Limits], Any],
-    start: Callable[[ServedModel, Any, str, RequestStats], Awaitable[AnyJob]],
+    start: Callable[[ServedModel, Any, str, RequestStats], Awaitable[StreamedJob]],
     *,
     id_prefix: str,
 ) -> Response:
@@ -52,7 +50,7 @@ async def generate(
     with Body(served.bodies) as body:
         await body.read(request)
 
-        async def work() -> AnyJob:
+        async def work() -> StreamedJob:
             content, size = await _parsed(served, body)
             # Many messages or a long list of tokens take a while to check: not in the event loop.
             content = _with_defaults(content, served)
@@ -180,13 +178,18 @@ class RequestSlot:
         if not self._is_kept:
             self._leave()
 
-    async def respond(self, request: HttpRequest, job: AnyJob) -> Response:
+    async def respond(self, request: HttpRequest, job: StreamedJob) -> Response:
         """Return the response of a request; a stream keeps the slot until it ends."""
         if job.request.settings.is_streamed:
             # Starlette sends a stream after this function has returned, and the drain of a server
             # waits for `num_active_requests`: so the slot is left by the stream, not by `__exit__`.
             self._is_kept = True
-            return EventStream(job.events(), job.completions, on_end=self._leave)
+            return EventStream(
+                job.events(),
+                job.completions,
+                on_end=self._leave,
+                names_events=job.names_events,
+            )
         try:
             found = await unless_abandoned(request, job.response)
         finally:

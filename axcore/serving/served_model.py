@@ -189,7 +189,12 @@ class ServedModel(Served):
         self.step = step
 
     async def prompt_tokens(
-        self, prompt: str | Sequence[int], param: str, options: PromptOptions, *, most: int | None
+        self,
+        prompt: str | Sequence[int],
+        param: str,
+        options: PromptOptions,
+        *,
+        max_size: int | None,
     ) -> tuple[int, ...]:
         """Return the tokens of a prompt, those that begin a text before it.
 
@@ -197,7 +202,7 @@ class ServedModel(Served):
             prompt: A text, or its tokens.
             param: The field that contains it.
             options: How a text becomes tokens.
-            most: Tokens that are kept, the last ones; None keeps all.
+            max_size: Tokens that are kept, the last ones; None keeps all.
 
         Raises:
             ApiError: It has none, too many, or one that is not in the vocabulary.
@@ -205,9 +210,9 @@ class ServedModel(Served):
         tokens = (
             await self.encoded(prompt, param, options) if isinstance(prompt, str) else tuple(prompt)
         )
-        return self.checked(_last(tokens, most), param)
+        return self.checked(_last(tokens, max_size), param)
 
-    def most_prompt_tokens(self, truncates_to: int | None, max_tokens: int | None) -> int | None:
+    def max_prompt_size(self, truncates_to: int | None, max_tokens: int | None) -> int | None:
         """Return how many tokens of a prompt are kept; None where it is not to be cut."""
         if truncates_to != -1:
             return truncates_to
@@ -247,7 +252,7 @@ class ServedModel(Served):
         messages: Sequence[dict[str, Any]],
         tools: list[Any] | None,
         *,
-        most: int | None = None,
+        max_size: int | None = None,
         **values: Any,
     ) -> ChatPrompt:
         """Return a conversation up to where the model answers.
@@ -255,7 +260,7 @@ class ServedModel(Served):
         Args:
             messages: Whose contents are text, or have other parts among it.
             tools: As templates read them.
-            most: Tokens that are kept, the last ones; None keeps all.
+            max_size: Tokens that are kept, the last ones; None keeps all.
             **values: What else the template reads.
 
         Raises:
@@ -264,10 +269,10 @@ class ServedModel(Served):
         """
         texts, parts = marked(messages, self.reader)
         text, tokens = await self._rendered(texts, tools, **values)
-        if most is not None and parts:
+        if max_size is not None and parts:
             message = "truncate_prompt_tokens would cut a conversation with other parts than text"
             raise invalid(message, "truncate_prompt_tokens")
-        tokens = _last(tokens, most)
+        tokens = _last(tokens, max_size)
         if self.reader is None:
             return ChatPrompt(self.checked(tuple(tokens.tolist()), "messages"), (), text)
         # Before soft tokens are placed and parts are read: what is too long is refused at once.
@@ -434,8 +439,8 @@ class ServedModel(Served):
         return ApiError(500, ENGINE_FAILED, code="engine_error")
 
 
-def _last(tokens: Any, most: int | None) -> Any:
-    return tokens if most is None else tokens[-most:]
+def _last(tokens: Any, max_size: int | None) -> Any:
+    return tokens if max_size is None else tokens[-max_size:]
 
 
 def _cancel(completions: Sequence[CompletionStream]) -> None:

@@ -5,11 +5,10 @@ import json
 
 import pytest
 import tokenizers
-from chat_tokenizer import SPECIAL, TEMPLATE, write_chat_tokenizer
-from model_server import SameSeed, chat_tokenizer, serving_model
-from scripted_engine import ScriptedEngine
+from chat_tokenizer import SPECIAL, TEMPLATE
+from scripted_model import scripted
 
-from axcore.serving import ParserNames, ServedModel
+from axcore.serving import ParserNames
 
 NAMES = "{% for tool in tools or () %}{{ tool.function.name }}{% endfor %}"
 THINK = TEMPLATE + "{# <think> </think> <tool_call> #}" + NAMES
@@ -21,7 +20,6 @@ CALLED = (
     "<|channel|>analysis<|message|>I add.<|end|><|start|>assistant to=functions.add<|channel|>"
     'commentary json<|message|>{"a": 1, "b": 2}<|call|>'
 )
-BY_TEMPLATE = ParserNames()
 TURNS = [{"role": "user", "content": "What is 1 + 1? Use <think>."}]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 
@@ -31,19 +29,9 @@ def served_by(chat_engine, tmp_path):
     """Returns a client of a model that answers what a test says."""
     with contextlib.ExitStack() as stack:
 
-        def make(template, text, *, parsers=BY_TEMPLATE, special=SPECIAL, added=(), **how):
-            folder = write_chat_tokenizer(tmp_path, template, special=special, added=added)
-            tokenizer = chat_tokenizer(folder)
-            engine = ScriptedEngine(chat_engine, tokenizer, text, **how)
-            served = ServedModel(
-                name="small",
-                engine=engine,
-                tokenizer=tokenizer,
-                max_length=chat_engine.max_length,
-                seeds=SameSeed(),
-                parsers=parsers,
-            )
-            return stack.enter_context(serving_model(served)).client()
+        def make(template, text, **how):
+            server = scripted(chat_engine, tmp_path, template, text, **how)
+            return stack.enter_context(server).client()
 
         yield make
 

@@ -321,21 +321,28 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
 
     A call that was none is text, all of it.
     """
-    found: list[Piece] = []
+    found: list[list[Piece]] = []
     for one in pieces:
-        last = found[-1] if found else None
+        last = found[-1][-1] if found else None
         if isinstance(one, BrokenCall):
             if isinstance(last, CallPart) and not last.is_whole:
                 found.pop()
-                last = found[-1] if found else None
+                last = found[-1][-1] if found else None
             one = one.text
-        if isinstance(one, str) and isinstance(last, str):
-            found[-1] = last + one
-        elif isinstance(one, Reasoning) and isinstance(last, Reasoning):
-            found[-1] = Reasoning(last.text + one.text)
-        elif isinstance(one, CallPart) and isinstance(last, CallPart) and not last.is_whole:
-            arguments = last.arguments + one.arguments
-            found[-1] = attrs.evolve(last, arguments=arguments, is_whole=one.is_whole)
+        continues = type(one) is type(last) and not (isinstance(last, CallPart) and last.is_whole)
+        if continues:
+            found[-1].append(one)
         elif one != "":
-            found.append(one)
-    return found
+            found.append([one])
+    return [_joined(parts) for parts in found]
+
+
+def _joined(parts: Sequence[Piece]) -> Piece:
+    first = parts[0]
+    if isinstance(first, str):
+        return "".join(one for one in parts if isinstance(one, str))
+    if isinstance(first, Reasoning):
+        return Reasoning("".join(one.text for one in parts if isinstance(one, Reasoning)))
+    calls = [one for one in parts if isinstance(one, CallPart)]
+    arguments = "".join(one.arguments for one in calls)
+    return attrs.evolve(calls[0], arguments=arguments, is_whole=calls[-1].is_whole)
