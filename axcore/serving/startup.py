@@ -29,6 +29,7 @@ from axcore.serving.endpoint import AnyEndpoint
 from axcore.serving.inputs import input_reader
 from axcore.serving.request_parser import RequestParser
 from axcore.serving.request_settings import Seeds, read_settings
+from axcore.serving.scores_api import Rerank, Scores
 from axcore.serving.served_model import ServedModel
 
 _LOG = logging.getLogger(__name__)
@@ -155,7 +156,8 @@ def _endpoints(
         embedder = TextEmbedder(
             opened.model, engine.config, max_length=engine.max_length, pooling=cfg.pooling
         )
-    return (text_embeddings(embedder, tokenizer),)
+    embeddings = text_embeddings(embedder, tokenizer)
+    return embeddings, Scores(embeddings), Rerank(embeddings)
 
 
 def text_embeddings(embedder: TextEmbedder, tokenizer: Tokenizer) -> Embeddings:
