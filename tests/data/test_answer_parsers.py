@@ -159,6 +159,12 @@ def test_a_call_alone_is_read_where_one_is_asked_for(name):
     assert len(read(tools(name, max_calls=1), [text])) == 1
 
 
+@pytest.mark.parametrize("name", [one.name for one in TOOL_FORMATS if one.end])
+def test_a_call_is_read_where_its_end_stopped_the_answer(name):
+    text = "".join(WRITTEN[name]).partition(TOOLS[name].end)[0]
+    assert read(tools(name, max_calls=1), [*text]) == [ADD]
+
+
 def test_a_mistral_list_is_read_and_each_id_is_one_that_its_template_takes():
     text = f'[TOOL_CALLS] [{{"name": "add", "arguments": {JSON_ADD}}}, {{"name": "now"}}]'
     assert read(tools("mistral"), [*text]) == [ADD, NOW]

@@ -21,7 +21,7 @@ class ToolFormat:
         signs: Texts of which a chat template has all where its models write calls so.
         marks: What calls are written with; those that are special tokens are made text.
         read: Yields the pieces of a text, given the schema of each function's arguments.
-        end: What ends a call; None where nothing does.
+        end: What ends a call, which is read without it too; None where nothing is so.
     """
 
     name: str
@@ -71,7 +71,6 @@ TOOL_FORMATS = (
         signs=(tagged_calls.DSML,),
         marks=(tagged_calls.DSML,),
         read=tagged_calls.deepseek_dsml,
-        end=f"</{tagged_calls.DSML}invoke>",
     ),
     ToolFormat(
         name="deepseek",
@@ -101,7 +100,7 @@ TOOL_FORMATS = (
         signs=("<function=", "<parameter="),
         marks=("<tool_call>", "</tool_call>"),
         read=tagged_calls.qwen_coder,
-        end="</function>",
+        end="</tool_call>",
     ),
     ToolFormat(
         name="hermes",
