@@ -159,6 +159,25 @@ def test_a_call_alone_is_read_where_one_is_asked_for(name):
     assert len(read(tools(name, max_calls=1), [text])) == 1
 
 
+@pytest.mark.parametrize(
+    "value", [r'"\ud800"', "1e999", "NaN", "1" * 5000, "[" * 2000 + "]" * 2000]
+)
+def test_a_value_that_json_cannot_have_makes_no_call(value):
+    written = f'<tool_call>{{"name": "add", "arguments": {{"a": {value}}}}}</tool_call>'
+    assert read(tools("hermes"), [written]) == [written]
+    written = f"[add(a={value})]"
+    assert read(tools("pythonic"), [written]) == [written]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": [{}]}, {"anyOf": 1}, {"anyOf": [1, {"type": 3}]}, {"enum": 4}, True, 5]
+)
+def test_a_schema_that_makes_no_sense_says_nothing(schema):
+    reader = AnswerReader(None, TOOLS["glm"], schemas={"add": {"properties": {"a": schema}}})
+    written = "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+    assert read(reader, [written]) == [("add", {"a": 1})]
+
+
 @pytest.mark.parametrize("name", [one.name for one in TOOL_FORMATS if one.end])
 def test_a_call_is_read_where_its_end_stopped_the_answer(name):
     text = "".join(WRITTEN[name]).partition(TOOLS[name].end)[0]

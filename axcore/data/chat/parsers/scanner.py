@@ -236,17 +236,26 @@ class Scanner:
 
 
 def checked_json(text: str) -> Any:
-    """Return what JSON says, by the standard alone: no NaN, no number without bounds.
+    """Return what JSON says, by the standard alone: no NaN, no infinity, no half of a character.
 
     Raises:
         MalformedError: It is none.
     """
     try:
         found = json.loads(text, parse_constant=_refuse)
-        json.dumps(found, allow_nan=False)  # 1e999 is infinite
+        check_value(found)  # 1e999 is infinite, and an escape may be half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise MalformedError(str(error)) from error
     return found
+
+
+def check_value(value: Any) -> None:
+    """Check that JSON in UTF-8 can write a value.
+
+    Raises:
+        ValueError: It cannot; or TypeError.
+    """
+    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
 
 
 def _refuse(name: str) -> None:

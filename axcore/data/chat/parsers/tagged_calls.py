@@ -4,14 +4,13 @@ Where a format writes numbers and texts alike, the tool's schema says which it i
 """
 
 import ast
-import json
 import re
 from collections.abc import Generator, Mapping
 from typing import Any
 
 from axcore.data.chat.parsers.json_calls import BAR, CallSteps
 from axcore.data.chat.parsers.pieces import Call, CallCounter, PieceSteps
-from axcore.data.chat.parsers.scanner import MalformedError, Scanner, checked_json
+from axcore.data.chat.parsers.scanner import MalformedError, Scanner, check_value, checked_json
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The schema of the arguments of each function."""
@@ -49,14 +48,17 @@ def _types(schema: Any) -> set[str]:
     """Return the types that a schema names; none where it does not say."""
     if not isinstance(schema, Mapping):
         return set()
+    # Whatever a client has sent: a schema that makes no sense says nothing.
     named = schema.get("type")
-    found = {named} if isinstance(named, str) else {*named} if isinstance(named, list) else set()
-    if not found and isinstance(schema.get("enum"), list):
-        found = {name for one in schema["enum"] for name in _TYPES if _is_of(one, {name})}
+    found = {one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)}
+    values = schema.get("enum")
+    if not found and isinstance(values, list):
+        found = {name for one in values for name in _TYPES if _is_of(one, {name})}
     for part in ("anyOf", "oneOf"):
-        for one in schema.get(part) or ():
+        choices = schema.get(part)
+        for one in choices if isinstance(choices, list) else ():
             found |= _types(one)
-    return {one for one in found if isinstance(one, str)}
+    return found
 
 
 def _is_of(value: Any, types: set[str]) -> bool:
@@ -303,7 +305,7 @@ def _literal(text: str) -> Any:
         return _JSON_WORDS[text]
     try:
         value = ast.literal_eval(text)
-        json.dumps(value, allow_nan=False)  # bytes, sets and complex numbers are not values
+        check_value(value)  # bytes, sets and complex numbers are not values
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise MalformedError(str(error)) from error
     return value
