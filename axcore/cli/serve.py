@@ -42,7 +42,12 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     show_default=True,
     help="0 takes any that is free.",
 )
-@click.option("--name", help="Name of the model in requests; by default, its directory's name.")
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    help="Name of the model in requests; by default, its directory's name. Repeatable.",
+)
 @click.option(
     "--step",
     type=int,
@@ -66,6 +71,16 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     help="Chat template to use instead of the tokenizer's: a file, or a name such as qwq.",
 )
 @click.option(
+    "--reasoning-parser",
+    metavar="NAME",
+    help="How answers write reasoning, such as think, or none; by default as the chat template.",
+)
+@click.option(
+    "--tool-parser",
+    metavar="NAME",
+    help="How answers write calls of tools, such as hermes, or none; by default as the template.",
+)
+@click.option(
     "--api-key-file",
     metavar="FILE",
     help="Keys, one a line; others may be in AXCORE_API_KEYS. Without any, every client is served.",
@@ -76,6 +91,18 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     metavar="NAME",
     multiple=True,
     help="Another name than --host that requests may use for this server. Repeatable.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Web pages that may use this server, such as https://example.com, or *. Repeatable.",
+)
+@click.option(
+    "--generation-config",
+    metavar="auto|FILE",
+    help="A generation_config.json for sampling settings that requests leave out; auto is MODEL's.",
 )
 @click.option(
     "--proxy", metavar="ADDRESS", help="A proxy whose information about clients is trusted."
@@ -146,7 +173,7 @@ def _serve(
         with served.engine if isinstance(served, ServedModel) else nullcontext():
             named = (*_LOOPBACK, host, *rest["hosts"])
             hosts = named if host in _LOOPBACK or rest["hosts"] else ()
-            app = serving_app(served, keys=keys, hosts=hosts)
+            app = serving_app(served, keys=keys, hosts=hosts, cors_origins=rest["cors_origins"])
             server = HttpServer(app, served, drain_s=cfg.drain_s, proxies=rest["proxy"])
             _announce(served, _url(listener), has_keys=bool(keys))
             if host not in _LOOPBACK and not keys:
@@ -173,9 +200,16 @@ def _start_engine(
 ) -> "tuple[Served, Run | None]":
     """Return a model that writes text, and the run that newer checkpoints come from."""
     from axcore.runs import open_model
-    from axcore.serving import named_folders, open_adapters, start_engine
+    from axcore.serving import (
+        ParserNames,
+        named_folders,
+        open_adapters,
+        read_generation_config,
+        start_engine,
+    )
 
     folders = named_folders(rest["adapters"])
+    defaults = read_generation_config(rest["generation_config"], model)
     names = ("trust_code", "allow_unknown_fields")
     how = {"on_host": True, **{name: rest[name] for name in names}}
     opened = open_model(model, step=rest["step"], changes=rest["changes"], **how)
@@ -185,10 +219,12 @@ def _start_engine(
     served = start_engine(
         opened,
         cfg,
-        name=rest["name"],
+        names=rest["names"],
         adapters=adapters,
+        defaults=defaults,
         draft=draft,
         chat_template=rest["chat_template"],
+        parsers=ParserNames(reasoning=rest["reasoning_parser"], tools=rest["tool_parser"]),
         progress=display.advance,
         when_placed=partial(display.begin, "compiling"),
     )
@@ -200,6 +236,9 @@ _OF_TEXT = {
     "adapters": "--adapter",
     "draft": "--draft",
     "chat_template": "--chat-template",
+    "reasoning_parser": "--reasoning-parser",
+    "tool_parser": "--tool-parser",
+    "generation_config": "--generation-config",
     "changes": "--modify",
 }
 """Options that mean something for a model of text alone."""
@@ -225,7 +264,7 @@ def _start_api(
         api,
         model,
         cfg,
-        name=rest["name"],
+        names=rest["names"],
         step=rest["step"],
         trust_code=rest["trust_code"],
         allow_unknown_fields=rest["allow_unknown_fields"],

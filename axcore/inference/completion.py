@@ -111,6 +111,16 @@ class TokenDelta(NamedTuple):
     finish_reason: str | None = None
     has_end: bool = False
 
+    def split(self) -> tuple["TokenDelta", "TokenDelta"]:
+        """Return the delta of the first token, and that of the others."""
+        first = rest = self.logprobs
+        if self.logprobs is not None:
+            first = TokenLogprobs(*(one[:1] for one in self.logprobs))
+            rest = TokenLogprobs(*(one[1:] for one in self.logprobs))
+        return TokenDelta(self.tokens[:1], first), self._replace(
+            tokens=self.tokens[1:], logprobs=rest
+        )
+
 
 class CompletionStream:
     """The completion of a request while it is sampled.
@@ -312,7 +322,13 @@ class CompletionStream:
         """Make deltas of the tokens that were put; a stop string ends them."""
         while self._put:
             delta = self._put.popleft()
-            num_written = len(delta.tokens) - delta.has_end  # an end token may decode to its name
+            if self.request.splits_deltas and len(delta.tokens) > 1:
+                first, rest = delta.split()
+                self._put.appendleft(rest)
+                delta = first
+            # An end token may decode to its name.
+            has_hidden = delta.has_end and not self.request.includes_stop
+            num_written = len(delta.tokens) - has_hidden
             text, num_tokens, is_stopped = self._text.push(delta.tokens[:num_written])
             reason = "stop" if is_stopped else delta.finish_reason
             if reason is not None and not is_stopped:
@@ -320,7 +336,9 @@ class CompletionStream:
                 text += left.text
                 reason = "stop" if left.is_stopped else reason
             sampled = _sampled_tokens(delta, self.request.num_logprobs)
-            end = sampled[-1] if delta.has_end and not is_stopped else None
+            end = None
+            if delta.has_end and (num_tokens == len(delta.tokens) or not is_stopped):
+                end, num_tokens = sampled[-1], min(num_tokens, len(delta.tokens) - 1)
             self._deltas.append(CompletionDelta(text, sampled[:num_tokens], reason, end))
             if is_stopped:
                 self._is_whole.set()

@@ -46,14 +46,25 @@ class IncrementalDetokenizer:
         tokenizer: Its decoder writes no text of special tokens.
         prompt: The tokens before the answer.
         stops: What ends the answer; see `StopStrings`.
+        visible: Special tokens that the text has by their names.
+        includes_stop: Whether the text has the stop string that ended it.
+        min_tokens: Tokens whose text has no stop string.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Iterable[int] = (), stops: Sequence[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        prompt: Iterable[int] = (),
+        stops: Sequence[str] = (),
+        visible: Iterable[int] = (),
+        *,
+        includes_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
-        self._stream = TextStream(tokenizer, prompt)
-        self._stops = StopStrings(stops)
+        self._stream = TextStream(tokenizer, prompt, visible)
+        self._stops = StopStrings(stops, includes_stop=includes_stop)
         self._has_stops = bool(stops)
+        self._num_free = min_tokens
 
     def push(self, tokens: Sequence[int]) -> TextUpdate:
         """Return what tokens add."""
@@ -63,7 +74,9 @@ class IncrementalDetokenizer:
         text = ""
         # Token by token, for it matters which of them completes a stop string.
         for count, token in enumerate(tokens, start=1):
-            text += self._stops.push(self._stream.push([token]))
+            written = self._stream.push([token])
+            self._num_free -= 1
+            text += written if self._num_free >= 0 else self._stops.push(written)
             if self._stops.is_stopped:
                 return TextUpdate(text, count, True)
         return TextUpdate(text, len(tokens), False)
@@ -102,10 +115,14 @@ class TextStream:
     Args:
         tokenizer: Its decoder writes no text of special tokens.
         prompt: The tokens before the answer.
+        visible: Special tokens that the text has by their names.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Iterable[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Iterable[int] = (), visible: Iterable[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
+        self._names = {token: tokenizer.token_name(token) for token in visible}
         self._context = list(prompt)[-CONTEXT:]
         self._pending: list[int] = []
         # A prompt may end inside of a character: the answer completes it, or does not repeat it.
@@ -117,6 +134,11 @@ class TextStream:
         """Return the text that is known with some tokens more, and was not before."""
         text = ""
         for token in tokens:
+            name = self._names.get(int(token))
+            if name is not None:
+                # Bytes before it become no character by what follows it.
+                text += self.flush() + name
+                continue
             self._pending.append(int(token))
             if len(self._pending) > MAX_PENDING:
                 text += self._known()
@@ -183,12 +205,14 @@ class StopStrings:
 
     Args:
         stops: The strings.
+        includes_stop: Whether the string that ended the text is part of it.
 
     Raises:
         ConfigError: One of them is empty.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
+        self._includes_stop = includes_stop
         if not all(stops):
             raise ConfigError(
                 f"a stop string is empty: {list(stops)!r}", hint="give strings of a letter or more"
@@ -209,7 +233,7 @@ class StopStrings:
             complete = self._complete()
             if complete:
                 self.is_stopped, self._held = True, ""
-                return whole[: place - complete]
+                return whole[: place if self._includes_stop else place - complete]
         # The longest beginning of a stop string that the text ends with is kept back, and no more.
         num_known = len(whole) - max(self._matched)
         self._held = whole[num_known:]

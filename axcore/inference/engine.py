@@ -457,7 +457,14 @@ class Engine:
         # Without the lock: it reads what never changes, and
         # hashing or compiling a grammar may take seconds.
         self.check_request(request)
-        text = IncrementalDetokenizer(self.tokenizer, request.prompt, request.stop)
+        text = IncrementalDetokenizer(
+            self.tokenizer,
+            request.prompt,
+            request.stop,
+            request.visible_tokens,
+            includes_stop=request.includes_stop,
+            min_tokens=request.min_tokens,
+        )
         return self._new_request_state(CompletionStream(request, text, _nothing))
 
     def _queue(self, states: Sequence[RequestState]) -> tuple[CompletionStream, ...]:
@@ -504,6 +511,7 @@ class Engine:
             next(self._numbers),
             grammars=self._grammars,
             speculation=self.config.speculation,
+            end_ids=self.tokenizer.end_ids,
         )
 
     def _add(self, state: RequestState) -> None:

@@ -163,6 +163,55 @@ class GrammarMatcher:
         )
 
 
+class DelayedEnd:
+    """Forbids what ends a text until it has some tokens; not for several threads at once.
+
+    Args:
+        inner: Where the text is in its grammar, if it has one.
+        end_ids: Tokens that end it.
+        min_tokens: Tokens that it has at least.
+    """
+
+    def __init__(
+        self, inner: GrammarMatcher | None, end_ids: Sequence[int], min_tokens: int
+    ) -> None:
+        self._inner, self._num_left = inner, min_tokens
+        self._ends = np.array(sorted({*end_ids}), np.int64)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing can follow but the end, by the grammar."""
+        return self._inner is not None and self._inner.is_finished
+
+    def fill(self, mask: UInt32[np.ndarray, " W"]) -> None:
+        """Write which tokens can follow.
+
+        Raises:
+            RequestError: The grammar needs too much work here.
+        """
+        mask[:] = np.iinfo(np.uint32).max
+        if self._inner is not None:
+            self._inner.fill(mask)
+        if self._num_left <= 0:
+            return
+        allowed = mask.copy()
+        bits = (np.uint32(1) << (self._ends % WORD).astype(np.uint32)).astype(np.uint32)
+        np.bitwise_and.at(allowed, self._ends // WORD, ~bits)
+        # Where a grammar lets nothing but the end follow, the text ends.
+        if allowed.any():
+            mask[:] = allowed
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Continue by tokens that were sampled.
+
+        Raises:
+            RequestError: They cannot follow.
+        """
+        self._num_left -= len(tokens)
+        if self._inner is not None:
+            self._inner.accept(tokens)
+
+
 class GrammarCompiler:
     """Makes matchers of grammars; for several threads.
 

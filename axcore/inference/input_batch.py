@@ -14,7 +14,7 @@ from axcore.errors import EngineError
 from axcore.inference.adapters import NO_ADAPTER, WITHOUT_ADAPTER, NumberedAdapter
 from axcore.inference.cached_model import NUM_COLUMNS
 from axcore.inference.completion import CompletionStream, TokenLogprobs
-from axcore.inference.grammar import GrammarCompiler, GrammarMatcher
+from axcore.inference.grammar import DelayedEnd, GrammarCompiler, GrammarMatcher
 from axcore.inference.model_functions import SamplerOutput
 from axcore.inference.request import EncoderInput, Request, SamplerKind, kind_index
 from axcore.inference.sampler import LogProbs, WantedLogprobs, greedy_rows
@@ -29,7 +29,7 @@ class RequestState:
     Args:
         completion: Where its tokens go.
         sequence: Its place in the schedule.
-        matcher: Where it is in its grammar, if it has one.
+        matcher: Which tokens may follow, where not all may.
         scores: Log-probabilities of the prompt's tokens after the first, once some are known; see
             `Programs.score_prompt`.
         drafter: Proposes its next tokens, with speculative decoding.
@@ -39,7 +39,7 @@ class RequestState:
 
     completion: CompletionStream
     sequence: SequenceState
-    matcher: GrammarMatcher | None = None
+    matcher: GrammarMatcher | DelayedEnd | None = None
     scores: TokenLogprobs | None = None
     drafter: Drafter | None = None
     adapter: NumberedAdapter = WITHOUT_ADAPTER
@@ -68,6 +68,7 @@ def new_request_state(
     *,
     grammars: GrammarCompiler,
     speculation: NGramLookup | DraftModel | None,
+    end_ids: Sequence[int],
 ) -> RequestState:
     """Return the state of a request that no step has begun.
 
@@ -76,6 +77,7 @@ def new_request_state(
         number: The number of the request, in the order of arrival.
         grammars: Compiles its grammar, if it has one.
         speculation: Where its draft tokens come from.
+        end_ids: Tokens that end any text.
 
     Raises:
         RequestError: Its grammar is invalid.
@@ -88,13 +90,18 @@ def new_request_state(
         text=np.asarray(request.prompt, np.int32),
         num_prompt=size,
         limit=size + request.max_tokens,
-        one_by_one=request.grammar is not None,
+        one_by_one=request.grammar is not None or request.min_tokens > 0,
         reads_alone=request.prompt_logprobs,
     )
+    inner = None if request.grammar is None else grammars.matcher(request.grammar)
+    matcher: GrammarMatcher | DelayedEnd | None = inner
+    if request.min_tokens:
+        ends = (*request.stop_tokens, *(() if request.ignores_end else end_ids))
+        matcher = DelayedEnd(inner, ends, request.min_tokens)
     return RequestState(
         completion,
         sequence,
-        matcher=None if request.grammar is None else grammars.matcher(request.grammar),
+        matcher=matcher,
         drafter=speculation.drafter(request.prompt) if speculation else None,
     )
 
@@ -111,6 +118,7 @@ class InputBatch:
         sampling: The sampling settings of each slot.
         wants_logprobs: Which log-probabilities are returned, by slot; see `WantedLogprobs`.
         ignores_end: Whether end tokens are sampled as any other token, by slot.
+        has_stop_tokens: Whether the request has end tokens of its own, by slot.
     """
 
     def __init__(
@@ -119,6 +127,7 @@ class InputBatch:
         self.sampling = greedy_rows(num_slots)
         self.wants_logprobs: Int32[np.ndarray, " S"] = np.zeros(num_slots, np.int32)
         self.ignores_end: Bool[np.ndarray, " S"] = np.zeros(num_slots, bool)
+        self.has_stop_tokens: Bool[np.ndarray, " S"] = np.zeros(num_slots, bool)
         self._sequences, self._kinds = sequences, kinds
         self._requests: list[RequestState | None] = [None] * num_slots
         self._kind = np.zeros(num_slots, np.int32)
@@ -133,6 +142,7 @@ class InputBatch:
         self.wants_logprobs[slot] = _wanted_logprobs(request)
         self._adapter[slot] = state.adapter.number
         self.ignores_end[slot] = request.ignores_end
+        self.has_stop_tokens[slot] = bool(request.stop_tokens)
 
     def of(self, batch: ScheduledBatch) -> list[RequestState | None]:
         """Return the requests of a batch's rows."""

@@ -81,6 +81,11 @@ class OutputProcessor:
         # rows.
         steps = np.arange(tokens.shape[1])[None, :]
         ends = self._is_end[tokens] & ~self._slots.ignores_end[batch.slots][:, None]
+        # Only rows with ends of their own are looked at one by one.
+        for row in np.flatnonzero(self._slots.has_stop_tokens[batch.slots]).tolist():
+            state = launched.requests[row]
+            if state is not None:
+                ends[row] |= np.isin(tokens[row], state.request.stop_tokens)
         ends &= steps < batch.num_sampled[:, None]
         is_ended = ends.any(axis=1)
         # `argmax` finds the first end token; what was sampled after it is thrown away.

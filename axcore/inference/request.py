@@ -237,6 +237,13 @@ class Request:
         grammar: What the text has to match.
         ignores_end: Whether tokens that end a text are sampled as any other.
         inputs: What the model's encoder makes soft tokens of.
+        visible_tokens: Special tokens that the text has by their names; it has no others.
+        splits_deltas: Whether each token is a delta of its own, however many a step samples.
+        stop_tokens: Tokens that end the text in addition to the tokenizer's, whatever
+            `ignores_end` is.
+        includes_stop: Whether the text has the stop string or the token that ended it.
+        min_tokens: Tokens before which neither a token nor a stop string ends the text; the end of
+            a grammar does.
     """
 
     prompt: tuple[int, ...]
@@ -252,6 +259,11 @@ class Request:
     grammar: Any = None
     ignores_end: bool = False
     inputs: tuple[EncoderInput, ...] = ()
+    visible_tokens: tuple[int, ...] = ()
+    splits_deltas: bool = False
+    stop_tokens: tuple[int, ...] = ()
+    includes_stop: bool = False
+    min_tokens: int = 0
 
 
 class QueueFull(EngineError):  # noqa: N818 - as queue.Full of the standard library
@@ -293,6 +305,7 @@ class RequestLimits:
             RequestError: Saying what in it is wrong.
         """
         self._check_size(request)
+        self._check_ends(request)
         self._check_inputs(request)
         if abs(request.priority) > _MAX_PRIORITY:
             raise RequestError(
@@ -310,11 +323,12 @@ class RequestLimits:
         except ConfigError as error:
             raise RequestError(error.what, where="sampling", hint=error.hint) from error
         kind_index(request.sampling, self.kinds)
-        if request.grammar is not None and not self.samples_one_by_one:
+        needs_each = "grammar" if request.grammar is not None else "min_tokens"
+        if (request.grammar is not None or request.min_tokens) and not self.samples_one_by_one:
             raise RequestError(
-                "an engine of fixed_shapes decodes several tokens in a call, and a grammar needs "
-                "each before the next",
-                where="grammar",
+                f"an engine of fixed_shapes decodes several tokens in a call, and {needs_each} "
+                "needs each before the next",
+                where=needs_each,
                 hint="set fixed_shapes to False",
             )
 
@@ -349,6 +363,21 @@ class RequestLimits:
                 f"prompt and answer need {needed} pages; there are {self.num_pages}",
                 where="max_tokens",
                 hint="ask for fewer tokens, or give the engine more pages by num_pages",
+            )
+
+    def _check_ends(self, request: Request) -> None:
+        known = self.num_text_tokens
+        wrong = next((one for one in request.stop_tokens if not 0 <= one < known), None)
+        if wrong is not None:
+            raise RequestError(
+                f"stop_tokens has token {wrong}; the tokenizer knows {known}, 0 the first",
+                where="stop_tokens",
+            )
+        if not 0 <= request.min_tokens <= request.max_tokens:
+            raise RequestError(
+                f"min_tokens is {request.min_tokens}, and max_tokens {request.max_tokens}; "
+                "expected 0 to max_tokens",
+                where="min_tokens",
             )
 
     def _num_soft(self, request: Request) -> int:

@@ -22,8 +22,18 @@ from axcore.data.chat.chat_tokens import naming_conversation
 from axcore.data.chat.chat_turns import ChatTurns
 from axcore.data.chat.conversation import EXTRAS, FIELDS, read_conversation, template_values
 from axcore.data.chat.drivable import FOLLOW_UPS, check_drivable
-from axcore.data.chat.tool_calls import PlainText, ToolCallReader, special_marks, tool_call_reader
-from axcore.data.chat.tool_calls import ToolCall as WrittenCall
+from axcore.data.chat.parsers.formats import (
+    HERMES,
+    LLAMA,
+    TOOL_FORMATS,
+    AnswerReader,
+    ToolFormat,
+    merged,
+    named_format,
+    schemas_of,
+    special_marks,
+)
+from axcore.data.chat.parsers.pieces import CallPart
 from axcore.data.document import Document
 from axcore.data.prompts import encode_prompt_record
 from axcore.environments import Environment, EnvironmentPool, Reply, ToolCall, Turn, TurnRequest
@@ -107,10 +117,11 @@ class Openings:
 
     def _check(self, tools: Sequence[Any], values: Mapping[str, Any]) -> None:
         template, roles = self._tokenizer.known_chat_template, self._environment.roles
-        if self._environment.tools and isinstance(_reader(self._tokenizer, tools), PlainText):
+        if self._environment.tools and _call_format(self._tokenizer, tools) is None:
             raise DataError(
-                "how the chat template makes a model write calls is not known; known are "
-                "<tool_call> with JSON, as of Hermes and Qwen, and JSON alone, as of Llama 3",
+                "how the chat template makes a model write calls is not known, or its marks are "
+                "special tokens, which have no text; known are those of "
+                f"{', '.join(one.name for one in TOOL_FORMATS)}",
                 where=template.where,
                 hint="use a template of these: --set data.tokenizer.chat_template_path=FILE",
             )
@@ -118,9 +129,14 @@ class Openings:
         check_drivable(self._tokenizer, follow_ups=follow_ups, has_tools=bool(tools), values=values)
 
 
-def _reader(tokenizer: Tokenizer, tools: Sequence[Any]) -> ToolCallReader:
-    template = tokenizer.known_chat_template.chosen(tools)
-    return tool_call_reader(template.source, special_marks(tokenizer))
+def _call_format(tokenizer: Tokenizer, tools: Sequence[Any]) -> ToolFormat | None:
+    """Return how turns write calls, as far as turns are text: special tokens are not."""
+    template = tokenizer.known_chat_template.chosen(tools).source
+    found = named_format(TOOL_FORMATS, None, template, where="")
+    if found is None or not special_marks(tokenizer, found):
+        return found
+    # What is left without the marks is JSON alone.
+    return LLAMA if found in (HERMES, LLAMA) else None
 
 
 @attrs.define
@@ -365,13 +381,15 @@ class Episodes:
         """Return the calls in a turn, numbered within the episode."""
         if self._environment is None or episode.prompt.chat is None:
             return []
-        reader = _reader(self._tokenizer, self._environment.environment.tools)
-        found = [*reader.read(text), *reader.finish()]
+        tools = self._environment.environment.tools
+        found = _call_format(self._tokenizer, tools)
+        reader = AnswerReader(None, found, schemas=schemas_of(tools))
+        pieces = merged([*reader.read(text), *reader.finish()])
         begin = sum(len(turn.calls) for turn in episode.turns)
-        written = [one for one in found if isinstance(one, WrittenCall)]
+        written = [one for one in pieces if isinstance(one, CallPart)]
         # Nine letters and digits, which some templates insist on.
         return [
-            ToolCall(one.name, one.arguments, f"call{number:05}")
+            ToolCall(one.name or "", one.arguments, f"call{number:05}")
             for number, one in enumerate(written, begin)
         ]
 

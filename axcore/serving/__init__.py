@@ -1,6 +1,7 @@
 """Serving: a model behind HTTP, with the API that OpenAI's clients speak."""
 
 from axcore.serving.access import NO_KEYS, ApiKeys, read_api_keys
+from axcore.serving.answers import ParserNames
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.app import serving_app
 from axcore.serving.config import Limits, ServerConfig
@@ -11,7 +12,12 @@ from axcore.serving.model_apis import ApiModel, find_model_api, start_model_api
 from axcore.serving.request_parser import RequestParser
 from axcore.serving.served import Served, ServedApi
 from axcore.serving.served_model import ServedModel
-from axcore.serving.startup import named_folders, open_adapters, start_engine
+from axcore.serving.startup import (
+    named_folders,
+    open_adapters,
+    read_generation_config,
+    start_engine,
+)
 from axcore.serving.weights_watch import WeightsWatch
 
 __all__ = [
@@ -23,6 +29,7 @@ __all__ = [
     "Endpoint",
     "HttpServer",
     "Limits",
+    "ParserNames",
     "RequestParser",
     "Served",
     "ServedApi",
@@ -35,6 +42,7 @@ __all__ = [
     "named_folders",
     "open_adapters",
     "read_api_keys",
+    "read_generation_config",
     "serving_app",
     "start_engine",
     "start_model_api",

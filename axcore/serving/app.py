@@ -1,8 +1,9 @@
 """`serving_app`: a server's paths, as an ASGI application, and what each of them leads to.
 
-`POST /v1/chat/completions` is `chat_api`, `POST /v1/completions` is `completions_api`; both go
-through `request_handler.generate`. Paths of one call of the model are its endpoints, by
-`request_handler.answer`. What says how the server does is here.
+`POST /v1/chat/completions` is `chat_api`, `POST /v1/completions` is `completions_api`, and
+`POST /v1/responses` is `responses_api`; all go through `request_handler.generate`. Paths of one
+call of the model are its endpoints, by `request_handler.answer`. What says how the server does is
+here.
 """
 
 import base64
@@ -16,10 +17,12 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from axcore import __version__
 from axcore.serving.access import NO_KEYS, AccessMiddleware, ApiKeys, error_response
 from axcore.serving.api_error import ENGINE_FAILED, FAILED, ApiError
 from axcore.serving.chat_api import chat_completions
@@ -27,6 +30,7 @@ from axcore.serving.completions_api import completions
 from axcore.serving.metrics import ServerMetrics
 from axcore.serving.models_api import describe_model, detokenize, list_models, tokenize
 from axcore.serving.request_handler import answer, any_served
+from axcore.serving.responses_api import create_response
 from axcore.serving.served import Served
 from axcore.serving.served_model import ServedModel, draining
 
@@ -39,6 +43,7 @@ def serving_app(
     *,
     keys: ApiKeys = NO_KEYS,
     hosts: Sequence[str] = (),
+    cors_origins: Sequence[str] = (),
 ) -> Starlette:
     """Return the application that answers requests by a model.
 
@@ -46,6 +51,7 @@ def serving_app(
         served: The model.
         keys: Who may ask; by default everybody.
         hosts: Names that requests may call the server; by default all.
+        cors_origins: Whose pages may use the server, as `https://example.com`; `*` is all.
     """
     metrics = ServerMetrics(served)
     writes_text = isinstance(served, ServedModel)
@@ -53,6 +59,7 @@ def serving_app(
         *([("/", page)] if writes_text else []),
         ("/health", health),
         ("/ready", ready),
+        ("/version", version),
         ("/metrics", prometheus),
         ("/stats", stats),
         ("/v1/models", list_models),
@@ -62,6 +69,7 @@ def serving_app(
     text: list[tuple[str, Any]] = [
         ("/v1/completions", completions),
         ("/v1/chat/completions", chat_completions),
+        ("/v1/responses", create_response),
         ("/tokenize", tokenize),
         ("/detokenize", detokenize),
     ]
@@ -75,13 +83,34 @@ def serving_app(
     access = Middleware(AccessMiddleware, keys=keys, hosts=hosts, metrics=metrics, routes=routes)
     app = Starlette(
         routes=routes,
-        middleware=[access],
+        middleware=[*_cors(cors_origins), access],
         # 500 gives clients no traceback; Starlette raises the
         # error once more after it has answered, so the log has it.
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _failed},
     )
     app.state.served, app.state.metrics = served, metrics
     return app
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """Return what lets pages of other sites use the server, around all else: errors, too."""
+    if not origins:
+        return []
+    # No credentials: keys are in a header that the page sets itself, and there are no cookies.
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    ]
+
+
+async def version(request: HttpRequest) -> Response:
+    """Return the version of axcore."""
+    return JSONResponse({"version": __version__})
 
 
 async def health(request: HttpRequest) -> Response:

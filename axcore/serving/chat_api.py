@@ -9,33 +9,26 @@ import attrs
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from axcore.config.json_files import parse_json
-from axcore.data.chat.tool_calls import ToolCall, ToolCallReader, special_marks
+from axcore.data.chat.parsers.formats import AnswerReader
+from axcore.data.chat.parsers.pieces import BrokenCall, CallPart, Piece, Reasoning
 from axcore.inference import CompletionDelta, CompletionStream, Request, SampledToken
+from axcore.serving.answers import AnswerFormat
 from axcore.serving.api_error import ApiError, invalid
+from axcore.serving.chat_messages import read_messages
 from axcore.serving.config import Limits
-from axcore.serving.inputs import ContentPart, read_part
 from axcore.serving.metrics import RequestStats
 from axcore.serving.request_handler import generate
-from axcore.serving.request_parser import RequestParser, check_texts, say_ignored
+from axcore.serving.request_parser import RequestParser, say_ignored
 from axcore.serving.request_settings import (
     MAX_LOGPROBS,
     Settings,
-    read_response_format,
     read_settings,
 )
 from axcore.serving.responses import CompletionSet, GenerationJob
 from axcore.serving.served_model import ServedModel
-from axcore.serving.tools import (
-    ToolChoice,
-    call_reader,
-    call_stops,
-    forced_calls,
-    read_tool_choice,
-)
+from axcore.serving.structured_outputs import read_response_format
+from axcore.serving.tools import ToolChoice, forced_calls, read_tool_choice
 
-_MAX_MESSAGES = 4096
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _UNSUPPORTED = {
     "functions": "Use tools.",
     "function_call": "Use tool_choice.",
@@ -51,14 +44,6 @@ _IGNORED = {
 _OF_TEMPLATES = ("reasoning_effort", "verbosity")
 """RequestParser that chat templates may read."""
 
-_BESIDE_TEXT = ("id", "timestamp", "cache_control", "annotations", "provider_specific_fields")
-"""What clients write in addition to the text of a conversation, and no template reads."""
-
-_TEXT_PARTS = ("text", "refusal")
-"""Types of parts of a content, each with its text in a field of the same name."""
-
-_NOT_READ = "no template reads it"
-
 
 @attrs.frozen(kw_only=True)
 class ChatRequest:
@@ -73,6 +58,8 @@ class ChatRequest:
         max_tokens: Tokens of an answer at most; None is all that the model has room for.
         num_logprobs: Likeliest tokens that are listed with each one; None lists nothing.
         grammar: What answers must follow.
+        splits_reasoning: Whether reasoning is apart from the answer.
+        includes_reasoning: Whether it is sent.
         settings: The rest.
     """
 
@@ -84,6 +71,8 @@ class ChatRequest:
     max_tokens: int | None
     num_logprobs: int | None
     grammar: Any
+    splits_reasoning: bool
+    includes_reasoning: bool
     settings: Settings
 
 
@@ -105,6 +94,8 @@ def read_chat(content: Any, limits: Limits) -> ChatRequest:
         max_tokens=_max_tokens(fields),
         num_logprobs=_num_logprobs(fields),
         grammar=read_response_format(fields),
+        splits_reasoning=fields.boolean("separate_reasoning", default=True),
+        includes_reasoning=fields.boolean("include_reasoning", default=True),
         settings=read_settings(fields, limits),
     )
     if request.tool_choice.forced and request.grammar is not None:
@@ -112,6 +103,8 @@ def read_chat(content: Any, limits: Limits) -> ChatRequest:
         raise invalid(message, "response_format")
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         fields.text(name)
+    templates_write = "The chat template writes special tokens."
+    fields.refuse("add_special_tokens", templates_write, harmless=(False,))
     for name, why in _UNSUPPORTED.items():
         fields.refuse(name, why)
     fields.refuse("modalities", "Answers are text.", harmless=(["text"],))
@@ -157,107 +150,6 @@ def _prompt_end(fields: RequestParser) -> dict[str, Any]:
     return {**found, "continue_final_message": True} if continues else found
 
 
-def read_messages(fields: RequestParser) -> tuple[dict[str, Any], ...]:
-    """Return the turns of a conversation, as templates read them.
-
-    Raises:
-        ApiError: There is none, or one is not as it should be.
-    """
-    found = fields.items("messages", max_items=_MAX_MESSAGES)
-    if not found:
-        message = "messages is missing or empty; expected a list of turns"
-        raise invalid(message, "messages", code="missing_field")
-    return tuple(_message(one, f"messages[{number}]") for number, one in enumerate(found))
-
-
-def _message(content: Any, path: str) -> dict[str, Any]:
-    """Return a turn as templates read it: its content is text, or a tuple with other parts."""
-    fields = RequestParser(content, path)
-    role = fields.choice("role", _ROLES)
-    if role is None:
-        raise invalid(f"{path}.role is missing", f"{path}.role", code="missing_field")
-    message: dict[str, Any] = {"role": "system" if role == "developer" else role}
-    text, calls = _content(fields), _tool_calls(fields)
-    refusal = fields.text("refusal") if role == "assistant" else None
-    if text and refusal:
-        where = f"{path}.refusal"
-        raise invalid(f"{path} has a content and a refusal; expected one of them", where)
-    if refusal is not None:
-        text = refusal  # a turn that refused has no other content
-    if text is None and not calls:
-        where = f"{path}.content"
-        raise invalid(f"{where} is missing; expected a text", where, code="missing_field")
-    message["content"] = text or ""
-    if calls:
-        message["tool_calls"] = calls
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := fields.text(name)) is not None:
-            message[name] = value
-    if (reasoning := fields.text("reasoning")) is not None:  # another name that clients have for it
-        message.setdefault("reasoning_content", reasoning)
-    for name in ("reasoning_details", "thinking_blocks", *_BESIDE_TEXT):
-        fields.ignore(name, _NOT_READ)
-    others = () if role == "assistant" else ("refusal",)
-    for name in (*others, "audio", "function_call"):
-        fields.refuse(name, "Leave it out.", harmless=([],))
-    fields.finish()
-    return message
-
-
-def _content(fields: RequestParser) -> str | tuple[str | ContentPart, ...] | None:
-    """Return a content: text, or where it has other parts all of them."""
-    found, path = fields.raw("content"), fields.path("content")
-    if not isinstance(found, list):
-        return fields.text("content")
-    pieces: list[str | ContentPart] = []
-    for number, part in enumerate(found):
-        inner = RequestParser(part, f"{path}[{number}]")
-        kind = inner.raw("type")
-        if kind in _TEXT_PARTS:
-            pieces.append(inner.text(kind) or "")
-        else:
-            pieces.append(read_part(inner, kind))
-        for name in _BESIDE_TEXT:
-            inner.ignore(name, _NOT_READ)
-        inner.finish()
-    texts = [piece for piece in pieces if isinstance(piece, str)]
-    return "".join(texts) if len(texts) == len(pieces) else tuple(pieces)
-
-
-def _tool_calls(fields: RequestParser) -> list[dict[str, Any]]:
-    """Return the calls of a turn; templates write their arguments as JSON, so they are read."""
-    calls = []
-    for number, one in enumerate(fields.items("tool_calls", max_items=128) or []):
-        call = RequestParser(one, f"{fields.path('tool_calls')}[{number}]")
-        function = call.inner("function")
-        name = None if function is None else function.text("name")
-        if function is None or not name:
-            where = call.path("function.name")
-            raise invalid(f"{where} is missing", where, code="missing_field")
-        arguments = _arguments(function.raw("arguments"), call.path("function.arguments"))
-        kept = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        call.choice("type", ["function"])
-        identity = call.text("id")
-        call.raw("index")
-        for name in _BESIDE_TEXT[1:]:
-            call.ignore(name, _NOT_READ)
-        function.finish()
-        call.finish()
-        calls.append({**kept, **({} if identity is None else {"id": identity})})
-    return calls
-
-
-def _arguments(found: Any, path: str) -> Any:
-    try:
-        arguments = parse_json(found) if isinstance(found, str) and found else found or {}
-    except ValueError as error:
-        raise invalid(f"{path} is not valid JSON: {error}", path) from error
-    if not isinstance(arguments, dict):
-        raise invalid(f"{path} is not valid JSON object", path)
-    check_texts(arguments, path)
-    return arguments
-
-
 _SHOWN_LINES = re.compile(r"\n +\d+ \| ")
 """What begins the lines of a grammar that its error shows; the client did not write them."""
 
@@ -267,39 +159,96 @@ class ChatChoice:
     """An answer as it grows.
 
     Args:
-        reader: Finds calls of tools in it.
-        text: Its text so far.
-        calls: The calls so far.
+        reader: Finds reasoning and calls of tools in it.
+        texts: Its text so far.
+        reasonings: What it thought so far.
+        calls: The parts of its calls so far, by their numbers.
         tokens: Its tokens, the end token included.
         finish_reason: Why it ended; None before.
         is_begun: Whether its role was sent.
     """
 
-    reader: ToolCallReader
-    text: str = ""
-    calls: list[ToolCall] = attrs.field(factory=list)
+    reader: AnswerReader
+    texts: list[str] = attrs.field(factory=list)
+    reasonings: list[str] = attrs.field(factory=list)
+    calls: dict[int, list[CallPart]] = attrs.field(factory=dict)
     tokens: list[SampledToken] = attrs.field(factory=list)
     finish_reason: str | None = None
     is_begun: bool = False
 
-    def add(self, delta: CompletionDelta) -> list[str | ToolCall]:
-        """Append a piece; returns the text and the calls that it completes."""
-        found = self.reader.read(delta.text)
+    def add(self, delta: CompletionDelta) -> list[Piece]:
+        """Append what a step sampled; returns what is known by it."""
+        found = self.reader.read(delta.text, len(delta.tokens))
         if delta.finish_reason is not None:
             found += self.reader.finish()
-        self.text += "".join(one for one in found if isinstance(one, str))
-        self.calls += [one for one in found if isinstance(one, ToolCall)]
+        for one in found:
+            self._keep(one)
         self.tokens += delta.sampled
         if delta.finish_reason is not None:
             made_calls = self.calls and delta.finish_reason == "stop"
             self.finish_reason = "tool_calls" if made_calls else delta.finish_reason
         return found
 
+    def _keep(self, piece: Piece) -> None:
+        if isinstance(piece, str):
+            self.texts.append(piece)
+        elif isinstance(piece, Reasoning):
+            self.reasonings.append(piece.text)
+        elif isinstance(piece, CallPart):
+            self.calls.setdefault(piece.number, []).append(piece)
+        else:
+            # A stream may have sent parts of it already; a full answer has it as text.
+            self.calls.pop(piece.number, None)
+            self.texts.append(piece.text)
 
+    @property
+    def written_calls(self) -> list[dict[str, Any]]:
+        """The calls, as responses have them."""
+        return [
+            {
+                "id": first.id,
+                "type": "function",
+                "function": {
+                    "name": first.name,
+                    "arguments": "".join(part.arguments for part in (first, *rest)),
+                },
+            }
+            for first, *rest in self.calls.values()
+        ]
+
+
+def _change(piece: Piece) -> dict[str, Any]:
+    """Return a piece of an answer as streams have it."""
+    if isinstance(piece, Reasoning):
+        return _reasoning(piece.text)
+    if isinstance(piece, BrokenCall):
+        return {"content": piece.rest}
+    if isinstance(piece, str):
+        return {"content": piece}
+    function = {"arguments": piece.arguments}
+    if piece.name is None:
+        return {"tool_calls": [{"index": piece.number, "function": function}]}
+    named = {"name": piece.name, **function}
+    call = {"index": piece.number, "id": piece.id, "type": "function", "function": named}
+    return {"tool_calls": [call]}
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Return reasoning by both names that clients know."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+@attrs.define(kw_only=True)
 class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
-    """A conversation that is answered."""
+    """A conversation that is answered.
+
+    Attributes:
+        splits_reasoning: Whether reasoning is read out of its answers.
+    """
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    splits_reasoning: bool
 
     def add(self, number: int, delta: CompletionDelta) -> None:
         """Append a piece to an answer."""
@@ -307,55 +256,70 @@ class ChatJob(GenerationJob[ChatRequest, ChatChoice]):
 
     def changes(self, number: int, delta: CompletionDelta) -> Iterator[dict[str, Any]]:
         """Yield what a new piece adds to an answer, as streams have it."""
-        for change, logprobs, reason in self._deltas(self.choices[number], delta):
-            choice = {"index": number, "delta": change, "finish_reason": reason}
-            yield {**choice, "logprobs": logprobs}
-
-    def _deltas(
-        self, choice: ChatChoice, delta: CompletionDelta
-    ) -> list[tuple[dict[str, Any], dict[str, Any] | None, str | None]]:
-        """Return what a piece adds to a choice, as several changes."""
-        num_calls = len(choice.calls)
-        found: list[tuple[dict[str, Any], dict[str, Any] | None, str | None]] = []
-        for one in choice.add(delta):
-            if isinstance(one, str):
-                found.append(({"content": one}, None, None))
-            else:
-                found.append(({"tool_calls": [one.as_json(num_calls)]}, None, None))
-                num_calls += 1
+        choice = self.choices[number]
+        found = [_change(one) for one in choice.add(delta) if self._is_shown(one)]
         if not choice.is_begun:
-            found.insert(0, ({"role": "assistant", "content": ""}, None, None))
+            found.insert(0, {"role": "assistant", "content": ""})
             choice.is_begun = True
         logprobs = self._logprobs(delta.sampled) if delta.sampled else None
-        if logprobs is not None:
-            # Log-probabilities go with the last change that has text, not in a chunk of their own.
-            change = found.pop()[0] if found else {}
-            found.append((change, logprobs, None))
+        numbers = self._numbers(delta.sampled) if delta.sampled else {}
+        if logprobs is not None or numbers:
+            # They go with the last change that has text, not in a chunk of their own.
+            found = found or [{}]
+        for place, change in enumerate(found, start=1):
+            own = {"index": number, "delta": change, "finish_reason": None, "logprobs": None}
+            yield own | ({"logprobs": logprobs, **numbers} if place == len(found) else {})
         if choice.finish_reason is not None:
-            found.append(({}, None, choice.finish_reason))
-        return found
+            reason = {"finish_reason": choice.finish_reason, "logprobs": None}
+            yield {"index": number, "delta": {}, **reason}
+
+    def _is_shown(self, piece: Piece) -> bool:
+        return self.request.includes_reasoning or not isinstance(piece, Reasoning)
 
     def whole(self, number: int) -> dict[str, Any]:
         """Return an answer that has ended, as responses have it."""
         choice = self.choices[number]
+        calls, text, thought = choice.written_calls, "".join(choice.texts), choice.reasonings
         message: dict[str, Any] = {"role": "assistant", "refusal": None}
-        message["content"] = None if choice.calls and not choice.text.strip() else choice.text
-        if choice.calls:
-            calls = [call.as_json(index) for index, call in enumerate(choice.calls)]
-            message["tool_calls"] = [
-                {name: value for name, value in call.items() if name != "index"} for call in calls
-            ]
+        message["content"] = None if calls and not text.strip() else text
+        if thought and self.request.includes_reasoning:
+            message |= _reasoning("".join(thought))
+        if calls:
+            message["tool_calls"] = calls
         return {
             "index": number,
             "message": message,
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": choice.finish_reason,
+            **self._numbers(choice.tokens),
         }
+
+    def of_prompt(self) -> dict[str, Any]:
+        """Return the numbers and the log-probabilities of the prompt, where they are wanted."""
+        settings, found = self.request.settings, dict[str, Any]()
+        if settings.returns_tokens:
+            found["prompt_token_ids"] = self.completions.completions[0].request.prompt
+        if settings.num_prompt_logprobs is not None:
+            found["prompt_logprobs"] = self.prompt_logprobs(0)
+        return found
+
+    def _numbers(self, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+        if not self.request.settings.returns_tokens:
+            return {}
+        return {"token_ids": [token.id for token in tokens]}
+
+    def usage(self) -> dict[str, Any]:
+        """Return the numbers of tokens, those of reasoning too where there may be some."""
+        found = super().usage()
+        if self.splits_reasoning:
+            num_tokens = sum(choice.reader.num_reasoning_tokens for choice in self.choices)
+            found["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
+        return found
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         if self.request.num_logprobs is None:
             return None
-        return self.served.texts.as_chat(tokens)
+        return self.served.texts.as_chat(self.listed(tokens))
 
 
 async def chat_completions(request: HttpRequest) -> Response:
@@ -373,30 +337,45 @@ async def start_chat(
     """
     adapter, settings = served.adapter(request.model), request.settings
     choice, template = request.tool_choice, served.template_for(request.tool_choice)
-    special = special_marks(served.tokenizer)
+    answer = AnswerFormat.of(
+        served.parsers,
+        served.tokenizer,
+        template,
+        choice,
+        splits_reasoning=request.splits_reasoning and request.grammar is None,
+    )
     grammar = request.grammar
     if choice.forced:  # whose schemas may be long
-        write = partial(forced_calls, choice, template, special)
+        write = partial(forced_calls, choice, answer.family, answer.special)
         grammar = await served.work.threads.run(write)
     values = {
         **_known_values(request.optional_template_values, template),
         **request.template_values,
     }
-    tokens, inputs = await served.chat_prompt(request.messages, choice.tools, **values)
+    tokens, inputs, text = await served.chat_prompt(
+        request.messages,
+        choice.tools,
+        max_size=served.max_prompt_size(settings.truncates_to, request.max_tokens),
+        **values,
+    )
+    if inputs and settings.returns_tokens:
+        raise invalid("return_token_ids is for conversations of text alone", "return_token_ids")
+    prefill = _prefill(request)
     stats.num_prompt_tokens = len(tokens)
     requests = [
-        Request(
+        settings.request(
+            served.tokenizer,
             prompt=tokens,
             max_tokens=served.max_new_tokens(tokens, request.max_tokens),
-            sampling=settings.sampling,
             seed=seed,
-            stop=(*settings.stop, *call_stops(choice, template, special)),
             num_logprobs=request.num_logprobs,
-            priority=settings.priority,
+            visible=answer.visible_tokens,
+            stops=answer.stops,
             adapter=adapter,
             grammar=grammar,
-            ignores_end=settings.ignores_end,
             inputs=inputs,
+            # One by one, as it is counted which are of reasoning.
+            splits_deltas=answer.reasoning is not None,
         )
         for seed in served.seeds.of(settings)
     ]
@@ -404,11 +383,19 @@ async def start_chat(
         served=served,
         request=request,
         id=identity,
-        choices=[ChatChoice(reader=call_reader(choice, template, special)) for _ in requests],
+        splits_reasoning=answer.reasoning is not None,
+        choices=[ChatChoice(reader=answer.reader(text, prefill)) for _ in requests],
         completions=CompletionSet(
             await _submit(served, requests, is_forced=bool(choice.forced)), stats
         ),
     )
+
+
+def _prefill(request: ChatRequest) -> str:
+    """Return what the answer begins with, where the last message is continued."""
+    is_continued = request.template_values.get("continue_final_message", False)
+    content = request.messages[-1]["content"] if is_continued else ""
+    return content if isinstance(content, str) else ""
 
 
 def _known_values(wishes: dict[str, str], template: str | None) -> dict[str, str]:

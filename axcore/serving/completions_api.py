@@ -7,7 +7,7 @@ import attrs
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from axcore.inference import CompletionDelta, CompletionStream, Request, SampledToken
+from axcore.inference import CompletionDelta, CompletionStream, SampledToken
 from axcore.serving.api_error import invalid
 from axcore.serving.config import Limits
 from axcore.serving.metrics import RequestStats
@@ -18,11 +18,11 @@ from axcore.serving.request_settings import (
     PromptOptions,
     Settings,
     read_prompt_options,
-    read_response_format,
     read_settings,
 )
 from axcore.serving.responses import CompletionSet, GenerationJob
 from axcore.serving.served_model import ServedModel
+from axcore.serving.structured_outputs import read_response_format
 
 Prompt = str | tuple[int, ...]
 """A text, or the numbers of its tokens."""
@@ -161,9 +161,10 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
         if self.request.echo and not choice.is_begun:
             text = choice.prompt_text + text
             logprobs = self._with_prompt(number, logprobs)
-        choice.is_begun = True
+        is_first, choice.is_begun = not choice.is_begun, True
         if text or delta.sampled or delta.finish_reason:
-            yield _choice(number, text, logprobs, delta.finish_reason)
+            found = _choice(number, text, logprobs, delta.finish_reason)
+            yield found | self._numbers(choice, delta.sampled, has_prompt=is_first)
 
     def whole(self, number: int) -> dict[str, Any]:
         """Return an answer that has ended, as responses have it."""
@@ -172,13 +173,26 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
         if self.request.echo:
             text = choice.prompt_text + text
             logprobs = self._with_prompt(number, logprobs)
-        return _choice(number, text, logprobs, choice.finish_reason)
+        found = _choice(number, text, logprobs, choice.finish_reason)
+        if self.request.settings.num_prompt_logprobs is not None:
+            found["prompt_logprobs"] = self.prompt_logprobs(number)
+        return found | self._numbers(choice, choice.tokens, has_prompt=True)
+
+    def _numbers(
+        self, choice: Choice, tokens: Sequence[SampledToken], *, has_prompt: bool
+    ) -> dict[str, Any]:
+        """Return numbers of tokens, where they are wanted."""
+        if not self.request.settings.returns_tokens:
+            return {}
+        prompt = {"prompt_token_ids": choice.prompt} if has_prompt else {}
+        return {"token_ids": [token.id for token in tokens], **prompt}
 
     def _logprobs(self, choice: Choice, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         """Return log-probabilities of new tokens of a choice."""
         if self.request.num_logprobs is None:
             return None
-        found, choice.offset = self.served.texts.as_completion(tokens, choice.offset)
+        listed = self.listed(tokens)
+        found, choice.offset = self.served.texts.as_completion(listed, choice.offset)
         return found
 
     def _with_prompt(self, number: int, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -186,7 +200,7 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
         if logprobs is None:
             return None
         prompt = _prompt_tokens(self.choices[number], self.completions.completions[number])
-        before, _ = self.served.texts.as_completion(prompt, 0)
+        before, _ = self.served.texts.as_completion(self.listed(prompt), 0)
         return {name: before[name] + logprobs[name] for name in before}
 
 
@@ -207,7 +221,10 @@ async def start_completion(
     choices, requests = [], []
     for index, prompt in enumerate(request.prompts):
         param = "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
-        tokens = await served.prompt_tokens(prompt, param, request.prompt_options)
+        max_size = served.max_prompt_size(settings.truncates_to, request.max_tokens)
+        tokens = await served.prompt_tokens(
+            prompt, param, request.prompt_options, max_size=max_size
+        )
         stats.num_prompt_tokens += len(tokens)
         # An engine samples one token at least; that of a request for none is left out.
         asked = 1 if request.max_tokens == 0 else request.max_tokens
@@ -215,29 +232,23 @@ async def start_completion(
         for seed in served.seeds.of(settings):
             text = _echoed(served, prompt) if request.echo else ""
             choices.append(Choice(prompt=tokens, prompt_text=text, offset=len(text)))
-            requests.append(_request(request, tokens, size=size, seed=seed, adapter=adapter))
+            requests.append(
+                settings.request(
+                    served.tokenizer,
+                    prompt=tokens,
+                    max_tokens=size,
+                    seed=seed,
+                    num_logprobs=request.num_logprobs,
+                    prompt_logprobs=request.echo and request.num_logprobs is not None,
+                    adapter=adapter,
+                    grammar=request.grammar,
+                )
+            )
     completions = CompletionSet(
         await served.submit(requests), stats, keeps_tokens=request.max_tokens != 0
     )
     return CompletionJob(
         served=served, request=request, id=identity, choices=choices, completions=completions
-    )
-
-
-def _request(request: CompletionRequest, tokens: tuple[int, ...], **values: Any) -> Request:
-    settings = request.settings
-    return Request(
-        prompt=tokens,
-        max_tokens=values["size"],
-        sampling=settings.sampling,
-        seed=values["seed"],
-        stop=settings.stop,
-        num_logprobs=request.num_logprobs,
-        prompt_logprobs=request.echo and request.num_logprobs is not None,
-        priority=settings.priority,
-        adapter=values["adapter"],
-        grammar=request.grammar,
-        ignores_end=settings.ignores_end,
     )
 
 

@@ -68,11 +68,26 @@ class Embeddings(Endpoint[EmbeddingRequest, NDArray[np.float32]]):
             )
             raise invalid(message, "dimensions")
         fields.text("user")
-        texts = tuple(self._tokens(one, where) for one, where in _inputs(fields))
-        if (total := sum(map(len, texts))) > _MAX_TOKENS:
-            message = f"input has {total:,} tokens; at most {_MAX_TOKENS:,} are accepted at once"
-            raise invalid(message, "input")
+        texts = self.encoded(_inputs(fields), "input")
         return EmbeddingRequest(texts=texts, is_base64=form == "base64")
+
+    def encoded(
+        self, texts: Sequence[tuple[str | list[int], str]], where: str
+    ) -> tuple[Tokens, ...]:
+        """Return the tokens of texts.
+
+        Args:
+            texts: Each with the field that it is in.
+            where: The field of all of them.
+
+        Raises:
+            ApiError: One is too long, or all of them are.
+        """
+        found = tuple(self._tokens(one, path) for one, path in texts)
+        if (total := sum(map(len, found))) > _MAX_TOKENS:
+            message = f"{where} has {total:,} tokens; at most {_MAX_TOKENS:,} are accepted at once"
+            raise invalid(message, where)
+        return found
 
     def compute(
         self, state: Any, jobs: Sequence[EmbeddingRequest]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from axcore.data import Tokenizer
 from axcore.inference import SampledToken
+from axcore.inference.completion import TopLogprobs
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LEAST = -9999.0
@@ -69,6 +70,36 @@ class TokenTexts:
             top_logprobs = [self._entry(number, logprob) for number, logprob in token.top_logprobs]
             content.append({**self._entry(token.id, token.logprob), "top_logprobs": top_logprobs})
         return {"content": content, "refusal": None}
+
+    def as_prompt(
+        self,
+        prompt: Sequence[int],
+        logprobs: Sequence[float | None],
+        top_logprobs: Sequence[TopLogprobs | None],
+        num_top: int,
+    ) -> list[dict[str, Any] | None]:
+        """Return log-probabilities of a prompt as vLLM has them, by the numbers of tokens.
+
+        The rank of a token that is not among the likeliest is not known.
+        """
+        found: list[dict[str, Any] | None] = []
+        for token, logprob, top in zip(prompt, logprobs, top_logprobs, strict=True):
+            if logprob is None:
+                found.append(None)  # nothing comes before the first
+                continue
+            ranks = {one: rank for rank, (one, _) in enumerate(top or (), start=1)}
+            listed = {token: logprob, **dict((top or ())[:num_top])}
+            found.append(
+                {
+                    str(one): {
+                        "logprob": _finite(value),
+                        "rank": ranks.get(one),
+                        "decoded_token": self.text(one),
+                    }
+                    for one, value in listed.items()
+                }
+            )
+        return found
 
     def _by_text(self, token: SampledToken) -> dict[str, float | None]:
         """Return the likeliest tokens by their text; of those with one text the likeliest one."""

@@ -1,6 +1,6 @@
 """`start_model_api`: a model that a plugin's `ModelApi` serves, in the place of an engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def start_model_api(
     directory: Path | str,
     cfg: ServerConfig,
     *,
-    name: str | None = None,
+    names: Sequence[str] = (),
     step: int | None = None,
     trust_code: bool = False,
     allow_unknown_fields: bool = False,
@@ -86,7 +86,7 @@ def start_model_api(
         api: What `find_model_api` returned.
         directory: A run, or the folder of a pretrained checkpoint.
         cfg: How it is served; its engine means nothing here.
-        name: What requests call it; by default, what its directory is called.
+        names: What requests call it; by default, what its directory is called.
         step: The checkpoint of a run; by default the newest, and newer ones once they are saved.
         trust_code: Whether code that came with a run is run to open it.
         allow_unknown_fields: Whether fields of a checkpoint that could matter are ignored.
@@ -116,7 +116,8 @@ def start_model_api(
         opened = ApiModel(folder=folder, model=run.model, state=state, trainer=run.trainer)
         policy = run.trainer.compiler.kernel_policy
     served = ServedApi(
-        name=name or folder.resolve().name,
+        name=names[0] if names else folder.resolve().name,
+        aliases=tuple(names[1:]),
         limits=cfg.limits,
         step=found_step,
         endpoints=endpoints_of(api, opened),

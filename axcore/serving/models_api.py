@@ -6,7 +6,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from axcore.serving.api_error import invalid
-from axcore.serving.chat_api import read_messages
+from axcore.serving.chat_messages import read_messages
 from axcore.serving.request_handler import any_served, compute
 from axcore.serving.request_parser import RequestParser
 from axcore.serving.request_settings import read_prompt, read_prompt_options
@@ -63,7 +63,7 @@ async def _tokens(served: ServedModel, fields: RequestParser) -> dict[str, Any]:
     if fields.raw("messages") is not None:
         messages = read_messages(fields)
         fields.finish()
-        tokens, _ = await served.chat_prompt(messages, None)
+        tokens = (await served.chat_prompt(messages, None)).tokens
     else:
         text, options = read_prompt(fields), read_prompt_options(fields)
         fields.finish()

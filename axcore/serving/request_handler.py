@@ -7,7 +7,7 @@ needs no model. Each takes these steps in this order; nothing calls back into an
 2. `RequestSlot`: the request counts among those that are answered, or is refused by 429 or 503.
 3. `ServedModel.work.parse`: the bytes become JSON; then the API's module reads its fields.
 4. The API's module starts the completions, which the engine samples; or a call is queued.
-5. `GenerationJob.response` or an `EventStream` sends them; the slot is free after the last byte.
+5. `StreamedJob.response` or an `EventStream` sends them; the slot is free after the last byte.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,17 +25,15 @@ from axcore.serving.form import parse_form
 from axcore.serving.metrics import RequestStats
 from axcore.serving.request_body import Body
 from axcore.serving.request_parser import RequestParser
-from axcore.serving.responses import EventStream, GenerationJob, unless_abandoned
+from axcore.serving.responses import EventStream, StreamedJob, unless_abandoned
 from axcore.serving.served import Served
 from axcore.serving.served_model import ServedModel, draining
-
-AnyJob = GenerationJob[Any, Any]
 
 
 async def generate(
     request: HttpRequest,
     read: Callable[[Any, Limits], Any],
-    start: Callable[[ServedModel, Any, str, RequestStats], Awaitable[AnyJob]],
+    start: Callable[[ServedModel, Any, str, RequestStats], Awaitable[StreamedJob]],
     *,
     id_prefix: str,
 ) -> Response:
@@ -52,9 +50,10 @@ async def generate(
     with Body(served.bodies) as body:
         await body.read(request)
 
-        async def work() -> AnyJob:
+        async def work() -> StreamedJob:
             content, size = await _parsed(served, body)
             # Many messages or a long list of tokens take a while to check: not in the event loop.
+            content = _with_defaults(content, served)
             asked = await served.work.compute(partial(read, content, served.limits), size=size)
             return await start(served, asked, f"{id_prefix}-{request.state.request_id}", stats)
 
@@ -122,7 +121,7 @@ async def _read_job(
     name = fields.text("model")
     # Before any work: a wrong name costs nothing.
     served.check_name(name)
-    if name not in (None, served.name):
+    if name not in (None, served.name, *served.aliases):
         message = f"{endpoint.path} is answered by {served.name} itself; {name!r:.80} is an adapter"
         raise invalid(message, "model")
 
@@ -179,13 +178,18 @@ class RequestSlot:
         if not self._is_kept:
             self._leave()
 
-    async def respond(self, request: HttpRequest, job: AnyJob) -> Response:
+    async def respond(self, request: HttpRequest, job: StreamedJob) -> Response:
         """Return the response of a request; a stream keeps the slot until it ends."""
         if job.request.settings.is_streamed:
             # Starlette sends a stream after this function has returned, and the drain of a server
             # waits for `num_active_requests`: so the slot is left by the stream, not by `__exit__`.
             self._is_kept = True
-            return EventStream(job.events(), job.completions, on_end=self._leave)
+            return EventStream(
+                job.events(),
+                job.completions,
+                on_end=self._leave,
+                names_events=job.names_events,
+            )
         try:
             found = await unless_abandoned(request, job.response)
         finally:
@@ -204,6 +208,13 @@ async def _parsed(served: Served, body: Body) -> tuple[Any, int]:
     # As soon as it is parsed, since both forms together take several times the body's size.
     body.drop()
     return content, len(sent)
+
+
+def _with_defaults(content: Any, served: Served) -> Any:
+    """Return a body with the server's values of fields that it leaves out, or has as null."""
+    if not served.defaults or not isinstance(content, dict):
+        return content
+    return {**content, **{n: v for n, v in served.defaults.items() if content.get(n) is None}}
 
 
 def _abandoned(request: HttpRequest) -> Response:

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -9,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axcore.data import Tokenizer
-from axcore.inference import Sampling
-from axcore.inference.grammar import Grammar, json_schema, lark, regex
+from axcore.inference import Request, Sampling
 from axcore.serving.api_error import invalid
 from axcore.serving.config import Limits
 from axcore.serving.request_parser import RequestParser, checked_text, finite_number
@@ -42,6 +42,15 @@ class Settings:
         is_streamed: Whether tokens are sent as they are sampled.
         includes_usage: Whether a stream ends with the number of tokens.
         priority: Requests of a lower one are served sooner.
+        stop_tokens: Tokens that end an answer, in addition to the model's.
+        includes_stop: Whether an answer has the stop that ended it.
+        min_tokens: Tokens before which nothing ends an answer.
+        shows_special: Whether special tokens are written out.
+        num_prompt_logprobs: Likeliest tokens that are listed at each place of the prompt; None
+            lists nothing.
+        returns_tokens: Whether the numbers of tokens are sent, too.
+        truncates_to: Tokens of the prompt that are kept, its last ones; None keeps all, and -1 as
+            many as there is room for.
     """
 
     sampling: Sampling
@@ -52,6 +61,46 @@ class Settings:
     is_streamed: bool
     includes_usage: bool
     priority: int
+    stop_tokens: tuple[int, ...]
+    includes_stop: bool
+    min_tokens: int
+    shows_special: bool
+    num_prompt_logprobs: int | None
+    returns_tokens: bool
+    truncates_to: int | None
+
+    def request(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        num_logprobs: int | None,
+        visible: Sequence[int] = (),
+        **values: Any,
+    ) -> Request:
+        """Return what an engine is asked for.
+
+        Args:
+            tokenizer: The model's.
+            num_logprobs: Likeliest tokens that are listed with each sampled one.
+            visible: Special tokens that are written out anyway.
+            **values: What a request has that is not of these settings.
+        """
+        wanted = [one for one in (num_logprobs, self.num_prompt_logprobs) if one is not None]
+        shown = {*visible, *(tokenizer.special_tokens() if self.shows_special else ())}
+        listed = values.pop("prompt_logprobs", False) or self.num_prompt_logprobs is not None
+        return Request(
+            sampling=self.sampling,
+            stop=(*self.stop, *values.pop("stops", ())),
+            priority=self.priority,
+            ignores_end=self.ignores_end,
+            stop_tokens=self.stop_tokens,
+            includes_stop=self.includes_stop,
+            min_tokens=self.min_tokens,
+            visible_tokens=tuple(sorted(shown)),
+            num_logprobs=max(wanted, default=None),
+            prompt_logprobs=listed,
+            **values,
+        )
 
 
 def read_settings(fields: RequestParser, limits: Limits) -> Settings:
@@ -61,6 +110,11 @@ def read_settings(fields: RequestParser, limits: Limits) -> Settings:
         ApiError: A value is not one that can be used.
     """
     is_streamed = fields.boolean("stream")
+    fields.ignore("spaces_between_special_tokens", "tokens are written as they are")
+    num_prompt_logprobs = fields.integer("prompt_logprobs", min_value=0, max_value=MAX_LOGPROBS)
+    if is_streamed and num_prompt_logprobs is not None:
+        path = fields.path("prompt_logprobs")
+        raise invalid(f"{path} is only for requests without stream: true", path)
     return Settings(
         sampling=_sampling(fields),
         num_choices=fields.integer("n", min_value=1, max_value=limits.max_completions) or 1,
@@ -70,6 +124,13 @@ def read_settings(fields: RequestParser, limits: Limits) -> Settings:
         is_streamed=is_streamed,
         includes_usage=_includes_usage(fields, is_streamed=is_streamed),
         priority=fields.integer("priority", min_value=-1000, max_value=1000) or 0,
+        stop_tokens=_stop_tokens(fields),
+        includes_stop=fields.boolean("include_stop_str_in_output"),
+        min_tokens=fields.integer("min_tokens", min_value=0, max_value=2**31 - 1) or 0,
+        shows_special=not fields.boolean("skip_special_tokens", default=True),
+        num_prompt_logprobs=num_prompt_logprobs,
+        returns_tokens=fields.boolean("return_token_ids"),
+        truncates_to=_truncates_to(fields),
     )
 
 
@@ -127,6 +188,23 @@ def _stop(fields: RequestParser) -> tuple[str, ...]:
     return tuple(checked_text(text, path) for text in texts)
 
 
+def _stop_tokens(fields: RequestParser) -> tuple[int, ...]:
+    found = fields.items("stop_token_ids", max_items=_MAX_STOPS) or []
+    for token in found:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
+            path = fields.path("stop_token_ids")
+            raise invalid(f"{path} has {token!r:.40}; expected numbers of tokens", path)
+    return tuple(found)
+
+
+def _truncates_to(fields: RequestParser) -> int | None:
+    found = fields.integer("truncate_prompt_tokens", min_value=-1, max_value=2**31 - 1)
+    if found == 0:
+        path = fields.path("truncate_prompt_tokens")
+        raise invalid(f"{path} is 0; expected -1, or a number of tokens to keep", path)
+    return found
+
+
 def _includes_usage(fields: RequestParser, *, is_streamed: bool) -> bool:
     inner = fields.inner("stream_options")
     if inner is None:
@@ -138,60 +216,6 @@ def _includes_usage(fields: RequestParser, *, is_streamed: bool) -> bool:
     inner.refuse("include_obfuscation", "Pieces are sent as they are.", harmless=(False,))
     inner.finish()
     return wanted
-
-
-_KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
-
-
-def read_response_format(fields: RequestParser) -> Grammar | None:
-    """Return the grammar that a request names; None where any text will do.
-
-    Raises:
-        ApiError: There is no such format, or it lacks its schema or pattern.
-    """
-    inner = fields.inner("response_format")
-    if inner is None:
-        return None
-    kind = inner.choice("type", _KINDS)
-    if kind is None:
-        path = inner.path("type")
-        raise invalid(f"{path} is missing; expected one of {', '.join(_KINDS)}", path)
-    grammar = _grammar(inner, kind)
-    inner.finish()
-    return grammar
-
-
-def _grammar(inner: RequestParser, kind: str) -> Grammar | None:
-    if kind == "json_object":
-        return json_schema({"type": "object"})
-    if kind == "json_schema":
-        return json_schema(_schema(inner))
-    if kind == "regex":
-        return regex(_needed(inner, "regex"))
-    if kind == "grammar":
-        return lark(_needed(inner, "grammar"))
-    return None
-
-
-def _schema(inner: RequestParser) -> Any:
-    named = inner.inner("json_schema")
-    schema = None if named is None else named.raw("schema")
-    if named is None or not isinstance(schema, dict):
-        path = inner.path("json_schema.schema")
-        raise invalid(f"{path} is missing; expected a JSON schema", path, code="missing_field")
-    named.text("name")
-    named.text("description")
-    named.boolean("strict")
-    named.finish()
-    return schema
-
-
-def _needed(inner: RequestParser, name: str) -> str:
-    text = inner.text(name)
-    if not text:
-        path = inner.path(name)
-        raise invalid(f"{path} is missing; expected a text", path, code="missing_field")
-    return text
 
 
 class Seeds:

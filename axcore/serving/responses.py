@@ -13,7 +13,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from axcore.inference import CompletionDelta, CompletionStream, EngineError, RequestError
+from axcore.inference import (
+    CompletionDelta,
+    CompletionStream,
+    EngineError,
+    RequestError,
+    SampledToken,
+)
 from axcore.serving.api_error import FAILED, ApiError, from_error
 from axcore.serving.metrics import RequestStats
 from axcore.serving.request_settings import Settings
@@ -200,6 +206,7 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
+    names_events: ClassVar[bool] = False
 
     served: ServedModel
     request: RequestT
@@ -222,19 +229,25 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
     # JSON; made in the event loop, all streams would pause.
     def _response(self) -> Response:
         found = [self.whole(number) for number in range(len(self.choices))]
-        return JSONResponse({**self._head(self.kind), "choices": found, "usage": self.usage()})
+        content = {**self._head(self.kind), "choices": found, "usage": self.usage()}
+        return JSONResponse({**content, **self.of_prompt()})
 
     async def events(self) -> AsyncIterator[dict[str, Any] | None]:
         """Yield the response in pieces, and None where none came for long."""
-        head = self._head(self.chunk_kind)
+        head, prompt = self._head(self.chunk_kind), self.of_prompt()
         async for arrived in self.completions.deltas():
             if arrived is None:
                 yield None
                 continue
             for choice in self.changes(*arrived):
-                yield {**head, "choices": [choice]}
+                yield {**head, "choices": [choice], **prompt}
+                prompt = {}
         if self.request.settings.includes_usage:
             yield {**head, "choices": [], "usage": self.usage()}
+
+    def of_prompt(self) -> dict[str, Any]:
+        """Return what a response has of its prompt, and a stream with its first event."""
+        return {}
 
     def usage(self) -> dict[str, Any]:
         """Return the numbers of tokens."""
@@ -246,6 +259,25 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
             "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
         }
+
+    def listed(self, tokens: Sequence[SampledToken]) -> Sequence[SampledToken]:
+        """Return tokens with as many likeliest ones as log-probabilities list of each."""
+        most = self.request.num_logprobs or 0
+        # The prompt's may list more, and an engine lists as many at all places.
+        if self.request.settings.num_prompt_logprobs is None:
+            return tokens
+        return [attrs.evolve(one, top_logprobs=one.top_logprobs[:most]) for one in tokens]
+
+    def prompt_logprobs(self, number: int) -> list[Any]:
+        """Return the log-probabilities of a prompt, as vLLM has them."""
+        stream, most = self.completions.completions[number], self.request.settings
+        none = (None,) * len(stream.request.prompt)
+        return self.served.texts.as_prompt(
+            stream.request.prompt,
+            stream.prompt_logprobs or none,
+            stream.prompt_top_logprobs or none,
+            most.num_prompt_logprobs or 0,
+        )
 
     @abc.abstractmethod
     def add(self, number: int, delta: CompletionDelta) -> None:
@@ -264,6 +296,34 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
         return {"id": self.id, "object": kind, "created": self.created, "model": name}
 
 
+class StreamedJob(Protocol):
+    """A request that is answered, as the server sends it.
+
+    Attributes:
+        names_events: Whether events of a stream have their type as a name, and no `[DONE]` follows.
+    """
+
+    names_events: ClassVar[bool]
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What was asked."""
+        ...
+
+    @property
+    def completions(self) -> CompletionSet:
+        """Where tokens come from."""
+        ...
+
+    async def response(self) -> Response:
+        """Return the full response."""
+        ...
+
+    def events(self) -> AsyncIterator[dict[str, Any] | None]:
+        """Yield the response in pieces, and None where none came for long."""
+        ...
+
+
 LOGGER = logging.getLogger("axcore.serving")
 # nginx buffers answers by default, and would send a stream in one piece at its end.
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -277,6 +337,7 @@ class EventStream(Response):
         items: What is sent, as JSON.
         completions: What the items are made of; cancelled when the client goes away.
         on_end: Called when nothing more is sent.
+        names_events: See `StreamedJob`.
     """
 
     media_type = "text/event-stream"
@@ -287,11 +348,13 @@ class EventStream(Response):
         completions: CompletionSet,
         *,
         on_end: Callable[[], None],
+        names_events: bool = False,
     ) -> None:
         super().__init__(headers=_HEADERS)
         # Response has set it to 0, and a stream's length is not known.
         del self.headers["content-length"]
         self._items, self._completions, self._on_end = items, completions, on_end
+        self._names_events = names_events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
@@ -316,19 +379,27 @@ class EventStream(Response):
         await send(head)
         try:
             async for item in self._items:
-                text = ": waiting\n\n" if item is None else event(json.dumps(item))
-                await _send(send, text)
-            await _send(send, event(DONE))
+                await _send(send, ": waiting\n\n" if item is None else self._event(item))
+            if not self._names_events:
+                await _send(send, event(DONE))
         except ApiError as error:
             # After the status has gone out, an event is the only way to
             # report an error; clients of this API look for `error` in it.
-            await _send(send, event(json.dumps(error.content)))
+            await _send(send, self._failure(error))
         except Exception:  # the status was sent, so that an event is all that can say it
             LOGGER.exception("a stream could not be finished")
-            await _send(
-                send, event(json.dumps(ApiError(500, FAILED, code="internal_error").content))
-            )
+            await _send(send, self._failure(ApiError(500, FAILED, code="internal_error")))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _event(self, item: dict[str, Any]) -> str:
+        name = f"event: {item['type']}\n" if self._names_events else ""
+        return name + event(json.dumps(item))
+
+    def _failure(self, error: ApiError) -> str:
+        if not self._names_events:
+            return event(json.dumps(error.content))
+        said = {"code": error.code, "message": error.message, "param": error.param}
+        return self._event({"type": "error", **said})
 
 
 def event(data: str) -> str:

@@ -24,9 +24,11 @@ class Served(ABC):
 
     Attributes:
         name: What requests call it.
+        aliases: What they may call it, too.
         limits: What one request may ask.
         step: The checkpoint that answers come from; None where it has none.
         endpoints: What is answered by one call of the model.
+        defaults: Fields of requests for text, for those that leave them out.
         policy: By which endpoints' ops choose their kernels; None chooses by the hardware.
         created: When the server began, in seconds of Unix time.
         is_draining: Whether requests are refused because the server ends.
@@ -37,9 +39,11 @@ class Served(ABC):
     """
 
     name: str
+    aliases: tuple[str, ...] = ()
     limits: Limits = Limits()  # noqa: RUF009 - a frozen value
     step: int | None = None
     endpoints: tuple[AnyEndpoint, ...] = ()
+    defaults: Mapping[str, Any] = attrs.field(factory=dict)
     policy: KernelPolicy | None = None
     created: int = attrs.field(factory=lambda: int(time.time()))
     is_draining: bool = False
@@ -56,7 +60,7 @@ class Served(ABC):
     @property
     def model_names(self) -> tuple[str, ...]:
         """What requests may name as their model."""
-        return (self.name,)
+        return (self.name, *self.aliases)
 
     @property
     @abstractmethod

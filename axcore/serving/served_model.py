@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -22,6 +22,7 @@ from axcore.inference import (
 )
 from axcore.inference.placement import Placement
 from axcore.layers import FIRST_SOFT_TOKEN
+from axcore.serving.answers import ParserNames
 from axcore.serving.api_error import ENGINE_FAILED, ApiError, from_error, invalid
 from axcore.serving.inputs import InputReader, marked
 from axcore.serving.logprobs import TokenTexts
@@ -36,6 +37,7 @@ _FIELDS = {
     "num_logprobs": "logprobs",
     "adapter": "model",
     "inputs": "messages",
+    "stop_tokens": "stop_token_ids",
 }
 """What requests call what an engine refuses."""
 
@@ -46,6 +48,20 @@ add to what was sent."""
 
 _SHORT_TOKENIZE = 1 << 16
 """Bytes that `/tokenize` reads whatever the length of the model."""
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation up to where the model answers.
+
+    Args:
+        tokens: Its tokens.
+        inputs: Pictures and other parts.
+        text: As its template wrote it.
+    """
+
+    tokens: tuple[int, ...]
+    inputs: tuple[EncoderInput, ...]
+    text: str
 
 
 @attrs.define(kw_only=True)
@@ -62,6 +78,7 @@ class ServedModel(Served):
         texts: What tokens are as text.
         max_prompt_bytes: Bytes that the text of a prompt has at most.
         reader: Reads pictures and other parts of conversations; None where the model does not.
+        parsers: Which formats of reasoning and of calls are read out of answers.
     """
 
     engine: AnyEngine
@@ -71,6 +88,7 @@ class ServedModel(Served):
     placement: Placement | None = None
     seeds: Seeds = attrs.field(factory=lambda: Seeds(None))
     reader: InputReader | None = None
+    parsers: ParserNames = ParserNames()  # noqa: RUF009 - a frozen value
     texts: TokenTexts = attrs.field(init=False)
     max_prompt_bytes: int = attrs.field(init=False)
 
@@ -91,7 +109,7 @@ class ServedModel(Served):
     @property
     def model_names(self) -> tuple[str, ...]:
         """The model's own, and those of its adapters."""
-        return (self.name, *self.adapters)
+        return (self.name, *self.aliases, *self.adapters)
 
     @property
     def error(self) -> AxcoreError | None:
@@ -157,7 +175,7 @@ class ServedModel(Served):
             ApiError: Neither is called so.
         """
         self.check_name(name)
-        return None if name == self.name else name
+        return None if name in (self.name, *self.aliases) else name
 
     def replace_weights(self, state: Any, step: int) -> None:
         """Take over the state of another step.
@@ -171,16 +189,34 @@ class ServedModel(Served):
         self.step = step
 
     async def prompt_tokens(
-        self, prompt: str | Sequence[int], param: str, options: PromptOptions
+        self,
+        prompt: str | Sequence[int],
+        param: str,
+        options: PromptOptions,
+        *,
+        max_size: int | None,
     ) -> tuple[int, ...]:
         """Return the tokens of a prompt, those that begin a text before it.
+
+        Args:
+            prompt: A text, or its tokens.
+            param: The field that contains it.
+            options: How a text becomes tokens.
+            max_size: Tokens that are kept, the last ones; None keeps all.
 
         Raises:
             ApiError: It has none, too many, or one that is not in the vocabulary.
         """
-        if not isinstance(prompt, str):
-            return self.checked(tuple(prompt), param)
-        return self.checked(await self.encoded(prompt, param, options), param)
+        tokens = (
+            await self.encoded(prompt, param, options) if isinstance(prompt, str) else tuple(prompt)
+        )
+        return self.checked(_last(tokens, max_size), param)
+
+    def max_prompt_size(self, truncates_to: int | None, max_tokens: int | None) -> int | None:
+        """Return how many tokens of a prompt are kept; None where it is not to be cut."""
+        if truncates_to != -1:
+            return truncates_to
+        return max(1, min(self._most_tokens, self.max_length - (max_tokens or 1)))
 
     async def encoded(
         self, text: str, param: str, options: PromptOptions, *, max_bytes: int | None = None
@@ -212,13 +248,19 @@ class ServedModel(Served):
         return await self.encoded(text, "prompt", options, max_bytes=max_bytes)
 
     async def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
-    ) -> tuple[tuple[int, ...], tuple[EncoderInput, ...]]:
-        """Return the tokens of a conversation, up to where the model answers, and its inputs.
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        max_size: int | None = None,
+        **values: Any,
+    ) -> ChatPrompt:
+        """Return a conversation up to where the model answers.
 
         Args:
             messages: Whose contents are text, or have other parts among it.
             tools: As templates read them.
+            max_size: Tokens that are kept, the last ones; None keeps all.
             **values: What else the template reads.
 
         Raises:
@@ -226,20 +268,24 @@ class ServedModel(Served):
                 no chat template, or it refuses the conversation.
         """
         texts, parts = marked(messages, self.reader)
-        tokens = await self._rendered_tokens(texts, tools, **values)
+        text, tokens = await self._rendered(texts, tools, **values)
+        if max_size is not None and parts:
+            message = "truncate_prompt_tokens would cut a conversation with other parts than text"
+            raise invalid(message, "truncate_prompt_tokens")
+        tokens = _last(tokens, max_size)
         if self.reader is None:
-            return self.checked(tuple(tokens.tolist()), "messages"), ()
+            return ChatPrompt(self.checked(tuple(tokens.tolist()), "messages"), (), text)
         # Before soft tokens are placed and parts are read: what is too long is refused at once.
         self._check_length(len(tokens) + len(parts) * (self.reader.num_soft_tokens - 1), "messages")
         found = self.checked(self.reader.placed(tokens, len(parts)), "messages", is_chat=True)
         read = self.reader.read
         inputs = [await self.work.threads.run(partial(read, part, self.limits)) for part in parts]
-        return found, tuple(inputs)
+        return ChatPrompt(found, tuple(inputs), text)
 
-    async def _rendered_tokens(
+    async def _rendered(
         self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, **values: Any
-    ) -> Any:
-        """Return the tokens of a conversation as its template writes it, unchecked.
+    ) -> tuple[str, Any]:
+        """Return a conversation as its template writes it, and its tokens, unchecked.
 
         Raises:
             ApiError: There is no chat template, or it refuses the conversation.
@@ -257,7 +303,7 @@ class ServedModel(Served):
             raise from_error(error, "messages") from error
         # Without special tokens of its own: the template has written them.
         encode = partial(self.tokenizer.encode_rendered, text)
-        return await self.work.compute(encode, size=len(text))
+        return text, await self.work.compute(encode, size=len(text))
 
     # The limit of tokens is checked again afterwards; this one is only there to bound the work.
     def _check_bytes(self, text: str, param: str, most: int) -> None:
@@ -391,6 +437,10 @@ class ServedModel(Served):
             return draining(wait)
         # The text of the device's error stays in the log; it may show paths and addresses.
         return ApiError(500, ENGINE_FAILED, code="engine_error")
+
+
+def _last(tokens: Any, max_size: int | None) -> Any:
+    return tokens if max_size is None else tokens[-max_size:]
 
 
 def _cancel(completions: Sequence[CompletionStream]) -> None:

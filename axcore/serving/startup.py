@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from axcore.config import diff_config, evolve, format_diff
+from axcore.config.json_files import read_json
 from axcore.data import Tokenizer
 from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
 from axcore.distributed import process_count
@@ -20,11 +21,15 @@ from axcore.interop.canonical import base_config
 from axcore.ops import use_policy
 from axcore.runs import OpenedModel, Run, engine_for
 from axcore.runs.run_weights import RunArrays
-from axcore.serving.config import ServerConfig
+from axcore.serving.answers import ParserNames
+from axcore.serving.api_error import ApiError
+from axcore.serving.config import Limits, ServerConfig
 from axcore.serving.embeddings_api import Embeddings
 from axcore.serving.endpoint import AnyEndpoint
 from axcore.serving.inputs import input_reader
-from axcore.serving.request_settings import Seeds
+from axcore.serving.request_parser import RequestParser
+from axcore.serving.request_settings import Seeds, read_settings
+from axcore.serving.scores_api import Rerank, Scores
 from axcore.serving.served_model import ServedModel
 
 _LOG = logging.getLogger(__name__)
@@ -34,10 +39,12 @@ def start_engine(
     opened: OpenedModel,
     cfg: ServerConfig,
     *,
-    name: str | None = None,
+    names: Sequence[str] = (),
     adapters: Mapping[str, Adapter] = {},
     draft: OpenedModel | None = None,
     chat_template: str | None = None,
+    defaults: Mapping[str, Any] = {},
+    parsers: ParserNames = ParserNames(),  # noqa: B008 - a frozen value
     progress: Callable[[int, int, str], None] | None = None,
     when_placed: Callable[[], None] = lambda: None,
 ) -> ServedModel:
@@ -48,27 +55,31 @@ def start_engine(
     Args:
         opened: What `open_model` returned.
         cfg: How it is served.
-        name: What requests call it; by default, what its directory is called.
+        names: What requests call it; by default, what its directory is called.
         adapters: What requests may choose in addition, by name.
         draft: A smaller model that proposes tokens, where `cfg.engine.speculation` says so.
         chat_template: A file, or the name of a template that comes with axcore, in the place of the
             tokenizer's own.
+        defaults: Fields of requests, for those that leave them out.
+        parsers: Which formats of reasoning and of calls are read out of answers.
         progress: Is called with the programs compiled, all of them, and what the newest is.
         when_placed: Is called when weights are where they serve, before programs are compiled.
 
     Raises:
         AxcoreError: The config or an adapter does not fit the model, or the mesh the devices.
     """
-    name = name or opened.name
-    if name in adapters:
+    name, *aliases = names or (opened.name,)
+    if taken := {name, *aliases} & {*adapters}:
         raise ConfigError(
-            f"the model and an adapter have the name {name!r}",
+            f"the model and an adapter have the name {min(taken)!r}",
             where="--adapter",
             hint="name the adapter differently, or the model by --name",
         )
     tokenizer = opened.tokenizer
     if chat_template is not None:
         tokenizer = with_chat_template(tokenizer, chat_template, where="--chat-template")
+    # Names that there are not are errors now, not at the first request.
+    parsers.reasoning_format(None), parsers.tool_format(None)
     # A config's own length wins; the model's is what it was trained for.
     length = cfg.engine.max_length or opened.length
     # Adapters are added to the engine, as they need the converted layers' shapes.
@@ -86,7 +97,9 @@ def start_engine(
     engine.warm_up(progress, when_all=partial(_say, time.monotonic()))
     return ServedModel(
         name=name,
+        aliases=tuple(aliases),
         engine=engine,
+        defaults=defaults,
         endpoints=_endpoints(opened, engine, tokenizer, cfg),
         tokenizer=tokenizer,
         max_length=length,
@@ -95,8 +108,41 @@ def start_engine(
         step=opened.step,
         placement=placement,
         seeds=Seeds(cfg.seed),
+        parsers=parsers,
         reader=input_reader(opened.model, opened.trainer.data, tokenizer.chat_template),
     )
+
+
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields of a `generation_config.json` that are also those of requests."""
+
+
+def read_generation_config(name: str | None, model: Path | str) -> dict[str, Any]:
+    """Return the sampling settings that a `generation_config.json` recommends.
+
+    Args:
+        name: The file; `auto` is that of the model, and None reads none.
+        model: The folder of a pretrained checkpoint.
+
+    Raises:
+        ConfigError: There is no such file, or a value in it is none that requests can have.
+    """
+    if name is None:
+        return {}
+    where = "--generation-config"
+    path = Path(model) / "generation_config.json" if name == "auto" else Path(name)
+    path = path.expanduser()
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", where=where, hint=f"{where} FILE names one")
+    content = read_json(path, "generation config", error=ConfigError)
+    found = {one: content[one] for one in _DEFAULTS if content.get(one) is not None}
+    if content.get("do_sample") is False:
+        found["temperature"] = 0
+    try:
+        read_settings(RequestParser(found), Limits())
+    except ApiError as error:
+        raise ConfigError(error.message, where=f"{where} {path}") from error
+    return found
 
 
 def _endpoints(
@@ -110,7 +156,8 @@ def _endpoints(
         embedder = TextEmbedder(
             opened.model, engine.config, max_length=engine.max_length, pooling=cfg.pooling
         )
-    return (text_embeddings(embedder, tokenizer),)
+    embeddings = text_embeddings(embedder, tokenizer)
+    return embeddings, Scores(embeddings), Rerank(embeddings)
 
 
 def text_embeddings(embedder: TextEmbedder, tokenizer: Tokenizer) -> Embeddings:

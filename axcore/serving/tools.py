@@ -1,11 +1,4 @@
-"""Calls of tools in what a model writes, for the families whose way of writing them is known.
-
-- `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere in an answer: Hermes, Qwen.
-- `{"name": ..., "parameters": {...}}` as the full answer: Llama 3.
-
-What the templates of others make a model write stays text, and so does a call that is not valid
-JSON.
-"""
+"""`ToolChoice`: which functions an answer may or must call, and the grammar that forces a call."""
 
 import json
 import re
@@ -15,15 +8,7 @@ from typing import Any
 
 import attrs
 
-from axcore.data.chat.tool_calls import (
-    CLOSE,
-    OPEN,
-    MarkedCalls,
-    ToolCallReader,
-    WholeCall,
-    tool_call_reader,
-    writes_marks,
-)
+from axcore.data.chat.parsers.formats import HERMES, LLAMA, ToolFormat
 from axcore.errors import RequestError
 from axcore.inference.grammar import Grammar, check_schema_size, lark
 from axcore.serving.api_error import from_error, invalid
@@ -138,48 +123,35 @@ class _CallFormat:
     between: str = "; "
 
 
-_MARKED = _CallFormat(before="<tool_call>\n", after="\n</tool_call>", between="\n")
-_WHOLE = {True: _CallFormat(arguments="parameters"), False: _CallFormat()}
+_STYLES = {
+    HERMES.name: _CallFormat(before="<tool_call>\n", after="\n</tool_call>", between="\n"),
+    LLAMA.name: _CallFormat(arguments="parameters"),
+}
 
 
-def call_reader(
-    choice: ToolChoice, template: str | None, special: Mapping[str, int] = MappingProxyType({})
-) -> ToolCallReader:
-    """Return what finds calls in an answer; a forced one is found whatever the template."""
-    reader = tool_call_reader(template if choice.tools else None, special)
-    if choice.forced and not isinstance(reader, MarkedCalls):
-        return WholeCall()
-    if choice.is_single and isinstance(reader, WholeCall):
-        return WholeCall(max_calls=1)
-    return reader
-
-
-def call_stops(
-    choice: ToolChoice, template: str | None, special: Mapping[str, int] = MappingProxyType({})
-) -> tuple[str, ...]:
-    """Return the texts that end an answer which makes one call at most."""
-    reader = tool_call_reader(template if choice.tools else None, special)
-    is_open = choice.is_single and not choice.forced
-    return (_MARKED.after.strip(),) if is_open and isinstance(reader, MarkedCalls) else ()
+def forced_format(found: ToolFormat | None) -> ToolFormat:
+    """Return how a forced call is written; that of most families is JSON alone."""
+    return HERMES if found is HERMES else LLAMA
 
 
 def forced_calls(
-    choice: ToolChoice, template: str | None, special: Mapping[str, int] = MappingProxyType({})
+    choice: ToolChoice,
+    found: ToolFormat | None,
+    special: Mapping[str, int] = MappingProxyType({}),
 ) -> Grammar | None:
     """Return what an answer has to match that must call a function; None where it need not.
 
     Args:
         choice: What may be called.
-        template: The chat template, whose family decides how calls are written.
-        special: See `special_marks`.
+        found: How the model's family writes calls.
+        special: Marks that are special tokens, by their numbers.
 
     Raises:
         ApiError: The parameters of a function are not those of an object.
     """
     if not choice.forced:
         return None
-    is_whole = isinstance(tool_call_reader(template), WholeCall)
-    style = _MARKED if writes_marks(template) else _WHOLE[is_whole]
+    style = _STYLES.get(found.name if found else "", _CallFormat())
     more = "" if choice.is_single else f" ({_literal(style.between)} call)*"
     names = [f"call_{number}" for number in range(len(choice.forced))]
     rules = [f"start: call{more}", f"call: {' | '.join(names)}"]
@@ -198,7 +170,7 @@ def _call_rule(function: Mapping[str, Any], style: _CallFormat, special: Mapping
 
 def _with_marks(text: str, special: Mapping[str, int]) -> str:
     """Return a text as grammars have it: no text of a special token matches that token."""
-    parts = re.split(f"({OPEN}|{CLOSE})", text)
+    parts = re.split("(</?tool_call>)", text)
     return " ".join(
         f"<[{special[part]}]>" if part in special else _literal(part) for part in parts if part
     )

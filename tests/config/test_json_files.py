@@ -26,7 +26,7 @@ WITH_READERS_OF_THEIR_OWN = {
     "sandbox/exchange.py": "it runs where axcore cannot be imported, with limits of its own",
     "sandbox/programs.py": "it reads verdicts of its own process of checks",
     "ops/plan.py": "tables that `axcore kernels tune` writes",
-    "data/chat/tool_calls.py": "what the model itself wrote, of which a call may be the beginning",
+    "data/chat/parsers/scanner.py": "what a model wrote itself",
 }
 
 

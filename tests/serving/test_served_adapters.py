@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_an_error_before_anything_is_compiled(runs):
     with pytest.raises(ConfigError, match=r"'a' has rank 4, and there is room for 2(.|\n)*rank=4"):
         start_engine(opened, narrow, adapters=adapters)
     with pytest.raises(ConfigError, match="the model and an adapter have the name 'a'"):
-        start_engine(opened, narrow, name="a", adapters=adapters)
+        start_engine(opened, narrow, names=("a",), adapters=adapters)
 
 
 @pytest.mark.parametrize("text", ["poems", "=runs/poems", "poems="])

@@ -1,8 +1,8 @@
-"""Calls of tools are found in an answer however it is cut into pieces."""
+"""Calls of tools: which are forced, how they are read, and how responses have them."""
 
 import contextlib
-import itertools
 import json
+from types import MappingProxyType
 
 import anyio
 import numpy as np
@@ -10,80 +10,16 @@ import openai
 import pytest
 import tokenizers
 from chat_tokenizer import TEMPLATE, write_chat_tokenizer
-from hypothesis import given
-from hypothesis import strategies as st
 from model_server import SameSeed, byte_tokenizer, chat_tokenizer, serving_model
 
 from axcore.data import tokenizer_in
-from axcore.data.chat.tool_calls import (
-    MarkedCalls,
-    PlainText,
-    ToolCall,
-    WholeCall,
-    special_marks,
-    tool_call_reader,
-)
+from axcore.data.chat.parsers.formats import merged, special_marks
+from axcore.data.chat.parsers.pieces import CallPart
+from axcore.inference.detokenizer import IncrementalDetokenizer
 from axcore.inference.grammar import GrammarCompiler, mask_words
 from axcore.serving import ServedModel
-from axcore.serving.tools import ToolChoice, call_reader, call_stops, forced_calls
-
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-LLAMA = '{"name": "add", "parameters": {"a": 1}}'
-
-
-def read(reader, pieces):
-    """Returns text and calls, those of text that follow one another as one."""
-    found = [one for piece in pieces for one in reader.read(piece)] + reader.finish()
-    merged = []
-    for one in found:
-        if merged and isinstance(one, str) and isinstance(merged[-1], str):
-            merged[-1] += one
-        else:
-            merged.append(one if isinstance(one, str) else (one.name, json.loads(one.arguments)))
-    return merged
-
-
-@given(st.lists(st.integers(0, 160), max_size=12))
-def test_calls_do_not_depend_on_how_the_answer_is_cut(cuts):
-    text = f"Let me see. <tool{CALL}{CALL} 1 < 2"
-    places = [0, *sorted(cuts), len(text)]
-    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
-    call = ("add", {"a": 1})
-    assert read(MarkedCalls(), pieces) == ["Let me see. <tool", call, call, " 1 < 2"]
-
-
-def test_text_is_passed_on_as_soon_as_no_call_can_begin_in_it():
-    reader = MarkedCalls()
-    assert reader.read("ab<tool") == ["ab"]
-    assert reader.read("box>") == ["<toolbox>"]
-
-
-@pytest.mark.parametrize("text", ["<tool_call>no JSON</tool_call>", "<tool_call>[1]</tool_call>"])
-def test_what_is_no_call_stays_text(text):
-    assert read(MarkedCalls(), [text]) == [text]
-
-
-def test_a_call_that_ends_with_the_answer_is_one():
-    assert read(MarkedCalls(), [CALL.removesuffix("</tool_call>")]) == [("add", {"a": 1})]
-
-
-def test_an_answer_that_is_a_call_as_a_whole_is_one():
-    assert read(WholeCall(), list(LLAMA)) == [("add", {"a": 1})]
-    assert read(WholeCall(), [f"{LLAMA}; {LLAMA}"]) == [("add", {"a": 1})] * 2
-    for text in ("Not a call.", '{"no": "name"}', f"{LLAMA} and more"):
-        assert read(WholeCall(), list(text)) == [text]
-
-
-def test_the_reader_is_that_of_the_template():
-    assert isinstance(tool_call_reader("... <tool_call> ..."), MarkedCalls)
-    assert isinstance(tool_call_reader('... "parameters" ... ipython ...'), WholeCall)
-    assert isinstance(tool_call_reader("{{ messages }}"), PlainText)
-    assert isinstance(tool_call_reader(None), PlainText)
-
-
-def test_each_call_has_an_id_of_its_own():
-    assert ToolCall("a", "{}").id != ToolCall("a", "{}").id
-
+from axcore.serving.answers import AnswerFormat, ParserNames
+from axcore.serving.tools import ToolChoice, forced_calls
 
 FAMILIES = {
     "marked": TEMPLATE + "{# <tool_call> #}",
@@ -124,15 +60,40 @@ def clients(chat_engine, tmp_path_factory):
         yield found
 
 
+def format_of(choice, family, tokenizer=None):
+    tokenizer = tokenizer or byte_tokenizer()
+    return AnswerFormat.of(
+        ParserNames(), tokenizer, FAMILIES[family], choice, splits_reasoning=False
+    )
+
+
+def calls_in(answer, text):
+    """Returns the calls of an answer, and the texts that are not between two."""
+    reader = answer.reader("", "")
+    found = merged([*reader.read(text), *reader.finish()])
+    return [
+        (one.name, one.arguments) if isinstance(one, CallPart) else one
+        for one in found
+        if one != "\n"
+    ]
+
+
+def forced(choice, family=None, special=MappingProxyType({})):
+    found = None if family is None else format_of(choice, family).family
+    return forced_calls(choice, found, special)
+
+
 @pytest.mark.parametrize("is_special", [False, True])
 def test_a_call_is_forced_where_its_marks_are_tokens(tmp_path, is_special):
     """Those of Qwen are text as well, `special: false`; those of others have no text at all."""
     added = [tokenizers.AddedToken(mark, special=is_special) for mark in MARKS]
     tokenizer = chat_tokenizer(write_chat_tokenizer(tmp_path, FAMILIES["marked"], added=added))
-    special = special_marks(tokenizer)
-    assert list(special) == (list(MARKS) if is_special else [])
     choice = ToolChoice(tools=TOOLS, forced=(ADD,), is_single=True)
-    grammar = forced_calls(choice, FAMILIES["marked"], special)
+    answer = format_of(choice, "marked", tokenizer)
+    special = special_marks(tokenizer, answer.family)
+    assert answer.special == special
+    assert list(special) == (list(MARKS) if is_special else [])
+    grammar = forced_calls(choice, answer.family, special)
     tokens = tokenizer.encode_placed(ONE_CALL["marked"]).tokens.tolist()
     assert (tokens[0], tokens[-1]) == (258, 259)
     matcher = GrammarCompiler(tokenizer).matcher(grammar)
@@ -141,9 +102,8 @@ def test_a_call_is_forced_where_its_marks_are_tokens(tmp_path, is_special):
     assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [258]
     matcher.accept(tokens)
     assert matcher.is_finished
-    reader = call_reader(choice, FAMILIES["marked"], special)
-    (call,) = [*reader.read(tokenizer.decode(tokens)), *reader.finish()]
-    assert (call.name, call.arguments) == ("add", '{"a": true}')
+    text = IncrementalDetokenizer(tokenizer, visible=answer.visible_tokens).push(tokens).text
+    assert calls_in(answer, text) == [("add", '{"a": true}')]
 
 
 def ask(client, **fields):
@@ -175,8 +135,11 @@ def test_a_stream_has_the_call_of_the_whole_answer(clients, family):
     whole = ask(clients[family], tool_choice="required").choices[0].message.tool_calls[0]
     pieces = list(ask(clients[family], tool_choice="required", stream=True))
     deltas = [piece.choices[0].delta for piece in pieces]
-    (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
-    assert call.function.model_dump() == whole.function.model_dump()
+    first, *rest = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert {call.function.name for call in rest} <= {None}
+    assert first.function.name == whole.function.name
+    arguments = "".join(call.function.arguments for call in (first, *rest))
+    assert arguments == whole.function.arguments
     assert not any(delta.content for delta in deltas)
     assert pieces[-1].choices[0].finish_reason == "tool_calls"
 
@@ -217,16 +180,13 @@ def test_only_a_choice_of_several_calls_lets_a_second_one_follow(family):
     call = ONE_CALL[family]
     for is_single in (False, True):
         choice = ToolChoice(tools=TOOLS, forced=(ADD,), is_single=is_single)
-        matcher = compiler.matcher(forced_calls(choice, FAMILIES[family]))
+        matcher = compiler.matcher(forced(choice, family))
         matcher.accept([token for token in tokenizer.encode(call).tolist() if token < 256])
         assert matcher.is_match
         assert matcher.is_finished == is_single
         text = call if is_single else BETWEEN[family].join([call, call])
-        reader = call_reader(choice, FAMILIES[family])
-        found = [one for one in [*reader.read(text), *reader.finish()] if one != "\n"]
-        assert [(one.name, one.arguments) for one in found] == [("add", '{"a": true}')] * (
-            1 if is_single else 2
-        )
+        found = calls_in(format_of(choice, family), text)
+        assert found == [("add", '{"a": true}')] * (1 if is_single else 2)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +196,7 @@ def test_only_a_choice_of_several_calls_lets_a_second_one_follow(family):
 def test_a_forced_call_has_no_argument_that_its_function_does_not_name(more, is_match):
     parameters = {"type": "object", "properties": {"a": {"type": "boolean"}}, **more}
     choice = ToolChoice(tools=TOOLS, forced=({"name": "add", "parameters": parameters},))
-    matcher = GrammarCompiler(byte_tokenizer()).matcher(forced_calls(choice, None))
+    matcher = GrammarCompiler(byte_tokenizer()).matcher(forced(choice))
     text = b'{"name": "add", "arguments": {"a": true, "b": 1}}'
     assert (matcher.count_valid(list(text)) == len(text)) == is_match
 
@@ -246,7 +206,7 @@ def test_names_of_any_letters_can_be_forced():
     for name in ('a"b\\c\n', "größe/{}", "%json"):
         choice = ToolChoice(tools=TOOLS, forced=({"name": name},), is_single=True)
         text = json.dumps({"name": name, "arguments": {}}, ensure_ascii=False)
-        matcher = compiler.matcher(forced_calls(choice, None))
+        matcher = compiler.matcher(forced(choice))
         matcher.accept([token for token in tokenizer.encode(text).tolist() if token < 256])
         assert matcher.is_finished
 
@@ -254,17 +214,12 @@ def test_names_of_any_letters_can_be_forced():
 @families
 def test_an_answer_that_may_make_one_call_ends_after_it(family):
     """Marked calls end it with a text; of those that are the full answer the first is kept."""
-    choice, template = ToolChoice(tools=TOOLS, is_single=True), FAMILIES[family]
+    answer = format_of(ToolChoice(tools=TOOLS, is_single=True), family)
     text = BETWEEN[family].join([ONE_CALL[family]] * 2)
-    for stop in call_stops(choice, template):
+    for stop in answer.stops:
         text = text.partition(stop)[0]
-    reader = call_reader(choice, template)
-    found = [*reader.read(text), *reader.finish()]
-    if family == "unknown":
-        assert found == [text]
-    else:
-        assert [(one.name, one.arguments) for one in found] == [("add", '{"a": true}')]
-        assert isinstance(found[0], ToolCall)
+    expected = text if family == "unknown" else ("add", '{"a": true}')
+    assert calls_in(answer, text) == [expected]
 
 
 def test_tools_that_the_template_does_not_read_are_refused(clients):

@@ -259,6 +259,10 @@ class HuggingFaceTokenizer(Tokenizer):
         name: str | None = self._tokenizer.id_to_token(token)
         return name
 
+    def special_tokens(self) -> tuple[int, ...]:
+        """Return the added tokens that have no text."""
+        return tuple(number for number, one in self._added.items() if one.special)
+
     def added_token(self, name: str) -> int | None:
         """Return the number of an added token, special or not."""
         number: int | None = self._tokenizer.token_to_id(name)

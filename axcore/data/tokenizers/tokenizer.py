@@ -107,6 +107,10 @@ class Tokenizer(Configurable, ABC):
         """
         return None
 
+    def special_tokens(self) -> tuple[int, ...]:
+        """Return the tokens that have no text, as far as they are known."""
+        return ()
+
     def token_name(self, token: int) -> str | None:
         """Return how a token is written, special ones as `<|im_end|>`; None where nobody knows."""
         return None
@@ -299,6 +303,10 @@ class ByteTokenizer(Tokenizer):
     def added_token(self, name: str) -> int | None:
         """Return the number of a special token, as the chat template writes it."""
         return self._special.get(name)
+
+    def special_tokens(self) -> tuple[int, ...]:
+        """Return the tokens that are not bytes."""
+        return tuple(self._special.values())
 
     def token_name(self, token: int) -> str | None:
         """Return how a special token is written."""

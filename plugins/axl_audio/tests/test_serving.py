@@ -267,7 +267,7 @@ def test_a_run_is_served_as_it_transcribes(tmp_path, monkeypatch):
     trainer_on(update_config(spoken_digits(), changes), 1).run(tmp_path / "run")
     files = [one.path.read_bytes() for one in digits.SpokenDigits.Config().build().files()]
     api = find_model_api(tmp_path / "run")
-    served, run = start_model_api(api, tmp_path / "run", ServerConfig(), step=30, name="digits")
+    served, run = start_model_api(api, tmp_path / "run", ServerConfig(), step=30, names=("digits",))
     assert (served.step, run) == (30, None)
     wanted = {
         step: transcribe(run.trainer, run.state, files)
