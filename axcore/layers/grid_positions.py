@@ -1,7 +1,7 @@
 """`GridPositions`: where tokens are, in texts whose pictures have rows and columns.
 
 The soft tokens of an input are at one time, and each at its own row and column, counted from the
-position of the text before it. The text behind it goes on where the longer side of the grid ends,
+position of the text before it. The text behind it continues where the longer side of the grid ends,
 so positions are not how many tokens came before.
 
 Letters: B rows, T tokens of a row, N soft tokens of an input.

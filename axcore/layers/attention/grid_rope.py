@@ -118,6 +118,6 @@ class MultimodalRoPE(Module):
 
 
 def _split(num_pairs: int) -> tuple[int, int, int]:
-    """Return sections of the shares that published models have."""
+    """Return sections of the shares that pretrained checkpoints have."""
     rest = 3 * num_pairs // 8
     return num_pairs - 2 * rest, rest, rest
