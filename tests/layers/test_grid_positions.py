@@ -1,4 +1,4 @@
-"""Positions of texts with pictures: rows and columns of these, and where the text goes on."""
+"""Positions of texts with pictures: rows and columns of these, and where the text continues."""
 
 import jax.numpy as jnp
 import numpy as np
