@@ -26,8 +26,11 @@ def features() -> Iterator[Feature]:
         "Rotary positions",
         (
             "axcore.layers.attention.rope:RoPE",
+            "axcore.layers.attention.rope:AxialRoPE",
+            "axcore.layers.attention.rope:MultimodalRoPE",
             "axcore.layers.attention.rope:rope_frequencies",
             "axcore.layers.attention.rope:rotate",
+            "axcore.layers.attention.rope:rotate_by",
             "axcore.interop.gguf_rope",
         ),
     )

@@ -16,12 +16,6 @@ from axcore.layers.attention.cross_attention import (
     CrossTransformerLayer,
 )
 from axcore.layers.attention.dot_product import DotProductAttention, attend
-from axcore.layers.attention.grid_rope import (
-    GRID_COLUMNS,
-    GRID_POSITIONS,
-    AxialRoPE,
-    MultimodalRoPE,
-)
 from axcore.layers.attention.kv_cache import (
     ContiguousCache,
     GappedCache,
@@ -32,6 +26,8 @@ from axcore.layers.attention.kv_cache import (
 from axcore.layers.attention.kv_store import HalfPrecisionKVStore, KVStore, QuantizedKVStore
 from axcore.layers.attention.relative_bias import POSITION_BIAS, BiasedAttention, RelativeBias
 from axcore.layers.attention.rope import (
+    AxialRoPE,
+    MultimodalRoPE,
     NoPosition,
     RoPE,
     rope_frequencies,
@@ -85,7 +81,14 @@ from axcore.layers.soft_tokens import (
     num_soft_tokens_of,
 )
 from axcore.layers.text_embedding import TOKEN_TYPES, NormedEmbedding, TokenTypes
-from axcore.layers.tokens import TokenInfo, continued_rows, packed_rows, whole_rows
+from axcore.layers.tokens import (
+    GRID_COLUMNS,
+    GRID_POSITIONS,
+    TokenInfo,
+    continued_rows,
+    packed_rows,
+    whole_rows,
+)
 from axcore.layers.transformer import (
     Activation,
     FeedForward,

@@ -14,12 +14,11 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config, evolve
 from axcore.errors import ConfigError
-from axcore.layers.attention.grid_rope import GRID_POSITIONS
 from axcore.layers.attention.kv_cache import ContiguousCache, PagedCache
 from axcore.layers.attention.kv_store import IntegerStore
 from axcore.layers.cache import KVCacheConfig
 from axcore.layers.soft_tokens import FIRST_SOFT_TOKEN, num_soft_tokens_of
-from axcore.layers.tokens import TokenInfo
+from axcore.layers.tokens import GRID_POSITIONS, TokenInfo
 from axcore.module import Module, entry
 
 

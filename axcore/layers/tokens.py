@@ -13,6 +13,13 @@ TOKEN_MASK = "token_mask"
 """The shared value in which layers without a `TokenInfo` see which tokens are not padding:
 `[batch, time]` bools."""
 
+GRID_POSITIONS = "grid_positions"
+"""The channel in which `GridPositions` sends the positions of each token, `[B, T, 3]`."""
+
+GRID_COLUMNS = 1 << 12
+"""The most columns of a picture's grid: its token at row r and column c has position
+`r * GRID_COLUMNS + c`, so that positions stay one number for each token."""
+
 
 class CallTokens(NamedTuple):
     """Positions and segment ids of all tokens of a call, as `TokenInfo` has them."""

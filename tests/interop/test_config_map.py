@@ -71,8 +71,8 @@ def test_positions_mean_the_same_in_the_old_and_the_new_form():
 
 
 def test_unknown_fields_of_positions_are_an_error():
-    with pytest.raises(ConfigError, match="mrope_section"):
-        LLAMA.read({**TOY, "rope_parameters": {"rope_theta": 1e4, "mrope_section": [1]}})
+    with pytest.raises(ConfigError, match="strange_section"):
+        LLAMA.read({**TOY, "rope_parameters": {"rope_theta": 1e4, "strange_section": [1]}})
 
 
 CPU = Hardware.parse("cpu-1")

@@ -69,7 +69,7 @@ def test_a_group_has_the_loss_of_its_rows_alone(toy, small_model, name, count):
     for group in range(3):
         is_own = (batch["source_ids"] == group)[:, None]
         own = {**batch, "loss_weights": batch["loss_weights"] * is_own}
-        alone = evaluate(state.model, own)["cross_entropy"]
+        alone = evaluate(state.model, own)[0]["cross_entropy"]
         np.testing.assert_allclose(found.sum[group], alone.sum, rtol=1e-5)
         np.testing.assert_allclose(found.weight[group], alone.weight, rtol=1e-6)
     assert found.sum[3] == found.weight[3] == 0

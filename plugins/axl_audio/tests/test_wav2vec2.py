@@ -115,6 +115,7 @@ def test_padding_changes_no_loss_gradient_or_statistic_in_training(name):
         np.testing.assert_allclose(one, other, atol=1e-3 * max(1e-2, np.abs(one).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_half_precision_gives_about_the_same(name):
     cfg = MODELS[name]
