@@ -8,14 +8,13 @@ keep_freed_memory()  # as `axcore` does where JAX_PLATFORMS is cpu
 
 import _tiny_worker as worker  # noqa: E402
 import _vit_worker as vit_worker  # noqa: E402
-import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+from _peer_step import step_of  # noqa: E402
 from axl_vision.models import vit  # noqa: E402
 
 from axcore.config import update_config  # noqa: E402
 from axcore.data import ArrayData  # noqa: E402
 from axcore.learner import AdamW, ConstantSchedule, Learner  # noqa: E402
-from axcore.module import count_params  # noqa: E402
 from axcore.tasks import Classification  # noqa: E402
 from axcore.trainer import KernelsConfig, Trainer  # noqa: E402
 
@@ -52,20 +51,9 @@ def train_step() -> tuple[Callable[[], float], int]:
         max_steps=1000,
         kernels=KernelsConfig(allow=("portable",)),
     )
-    trainer = cfg.build()
     weights = jnp.ones(own.PICTURES, jnp.float32)
     made = {"image": jnp.asarray(pictures), "label": jnp.asarray(labels), "row_weights": weights}
-    with jax.set_mesh(trainer.mesh):
-        state = trainer.compiler.jitted_init()
-        program = trainer.compiler.compiled_step
-
-    def step() -> float:
-        nonlocal state
-        state, metrics = program(state, trainer.batch_sharding.device_put(made))
-        loss = metrics.losses["cross_entropy"]
-        return float(loss.sum / loss.weight)
-
-    return step, count_params(trainer.step.specs)
+    return step_of(cfg, made, "cross_entropy")
 
 
 if __name__ == "__main__":
