@@ -260,11 +260,7 @@ def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
 def _as_floats(values: dict[str, Any]) -> dict[str, Any]:
     """Return whole numbers as floats, but for lengths and sections; lists as tuples."""
     return {
-        name: tuple(value)
-        if name == "sections"
-        else value
-        if name.endswith("length")
-        else _as_float(value)
+        name: value if name.endswith(("length", "sections")) else _as_float(value)
         for name, value in values.items()
     }
 

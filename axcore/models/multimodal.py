@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, config, evolve, find_config, replace_config
 from axcore.errors import ConfigError
+from axcore.layers.attention.rope import MultimodalRoPE
 from axcore.layers.grid_positions import GridPositions
 from axcore.layers.linear import Embedding
 from axcore.layers.soft_tokens import (
@@ -32,6 +33,7 @@ from axcore.models.causal_lm import FORMULA, CausalLM, flops_per_token
 from axcore.module import ArraySpec, BatchSpec, ModelFlops, Module, entry
 
 ROW_WEIGHTS = "row_weights"
+_OF_AXES = (MultimodalRoPE, GridPositions)
 
 
 class MultimodalLM(CausalLM):
@@ -63,7 +65,8 @@ class MultimodalLM(CausalLM):
         """Build encoder, decoder and head.
 
         Raises:
-            ConfigError: The decoder's embedding has a place for another number of soft tokens.
+            ConfigError: The decoder's embedding has a place for another number of soft tokens, or
+                positions on several axes are made and not used, or the other way round.
         """
         super().setup(cfg)
         own, decoder = self.config, cast(Any, cfg.decoder)
@@ -76,6 +79,15 @@ class MultimodalLM(CausalLM):
                 hint=f"--set model.decoder.embedding.num_tokens={made}",
             )
         self.encoder = encoder
+        has_axes, has_grid = (bool(find_config(decoder, kind)) for kind in _OF_AXES)
+        # Either alone builds, and gives soft tokens the positions of a text.
+        if has_axes != has_grid:
+            raise ConfigError(
+                "MultimodalRoPE and GridPositions need each other, and the decoder has "
+                f"{'the first' if has_axes else 'the second'} alone",
+                where="decoder",
+                hint="multimodal(..., grid=(rows, columns)), and MultimodalRoPE in its layers",
+            )
 
     @property
     def input_spec(self) -> jax.ShapeDtypeStruct:

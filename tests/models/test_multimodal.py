@@ -8,8 +8,15 @@ from point_model import NUM_SOFT, PointEncoder, point_model
 
 from axcore.config import evolve, replace_config, update_config
 from axcore.errors import ConfigError
-from axcore.layers import FIRST_SOFT_TOKEN, FeedForward, MoE, SoftTokenEmbedding
-from axcore.models import CausalLM, multimodal, transformer
+from axcore.layers import (
+    FIRST_SOFT_TOKEN,
+    FeedForward,
+    MoE,
+    MultimodalRoPE,
+    RoPE,
+    SoftTokenEmbedding,
+)
+from axcore.models import CausalLM, language_model_of, multimodal, transformer
 from axcore.module import ArraySpec, BatchSpec, functional
 
 VOCAB = 11
@@ -143,6 +150,18 @@ def test_an_encoder_of_another_number_of_tokens_is_refused():
     cfg = multimodal(text, PointEncoder.Config(), num_soft_tokens=3)
     with pytest.raises(ConfigError, match="num_tokens is 3, and the encoder makes 2"):
         cfg.build()
+
+
+@pytest.mark.parametrize("grid", [(2, 3), None])
+def test_positions_on_several_axes_are_made_and_used(grid):
+    """Either alone would give soft tokens the positions of a text, without a word."""
+    cfg = point_model(VOCAB, grid=(2, 3))
+    text = language_model_of(cfg)
+    if grid is not None:
+        text = replace_config(text, MultimodalRoPE, RoPE.Config())
+    made = multimodal(text, cfg.encoder, num_soft_tokens=6, input_name="points", grid=grid)
+    with pytest.raises(ConfigError, match="need each other"):
+        made.build()
 
 
 def test_a_decoder_without_a_place_for_soft_tokens_is_refused():
