@@ -61,6 +61,11 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
     help="A LoRA run or a folder in PEFT's format, which requests select by NAME. Repeatable.",
 )
 @click.option(
+    "--adapter-root",
+    metavar="DIR",
+    help="Let clients with a key add and remove adapters of folders below DIR, while it serves.",
+)
+@click.option(
     "--draft",
     metavar="DIR",
     help="A smaller model with the same tokenizer for speculative decoding: a run or a checkpoint.",
@@ -155,6 +160,7 @@ def _serve(
     engine = EngineConfig(speculation=speculation)
     cfg = apply_overrides(ServerConfig(engine=engine), overrides)
     keys = read_api_keys(rest["api_key_file"])
+    _check_adapter_root(rest["adapter_root"], has_keys=bool(keys), has_others=place is not None)
     api = find_model_api(model)
     _log_to_stderr()
     is_first = place is None or place.process_index == 0
@@ -201,6 +207,7 @@ def _start_engine(
     """Return a model that writes text, and the run that newer checkpoints come from."""
     from axcore.runs import open_model
     from axcore.serving import (
+        AdapterFolder,
         ParserNames,
         named_folders,
         open_adapters,
@@ -215,12 +222,14 @@ def _start_engine(
     opened = open_model(model, step=rest["step"], changes=rest["changes"], **how)
     own = opened.trainer.config.model
     adapters = open_adapters(folders, own, trust_code=rest["trust_code"])
+    root = rest["adapter_root"] and AdapterFolder(rest["adapter_root"], own)
     draft = rest["draft"] and open_model(rest["draft"], **how)
     served = start_engine(
         opened,
         cfg,
         names=rest["names"],
         adapters=adapters,
+        adapter_folder=root,
         defaults=defaults,
         draft=draft,
         chat_template=rest["chat_template"],
@@ -232,8 +241,27 @@ def _start_engine(
     return served, opened.run
 
 
+def _check_adapter_root(root: str | None, *, has_keys: bool, has_others: bool) -> None:
+    """Raise ConfigError where adapters cannot be added while the server runs."""
+    if root is None:
+        return
+    if not has_keys:
+        raise ConfigError(
+            "without keys, everybody could add and remove adapters",
+            where="--adapter-root",
+            hint="--api-key-file FILE, or AXCORE_API_KEYS, gives clients keys",
+        )
+    if has_others:
+        raise ConfigError(
+            "several processes serve the model, and they take adapters at the start alone",
+            where="--adapter-root",
+            hint="--adapter NAME=DIR names each",
+        )
+
+
 _OF_TEXT = {
     "adapters": "--adapter",
+    "adapter_root": "--adapter-root",
     "draft": "--draft",
     "chat_template": "--chat-template",
     "reasoning_parser": "--reasoning-parser",

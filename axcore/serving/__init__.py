@@ -1,6 +1,7 @@
 """Serving: a model behind HTTP, with the API that OpenAI's clients speak."""
 
 from axcore.serving.access import NO_KEYS, ApiKeys, read_api_keys
+from axcore.serving.adapters import AdapterFolder, named_folders, open_adapters
 from axcore.serving.answers import ParserNames
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.app import serving_app
@@ -13,8 +14,6 @@ from axcore.serving.request_parser import RequestParser
 from axcore.serving.served import Served, ServedApi
 from axcore.serving.served_model import ServedModel
 from axcore.serving.startup import (
-    named_folders,
-    open_adapters,
     read_generation_config,
     start_engine,
 )
@@ -22,6 +21,7 @@ from axcore.serving.weights_watch import WeightsWatch
 
 __all__ = [
     "NO_KEYS",
+    "AdapterFolder",
     "ApiError",
     "ApiKeys",
     "ApiModel",

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from axcore import __version__
 from axcore.serving.access import NO_KEYS, AccessMiddleware, ApiKeys, error_response
+from axcore.serving.adapters import load_adapter, unload_adapter
 from axcore.serving.api_error import ENGINE_FAILED, FAILED, ApiError
 from axcore.serving.chat_api import chat_completions
 from axcore.serving.completions_api import completions
@@ -73,6 +74,11 @@ def serving_app(
         ("/tokenize", tokenize),
         ("/detokenize", detokenize),
     ]
+    if isinstance(served, ServedModel) and served.adapter_folder is not None:
+        text += [
+            ("/v1/load_lora_adapter", load_adapter),
+            ("/v1/unload_lora_adapter", unload_adapter),
+        ]
     called = [(one.path, partial(answer, endpoint=one)) for one in served.endpoints]
     sent = [*(text if writes_text else []), *called]
     routes = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
@@ -31,6 +31,9 @@ from axcore.serving.request_settings import PromptOptions, Seeds
 from axcore.serving.served import Served
 from axcore.serving.tools import ToolChoice
 from axcore.serving.worker_pool import RequestWork
+
+if TYPE_CHECKING:
+    from axcore.serving.adapters import AdapterFolder
 
 _FIELDS = {
     "grammar": "response_format",
@@ -73,6 +76,7 @@ class ServedModel(Served):
         tokenizer: What it was trained with.
         max_length: Tokens of a prompt and its answer together at most.
         adapters: Names of what corrects the model for requests that name it.
+        adapter_folder: Where requests may add adapters from; None lets them add none.
         placement: The devices of its weights; None where they stay on those that they come on.
         seeds: What decides the samples of each answer.
         texts: What tokens are as text.
@@ -85,6 +89,7 @@ class ServedModel(Served):
     tokenizer: Tokenizer
     max_length: int
     adapters: tuple[str, ...] = ()
+    adapter_folder: "AdapterFolder | None" = None
     placement: Placement | None = None
     seeds: Seeds = attrs.field(factory=lambda: Seeds(None))
     reader: InputReader | None = None

@@ -7,20 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from axcore.config import diff_config, evolve, format_diff
+from axcore.config import evolve
 from axcore.config.json_files import read_json
 from axcore.data import Tokenizer
 from axcore.data.tokenizers.hugging_face_tokenizer import with_chat_template
 from axcore.distributed import process_count
-from axcore.errors import AxcoreError, CheckpointError, ConfigError
-from axcore.inference import AnyEngine, Draft, EngineConfig
-from axcore.inference.adapters import Adapter, adapter_from, read_adapter
+from axcore.errors import ConfigError
+from axcore.inference import AnyEngine, Draft
+from axcore.inference.adapters import Adapter
 from axcore.inference.embedding import TextEmbedder
-from axcore.interop import adapter_format, canonical, check_base_is_unchanged, find_adapter_format
-from axcore.interop.canonical import base_config
 from axcore.ops import use_policy
-from axcore.runs import OpenedModel, Run, engine_for
-from axcore.runs.run_weights import RunArrays
+from axcore.runs import OpenedModel, engine_for
+from axcore.serving.adapters import AdapterFolder, add_adapters, with_adapter_slots
 from axcore.serving.answers import ParserNames
 from axcore.serving.api_error import ApiError
 from axcore.serving.config import Limits, ServerConfig
@@ -41,6 +39,7 @@ def start_engine(
     *,
     names: Sequence[str] = (),
     adapters: Mapping[str, Adapter] = {},
+    adapter_folder: AdapterFolder | None = None,
     draft: OpenedModel | None = None,
     chat_template: str | None = None,
     defaults: Mapping[str, Any] = {},
@@ -57,6 +56,7 @@ def start_engine(
         cfg: How it is served.
         names: What requests call it; by default, what its directory is called.
         adapters: What requests may choose in addition, by name.
+        adapter_folder: Where requests may add further ones from; None lets them add none.
         draft: A smaller model that proposes tokens, where `cfg.engine.speculation` says so.
         chat_template: A file, or the name of a template that comes with axcore, in the place of the
             tokenizer's own.
@@ -85,12 +85,14 @@ def start_engine(
     # Adapters are added to the engine, as they need the converted layers' shapes.
     engine, placement = engine_for(
         opened,
-        _with_adapter_room(evolve(cfg.engine, max_length=length), adapters),
+        with_adapter_slots(
+            evolve(cfg.engine, max_length=length), adapters, is_open=adapter_folder is not None
+        ),
         mesh=cfg.mesh,
         tokenizer=tokenizer,
         draft=_draft(draft),
     )
-    _add_adapters(engine, adapters)
+    add_adapters(engine, adapters)
     # Said when memory is taken: whoever starts the server knows by then whether the model fits.
     when_placed()
     # The server answers after the first programs; the others are compiled while it serves requests.
@@ -105,6 +107,7 @@ def start_engine(
         max_length=length,
         limits=cfg.limits,
         adapters=tuple(adapters),
+        adapter_folder=adapter_folder,
         step=opened.step,
         placement=placement,
         seeds=Seeds(cfg.seed),
@@ -185,127 +188,3 @@ def _say(began: float, failure: Exception | None) -> None:
         _LOG.error(
             "a program did not compile; requests are answered by those that did: %s", failure
         )
-
-
-_FLAG = "--adapter"
-
-
-def named_folders(texts: Sequence[str]) -> dict[str, Path]:
-    """Return the folder of each adapter, by its name, from texts as `NAME=DIR`.
-
-    Raises:
-        ConfigError: A text names none, or two have a name.
-        CheckpointError: There is no such directory.
-    """
-    found: dict[str, Path] = {}
-    for text in texts:
-        name, _, folder = text.partition("=")
-        path = Path(folder).expanduser()
-        if not name or not folder:
-            raise ConfigError(
-                f"{text!r} names no adapter and its directory",
-                where=_FLAG,
-                hint=f"{_FLAG} NAME=DIR, as {_FLAG} poems=runs/poems",
-            )
-        if name in found:
-            raise ConfigError(
-                f"two adapters have the name {name!r}", where=_FLAG, hint="name each differently"
-            )
-        if not path.is_dir():
-            raise CheckpointError(
-                "there is no such directory",
-                where=f"{_FLAG} {text}",
-                hint="name a run of LoRA, or a folder of adapters in PEFT's format",
-            )
-        found[name] = path
-    return found
-
-
-def open_adapters(
-    folders: Mapping[str, Path], cfg: Any, *, trust_code: bool = False
-) -> dict[str, Adapter]:
-    """Return adapters of a model.
-
-    Args:
-        folders: Each holds adapters in a known format, or is a run that trained some.
-        cfg: The model's config.
-        trust_code: Whether code that came with a run is run to open it.
-
-    Raises:
-        ConfigError: One is of another model, or is none; or the model has adapters itself.
-        CheckpointError: One cannot be read.
-    """
-    # A model with adapters of its own has none of the layers that an engine puts its adapters into.
-    if folders and base_config(cfg) != cfg:
-        raise ConfigError(
-            "the model has adapters itself, so that others have no place",
-            where=_FLAG,
-            hint="serve the model that it was trained from, and this one as one more --adapter",
-        )
-    return {
-        name: _opened(name, folder, cfg, trust_code=trust_code) for name, folder in folders.items()
-    }
-
-
-def _with_adapter_room(cfg: EngineConfig, adapters: Mapping[str, Adapter]) -> EngineConfig:
-    """Return an engine's config with room for all adapters.
-
-    Raises:
-        ConfigError: One has a larger rank than the config has room for.
-    """
-    for name, adapter in adapters.items():
-        if adapter.rank > cfg.adapter_rank:
-            raise ConfigError(
-                f"the adapter {name!r} has rank {adapter.rank}, and there is room for "
-                f"{cfg.adapter_rank}",
-                where=_FLAG,
-                hint=f"--set engine.adapter_rank={adapter.rank}",
-            )
-    # Programs are compiled for a number of slots, so there is at least one for each adapter that
-    # is named at the start.
-    return evolve(cfg, num_adapters=max(cfg.num_adapters, len(adapters)))
-
-
-def _add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
-    """Let requests to an engine choose among adapters.
-
-    Raises:
-        AxcoreError: One adapts layers without adapter slots; it says which adapter that is.
-    """
-    for name, adapter in adapters.items():
-        try:
-            engine.add_adapter(name, adapter)
-        except AxcoreError as error:
-            error.add_note(f"while adding the adapter {name!r}")
-            raise
-
-
-def _opened(name: str, folder: Path, cfg: Any, *, trust_code: bool) -> Adapter:
-    where = f"{_FLAG} {name}={folder}"
-    if find_adapter_format(folder) is not None:
-        return read_adapter(folder, cfg)
-    run = Run(folder, trust_code=trust_code)
-    own = run.opened_config.model
-    if adapter_format(own) is None:
-        raise ConfigError(
-            "the run trained no adapters but a full model",
-            where=where,
-            hint=f"serve it by itself: axcore serve {folder}",
-        )
-    adapted, served = (canonical(base_config(one)) for one in (own, cfg))
-    if changes := diff_config(adapted, served):
-        raise ConfigError(
-            "the adapters are of another model (-: that one, +: the one that is served)\n"
-            + format_diff(changes).rstrip(),
-            where=where,
-            hint="serve the model that they were trained from",
-        )
-    # The config is equal, but weights may have been trained
-    # since: factors are differences from the base's numbers.
-    check_base_is_unchanged(
-        run.opened_config.init_from,
-        own,
-        where=where,
-        hint=f"serve the run by itself: axcore serve {folder}",
-    )
-    return adapter_from(own, RunArrays.of(run, None))

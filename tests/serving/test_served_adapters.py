@@ -11,7 +11,13 @@ from axcore.inference.adapters import read_adapter
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
 from axcore.runs import FromRun, export_run, load_run, open_model
-from axcore.serving import ServerConfig, named_folders, open_adapters, start_engine
+from axcore.serving import (
+    AdapterFolder,
+    ServerConfig,
+    named_folders,
+    open_adapters,
+    start_engine,
+)
 from axcore.testing import small_experiment, trainer_on
 
 CPU = Hardware.parse("cpu-1")
@@ -49,7 +55,11 @@ def runs(tmp_path_factory):
 def server(runs):
     opened = open_model(runs["base"])
     adapters = open_adapters(named_folders([f"poems={runs['lora']}"]), opened.model.config)
-    served = start_engine(opened, ServerConfig(engine=SMALL), adapters=adapters)
+    engine = ax.evolve(SMALL, num_adapters=2)
+    root = AdapterFolder(runs["folder"], opened.model.config)
+    served = start_engine(
+        opened, ServerConfig(engine=engine), adapters=adapters, adapter_folder=root
+    )
     with served.engine, serving_model(served) as made:
         yield made
 
@@ -70,6 +80,42 @@ def test_each_request_is_answered_by_the_adapter_that_it_names(runs, server):
     with pytest.raises(openai.NotFoundError, match="this server has 'base', 'poems'") as raised:
         client.completions.create(model="prose", **asked)
     assert (raised.value.param, raised.value.code) == ("model", "model_not_found")
+
+
+@pytest.mark.slow
+def test_clients_add_adapters_and_remove_them_while_others_are_answered(runs, server):
+    client, asked = server.client(), {"prompt": "The ", "max_tokens": 8, "temperature": 0}
+    named = client.completions.create(model="poems", **asked).choices[0].text
+    added = server.send("v1/load_lora_adapter", {"lora_name": "more", "lora_path": "lora"})
+    assert added.json == {"adapter": "more", "adapters": ["poems", "more"]}
+    assert client.completions.create(model="more", **asked).choices[0].text == named
+    again = server.send("v1/load_lora_adapter", {"lora_name": "more", "lora_path": "lora"})
+    assert (again.status, again.json["error"]["code"]) == (400, "adapter_exists")
+    assert server.send("v1/unload_lora_adapter", {"lora_name": "more"}).json["adapters"] == [
+        "poems"
+    ]
+    with pytest.raises(openai.NotFoundError, match="this server has 'base', 'poems'"):
+        client.completions.create(model="more", **asked)
+    gone = server.send("v1/unload_lora_adapter", {"lora_name": "more"})
+    assert (gone.status, gone.json["error"]["code"]) == (404, "adapter_not_found")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "path", "match"),
+    [
+        ("base", "lora", "the model's own name"),
+        ("x", "../..", "no folder '../..' below"),
+        ("x", "/etc", "no folder '/etc' below"),
+        ("x", "base", "trained no adapters but a full model"),
+        ("x", "other", "adapters are of another model"),
+        ("", "lora", "lora_name is missing"),
+    ],
+)
+def test_an_adapter_that_cannot_be_added_changes_nothing(server, name, path, match):
+    found = server.send("v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+    assert found.status == 400 and match in found.json["error"]["message"]
+    assert server.send("v1/models").json["data"][-1]["id"] == "poems"
 
 
 @pytest.mark.slow
