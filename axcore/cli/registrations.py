@@ -18,6 +18,7 @@ def commands() -> Iterator[Command]:
         ("watch", "watch", "Watch runs while they train, in the terminal or in a browser"),
         ("fault-test", "fault_test", "Train with the faults of a plan, and report what happened"),
         ("generate", "generate", "Generate text from a trained run"),
+        ("chat", "chat", "Talk to a model in the terminal"),
         ("serve", "serve", "Serve a model over HTTP, with OpenAI's API"),
         ("evaluate", "evaluate", "Evaluate a model on tasks, or on its validation data"),
         ("chat-template", "chat_template", "Check whether a chat template can be driven in tokens"),

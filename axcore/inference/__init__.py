@@ -1,6 +1,7 @@
 """Inference: text from a trained model."""
 
 from axcore.errors import EngineError, RequestError
+from axcore.inference.chat_session import ChatSession
 from axcore.inference.completion import Completion, CompletionDelta, CompletionStream, SampledToken
 from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
@@ -14,6 +15,7 @@ from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
 __all__ = [
     "AnyEngine",
+    "ChatSession",
     "Completion",
     "CompletionDelta",
     "CompletionStream",

@@ -119,19 +119,10 @@ class AnswerFormat:
             self.reasoning,
             self.tools,
             schemas=schemas_of(self._functions),
-            is_open=self.reasoning is not None and _is_open(self.reasoning, prompt, prefill),
+            is_open=self.reasoning is not None and self.reasoning.is_begun_by(prompt, prefill),
             max_calls=1 if self.choice.is_single else None,
         )
 
     @property
     def _functions(self) -> list[Any]:
         return self.choice.tools or [{"function": one} for one in self.choice.forced]
-
-
-def _is_open(reasoning: ReasoningFormat, prompt: str, prefill: str) -> bool:
-    """Return whether a prompt has begun the reasoning.
-
-    Only its end is looked at, as a question may write the mark, too.
-    """
-    begin = reasoning.begin.rstrip()
-    return prompt.rstrip().endswith(begin) or prefill.rfind(begin) > prefill.rfind(reasoning.end)

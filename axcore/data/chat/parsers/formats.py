@@ -51,6 +51,21 @@ class ReasoningFormat:
     begin: str
     end: str
 
+    def is_of(self, template: str) -> bool:
+        """Return whether models of a chat template write so."""
+        return all(sign in template for sign in self.signs)
+
+    def is_begun_by(self, prompt: str, prefill: str = "") -> bool:
+        """Return whether a prompt has begun the reasoning.
+
+        Args:
+            prompt: The text that the model continues. Its end alone is looked at, as a question
+                may write the mark, too.
+            prefill: What of it the answer begins with, where a message is continued.
+        """
+        begin = self.begin.rstrip()
+        return prompt.rstrip().endswith(begin) or prefill.rfind(begin) > prefill.rfind(self.end)
+
 
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
 _KIMI = tuple(
