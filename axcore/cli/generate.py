@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+from click.core import ParameterSource
 
 from axcore.cli import options
 from axcore.cli.interrupts import exits_on_interrupt
@@ -172,6 +173,17 @@ def _other_command(args: list[str]) -> click.Command | None:
     help="With --in: whether a line without a prompt ends the command before it samples (the "
     "default), or its answer says what is wrong.",
 )
+@click.option(
+    "--beams",
+    type=int,
+    help="Search for the likeliest continuations by so many beams, instead of sampling.",
+)
+@click.option(
+    "--length-penalty",
+    default=1.0,
+    show_default=True,
+    help="With --beams: above 0 prefers longer continuations.",
+)
 @click.option("--step", type=int, help="Checkpoint to use; by default the newest.")
 @click.option(
     "--chat-template",
@@ -206,10 +218,13 @@ def generate(
     engine.max_num_seqs=64, and --modify the model, as 'kv_cache(dtype=int8)'; see docs/batch.md.
     """
     of_files = {name: sampling.pop(name) for name in _OF_FILES}
+    beams, length_penalty = sampling.pop("beams"), sampling.pop("length_penalty")
     how: dict[str, Any] = {"step": step, "trust_code": trust_code}
     if prompts is not None:
         if prompt is not None or of_files["answers"] is None:
             raise click.UsageError("--in needs --out, and no --prompt")
+        if beams is not None:
+            raise click.UsageError("--beams is for a --prompt")
         drawn_of_each = {"max_tokens": max_tokens, "num_samples": samples, "seed": seed}
         _answer_file(
             prompts,
@@ -223,6 +238,19 @@ def generate(
     given = [option for name, option in _OF_FILES.items() if of_files[name] not in (None, ())]
     if given:
         raise click.UsageError(f"{given[0]} needs --in FILE")
+    if beams is not None:
+        _check_not_sampled(sampling)
+        opening = {**how, "directory": run, "allow_unknown_fields": allow_unknown_fields}
+        _search(
+            opening,
+            prompt or "",
+            (beams, samples),
+            as_json=as_json,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            parses_special=parses_special,
+        )
+        return
     from axcore.inference import Sampling
     from axcore.runs import load_run, open_model
     from axcore.runs.opening import is_published
@@ -249,6 +277,68 @@ def generate(
             click.echo(json.dumps({**line, "tokens": one.num_tokens, "is_ended": one.is_ended}))
         else:
             click.echo(escape_control_characters(str(one)))
+
+
+def _check_not_sampled(sampling: dict[str, Any]) -> None:
+    """Raise UsageError where something is asked of samples, and none are made."""
+    context = click.get_current_context()
+    for name in (*sampling, "seed"):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--beams samples nothing, so there is no --{option}")
+
+
+def _search(
+    opening: dict[str, Any],
+    prompt: str,
+    numbers: tuple[int, int],
+    *,
+    as_json: bool,
+    max_tokens: int,
+    length_penalty: float,
+    parses_special: bool,
+) -> None:
+    """Print the likeliest continuations of a prompt, the best first.
+
+    Args:
+        opening: Which model.
+        prompt: The prompt.
+        numbers: Of beams, and of continuations that are printed.
+        as_json: Whether each is a line of JSON.
+        max_tokens: Tokens of one at most.
+        length_penalty: See `beam_search`.
+        parses_special: Whether special tokens that the prompt writes out are these tokens.
+    """
+    from axcore.data import decoded
+    from axcore.inference import EngineConfig, Request, beam_search
+    from axcore.runs import engine_for, open_model
+
+    num_beams, num_shown = numbers
+    if num_shown > num_beams:
+        raise click.UsageError(f"--samples is {num_shown}, more than the {num_beams} of --beams")
+    opened = open_model(on_host=True, **opening)
+    tokenizer = opened.tokenizer
+    tokens = tuple(tokenizer.encode_prompt(prompt, parses_special=parses_special).tolist())
+    # No longer than is needed, as the cache has room for so many tokens of each beam.
+    length = min(opened.length, len(tokens) + max_tokens)
+    cfg = EngineConfig(max_num_seqs=max(1, num_beams), max_length=length)
+    engine, _ = engine_for(opened, cfg)
+    with engine:
+        found = beam_search(
+            engine,
+            Request(prompt=tokens, max_tokens=max_tokens),
+            num_beams=num_beams,
+            end_ids=tokenizer.end_ids,
+            length_penalty=length_penalty,
+        )
+    for one in found[:num_shown]:
+        text = decoded(tokenizer, one.tokens)
+        if as_json:
+            line = {"step": opened.step, "prompt": prompt, "text": text}
+            line |= {"tokens": len(one.tokens), "is_ended": one.finish_reason == "stop"}
+            click.echo(json.dumps({**line, "logprob": one.logprob, "score": one.score}))
+        else:
+            click.echo(escape_control_characters(prompt + text))
 
 
 def _answer_file(

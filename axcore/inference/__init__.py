@@ -1,6 +1,7 @@
 """Inference: text from a trained model."""
 
 from axcore.errors import EngineError, RequestError
+from axcore.inference.beam_search import Beam, beam_search
 from axcore.inference.chat_session import ChatSession
 from axcore.inference.completion import Completion, CompletionDelta, CompletionStream, SampledToken
 from axcore.inference.config import EngineConfig
@@ -15,6 +16,7 @@ from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
 __all__ = [
     "AnyEngine",
+    "Beam",
     "ChatSession",
     "Completion",
     "CompletionDelta",
@@ -36,6 +38,7 @@ __all__ = [
     "RequestError",
     "SampledToken",
     "Sampling",
+    "beam_search",
     "open_engine",
     "sample_many",
     "sample_seed",

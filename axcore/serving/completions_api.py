@@ -43,6 +43,8 @@ class CompletionRequest:
             `MAX_TOKENS`, or as many as there is room for.
         echo: Whether answers begin with their prompt.
         num_logprobs: Likeliest tokens that are listed with each one; None lists nothing.
+        best_of: Answers that are sampled for each prompt, of which the likeliest are sent; None
+            sends all.
         grammar: What answers must follow.
         settings: The rest.
     """
@@ -53,6 +55,7 @@ class CompletionRequest:
     max_tokens: int | None
     echo: bool
     num_logprobs: int | None
+    best_of: int | None
     grammar: Any
     settings: Settings
 
@@ -76,14 +79,24 @@ def read_completion(content: Any, limits: Limits) -> CompletionRequest:
         echo=echo,
         num_logprobs=fields.integer("logprobs", min_value=0, max_value=MAX_LOGPROBS),
         grammar=read_response_format(fields),
+        best_of=fields.integer("best_of", min_value=1, max_value=limits.max_completions),
         settings=read_settings(fields, limits),
     )
     fields.text("user")
-    harmless = [1, request.settings.num_choices]
-    fields.refuse("best_of", "Ask for n answers, and choose by their logprobs.", harmless=harmless)
+    _check_best_of(request)
     fields.refuse("suffix", "Models continue texts; they fill no gaps.", harmless=("",))
     fields.finish()
     return request
+
+
+def _check_best_of(request: CompletionRequest) -> None:
+    most, settings = request.best_of, request.settings
+    if most is not None and most < settings.num_choices:
+        message = f"best_of is {most}, and n {settings.num_choices}; expected n or more"
+        raise invalid(message, "best_of")
+    if most is not None and most > settings.num_choices and settings.is_streamed:
+        # Which are the best is known at the end alone.
+        raise invalid("best_of above n is only for requests without stream: true", "best_of")
 
 
 def _prompts(fields: RequestParser, limits: Limits) -> tuple[Prompt, ...]:
@@ -166,6 +179,23 @@ class CompletionJob(GenerationJob[CompletionRequest, Choice]):
             found = _choice(number, text, logprobs, delta.finish_reason)
             yield found | self._numbers(choice, delta.sampled, has_prompt=is_first)
 
+    def returned(self) -> Sequence[int]:
+        """Return the numbers of the answers that are sent: of each prompt the likeliest."""
+        if self.request.best_of is None:
+            return super().returned()
+        found: list[int] = []
+        for first in range(0, len(self.choices), self.request.best_of):
+            numbers = range(first, first + self.request.best_of)
+            # `sorted` keeps the order of equal ones, so that what is returned is one answer's.
+            ranked = sorted(numbers, key=self._likelihood, reverse=True)
+            found += ranked[: self.request.settings.num_choices]
+        return found
+
+    def _likelihood(self, number: int) -> float:
+        """Return the mean log-probability of an answer's tokens, its end included."""
+        logprobs = [one.logprob for one in self.choices[number].tokens if one.logprob is not None]
+        return sum(logprobs) / max(1, len(logprobs))
+
     def whole(self, number: int) -> dict[str, Any]:
         """Return an answer that has ended, as responses have it."""
         choice = self.choices[number]
@@ -229,7 +259,9 @@ async def start_completion(
         # An engine samples one token at least; that of a request for none is left out.
         asked = 1 if request.max_tokens == 0 else request.max_tokens
         size = served.max_new_tokens(tokens, asked, default=MAX_TOKENS)
-        for seed in served.seeds.of(settings):
+        # The engine is asked for log-probabilities also where only their order is wanted.
+        ranks = request.best_of is not None and request.num_logprobs is None
+        for seed in served.seeds.of(settings, request.best_of):
             text = _echoed(served, prompt) if request.echo else ""
             choices.append(Choice(prompt=tokens, prompt_text=text, offset=len(text)))
             requests.append(
@@ -238,7 +270,7 @@ async def start_completion(
                     prompt=tokens,
                     max_tokens=size,
                     seed=seed,
-                    num_logprobs=request.num_logprobs,
+                    num_logprobs=0 if ranks else request.num_logprobs,
                     prompt_logprobs=request.echo and request.num_logprobs is not None,
                     adapter=adapter,
                     grammar=request.grammar,

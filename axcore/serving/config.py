@@ -18,7 +18,7 @@ class Limits:
             has half, and always that of one body. Others wait unread, until 429.
         max_prompt_tokens: Of one prompt; None leaves the model's length as the only limit.
         max_tokens: Of one answer; None leaves the model's length as the only limit.
-        max_completions: Answers that one request asks for: its prompts times its `n`.
+        max_completions: Answers that one request asks for: its prompts times its `n` or `best_of`.
         max_requests: Requests that are answered or wait at a time; 429 beyond.
         max_grammar_bytes: Of the text of a grammar, or of a JSON schema.
         grammar_timeout_s: Seconds of processor time that its compilation may take.

@@ -229,16 +229,20 @@ class Seeds:
     def __init__(self, seed: int | None) -> None:
         self._random = random.Random(seed)
 
-    def of(self, settings: Settings) -> list[int]:
+    def of(self, settings: Settings, number: int | None = None) -> list[int]:
         """Return the seeds of the answers to one prompt.
 
         The first is the request's own, so that it is answered as if it were alone; the others
         follow from it.
+
+        Args:
+            settings: Of the request.
+            number: Of answers; by default as many as are sent.
         """
         first = self._random.getrandbits(31) if settings.seed is None else settings.seed
         return [
             _seed(first if index == 0 else f"{first}/{index}")
-            for index in range(settings.num_choices)
+            for index in range(number or settings.num_choices)
         ]
 
 

@@ -228,9 +228,13 @@ class GenerationJob(abc.ABC, Generic[RequestT, ChoiceT]):
     # A long answer with log-probabilities is megabytes of
     # JSON; made in the event loop, all streams would pause.
     def _response(self) -> Response:
-        found = [self.whole(number) for number in range(len(self.choices))]
+        found = [{**self.whole(n), "index": index} for index, n in enumerate(self.returned())]
         content = {**self._head(self.kind), "choices": found, "usage": self.usage()}
         return JSONResponse({**content, **self.of_prompt()})
+
+    def returned(self) -> Sequence[int]:
+        """Return the numbers of the answers that are sent, all of which have ended."""
+        return range(len(self.choices))
 
     async def events(self) -> AsyncIterator[dict[str, Any] | None]:
         """Yield the response in pieces, and None where none came for long."""

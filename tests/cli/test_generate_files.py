@@ -1,4 +1,4 @@
-"""`axcore generate --in FILE --out FILE`: killed, stopped, resumed; and what it refuses."""
+"""`axcore generate`: files of prompts, killed and resumed; beams; and what it refuses."""
 
 import json
 import os
@@ -47,6 +47,30 @@ def generate(run, answers, program=("-m", "axcore", "generate")):
         text=True,
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_beams_are_printed_the_likeliest_first(run, capsys):
+    words = ["--prompt", "The ", "--beams=3", "--samples=2", "--max-tokens=4", "--json"]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["generate", str(run), *words])
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["score"] > second["score"]
+    assert first["score"] == pytest.approx(first["logprob"] / (first["tokens"] + first["is_ended"]))
+    assert first["text"] != second["text"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--top-k=2"], "--beams samples nothing, so there is no --top-k"),
+        (["--samples=4"], "--samples is 4, more than the 3 of --beams"),
+    ],
+)
+def test_beams_take_nothing_of_samples(run, capsys, words, said):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["generate", str(run), "--beams=3", *words])
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow

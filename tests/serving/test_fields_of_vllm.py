@@ -211,3 +211,20 @@ def test_pages_of_other_sites_may_ask_where_they_are_named(server):
     assert "access-control-allow-origin" not in other.headers
     closed = TestClient(serving_app(server.served)).get("/v1/models", headers=site)
     assert "access-control-allow-origin" not in closed.headers
+
+
+@pytest.mark.slow
+def test_the_best_of_several_answers_are_those_with_the_likeliest_tokens(server):
+    asked = {"prompt": ["ab", "c"], "max_tokens": 6, "seed": 5, "temperature": 2, "model": "small"}
+    listed = server.send("v1/completions", {**asked, "n": 4, "logprobs": 0}).json["choices"]
+    logprobs = [one["logprobs"]["token_logprobs"] for one in listed]
+    means = [sum(one) / len(one) for one in logprobs]
+    expected = []
+    for first in (0, 4):
+        numbers = sorted(range(first, first + 4), key=lambda number: -means[number])
+        expected += [listed[number]["text"] for number in numbers[:2]]
+    found = server.send("v1/completions", {**asked, "n": 2, "best_of": 4}).json
+    assert [one["text"] for one in found["choices"]] == expected
+    assert [one["index"] for one in found["choices"]] == [0, 1, 2, 3]
+    assert all(one["logprobs"] is None for one in found["choices"])
+    assert found["usage"]["completion_tokens"] == sum(map(len, logprobs))

@@ -114,7 +114,8 @@ def test_clients_add_adapters_and_remove_them_while_others_are_answered(runs, se
 )
 def test_an_adapter_that_cannot_be_added_changes_nothing(server, name, path, match):
     found = server.send("v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
-    assert found.status == 400 and match in found.json["error"]["message"]
+    assert found.status == 400
+    assert match in found.json["error"]["message"]
     assert server.send("v1/models").json["data"][-1]["id"] == "poems"
 
 

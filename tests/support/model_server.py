@@ -50,10 +50,10 @@ class SameSeed(Seeds):
     def __init__(self) -> None:
         super().__init__(0)
 
-    def of(self, settings: Settings) -> list[int]:
+    def of(self, settings: Settings, number: int | None = None) -> list[int]:
         """Returns the seeds of answers, as if a request that sends no seed had sent 0."""
         seed = 0 if settings.seed is None else settings.seed
-        return super().of(attrs.evolve(settings, seed=seed))
+        return super().of(attrs.evolve(settings, seed=seed), number)
 
 
 class Reply(NamedTuple):
