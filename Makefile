@@ -164,7 +164,7 @@ $(PARITY)/.done: $(VENV)/.test tests/parity/torch.txt
 	@echo "== installing torch and transformers in $(@D) (4 GB, several minutes)"
 	$(ON_TOP_OF_TEST)
 	@$(ON_TOP_PIP) --no-deps -r tests/parity/torch.txt
-	@$(ON_TOP_PIP) -c $(PINS) 'transformers==5.23.0' 'wandb==0.31.0' 'mlflow-skinny==3.17.2' 'lm_eval[api]==0.4.13' filelock fsspec jinja2 networkx psutil sympy
+	@$(ON_TOP_PIP) -c $(PINS) 'transformers==5.23.0' 'wandb==0.31.0' 'mlflow-skinny==3.17.2' 'lm_eval[api]==0.4.13' 'langchain-openai==1.7.3' 'litellm==1.83.0' filelock fsspec jinja2 networkx psutil sympy
 	@touch $@
 
 $(PARITY)-gguf/.done: $(VENV)/.test
