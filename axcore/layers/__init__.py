@@ -70,7 +70,11 @@ from axcore.layers.quantization.frozen_linear import (
     with_full_precision_weights,
 )
 from axcore.layers.quantization.quantized_dot import Fp8Current, Fp8Delayed, Int8Dynamic
-from axcore.layers.quantization.stored_weights import QuantizedLinear, quantize_weights
+from axcore.layers.quantization.stored_weights import (
+    PackedQuantizedLinear,
+    QuantizedLinear,
+    quantize_weights,
+)
 from axcore.layers.scalar_head import ScalarHead
 from axcore.layers.soft_tokens import (
     ENCODER_CACHE,
@@ -161,6 +165,7 @@ __all__ = [
     "NoStateCache",
     "NormedEmbedding",
     "PackedLinear",
+    "PackedQuantizedLinear",
     "PagedCache",
     "PagedKVCacheConfig",
     "PatchEmbedding",

@@ -113,23 +113,28 @@ def matmul(x: Float[Array, "*rows K"], weight: Float[Array, "K N"]) -> Float[Arr
     return decode_matmul(x, weight) if _uses_decode_matmul(x) else x @ weight
 
 
-def _packed_product(
-    x: Float[Array, "*rows K"], panels: Float[Array, "P K C"], out_dim: int
+def packed_product(
+    x: Float[Array, "*rows K"], panels: Array, out_dim: int, scale: Array | None = None
 ) -> Float[Array, "*rows N"]:
-    """Return the product with a weight in panels."""
-    y = decode_matmul(x.reshape(-1, x.shape[-1]), panels, out_dim=out_dim)
+    """Return the product with a weight in panels, of which a low-precision one has a scale."""
+    y = decode_matmul(x.reshape(-1, x.shape[-1]), panels, scale, out_dim=out_dim)
     return y.reshape(*x.shape[:-1], out_dim)
 
 
 def matmul_transposed(
-    x: Float[Array, "*rows K"], rows: Float[Array, "N K"]
+    x: Float[Array, "*rows K"], rows: Array, scale: Float[Array, "N 1"] | None = None
 ) -> Float[Array, "*rows N"]:
-    """Return `x @ rows.T`."""
+    """Return `x @ rows.T`, of rows `[N, K]` that are times a scale where they have one."""
     if _uses_decode_matmul(x):
-        return decode_matmul(x, rows, transposed=True)
+        return decode_matmul(x, rows, scale, transposed=True)
     # No `x @ rows.T`: the contraction reads rows as they are stored, where a transpose may be
     # written down first.
-    return dot_general(x, rows, (((x.ndim - 1,), (1,)), ((), ())))
+    y = dot_general(x, rows.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())))
+    return (
+        y
+        if scale is None
+        else (y.astype(jnp.float32) * as_row(scale[:, 0], y.ndim)).astype(y.dtype)
+    )
 
 
 def quantized_product(
@@ -227,7 +232,7 @@ class PackedLinear(Module):
 
     def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
         """Return the projection of the last dimension."""
-        y = _packed_product(x, self.weight_panels, self.config.out_dim)
+        y = packed_product(x, self.weight_panels, self.config.out_dim)
         return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
 
 

@@ -78,7 +78,7 @@ class Head(Module):
 
     def forward(self, x: Hidden, table: Table) -> Float[Array, "batch time vocab"]:
         """Return float32 logits; `table` is the embedding table."""
-        return self._logits(x, self.projection(table))
+        return self._logits(x, table)
 
     @entry
     def log_probs(
@@ -126,11 +126,10 @@ class Head(Module):
         targets: Int[Array, "batch time"],
     ) -> tuple[Array, ...]:
         """Return arrays `[batch, time]` of logits and targets, from pieces of the rows."""
-        projection = self.projection(table)
 
         @jax.checkpoint
         def of_piece(x: Hidden, targets: Int[Array, "batch time"]) -> tuple[Array, ...]:
-            return of_some(self._logits(x, projection), targets)
+            return of_some(self._logits(x, table), targets)
 
         size = LOGITS_AT_ONCE
         found = [
@@ -139,8 +138,14 @@ class Head(Module):
         ]
         return tuple(jnp.concatenate(pieces, axis=1) for pieces in zip(*found, strict=True))
 
-    def _logits(self, x: Hidden, projection: Table) -> Float[Array, "batch time vocab"]:
-        logits = over_rows(lambda rows: matmul_transposed(rows, projection), x).astype(jnp.float32)
+    def products(
+        self, rows: Float[Array, "*rows dim"], table: Table
+    ) -> Float[Array, "*rows vocab"]:
+        """Return the products of hidden vectors with the projection."""
+        return matmul_transposed(rows, self.projection(table))
+
+    def _logits(self, x: Hidden, table: Table) -> Float[Array, "batch time vocab"]:
+        logits = over_rows(lambda rows: self.products(rows, table), x).astype(jnp.float32)
         cap = self.config.soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
@@ -242,6 +247,39 @@ class UntiedHead(Head):
     def projection(self, table: Table) -> Table:
         """Return the head's own matrix."""
         return self.weight
+
+
+class QuantizedHead(Head):
+    """An `UntiedHead` with its projection in int8, for serving only; each token has a scale.
+
+    A number is off by at most 1/254 of the largest of its token.
+    """
+
+    def setup(self, cfg: Head.Config) -> None:
+        """Declare the numbers and the scales."""
+        axes = ("vocab", "embed")
+        self.row_values = Param(
+            (cfg.vocab_size, cfg.dim),
+            axes=axes,
+            inputs=("embed",),
+            dtype="int8",
+            init=0.0,
+            cast=False,
+        )
+        self.row_scale = Param(
+            (cfg.vocab_size, 1), axes=("vocab", None), init=1.0, dtype="float32", cast=False
+        )
+
+    def projection(self, table: Table) -> Table:
+        """Return the matrix in full precision."""
+        wide: Table = self.row_values.astype(jnp.float32) * self.row_scale
+        return wide
+
+    def products(
+        self, rows: Float[Array, "*rows dim"], table: Table
+    ) -> Float[Array, "*rows vocab"]:
+        """Return the products with int8 numbers, times their scales."""
+        return matmul_transposed(rows, self.row_values, self.row_scale)
 
 
 FORMULA = "6 N + 6 T d per attention layer"

@@ -1,6 +1,7 @@
 """Modifiers of precision: products, weights and the optimizer's state in fewer bits."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 from axcore.config import (
@@ -20,11 +21,13 @@ from axcore.layers import (
     Int8Dynamic,
     Linear,
     PackedLinear,
+    PackedQuantizedLinear,
     PlainDot,
     QuantizedLinear,
 )
 from axcore.layers.quantization.stored_weights import WeightFormat
 from axcore.learner import LowPrecisionState, Optimizer
+from axcore.models.causal_lm import QuantizedHead, UntiedHead
 from axcore.module import Module
 from axcore.plugins import Hardware
 
@@ -138,7 +141,7 @@ class Fp8Training:
 class QuantizedWeights:
     """Put a `QuantizedLinear` in the place of every plain `Linear`, but for those excluded.
 
-    Those of experts are among them.
+    Those of experts are among them. A `QuantizedHead` takes the place of an `UntiedHead`.
 
     The state is changed by `axcore.layers.quantize_weights`.
 
@@ -146,11 +149,14 @@ class QuantizedWeights:
         format: "int8", "int4" or "float8_e4m3fn".
         group_size: Rows of a weight that share a scale in each column; None: all of them.
         exclude: Globs of the paths of layers that stay as they are.
+        head: What a head with a projection of its own keeps that in; None leaves it as it is. A
+            head that projects by the embedding table stays as it is.
     """
 
     format: WeightFormat = "int8"
     group_size: PositiveInt | None = None
     exclude: tuple[str, ...] = FULL_PRECISION
+    head: Literal["int8"] | None = "int8"
 
     def apply(self, cfg: Any, hardware: Hardware | None = None) -> Any:
         """Return `cfg` with low-precision weights.
@@ -167,12 +173,16 @@ class QuantizedWeights:
                 where="weights",
                 hint="serve this model with the weights that it was trained with",
             )
-        return quantized
+        heads = {
+            found.path: _with_fields_of(QuantizedHead.Config, found.node)
+            for found in find_config(quantized, UntiedHead)
+            if self.head is not None and type(found.node) is UntiedHead.Config
+        }
+        return update_config(quantized, heads) if heads else quantized
 
     def _quantized(self, linear: Any) -> QuantizedLinear.Config:
-        shared = set(field_names(linear)) & set(field_names(QuantizedLinear.Config()))
-        kept = {name: getattr(linear, name) for name in shared}
-        return QuantizedLinear.Config(**kept, format=self.format, group_size=self.group_size)
+        kept: QuantizedLinear.Config = _with_fields_of(QuantizedLinear.Config, linear)
+        return evolve(kept, format=self.format, group_size=self.group_size)
 
 
 NAMED_WEIGHTS = {
@@ -188,16 +198,27 @@ EXPERTS = "**.expert.**"
 
 
 def with_packed_weights(cfg: Any) -> Any:
-    """Return `cfg` with a `PackedLinear` in place of every plain `Linear` but those of experts.
+    """Return `cfg` with its weights in panels, but for those of experts.
 
-    The state is changed by `axcore.ops.in_panels`.
+    Every plain `Linear` becomes a `PackedLinear`, and every `QuantizedLinear` a
+    `PackedQuantizedLinear`. The state is changed by `axcore.ops.in_panels`.
     """
-    return _replaced_linears(cfg, _in_panels, exclude=(EXPERTS,))[0]
+    cfg = _replaced_linears(cfg, partial(_with_fields_of, PackedLinear.Config), exclude=(EXPERTS,))[
+        0
+    ]
+    of_experts = parse_pattern(EXPERTS)
+    changes = {
+        found.path: _with_fields_of(PackedQuantizedLinear.Config, found.node)
+        for found in find_config(cfg, QuantizedLinear)
+        if not matches(of_experts, parse_pattern(found.path))
+    }
+    return update_config(cfg, changes) if changes else cfg
 
 
-def _in_panels(linear: Any) -> PackedLinear.Config:
-    shared = set(field_names(linear)) & set(field_names(PackedLinear.Config()))
-    return PackedLinear.Config(**{name: getattr(linear, name) for name in shared})
+def _with_fields_of(kind: Any, linear: Any) -> Any:
+    """Return a config of a kind, with the fields of another one that it has too."""
+    shared = set(field_names(linear)) & set(field_names(kind()))
+    return kind(**{name: getattr(linear, name) for name in shared})
 
 
 @config

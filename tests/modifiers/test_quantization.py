@@ -6,17 +6,24 @@ import numpy as np
 import pytest
 from parity_pairs import MODELS
 
-from axcore.config import find_config
+from axcore.config import find_config, replace_config
 from axcore.data import ByteTokenizer
 from axcore.errors import ConfigError
 from axcore.hardware import Hardware
 from axcore.inference import Engine, EngineConfig, Request, Sampling
 from axcore.inference.cached_model import CachedModel
 from axcore.layers import KVCacheConfig, Linear, LoRALinear, PackedLinear, QuantizedLinear
-from axcore.layers.quantization.stored_weights import SCALE, VALUES
-from axcore.models import transformer
+from axcore.layers.quantization.stored_weights import (
+    ROW_SCALE,
+    ROW_VALUES,
+    SCALE,
+    VALUES,
+    kept_weight,
+)
+from axcore.models import TiedHead, UntiedHead, transformer
+from axcore.models.causal_lm import QuantizedHead
 from axcore.modifiers import NAMED_WEIGHTS, LoRA, QuantizedWeights, with_packed_weights
-from axcore.module import functional
+from axcore.module import DTypes, functional
 from axcore.ops import KernelPolicy, full_precision_weight, unpacked_int4, use_policy
 from axcore.parallel import make_mesh
 
@@ -53,6 +60,8 @@ def widened(weights):
     """Returns weights in full precision that are the same numbers as those in low precision."""
     if not isinstance(weights, dict):
         return weights
+    if ROW_VALUES in weights:
+        return {"weight": weights[ROW_VALUES].astype(jnp.float32) * weights[ROW_SCALE]}
     if VALUES not in weights:
         return {name: widened(below) for name, below in weights.items()}
     values, scale = weights[VALUES], weights[SCALE]
@@ -151,11 +160,34 @@ def test_new_weights_are_made_narrow_too():
     jax.tree.map(np.testing.assert_array_equal, taken, other.weights)
 
 
-def test_embedding_head_and_router_stay_wide():
+def test_embedding_and_router_stay_wide_and_the_head_where_that_is_said():
     changed = QuantizedWeights().apply(CFG)
     paths = [found.path for found in find_config(changed, QuantizedLinear)]
     assert paths
     assert not any("head" in path or "embedding" in path for path in paths)
+    assert type(changed.head) is QuantizedHead.Config
+    assert QuantizedWeights(head=None).apply(CFG).head == CFG.head
+    tied = replace_config(CFG, UntiedHead, TiedHead.Config())
+    assert QuantizedWeights().apply(tied).head == tied.head
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_in_int8_compares_with_rounded_vectors(dtype):
+    sizes = {"dim": 32, "vocab_size": 100, "soft_cap": 5.0, "dtypes": DTypes(compute=dtype)}
+    wide, narrow = (kind.Config(**sizes).build() for kind in (UntiedHead, QuantizedHead))
+    weight = wide.init(0)["weight"]
+    kept = kept_weight(narrow.param_specs(), weight)
+    rounded = np.asarray(kept[ROW_VALUES], np.float32) * np.asarray(kept[ROW_SCALE])
+    largest = np.abs(np.asarray(weight)).max(1, keepdims=True)
+    assert (np.abs(rounded - weight) <= largest / 253).all()
+    x = jax.random.normal(jax.random.key(0), (2, 3, 32), dtype)
+    table, targets = jnp.zeros((100, 32), dtype), jnp.ones((2, 3), jnp.int32)
+    for method, more in (("forward", ()), ("log_probs", (targets,))):
+        expected = functional(
+            wide, {"weight": jnp.asarray(rounded)}, x, table, *more, method=method
+        )
+        found = functional(narrow, kept, x, table, *more, method=method)
+        np.testing.assert_allclose(found[0], expected[0], atol=1e-5 if dtype == "float32" else 0.05)
 
 
 def test_a_model_without_a_layer_to_change_is_refused():

@@ -97,7 +97,17 @@ X_IS, WEIGHT_IS, SCALE_IS = "decode_matmul: x ", "the weight is ", "decode_matmu
         ),
         ((X, NARROW), {}, X_IS + r"is float32 and the weight int8; expected one dtype"),
         ((X, WEIGHT, SCALE), {}, WEIGHT_IS + r"float32 .* of int8 or uint8 or float8_e4m3fn"),
-        ((X, NARROW.T, SCALE), {"transposed": True}, WEIGHT_IS + r"int8 .*, transposed; expected"),
+        (
+            (X, NARROW.T, SCALE),
+            {"transposed": True},
+            SCALE_IS + r"float32 of shape \(1, 48\); expected float32 \(48, 1\)",
+        ),
+        (
+            (X, NARROW.T[:, :16].astype(jnp.uint8), SCALE.T),
+            {"transposed": True},
+            WEIGHT_IS + r"uint8 .*, transposed; expected a weight of int8 or float8_e4m3fn",
+        ),
+        ((X, in_panels(NARROW), SCALE), {"out_dim": 48}, r"\(1, 48\); .* \(1, groups, 48\)"),
         (
             (X, NARROW, SCALE[0]),
             {},

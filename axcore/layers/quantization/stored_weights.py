@@ -19,16 +19,20 @@ from axcore.layers.linear import (
     as_row,
     over_rows,
     packed_arrays,
+    packed_product,
     quantized_product,
     row_groups,
     take_by_group,
 )
 from axcore.module import Module, Param, ParamSpec
 from axcore.ops import (
+    PANEL_WIDTH,
     Quantization,
     QuantizedArray,
     full_precision_weight,
     grouped_matmul,
+    in_panels,
+    num_panels,
     packed_int4,
     unpacked_int4,
 )
@@ -83,13 +87,7 @@ class QuantizedLinear(GroupedRows, Module):
         """Declare the values, the scales and the bias."""
         into, out = cfg.axes
         self._num_groups = _num_groups(cfg)
-        rows = cfg.in_dim // 2 if cfg.format == "int4" else cfg.in_dim
-        if cfg.format == "int4" and cfg.in_dim % 2:
-            raise ConfigError(
-                f"in_dim is {cfg.in_dim}; two numbers of int4 share a byte",
-                where="format",
-                hint='keep this layer in "int8"',
-            )
+        rows = _num_rows(cfg)
         narrow: dict[str, Any] = {"dtype": _DTYPES[cfg.format], "init": 0.0, "cast": False}
         self.weight_values = Param((rows, cfg.out_dim), axes=(into, out), **narrow)
         self.weight_scale = Param(
@@ -134,6 +132,50 @@ class QuantizedLinear(GroupedRows, Module):
         return y.reshape(*x.shape[:-1], -1)
 
 
+ROW_VALUES, ROW_SCALE = "row_values", "row_scale"
+"""Names of those of a weight that has its rows for outputs, as heads have."""
+
+VALUE_PANELS, SCALE_PANELS = "weight_value_panels", "weight_scale_panels"
+
+
+class PackedQuantizedLinear(Module):
+    """A `QuantizedLinear`, values and scales laid out in the order in which the product reads them.
+
+    Both are what `in_panels` makes of those of a `QuantizedLinear`. Slot protocol: that of
+    `Linear`.
+    """
+
+    @config
+    class Config(Module.Config["PackedQuantizedLinear"]):
+        """The config of a `PackedQuantizedLinear`; the fields are those of a `QuantizedLinear`."""
+
+        in_dim: PositiveInt = REQUIRED
+        out_dim: PositiveInt = REQUIRED
+        axes: tuple[str | None, str | None] = REQUIRED
+        has_bias: bool = False
+        format: WeightFormat = "int8"
+        group_size: PositiveInt | None = None
+
+    def setup(self, cfg: Config) -> None:
+        """Declare the panels and the bias."""
+        rows, count = _num_rows(cfg), num_panels(cfg.out_dim)
+        axes = (None, cfg.axes[0], None)
+        narrow: dict[str, Any] = {"dtype": _DTYPES[cfg.format], "init": 0.0, "cast": False}
+        self.weight_value_panels = Param((count, rows, PANEL_WIDTH), axes=axes, **narrow)
+        shape = (count, _num_groups(cfg), PANEL_WIDTH)
+        self.weight_scale_panels = Param(
+            shape, axes=(None, None, None), init=1.0, dtype="float32", cast=False
+        )
+        if cfg.has_bias:
+            self.bias = Param((cfg.out_dim,), axes=cfg.axes[1:], init=0.0)
+
+    def forward(self, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
+        """Return the projection of the last dimension, in the dtype of x."""
+        values, scale = self.weight_value_panels, self.weight_scale_panels
+        y = packed_product(x, values, self.config.out_dim, scale)
+        return y + as_row(self.bias, y.ndim) if self.config.has_bias else y
+
+
 def quantize_weights(specs: Any, state: Any) -> Any:
     """Return the state of a module with quantized layers, from its full-precision state.
 
@@ -152,11 +194,28 @@ def quantize_weights(specs: Any, state: Any) -> Any:
 
 def _quantized_arrays(specs: Any, weight: Float[Array, "*E K N"]) -> dict[str, Array]:
     """Return the arrays that a `QuantizedLinear` of some specs keeps a weight as, by name."""
-    formats = {dtype: name for name, dtype in _DTYPES.items()}
-    how = formats[str(specs[VALUES].dtype)]
     many = _quantize if weight.ndim == 2 else _quantize_experts
-    values, scale = many(weight, how, specs[SCALE].shape[-2])
+    values, scale = many(weight, _format_of(specs[VALUES]), specs[SCALE].shape[-2])
     return {VALUES: values, SCALE: scale}
+
+
+def _packed_quantized_arrays(specs: Any, weight: Float[Array, "K N"]) -> dict[str, Array]:
+    """Return the arrays that a `PackedQuantizedLinear` keeps a weight as, by name."""
+    how, num_groups = _format_of(specs[VALUE_PANELS]), specs[SCALE_PANELS].shape[-2]
+    values, scale = _quantize_in_panels(weight, how, num_groups)
+    return {VALUE_PANELS: values, SCALE_PANELS: scale}
+
+
+def _quantized_rows(specs: Any, weight: Float[Array, "N K"]) -> dict[str, Array]:
+    """Return the arrays that a weight with its rows for outputs is kept as, by name."""
+    values, scale = _quantize_rows(weight)
+    return {ROW_VALUES: values, ROW_SCALE: scale}
+
+
+def _format_of(spec: Any) -> WeightFormat:
+    formats: dict[str, Any] = {dtype: name for name, dtype in _DTYPES.items()}
+    found: WeightFormat = formats[str(spec.dtype)]
+    return found
 
 
 def quantized_weight(
@@ -174,6 +233,23 @@ def quantized_weight(
     return QuantizedArray(found.values.reshape(weight.shape), found.scale[:, 0])
 
 
+def _num_rows(cfg: Any) -> int:
+    """Return the rows of a weight as they are stored.
+
+    Raises:
+        ConfigError: Two of them would share bytes, and they are of an odd number.
+    """
+    if cfg.format != "int4":
+        return int(cfg.in_dim)
+    if cfg.in_dim % 2:
+        raise ConfigError(
+            f"in_dim is {cfg.in_dim}; two numbers of int4 share a byte",
+            where="format",
+            hint='keep this layer in "int8"',
+        )
+    return int(cfg.in_dim // 2)
+
+
 def _num_groups(cfg: Any) -> int:
     fits = cfg.group_size is not None and cfg.in_dim % cfg.group_size == 0
     return cfg.in_dim // cfg.group_size if fits else 1
@@ -183,13 +259,26 @@ def _quantized_experts(weight: Float[Array, "E K N"], how: WeightFormat, num_gro
     return jax.vmap(lambda one: quantized_weight(one, how, num_groups))(weight)
 
 
+def _quantized_in_panels(weight: Float[Array, "K N"], how: WeightFormat, num_groups: int) -> Any:
+    return jax.tree.map(in_panels, tuple(quantized_weight(weight, how, num_groups)))
+
+
+@jax.jit
+def _quantize_rows(weight: Float[Array, "N K"]) -> Any:
+    found = quantized(weight, Quantization(format="int8", per="channel"), (1,))
+    return found.values, found.scale
+
+
 _quantize = jax.jit(quantized_weight, static_argnums=(1, 2))
 _quantize_experts = jax.jit(_quantized_experts, static_argnums=(1, 2))
+_quantize_in_panels = jax.jit(_quantized_in_panels, static_argnums=(1, 2))
 
 
 FORMS: Mapping[str, Callable[[Any, Array], dict[str, Array]]] = {
     PANELS: packed_arrays,
     VALUES: _quantized_arrays,
+    VALUE_PANELS: _packed_quantized_arrays,
+    ROW_VALUES: _quantized_rows,
 }
 """By the name of an array that only layers of one form have."""
 

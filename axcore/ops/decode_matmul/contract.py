@@ -43,18 +43,20 @@ class DecodeMatmulTestCase:
         shape = (self.in_dim, self.out_dim)
         drawn = numbers.standard_normal(shape[::-1] if self.transposed else shape)
         if self.is_in_panels:
-            panels = in_panels(jnp.asarray(drawn, dtype))
-            return DecodeMatmulInputs(x, panels), DecodeMatmulSpec(out_dim=self.out_dim)
+            spec = DecodeMatmulSpec(out_dim=self.out_dim)
+        laid_out = in_panels if self.is_in_panels else jnp.asarray
         if self.narrow is None:
-            return DecodeMatmulInputs(x, jnp.asarray(drawn, dtype)), spec
+            return DecodeMatmulInputs(x, laid_out(jnp.asarray(drawn, dtype))), spec
         scale = jnp.asarray(numbers.uniform(0.5, 2.0, (self.num_groups, self.out_dim)), jnp.float32)
+        scale = scale.T if self.transposed else scale
         largest = {"int8": 127, "int4": 7, "float8_e4m3fn": 448}[self.narrow]
         values = np.clip(drawn / 3, -1, 1) * largest
         if self.narrow == "float8_e4m3fn":
-            return DecodeMatmulInputs(x, jnp.asarray(values, self.narrow), scale / largest), spec
-        kept = jnp.asarray(np.round(values), jnp.int8)
-        weight = packed_int4(kept) if self.narrow == "int4" else kept
-        return DecodeMatmulInputs(x, weight, scale / largest), spec
+            weight = jnp.asarray(values, self.narrow)
+        else:
+            kept = jnp.asarray(np.round(values), jnp.int8)
+            weight = packed_int4(kept) if self.narrow == "int4" else kept
+        return DecodeMatmulInputs(x, laid_out(weight), laid_out(scale / largest)), spec
 
 
 DECODE_MATMUL_TEST_CASES = (
@@ -77,6 +79,29 @@ DECODE_MATMUL_TEST_CASES = (
     DecodeMatmulTestCase(name="int4_row", rows=1, narrow="int4", num_groups=4),
     DecodeMatmulTestCase(name="int4_one_scale", rows=9, narrow="int4"),
     DecodeMatmulTestCase(name="float8", narrow="float8_e4m3fn", rows=8),
+    DecodeMatmulTestCase(name="int8_transposed", narrow="int8", transposed=True, out_dim=131),
+    DecodeMatmulTestCase(
+        name="int8_transposed_row", narrow="int8", transposed=True, rows=1, in_dim=208, out_dim=131
+    ),
+    DecodeMatmulTestCase(
+        name="float8_transposed", narrow="float8_e4m3fn", transposed=True, rows=11
+    ),
+    DecodeMatmulTestCase(name="int8_panels", narrow="int8", is_in_panels=True, rows=9),
+    DecodeMatmulTestCase(
+        name="int8_panels_row", narrow="int8", is_in_panels=True, rows=1, in_dim=37, out_dim=131
+    ),
+    DecodeMatmulTestCase(
+        name="int4_panels", narrow="int4", is_in_panels=True, num_groups=4, out_dim=131
+    ),
+    DecodeMatmulTestCase(
+        name="int4_panels_row", narrow="int4", is_in_panels=True, rows=1, num_groups=2
+    ),
+    DecodeMatmulTestCase(
+        name="int4_panels_one_scale", narrow="int4", is_in_panels=True, rows=1, out_dim=131
+    ),
+    DecodeMatmulTestCase(
+        name="float8_panels", narrow="float8_e4m3fn", is_in_panels=True, num_groups=2
+    ),
 )
 
 

@@ -22,8 +22,12 @@ from axcore.ops.dispatch import current_policy
 def decode_matmul_reference(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Array:
     """Return `y_RN`; see `decode_matmul`."""
     x, weight, scale = inputs
-    wide = without_panels(weight, spec.out_dim).astype(jnp.float32)
-    if scale is not None:
+    weight = without_panels(weight, spec.out_dim)
+    wide = weight.astype(jnp.float32)
+    if spec.transposed:
+        wide = wide if scale is None else wide * scale
+    elif scale is not None:
+        scale = without_panels(scale, spec.out_dim)
         wide = full_precision_weight(low_precision_values(weight), scale)
     y = x.astype(jnp.float32) @ (wide.T if spec.transposed else wide)
     return y.astype(x.dtype)
@@ -40,9 +44,12 @@ def decode_matmul_portable(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -
     """Return `y_RN`; see `decode_matmul`."""
     x, weight, scale = inputs
     if spec.transposed:
-        return _compared(x, weight)
+        y = _compared(x, weight.astype(x.dtype))
+        return y if scale is None else (y.astype(jnp.float32) * scale.T).astype(x.dtype)
     weight = without_panels(weight, spec.out_dim)
-    return _times(x, weight) if scale is None else low_precision_product(x, weight, scale)
+    if scale is None:
+        return _times(x, weight)
+    return low_precision_product(x, weight, without_panels(scale, spec.out_dim))
 
 
 def low_precision_product(x_RK: Array, weight: Array, scale_GN: Array) -> Array:

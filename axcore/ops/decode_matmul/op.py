@@ -7,7 +7,7 @@ Letters: R rows, K input, N output; G groups of K that share a scale in each col
 columns.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import jax
@@ -28,12 +28,13 @@ class DecodeMatmulInputs(NamedTuple):
 
     The weight is `[K, N]`, `[N, K]` where it is transposed, or `[P, K, C]` in panels. One in
     low precision has a scale; in int4 it is `[K / 2, N]`: row `k` of it has the low halves of
-    bytes, row `k + K / 2` the high ones.
+    bytes, row `k + K / 2` the high ones. The scale of one in panels is in panels, too; that of one
+    that is transposed is `[N, 1]`.
     """
 
     x_RK: Array
     weight: Array
-    scale_GN: Array | None = None
+    scale: Array | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -47,12 +48,12 @@ class DecodeMatmulSpec:
 def decode_matmul_sharding(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> OpSharding:
     """Return how a call is split: not at all; on a mesh, layers leave products to the compiler."""
     whole = axes(None, None)
-    weight = axes(*(None for _ in inputs.weight.shape))
-    return OpSharding(inputs=DecodeMatmulInputs(whole, weight, whole), outputs=whole, split=())
+    weight = axes(*(None for _ in inputs.weight.shape))  # and of its scale, if there is one
+    return OpSharding(inputs=DecodeMatmulInputs(whole, weight, weight), outputs=whole, split=())
 
 
 def without_panels(weight: Array, out_dim: int | None) -> Array:
-    """Return the matrix `[K, N]` of a weight `[P, K, C]`; any other as it is."""
+    """Return the matrix `[K, N]` of panels `[P, K, C]`; anything else as it is."""
     if weight.ndim == 2:
         return weight
     return weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)[:, :out_dim]
@@ -135,7 +136,7 @@ LOW_PRECISION = ("int8", INT4_PAIRS, "float8_e4m3fn")
 def decode_matmul(
     x_RK: Array,
     weight: Array,
-    scale_GN: Array | None = None,
+    scale: Array | None = None,
     *,
     transposed: bool = False,
     out_dim: int | None = None,
@@ -152,14 +153,15 @@ def decode_matmul(
             dtype. With a scale its values `[K, N]`: int8 or float8, or uint8 `[K / 2, N]` with two
             numbers of int4 in each byte, where row `k` has the low half of byte `k` and row
             `k + K / 2` the high one.
-        scale_GN: float32, for `G` groups of rows of each column.
-        transposed: Whether the weight has its rows for outputs. It is in full precision then.
+        scale: float32 `[G, N]`, for `G` groups of rows of each column; as `in_panels` gives it
+            where the weight is in panels, and `[N, 1]` where it is transposed.
+        transposed: Whether the weight has its rows for outputs. It is not of int4 then.
         out_dim: N, of a weight in panels.
 
     Raises:
         KernelError: Shapes or dtypes do not fit, or no kernel can serve the call.
     """
-    inputs = DecodeMatmulInputs(x_RK, weight, scale_GN)
+    inputs = DecodeMatmulInputs(x_RK, weight, scale)
     spec = DecodeMatmulSpec(transposed=transposed, out_dim=out_dim)
     _check(inputs, spec)
     return DECODE_MATMUL_OP.run(inputs, spec)
@@ -194,15 +196,20 @@ def _check(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> None:
                 hint="cast both to the compute dtype, or give the scale of a low-precision weight",
             )
         return
-    if str(weight.dtype) not in LOW_PRECISION or spec.transposed or is_in_panels:
+    known = [one for one in LOW_PRECISION if not (spec.transposed and one == INT4_PAIRS)]
+    if str(weight.dtype) not in known:
         raise KernelError(
             f"decode_matmul: there is a scale, and the weight is {weight.dtype} of shape "
-            f"{weight.shape}{', transposed' if spec.transposed else ''}; expected a matrix of "
-            f"{' or '.join(LOW_PRECISION)}, not transposed."
+            f"{weight.shape}{', transposed' if spec.transposed else ''}; expected a weight of "
+            f"{' or '.join(known)}."
         )
-    matches = scale.ndim == 2 and scale.shape[1] == weight.shape[1]
-    if not matches or depth % scale.shape[0] or scale.dtype != jnp.float32:
+    # The dimension of groups: of what is added up, in matrices and in panels.
+    place = -1 if spec.transposed else -2
+    shape: list[Any] = list(weight.shape)
+    shape[place] = 1 if spec.transposed else scale.shape[place] if scale.ndim > 1 else 0
+    if scale.shape != tuple(shape) or depth % shape[place] or scale.dtype != jnp.float32:
+        shape[place] = 1 if spec.transposed else "groups"
         raise KernelError(
             f"decode_matmul: the scale is {scale.dtype} of shape {scale.shape}; expected float32 "
-            f"(groups, {weight.shape[1]}), of groups that divide {depth}."
+            f"({', '.join(map(str, shape))}), of groups that divide {depth}."
         )

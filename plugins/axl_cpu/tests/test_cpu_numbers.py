@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from axl_cpu.kernels.decode_attention.api import cpu_decode_attention
 from axl_cpu.llvm.host_call import host_call
-from axl_cpu.llvm.numbers import exp, tanh, widened
+from axl_cpu.llvm.numbers import INT4_FACTORS, exp, tanh, widened
 from other_processors import RUNNING_HERE, on
 
 from axcore.ops.decode_attention.kernels import decode_attention_reference
@@ -73,8 +73,9 @@ def test_every_narrow_number_becomes_what_it_is(mapped, dtype):
 def test_both_numbers_of_every_byte_are_integers_of_four_bits(mapped):
     codes = np.arange(256, dtype=np.uint8)
     halves = mapped("int4", WIDENED["int4"], codes, dtype="int4", num_results=2)
-    for wide, nibbles in zip(halves, (codes & 15, codes >> 4), strict=True):
-        np.testing.assert_array_equal(wide, nibbles - 16.0 * (nibbles > 7))
+    parts = zip(halves, INT4_FACTORS, (codes & 15, codes >> 4), strict=True)
+    for wide, factor, nibbles in parts:
+        np.testing.assert_array_equal(wide * factor, nibbles - 16.0 * (nibbles > 7))
 
 
 def one(function):

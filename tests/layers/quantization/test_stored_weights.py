@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from axcore.config import config
 from axcore.errors import ConfigError
-from axcore.layers import Linear, PackedLinear, QuantizedLinear, quantize_weights
+from axcore.layers import (
+    Linear,
+    PackedLinear,
+    PackedQuantizedLinear,
+    QuantizedLinear,
+    quantize_weights,
+)
 from axcore.layers.linear import GROUP_SIZES
 from axcore.layers.quantization.stored_weights import (
     FORMS,
@@ -19,6 +25,7 @@ from axcore.layers.quantization.stored_weights import (
     quantized_weight,
     unpacked_int4,
 )
+from axcore.models.causal_lm import QuantizedHead
 from axcore.module import DTypes, Module, StackedModule, functional
 
 STEPS = {"int8": 127, "int4": 7}
@@ -152,13 +159,17 @@ LAYERS = {
     "panels16": (PackedLinear.Config(**SIZES, dtypes=DTypes(param="bfloat16")), 1 / 128),
     "int8": (QuantizedLinear.Config(**SIZES), 1 / 127),
     "int4": (QuantizedLinear.Config(**SIZES, format="int4", group_size=32), 1 / 7),
+    "int8_panels": (PackedQuantizedLinear.Config(**SIZES), 1 / 127),
+    "int4_panels": (PackedQuantizedLinear.Config(**SIZES, format="int4", group_size=16), 1 / 7),
     "float8": (QuantizedLinear.Config(**SIZES, format="float8_e4m3fn"), 1 / 16),
 }
 
 
 def test_every_form_has_an_array_that_no_other_has():
-    known = [set(FORMS) & set(cfg.build().param_specs()) for cfg, _ in LAYERS.values()]
-    assert [len(names) for names in known] == [1] * len(LAYERS)
+    head = QuantizedHead.Config(dim=64, vocab_size=100)
+    every = [*(cfg for cfg, _ in LAYERS.values()), head]
+    known = [set(FORMS) & set(cfg.build().param_specs()) for cfg in every]
+    assert [len(names) for names in known] == [1] * len(every)
     assert set.union(*known) == set(FORMS)
 
 

@@ -96,6 +96,10 @@ class Emitter:
         stored, _ = _STORED[dtype]
         return self._builder.gep(pointer, [self._as_int(offset)], source_etype=stored)
 
+    def size(self, dtype: str) -> int:
+        """Return the bytes of a number in memory."""
+        return _STORED[dtype][1]
+
     def load(self, pointer: Value, dtype: str = "float32") -> Value:
         """Return the number at a place."""
         stored, align = _STORED[dtype]

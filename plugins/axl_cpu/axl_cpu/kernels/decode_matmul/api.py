@@ -33,6 +33,9 @@ ROW_PANELS = 2
 MAX_COLUMNS = 8
 """Vectors of columns: more gain nothing."""
 
+INT4_COLUMNS = 6
+"""Of one row in int4: on vectors of 8 numbers, all columns of a panel."""
+
 
 def unsupported_reason(call: Call) -> str | None:
     """Return why the kernel cannot serve a call, or None."""
@@ -45,7 +48,9 @@ def unsupported_reason(call: Call) -> str | None:
     if not (rows and depth):
         return "wants an input that is not empty"
     if len(weight) == 3:
-        return None if weight[2] % LANES == 0 else f"wants panels of a multiple of {LANES} columns"
+        if weight[2] % LANES:
+            return f"wants panels of a multiple of {LANES} columns"
+        return _groups_problem(call, 1)
     if rows > MAX_ROWS:
         return f"wants at most {MAX_ROWS} rows, not {rows}, of a weight that is not packed"
     if call.feature("transposed"):
@@ -54,7 +59,15 @@ def unsupported_reason(call: Call) -> str | None:
         return None if weight[0] >= MAX_COLUMNS else f"wants {MAX_COLUMNS} outputs or more"
     if weight[1] < LANES:
         return f"wants {LANES} outputs or more, not {weight[1]}"
-    if call.dtype("weight") == "uint8" and (groups := call.shape("scale")[0]) > 1 and groups % 2:
+    return _groups_problem(call, 0)
+
+
+def _groups_problem(call: Call, dimension: int) -> str | None:
+    """Return why groups of scales do not fit: both halves of bytes have as many."""
+    if call.dtype("weight") != "uint8":
+        return None
+    groups = call.shape("scale")[dimension]
+    if groups > 1 and groups % 2:
         return f"wants an even number of groups in int4, not {groups}"
     return None
 
@@ -68,12 +81,13 @@ def cpu_decode_matmul(inputs: DecodeMatmulInputs, spec: DecodeMatmulSpec) -> Arr
     if spec.transposed:
         together, weights = (1, 8) if len(x) == 1 else (4, 4)
         dots = RowDots(rows=len(x), dtype=str(weight.dtype), together=together, weights=weights)
-        return host_call(dots, (wide, weight), _float32(len(x), len(weight))).astype(x.dtype)
-    has_groups = scale is not None and len(scale) > 1
+        y = host_call(dots, (wide, weight), _float32(len(x), len(weight)))
+        return (y if scale is None else y * scale.T).astype(x.dtype)
+    has_groups = scale is not None and scale.shape[-2] > 1
     y = _column_sums(wide, weight, scale if has_groups else None, spec.out_dim)
     if scale is not None and not has_groups:
         # A scale for full columns leaves the sum, and so is multiplied once.
-        y = y * scale
+        y = y * scale.reshape(1, -1)[:, : y.shape[1]]
     return y.astype(x.dtype)
 
 
@@ -84,7 +98,14 @@ def _column_sums(x: Array, weight: Array, scale: Array | None, out_dim: int | No
     batches = -(-len(x) // rows)
     padded = jnp.pad(x, ((0, batches * rows - len(x)), (0, 0)))
     width = None if weight.ndim == 2 else weight.shape[2]
-    columns = columns_at_once(rows, processor.num_vectors, MAX_COLUMNS)
+    dtype = "int4" if weight.dtype == jnp.uint8 else str(weight.dtype)
+    # The halves of bytes have sums of their own.
+    sums = rows * 2 if dtype == "int4" else rows
+    columns = columns_at_once(sums, processor.num_vectors, MAX_COLUMNS)
+    if sums == 2:
+        # One more vector than registers hold next to the sums is read again from a cache; panels
+        # of which a half is read at a time cost more.
+        columns = INT4_COLUMNS
     num_columns = weight.shape[1]
     row_size = num_columns
     if width is None:
@@ -94,11 +115,11 @@ def _column_sums(x: Array, weight: Array, scale: Array | None, out_dim: int | No
         row_size = -(-num_columns // LANES) * LANES
         columns = max(one for one in range(1, columns + 1) if width % (one * processor.lanes) == 0)
     # Two panels only where each is a strip of its own and nothing but memory is waited for.
-    is_whole = rows == 1 and width == columns * processor.lanes and len(weight) >= ROW_PANELS
+    is_whole = sums == 1 and width == columns * processor.lanes and len(weight) >= ROW_PANELS
     panels = ROW_PANELS if is_whole else 1
     kernel = ColumnSums(
         rows=rows,
-        dtype="int4" if weight.dtype == jnp.uint8 else str(weight.dtype),
+        dtype=dtype,
         columns=columns * panels,
         panel_width=width,
         panels=panels,

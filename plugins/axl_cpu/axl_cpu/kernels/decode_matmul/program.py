@@ -13,13 +13,16 @@ import attrs
 
 from axl_cpu.llvm.emitter import Emitter, Value
 from axl_cpu.llvm.host_call import Buffers
-from axl_cpu.llvm.numbers import widened
+from axl_cpu.llvm.numbers import INT4_FACTORS, widened
 
 PARTS_PER_THREAD = 8
 """So that a thread that is late, or has other work, holds the others up for little."""
 
 BATCHES_OF_A_PART = 4
 """Of S rows, at least, where rows are split: each split reads its part of the weight again."""
+
+LINE_BYTES = 64
+"""Of what memory is read in."""
 
 LINES_AHEAD = 32
 """Rows by which memory is asked for what comes: processors see too little of it by themselves."""
@@ -43,8 +46,8 @@ class ColumnSums:
     """`y = x @ (weight * scale)`, for any number of rows.
 
     Arguments are x `[R / S, S, K]` with S last in memory, the weight, `[K, N]` or `[P, K, C]` in
-    panels, and scales `[G, N]` where there are groups; x and y are float32. y has a row for each of
-    x, of `row_size` numbers.
+    panels, and scales `[G, N]` or `[P, G, C]` where there are groups; x and y are float32. y has a
+    row for each of x, of `row_size` numbers.
 
     Args:
         rows: S.
@@ -66,6 +69,16 @@ class ColumnSums:
     panels: int = 1
     is_read_once: bool = False
     has_groups: bool = False
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """What numbers that share a byte are to be multiplied by, as `widened` gives them."""
+        return INT4_FACTORS if self.dtype == "int4" else (1.0,)
+
+    @property
+    def halves(self) -> int:
+        """Numbers that share a byte."""
+        return len(self.factors)
 
     @property
     def name(self) -> str:
@@ -137,7 +150,7 @@ class _Strip:
             self.weight = e.at(weight, self.column, self.stored)
         else:
             self.stride = e.whole(form.panel_width)
-            self.panel_size = e.mul(self.depth, form.panel_width)
+            self.panel_size = e.mul(self.height, form.panel_width)
             self.column = e.mul(index, width)
             if form.panels > 1:
                 last = e.mul(e.sub(buffers.size(1, 0), form.panels), form.panel_width)
@@ -146,10 +159,15 @@ class _Strip:
             within = e.sub(self.column, e.mul(panel, form.panel_width))
             start = e.add(e.mul(panel, self.panel_size), within)
             self.weight = e.at(weight, start, self.stored)
-        self.num_steps = self.height
         if form.has_groups:
-            self.scale = e.at(buffers.argument(2), self.column)
-            self.num_steps = e.div(buffers.size(2, 0), 2 if form.dtype == "int4" else 1)
+            is_matrix = form.panel_width is None
+            num_groups = buffers.size(2, 0 if is_matrix else 1)
+            first = self.column
+            if not is_matrix:
+                self.scales_of_panel = e.mul(num_groups, form.panel_width)
+                first = e.add(e.mul(panel, self.scales_of_panel), within)
+            self.scale = e.at(buffers.argument(2), first)
+            self.num_steps = e.div(num_groups, form.halves)
             self.group_size = e.div(self.height, self.num_steps)
 
     def emit(self, batch: Value) -> None:
@@ -159,18 +177,35 @@ class _Strip:
         # All sums stay in registers over all of K: the weight is the only thing that is
         # read from memory.
         sums: Sequence[Value] = [e.full(0.0)] * (form.rows * form.columns)
+        # Numbers that share a byte have sums of their own, as they are kept by different factors.
+        zeros = [e.full(0.0)] * (len(sums) * form.halves)
         if form.has_groups:
 
             def group(g: Value, sums: Sequence[Value]) -> Sequence[Value]:
-                scales = [self._scales(g)]
-                if form.dtype == "int4":
-                    scales.append(self._scales(e.add(g, self.num_steps)))
                 first = e.mul(g, self.group_size)
-                return self._over_rows(x, first, e.add(first, self.group_size), sums, scales)
+                # Sums of a group of their own, so that a scale multiplies them
+                # and not each weight: once, where a group has 32.
+                parts = self._over_rows(x, first, e.add(first, self.group_size), zeros)
+                for half, factor in enumerate(form.factors):
+                    scales = self._scales(e.add(g, e.mul(self.num_steps, half)))
+                    if factor != 1:
+                        scales = [e.build.fmul(one, e.full(factor)) for one in scales]
+                    own = parts[half * len(sums) : (half + 1) * len(sums)]
+                    sums = [
+                        e.fma(part, scales[at % form.columns], sums[at])
+                        for at, part in enumerate(own)
+                    ]
+                return sums
 
             sums = e.loop(0, self.num_steps, 1, sums, group)
         else:
-            sums = self._over_rows(x, e.whole(0), self.height, sums, None)
+            parts = self._over_rows(x, e.whole(0), self.height, zeros)
+            for half, factor in enumerate(form.factors):
+                own = parts[half * len(sums) : (half + 1) * len(sums)]
+                sums = [
+                    e.fma(part, e.full(factor), sums[at]) if factor != 1 else part
+                    for at, part in enumerate(own)
+                ]
         for index, one in enumerate(sums):
             row, vector = divmod(index, form.columns)
             column = e.add(self.column, vector * e.lanes)
@@ -181,19 +216,20 @@ class _Strip:
                 with e.where(e.is_less(column, self.row_size)):
                     e.store(one, e.at(self.y, place))
 
-    def _place(self, row: Value, vector: int) -> Value:
+    def _place(self, row: Value, vector: int, panel_size: Value | None, dtype: str) -> Value:
         """Return where a vector of a row is: in the next panel, where that one is over."""
         e, form = self.e, self.form
         if form.panels == 1:
-            return e.at(row, vector * e.lanes, self.stored)
+            return e.at(row, vector * e.lanes, dtype)
         panel, vector = divmod(vector, form.columns // form.panels)
-        start = e.at(row, e.mul(self.panel_size, panel), self.stored)
-        return e.at(start, vector * e.lanes, self.stored)
+        return e.at(e.at(row, e.mul(panel_size, panel), dtype), vector * e.lanes, dtype)
 
     def _scales(self, group: Value) -> list[Value]:
-        e = self.e
+        e, form = self.e, self.form
         at = e.at(self.scale, e.mul(group, self.stride))
-        return [e.load_vector(e.at(at, j * e.lanes)) for j in range(self.form.columns)]
+        size = None if form.panel_width is None else self.scales_of_panel
+        places = [self._place(at, j, size, "float32") for j in range(form.columns)]
+        return [e.load_vector(place) for place in places]
 
     def _over_rows(
         self,
@@ -201,7 +237,6 @@ class _Strip:
         first: Value,
         behind: Value,
         sums: Sequence[Value],
-        scales: list[list[Value]] | None,
     ) -> Sequence[Value]:
         """Add the products with rows of the weight, several at a time as long as they last."""
         e, unrolled = self.e, 4
@@ -209,7 +244,7 @@ class _Strip:
         def several(count: int) -> Callable[[Value, Sequence[Value]], Sequence[Value]]:
             def body(k: Value, sums: Sequence[Value]) -> Sequence[Value]:
                 for step in range(count):
-                    sums = self._row(x, e.add(k, step), sums, scales)
+                    sums = self._row(x, e.add(k, step), sums)
                 return sums
 
             return body
@@ -218,29 +253,33 @@ class _Strip:
         sums = e.loop(first, main, unrolled, sums, several(unrolled))
         return e.loop(main, behind, 1, sums, several(1))
 
-    def _row(
-        self, x: Value, k: Value, sums: Sequence[Value], scales: list[list[Value]] | None
-    ) -> list[Value]:
-        """Add the products with a row of the weight, or with the two that share its bytes."""
+    def _row(self, x: Value, k: Value, sums: Sequence[Value]) -> list[Value]:
+        """Add the products with a row of the weight, or with the two that share its bytes.
+
+        Each of the two has sums of its own, one after the other.
+        """
         e, form, sums = self.e, self.form, list(sums)
         row = e.at(self.weight, e.mul(k, self.stride), self.stored)
         ahead = e.mul(self.stride, LINES_AHEAD)
-        places = [self._place(row, j) for j in range(form.columns)]
-        for place in places:
-            # It may point past the weight's end, where a prefetch does nothing.
-            e.prefetch(e.at(place, ahead, self.stored), is_read_once=form.is_read_once)
+        size = None if form.panel_width is None else self.panel_size
+        places = [self._place(row, j, size, self.stored) for j in range(form.columns)]
+        # One for each line of memory, of which a vector of few bits is a small part.
+        vectors_of_line = max(1, LINE_BYTES // (e.lanes * e.size(self.stored)))
+        of_panel = form.columns // form.panels
+        for j, place in enumerate(places):
+            if j % of_panel % vectors_of_line == 0:
+                # It may point past the weight's end, where a prefetch does nothing.
+                e.prefetch(e.at(place, ahead, self.stored), is_read_once=form.is_read_once)
         vectors = [widened(e, place, form.dtype) for place in places]
         for half, weights in enumerate(zip(*vectors, strict=True)):
-            if scales is not None:
-                pairs = zip(weights, scales[half], strict=True)
-                weights = tuple(e.build.fmul(one, scale) for one, scale in pairs)
+            first = half * form.rows * form.columns
             numbers = e.at(x, e.mul(e.add(k, self.height) if half else k, form.rows))
             for r in range(form.rows):
                 # x has S last in memory, so that the numbers for a row of the weight are in one
                 # line of cache.
                 number = e.splat(e.load(e.at(numbers, r)))
                 for j, weight in enumerate(weights):
-                    index = r * form.columns + j
+                    index = first + r * form.columns + j
                     sums[index] = e.fma(number, weight, sums[index])
         return sums
 
@@ -303,22 +342,30 @@ class RowDots:
         weight = e.at(buffers.argument(1), e.mul(start, depth), self.dtype)
         later = e.at(weight, e.mul(depth, num_weights), self.dtype)
 
-        def body(k: Value, sums: Sequence[Value]) -> list[Value]:
+        def step(k: Value, sums: Sequence[Value]) -> list[Value]:
             sums = list(sums)
             # Several rows of the weight at a time: each vector of x is loaded once for all of
             # them, and sums do not wait for each other.
             offsets = [e.add(e.mul(depth, n), k) for n in range(num_weights)]
             weights = [widened(e, e.at(weight, at, self.dtype), self.dtype)[0] for at in offsets]
-            for at in offsets:
-                e.prefetch(e.at(later, at, self.dtype))
             for r in range(rows):
                 xs = e.load_vector(e.at(x, e.add(e.mul(depth, r), k)))
                 for n, one in enumerate(weights):
                     sums[r * num_weights + n] = e.fma(xs, one, sums[r * num_weights + n])
             return sums
 
+        def line(k: Value, sums: Sequence[Value]) -> Sequence[Value]:
+            for n in range(num_weights):
+                e.prefetch(e.at(later, e.add(e.mul(depth, n), k), self.dtype))
+            for vector in range(vectors_of_line):
+                sums = step(e.add(k, vector * e.lanes), sums)
+            return sums
+
         zeros = [e.full(0.0)] * (rows * num_weights)
-        sums = [*e.loop(0, depth, e.lanes, zeros, body)]
+        vectors_of_line = max(1, LINE_BYTES // (e.lanes * e.size(self.dtype)))
+        size = vectors_of_line * e.lanes
+        full = e.mul(e.div(depth, size), size)
+        sums = [*e.loop(full, depth, e.lanes, e.loop(0, full, size, zeros, line), step)]
         piece = min(e.lanes, num_weights)
         for at in range(0, len(sums), e.lanes):
             some = sums[at : at + e.lanes]
