@@ -22,10 +22,12 @@ from axcore.layers import (
     SlidingCache,
 )
 from axcore.layers.adapters import Magnitude
+from axcore.models.multi_token_lm import MultiTokenBlock
 from axcore.modifiers import (
     Int8Training,
     KVCache,
     LoRA,
+    MultiTokenPrediction,
     QuantizedBase,
 )
 from axcore.module import Module
@@ -72,6 +74,11 @@ def with_qlora(cfg: Any) -> Any:
     return QuantizedBase().apply(LoRA(rank=4).apply(cfg, cpu), cpu)
 
 
+def with_multi_token_prediction(cfg: Any) -> Any:
+    """The token after the next one predicted as well, by one layer more."""
+    return MultiTokenPrediction().apply(cfg, Hardware.parse("cpu-1"))
+
+
 def with_sliding_cache(cfg: Any) -> Any:
     """The last eight tokens seen, and kept where the model serves."""
     cfg = replace_config(cfg, DotProductAttention, lambda old: evolve(old, window=(7, None)))
@@ -94,6 +101,7 @@ has_lora = runs(LoRALinear)
 has_dora = runs(Magnitude)
 has_qlora = runs(FrozenLinear)
 has_int8 = multiplies("int8")
+has_multi_token_prediction = runs(MultiTokenBlock)
 
 
 def has_rslora(trace: Trace) -> str | None:

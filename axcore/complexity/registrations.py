@@ -73,6 +73,11 @@ def features() -> Iterator[Feature]:
         variant_of="lora",
     )
     yield _feature(
+        "multi_token_prediction",
+        "Tokens after the next one predicted, by layers of their own",
+        ("axcore.models.multi_token_lm", "axcore.modifiers.multi_token"),
+    )
+    yield _feature(
         "sliding_cache",
         "Serving keeps no more than the window",
         ("axcore.layers.attention.kv_cache:SlidingCache", "axcore.modifiers.kv_cache"),

@@ -23,6 +23,7 @@ from axcore.models.llama import llama2, llama3
 from axcore.models.masked_lm import BiasedTiedHead, MaskedLM, TokenTransform
 from axcore.models.mistral import mistral, mixtral
 from axcore.models.modernbert import modernbert, modernbert_classifier
+from axcore.models.multi_token_lm import MultiTokenBlock, MultiTokenLM
 from axcore.models.multimodal import (
     MultimodalLM,
     language_model_of,
@@ -42,6 +43,8 @@ __all__ = [
     "Decoder",
     "Head",
     "MaskedLM",
+    "MultiTokenBlock",
+    "MultiTokenLM",
     "MultimodalLM",
     "ScaledTiedHead",
     "Seq2SeqLM",

@@ -419,12 +419,19 @@ class CausalLM(Module):
                 where a row holds several documents, from one of which attention reaches no other,
                 or `token_mask` (bools) where it is read as one and may end in padding.
         """
+        total, weight, _ = self.next_token_loss(batch)
+        return total, weight
+
+    def next_token_loss(
+        self, batch: Mapping[str, Array]
+    ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, "batch time dim"]]:
+        """Add the cross-entropy of a batch; return its sum and weight, and the hidden vectors."""
         _check_batch(batch)
         x = self.decoder(batch["tokens"], packed_rows(batch))
         table = self.decoder.embedding.weight
         total, weight = self.head.loss(x, table, batch["targets"], batch["loss_weights"])
         self.add_loss("cross_entropy", total, weight)
-        return total, weight
+        return total, weight, x
 
     def check_batch(self, batch: BatchSpec) -> None:
         """Check that a batch is of tokens, and that there is room for each of them.

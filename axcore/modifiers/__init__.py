@@ -9,6 +9,7 @@ from axcore.modifiers.diloco import DiLoCoModifier
 from axcore.modifiers.edits import Chain, Kernels, Named, ReplaceConfig, UpdateConfig
 from axcore.modifiers.kv_cache import KVCache
 from axcore.modifiers.layout import Accumulate, MeshShape, MicroBatches, Pipelined, Shard, Zero2
+from axcore.modifiers.multi_token import MultiTokenPrediction
 from axcore.modifiers.named import (
     apply_modifier,
     find_change,
@@ -44,6 +45,7 @@ __all__ = [
     "LowPrecisionOptimizer",
     "MeshShape",
     "MicroBatches",
+    "MultiTokenPrediction",
     "Named",
     "Pipelined",
     "Pretrained",

@@ -20,6 +20,7 @@ def modifiers() -> Iterator[Modifier]:
         ("lora", "LoRA", "Small corrections of linear layers trained, and nothing else"),
         ("quantized_base", "QuantizedBase", "What adapters correct kept in NF4 or int8, as QLoRA"),
         ("low_precision_optimizer", "LowPrecisionOptimizer", "Optimizer state in 8 or 16 bits"),
+        ("multi_token_prediction", "MultiTokenPrediction", "Tokens after the next predicted, too"),
         ("kernels", "Kernels", "Kernels pinned by op, and portable ones allowed"),
         ("replace", "ReplaceConfig", "Another layer in the place of every layer of a class"),
         ("update", "UpdateConfig", "Values by path or glob"),
