@@ -1,10 +1,11 @@
 """The first of `serving.py`: axcore's engine, which a server's requests go to.
 
-    python benchmarks/_serving_axcore.py FOLDER [--split=N | --half]
+    python benchmarks/_serving_axcore.py FOLDER [--split=N | --half [WEIGHTS]]
 
 Threads are as many as cores, as XLA has them by itself. With `--split=N` the model is split over so
 many devices, as by `axcore serve --target cpu-N --set "mesh={'model': N}"`; with `--half` keys and
-values are kept in float16, as by `--modify 'kv_cache(dtype=float16)'`. Settings are the engine's
+values are kept in float16, as by `--modify 'kv_cache(dtype=float16)'`, and weights as
+`--set engine.weights=WEIGHTS` says. Settings are the engine's
 defaults, but for as many rows as requests of the load, and one more program of eight rows; what a
 task needs is compiled in the turn that is not counted, and all programs before the load.
 """
@@ -35,7 +36,7 @@ from _serving_load import (
 
 import axcore as ax
 from axcore.cli.main import collect_seldom
-from axcore.config import config
+from axcore.config import config, evolve
 from axcore.data import Tokenizer
 from axcore.inference import CompletionStream, Engine, EngineConfig, Request, Sampling
 from axcore.models import transformer
@@ -194,7 +195,7 @@ def host(count: int) -> dict[str, Any]:
     }
 
 
-def main(folder: str, way: str = "--split=1") -> None:
+def main(folder: str, way: str = "--split=1", weights: str = "none") -> None:
     collect_seldom()  # as `axcore serve` does
     is_half, devices = way == "--half", way.removeprefix("--split=")
     if not is_half:
@@ -204,14 +205,15 @@ def main(folder: str, way: str = "--split=1") -> None:
     if is_half:
         model = KVCache(dtype="float16").apply(found.config, current_policy().hardware).build()
     tokenizer = AnyTokens.Config(vocab_size=size).build()
+    settings = evolve(SETTINGS, weights=None if weights == "none" else weights)
     setting = {
         "threads": os.cpu_count(),
         "devices": len(jax.devices()),
         "device_kind": jax.devices()[0].device_kind,
-        "engine": repr(SETTINGS),
+        "engine": repr(settings),
     }
     mesh = make_mesh({"model": -1}, jax.devices()) if len(jax.devices()) > 1 else None
-    with Engine(model, found.state, tokenizer, SETTINGS, mesh=mesh) as engine:
+    with Engine(model, found.state, tokenizer, settings, mesh=mesh) as engine:
         answer_tasks(
             {
                 "decode": lambda **given: decode(engine, size, **given),
