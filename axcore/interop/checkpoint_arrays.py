@@ -20,7 +20,7 @@ from axcore.errors import CheckpointError
 from axcore.interop.array_source import ArraySource, Index, LeafOrigins, Origin
 from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, Family
 from axcore.interop.host_arrays import are_same, copy, empty_array, map_ahead, pieces
-from axcore.interop.quantized import Tensor, dequantized
+from axcore.interop.quantized import QUANTIZATION, Tensor, dequantized
 from axcore.interop.tensor_files import (
     TensorPlace,
     TensorSpec,
@@ -224,7 +224,7 @@ def selected(
         CheckpointError: A tensor is quantized as nothing here can read it.
     """
     skipped = (*family.skipped, *family.mtp_layers(values))
-    settings = values.get("quantization_config")
+    settings = values.get(QUANTIZATION)
     tensors: Mapping[str, Tensor] = found if settings is None else dequantized(found, settings)
     return {
         name: tensor

@@ -36,6 +36,7 @@ from axcore.interop.family import (
     files_beside,
     name_of,
 )
+from axcore.interop.quantized import QUANTIZATION, quantized_format, with_quantization
 from axcore.interop.reward_models import is_classifier, reward_family
 from axcore.interop.tensor_files import new_folder
 from axcore.interop.weight_edits import WeightEdit
@@ -43,6 +44,8 @@ from axcore.interop.weight_plan import EVERYTHING, Selection, WeightPlan, plan_w
 from axcore.module import DType, DTypes, Module
 
 CONFIG = "config.json"
+_STORED: dict[str, DType] = {name: name for name in ("float32", "bfloat16", "float16")}
+"""Dtypes of models, by name."""
 TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 
 
@@ -90,7 +93,7 @@ class PretrainedCheckpoint:
                 where=str(self.folder),
                 hint="name a folder that contains a pretrained checkpoint",
             )
-        self.values = read_json(path, CONFIG, error=CheckpointError)
+        self.values = with_quantization(self.folder, read_json(path, CONFIG, error=CheckpointError))
         if "model_type" not in self.values:
             raise ConfigError("config.json names no model_type", where=str(path))
         self.family: Family = family_named(self.values["model_type"])
@@ -133,11 +136,14 @@ class PretrainedCheckpoint:
 
     @cached_property
     def dtype(self) -> DType:
-        """The dtype that the tensors have.
+        """The dtype that the tensors have; where they are quantized, what `config.json` names.
 
         Raises:
             CheckpointError: They have several.
         """
+        named = str(self.values.get("dtype", self.values.get("torch_dtype")))
+        if QUANTIZATION in self.values and named in _STORED:
+            return _STORED[named]
         places = find_checkpoint_tensors(self.folder, self.family)
         tensors = selected(places, self.family, self.values).values()
         return stored_dtype((one.dtype for one in tensors), self.folder)
@@ -192,6 +198,13 @@ class PretrainedCheckpoint:
             self.values,
             specs=specs if is_same else None,
         )
+        if QUANTIZATION in self.values:
+            form = quantized_format(self.values[QUANTIZATION])
+            warnings.warn(
+                f"the weights are quantized ({form.name}); they are dequantized to "
+                f"{cfg.dtypes.param} as they are read",
+                stacklevel=2,
+            )
         if adapters is not None:
             source = join_adapters(source, adapters, (own, cfg))
         return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
@@ -204,16 +217,15 @@ def stored_dtype(dtypes: Iterable[np.dtype[Any]], folder: Path) -> DType:
         CheckpointError: They have several.
     """
     found = sorted({str(dtype) for dtype in dtypes})
-    names: dict[str, DType] = {name: name for name in ("float32", "bfloat16", "float16")}
     # Mixed files have no one dtype to keep, and the
     # largest would double what was meant to be small.
-    if len(found) != 1 or found[0] not in names:
+    if len(found) != 1 or found[0] not in _STORED:
         raise CheckpointError(
             f"the tensors are stored as {', '.join(found)}",
             where=str(folder),
             hint="say which dtype they are to become: --dtype float32",
         )
-    return names[found[0]]
+    return _STORED[found[0]]
 
 
 _OTHER_HEAD = re.compile(
