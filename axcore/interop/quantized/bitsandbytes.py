@@ -1,4 +1,4 @@
-"""Weights that bitsandbytes quantized: NF4 and FP4 in blocks, and whole numbers of eight bits.
+"""Weights that bitsandbytes quantized: NF4 and FP4 in blocks, and integers of eight bits.
 
 Source: Dettmers et al. 2023, arXiv:2305.14314, section 3 (NF4, double quantization); Dettmers et
 al. 2022, arXiv:2208.07339, section 3 (eight bits by row); the library's `QuantState`.
@@ -92,7 +92,7 @@ class _Nested:
 
 @attrs.frozen
 class _Rows(Dequantized):
-    """A matrix of whole numbers of eight bits, each row with its largest magnitude."""
+    """A matrix of integers of eight bits, each row with its largest magnitude."""
 
     largest: TensorPlace
 

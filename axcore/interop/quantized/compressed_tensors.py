@@ -1,6 +1,6 @@
 """Weights in the format of the library `compressed-tensors`, which several quantizers write.
 
-Numbers are whole ones of 8 bits, whole ones packed into words of 32 bits, floats of 8 bits, or
+Numbers are integers of 8 bits, integers packed into words of 32 bits, floats of 8 bits, or
 NVFP4; scales are of a tensor, of rows, of groups of a row or of blocks. The library computes in the
 dtype of the scales; here products are exact, and rounded once, to the dtype of the model.
 
@@ -129,7 +129,7 @@ def _whole(
 
 
 def _packed(parts: Parts, name: str, numbers: TensorPlace, how: Mapping[str, Any]) -> ScaledRows:
-    """Return a weight whose whole numbers are in words of 32 bits.
+    """Return a weight whose integers are in words of 32 bits.
 
     Raises:
         CheckpointError: Its numbers have other bits, or a shape is another one.
@@ -137,8 +137,8 @@ def _packed(parts: Parts, name: str, numbers: TensorPlace, how: Mapping[str, Any
     bits, of = how.get("num_bits", 0), f"{name}.weight_packed"
     if bits not in _DECODE or how.get("type", "int") != "int":
         raise CheckpointError(
-            f"{name} has weights of {how.get('type')} in {bits} bits; axcore reads packed whole "
-            f"numbers of {', '.join(map(str, _DECODE))} bits",
+            f"{name} has weights of {how.get('type')} in {bits} bits; axcore reads packed "
+            f"integers of {', '.join(map(str, _DECODE))} bits",
             where="quantization_config.config_groups",
             hint="fetch the model in 4 or 8 bits, or in bfloat16",
         )
@@ -207,7 +207,7 @@ def _order(parts: Parts, name: str, shape: Shape, size: int) -> TensorPlace | No
 
 
 def _rows(place: TensorPlace) -> np.ndarray:
-    """Return scales or zero points by row; one row where they are of the whole tensor."""
+    """Return scales or zero points by row; one row where they are of all of the tensor."""
     found = floats(place)
     return found if found.ndim == 2 else found.reshape(1, 1)
 

@@ -1,4 +1,4 @@
-"""Weights that are whole numbers in words of 32 bits, inputs by outputs: `gptq` and `awq`.
+"""Weights that are integers in words of 32 bits, inputs by outputs: `gptq` and `awq`.
 
 `weight = scale * (number - zero)`, where `inputs` of a group share scales and zeros of outputs.
 
@@ -31,7 +31,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @attrs.frozen
 class _Packed(Dequantized):
-    """A matrix of whole numbers with scales and zeros of groups of inputs; read transposed.
+    """A matrix of integers with scales and zeros of groups of inputs; read transposed.
 
     Args:
         zeros: `[groups, outputs / (32 / bits)]`, in words.
@@ -115,8 +115,7 @@ def read_gptq(parts: Parts, settings: Settings) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of modules with `qweight`, `qzeros`, `scales` and perhaps `g_idx`.
 
     Raises:
-        CheckpointError: Numbers have bits that no whole number of fills a word, or are laid out for
-            a kernel.
+        CheckpointError: Numbers have 3 bits, for one, or are laid out for a kernel.
     """
     bits, form = settings.get("bits"), settings.get("checkpoint_format", "gptq")
     if bits not in (2, 4, 8) or form not in ("gptq", "gptq_v2"):
