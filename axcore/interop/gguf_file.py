@@ -170,7 +170,7 @@ def _pad(file: Any) -> None:
     file.write(bytes(-file.tell() % GGUF_DEFAULT_ALIGNMENT))
 
 
-_EXPERT = re.compile(r"(\.experts)\.\d+(?=\.)")
+EXPERT = re.compile(r"(\.experts)\.\d+(?=\.)")
 _ROUTER = re.compile(r"\.ffn_gate_inp\.weight$")
 _BLOCK = 32
 """Numbers of a row that have one scale in Q8_0."""
@@ -191,7 +191,7 @@ def _gguf_tensors(
     Raises:
         ConfigError: llama.cpp has no place for a tensor, or a row cannot be quantized.
     """
-    name_of = _names(layout.architecture, values["num_hidden_layers"])
+    name_of = gguf_names(layout.architecture, values["num_hidden_layers"])
     found: dict[str, list[_Part]] = {}
     unknown = []
     for piece in bound.pieces:
@@ -200,7 +200,7 @@ def _gguf_tensors(
             if name is None:
                 unknown.append(hf)
             else:
-                part = _Part(piece, number, _change(layout, hf, values))
+                part = _Part(piece, number, gguf_change(layout, hf, values))
                 found.setdefault(name, []).append(part)
     if unknown:
         raise ConfigError(
@@ -254,19 +254,21 @@ class _Part:
 
     def __call__(self, leaves: Leaves) -> np.ndarray:
         array = hf_arrays(self.piece, leaves)[self.number]
-        return array if self.change is None else self.change(array)
+        return array if self.change is None else self.change.forward(array)
 
 
-def _names(architecture: str, num_layers: int) -> Callable[[str], str | None]:
+def gguf_names(architecture: str, num_layers: int) -> Callable[[str], str | None]:
+    """Return what makes the name of a tensor in a file of Hugging Face's; None if unknown."""
     import gguf
 
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     known = gguf.get_tensor_name_map(numbers[architecture], num_layers)
     suffixes = (".weight", ".bias")
-    return lambda hf: known.get_name(_EXPERT.sub(r"\1", hf), try_suffixes=suffixes)
+    return lambda hf: known.get_name(EXPERT.sub(r"\1", hf), try_suffixes=suffixes)
 
 
-def _change(layout: GGUFMap, name: str, values: Json) -> Change | None:
+def gguf_change(layout: GGUFMap, name: str, values: Json) -> Change | None:
+    """Return what becomes of a tensor of Hugging Face in a file; None if nothing does."""
     changes = (change for pattern, change in layout.changes if re.search(pattern, name))
     return next((change(values) for change in changes), None)
 
