@@ -33,6 +33,7 @@ from axcore.data.store.reader import StoredSource
 from axcore.data.streams import FileStream, Stream, StreamData
 from axcore.data.tokenizers.character_tokenizer import CharacterTokenizer, characters_in
 from axcore.data.tokenizers.gguf import gguf_vocabulary
+from axcore.data.tokenizers.gguf_reading import gguf_tokenizer_files
 from axcore.data.tokenizers.hugging_face_tokenizer import (
     HuggingFaceTokenizer,
     published_end_ids,
@@ -130,6 +131,7 @@ __all__ = [
     "decode_image",
     "decoded",
     "file_content",
+    "gguf_tokenizer_files",
     "gguf_vocabulary",
     "list_files",
     "open_store",

@@ -46,6 +46,7 @@ from axcore.interop.decoder_maps import (
 )
 from axcore.interop.family import CheckpointInfo, Family, family_named, family_of
 from axcore.interop.gguf_file import GGUFType, to_gguf
+from axcore.interop.gguf_header import is_gguf, read_gguf
 from axcore.interop.gguf_map import (
     LLAMA_KEYS,
     SIZE_KEYS,
@@ -213,6 +214,7 @@ __all__ = [
     "from_hugging_face",
     "interleaved",
     "interleaved_heads",
+    "is_gguf",
     "join_adapters",
     "layers_of",
     "linear",
@@ -224,6 +226,7 @@ __all__ = [
     "patches",
     "plan_weights",
     "read_adapters",
+    "read_gguf",
     "same",
     "to_gguf",
     "to_hugging_face",

@@ -48,6 +48,19 @@ class MetadataKeys(Fields):
         super().__init__(values)
         self.tensors = tensors
 
+    def number(self, key: str, default: Any = None) -> Any:
+        """Return a number, of a list of one for each layer the one that all have.
+
+        Raises:
+            ConfigError: It is none, or layers differ.
+        """
+        value = self.take(key, default)
+        if isinstance(value, list) and len(set(map(str, value))) == 1:
+            value = value[0]
+        if value is not None and not isinstance(value, int | float):
+            raise unreadable_key(key, value, "a number, the same in all layers")
+        return value
+
 
 class GGUFEntry(ABC):
     """One or more fields of `config.json`, and what they are in a GGUF file."""
@@ -102,11 +115,7 @@ class Key(GGUFEntry):
 
     def fields(self, keys: MetadataKeys, found: Json) -> dict[str, Any]:
         """Return the field; nothing where the file leaves it out."""
-        value = keys.take(self.key, None)
-        if isinstance(value, list):  # one for each layer
-            if len(set(value)) != 1:
-                raise unreadable_key(self.key, value, "one value for all layers")
-            value = value[0]
+        value = keys.number(self.key)
         return {} if value is None else {self.field: value}
 
 
@@ -172,14 +181,23 @@ class _HeadWidth(GGUFEntry):
 
     def fields(self, keys: MetadataKeys, found: Json) -> dict[str, Any]:
         """Return `head_dim`."""
-        implied = head_width({name: one for name, one in found.items() if name != "head_dim"})
-        width = keys.take("attention.key_length", None) or implied
-        rotated = keys.take("rope.dimension_count", None) or width
-        if {rotated, keys.take("attention.value_length", None) or width} != {width}:
+        if missing := [name for name in _NEEDED if not found.get(name)]:
+            raise ConfigError(
+                f"the file does not say what {' and '.join(missing)} are",
+                where="metadata",
+                hint="fetch the file again",
+            )
+        width = keys.number("attention.key_length") or head_width(found)
+        rotated = keys.number("rope.dimension_count") or width
+        if {rotated, keys.number("attention.value_length") or width} != {width}:
             raise unreadable_key(
                 "attention.key_length", width, f"positions in {rotated} rows of a head"
             )
         return {"head_dim": width}
+
+
+_NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+"""Fields without which the shapes of a model are unknown."""
 
 
 class UnreachedWindow(GGUFEntry):

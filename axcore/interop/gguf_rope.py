@@ -57,9 +57,9 @@ class GGUFRope(GGUFEntry):
 
     def fields(self, keys: MetadataKeys, found: Json) -> dict[str, Any]:
         """Return the base, and how positions are scaled."""
-        base = {"rope_theta": float(keys.take("rope.freq_base", 10_000.0))}
+        base = {"rope_theta": float(keys.number("rope.freq_base", 10_000.0))}
         kind = keys.take("rope.scaling.type", "none")
-        factor = keys.take("rope.scaling.factor", None) or keys.take("rope.scale_linear", None)
+        factor = keys.number("rope.scaling.factor") or keys.number("rope.scale_linear")
         if _FACTORS in keys.tensors.shapes:
             return base | {"rope_scaling": self._llama3(keys, found, base["rope_theta"])}
         if kind == "none" or factor in (None, 1.0):
@@ -128,8 +128,8 @@ def _read_linear(keys: MetadataKeys, factor: float) -> dict[str, Any]:
 
 
 def _read_yarn(keys: MetadataKeys, factor: float) -> dict[str, Any]:
-    length = keys.take("rope.scaling.original_context_length")
-    amplitude = keys.take("rope.scaling.attn_factor", None)
+    length = keys.number("rope.scaling.original_context_length")
+    amplitude = keys.number("rope.scaling.attn_factor")
     found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
     if amplitude is not None:
         found["attention_factor"] = amplitude * (0.1 * math.log(factor) + 1.0)
