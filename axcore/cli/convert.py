@@ -24,8 +24,9 @@ _USAGE = (
 @click.argument("target")
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16", "q8_0"]),
-    help="Dtype to convert weights to; by default they keep theirs. q8_0 is for gguf:FILE only.",
+    type=click.Choice(["float32", "bfloat16", "float16", "q8_0", "q6_k", "q4_k"]),
+    help="Dtype to convert weights to; by default they keep theirs. q8_0, q6_k and q4_k are for "
+    "gguf:FILE only.",
 )
 @click.option("--max-shard-size", help="Size of the largest file of weights.  [default: 5GB]")
 @click.option("--step", type=int, help="Checkpoint to convert; by default the newest.")
@@ -121,8 +122,8 @@ def _check_names(source: str, target: str) -> None:
 def _check_options(
     source: str, target: str, *, dtype: Any, max_shard_size: str | None, base: str | None
 ) -> None:
-    if dtype == "q8_0" and not target.startswith(GGUF):
-        raise ConfigError("q8_0 is a type of GGUF files", where="--dtype", hint=_USAGE)
+    if dtype in ("q8_0", "q6_k", "q4_k") and not target.startswith(GGUF):
+        raise ConfigError(f"{dtype} is a type of GGUF files", where="--dtype", hint=_USAGE)
     if max_shard_size is not None and not target.startswith(HUGGING_FACE):
         raise ConfigError(
             f"--max-shard-size {max_shard_size} is for hf:FOLDER", where="--max-shard-size"
