@@ -18,7 +18,7 @@ def again(rows, name):
     return gguf.quants.dequantize(quantize(rows), gguf.GGMLQuantizationType[kind])
 
 
-def fit_with_minimum(x, most=15):
+def fit_with_minimum(x, highest=15):
     """The search of ggml's `make_qkx2_quants`, written as there, a number at a time."""
     weights = [float(np.sqrt(np.mean(x * x))) + abs(float(one)) for one in x]
     low, high = min(0.0, float(x.min())), float(x.max())
@@ -26,9 +26,9 @@ def fit_with_minimum(x, most=15):
         return 0.0, -low
     best = None
     for step in range(-1, 21):
-        inverse = (most + (0.0 if step < 0 else -1 + 0.1 * step)) / (high - low)
-        codes = [min(most, max(0, round(inverse * (float(one) - low)))) for one in x]
-        scale, least = (high - low) / most, low
+        inverse = (highest + (0.0 if step < 0 else -1 + 0.1 * step)) / (high - low)
+        codes = [min(highest, max(0, round(inverse * (float(one) - low)))) for one in x]
+        scale, least = (high - low) / highest, low
         if step >= 0:
             sums = {"w": 0.0, "x": 0.0, "l": 0.0, "l2": 0.0, "xl": 0.0}
             for w, one, code in zip(weights, x, codes, strict=True):

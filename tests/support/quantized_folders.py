@@ -139,6 +139,17 @@ def float8(random: Any, shape: tuple[int, int], *, strategy: str):
     )
 
 
+def blocks_of_float8(random: Any, shape: tuple[int, int]):
+    rows, columns = 32, 48  # which divides no width here, so that blocks at the end are smaller
+    numbers = _float8(random, shape)
+    scale = scales(random, -(-shape[0] // rows), -(-shape[1] // columns), dtype=np.float32)
+    wide = np.repeat(np.repeat(scale, rows, axis=0), columns, axis=1)[: shape[0], : shape[1]]
+    weights = {"num_bits": 8, "type": "float", "strategy": "block"}
+    settings = _compressed("float-quantized", **weights, block_structure=[rows, columns])
+    stored = {"weight": numbers, "weight_scale": scale}
+    return stored, numbers.astype(np.float32) * wide, settings
+
+
 def static_float8(random: Any, shape: tuple[int, int]):
     numbers, scale = _float8(random, shape), np.float32(random.random())
     stored = {"weight": numbers, "weight_scale": np.array(scale), "input_scale": np.array(scale)}
@@ -235,6 +246,7 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "compressed-int8": (whole_ints, {"symmetric": True}),
     "compressed-int8-with-zeros": (whole_ints, {"symmetric": False}),
     "compressed-float8-of-rows": (float8, {"strategy": "channel"}),
+    "compressed-float8-of-blocks": (blocks_of_float8, {}),
     "compressed-float8": (float8, {"strategy": "tensor"}),
     "compressed-nvfp4": (packed_nvfp4, {}),
     "float8": (static_float8, {}),
