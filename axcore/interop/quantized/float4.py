@@ -1,7 +1,7 @@
 """Weights in floats of four bits: `mxfp4`, and NVFP4 as ModelOpt writes it (`modelopt`).
 
 Source: Open Compute Project 2023, "OCP Microscaling Formats (MX) Specification" 1.0, section 5;
-NVIDIA, Model Optimizer, `NVFP4QTensor.dequantize`.
+the `NVFP4QTensor.dequantize` of Model Optimizer.
 """
 
 from collections.abc import Callable, Iterator
