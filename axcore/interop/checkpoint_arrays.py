@@ -22,13 +22,13 @@ from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, Family
 from axcore.interop.host_arrays import are_same, copy, empty_array, map_ahead, pieces
 from axcore.interop.quantized import QUANTIZATION, Tensor, dequantized
 from axcore.interop.tensor_files import (
-    TensorPlace,
     TensorSpec,
     find_tensors,
     shards,
     write_index,
     write_tensors,
 )
+from axcore.interop.tensor_place import TensorPlace
 from axcore.interop.weight_map import (
     Arrays,
     BoundMap,

@@ -25,7 +25,7 @@ from axcore.interop.quantized.tensors import (
     from_pairs,
     pair_table,
 )
-from axcore.interop.tensor_files import TensorPlace
+from axcore.interop.tensor_place import TensorPlace
 
 _STATE = ".quant_state.bitsandbytes__"
 _PER_LEVEL = np.float32(7.874015718698502e-3)

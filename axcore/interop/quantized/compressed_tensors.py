@@ -30,7 +30,7 @@ from axcore.interop.quantized.tensors import (
     ints_of_words,
     pair_table,
 )
-from axcore.interop.tensor_files import TensorPlace
+from axcore.interop.tensor_place import TensorPlace
 
 _FORMATS = (
     "dense",

@@ -24,7 +24,7 @@ from axcore.interop.quantized.tensors import (
     from_pairs,
     pair_table,
 )
-from axcore.interop.tensor_files import TensorPlace
+from axcore.interop.tensor_place import TensorPlace
 
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 PAIRS = pair_table(np.array([*_POSITIVE, *(-one for one in _POSITIVE)], np.float32))

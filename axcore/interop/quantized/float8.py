@@ -20,7 +20,7 @@ from axcore.interop.quantized.tensors import (
     check_tensor,
     floats,
 )
-from axcore.interop.tensor_files import TensorPlace
+from axcore.interop.tensor_place import TensorPlace
 
 FLOAT8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 

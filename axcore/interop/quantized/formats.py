@@ -13,7 +13,7 @@ from axcore.interop.quantized.float4 import read_modelopt, read_mxfp4
 from axcore.interop.quantized.float8 import read_fbgemm, read_float8
 from axcore.interop.quantized.gptq import read_awq, read_gptq
 from axcore.interop.quantized.tensors import Parts, Settings, Tensor
-from axcore.interop.tensor_files import TensorPlace
+from axcore.interop.tensor_place import TensorPlace
 
 
 @attrs.frozen

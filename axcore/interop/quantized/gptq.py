@@ -22,7 +22,7 @@ from axcore.interop.quantized.tensors import (
     floats,
     ints_of_words,
 )
-from axcore.interop.tensor_files import TensorPlace
+from axcore.interop.tensor_place import TensorPlace
 
 _SCALES = (np.float16, np.float32, "bfloat16")
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)

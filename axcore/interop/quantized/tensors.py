@@ -15,7 +15,7 @@ import numpy as np
 
 from axcore.errors import CheckpointError
 from axcore.interop.host_arrays import map_ahead
-from axcore.interop.tensor_files import TensorPlace
+from axcore.interop.tensor_place import TensorPlace
 
 Settings = Mapping[str, Any]
 """`quantization_config` of a `config.json`."""
