@@ -39,6 +39,7 @@ from axcore.data.tokenizers.hugging_face_tokenizer import (
     published_end_ids,
     tokenizer_in,
 )
+from axcore.data.tokenizers.other_files import has_other_tokenizer, other_tokenizer_files
 from axcore.data.tokenizers.sentence_piece_tokenizer import SentencePieceTokenizer
 from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, decoded
 from axcore.data.transforms import (
@@ -133,8 +134,10 @@ __all__ = [
     "file_content",
     "gguf_tokenizer_files",
     "gguf_vocabulary",
+    "has_other_tokenizer",
     "list_files",
     "open_store",
+    "other_tokenizer_files",
     "published_end_ids",
     "reads_parts",
     "tokenizer_in",

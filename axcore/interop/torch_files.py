@@ -45,7 +45,7 @@ _LOCAL_HEADER = 30
 
 @attrs.frozen
 class _Dtype:
-    """What stands for a class of storages."""
+    """What a class of storages is read as."""
 
     dtype: np.dtype[Any]
 
@@ -61,7 +61,7 @@ class _Storage:
 
 @attrs.frozen
 class _Tensor:
-    """What stands for a tensor."""
+    """What a tensor is read as."""
 
     storage: _Storage
     offset: int
@@ -148,7 +148,7 @@ class _Reader(pickle.Unpickler):
         self._members, self._file = members, file
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name.
+        """Return what a name is read as.
 
         Raises:
             ValueError: It is none of those that make tensors.

@@ -29,6 +29,8 @@ from axcore.data import (
     characters_in,
     gguf_tokenizer_files,
     gguf_vocabulary,
+    has_other_tokenizer,
+    other_tokenizer_files,
     published_end_ids,
     tokenizer_in,
 )
@@ -63,7 +65,7 @@ from axcore.whole_files import read_regular
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
-_OTHER_TOKENIZERS = (VOCABULARY, "vocab.txt", "tekken.json")
+_OTHER_TOKENIZERS = (VOCABULARY, "vocab.txt")
 _OWN_FIELDS = "trainer_fields"
 """The method of a model's config that returns the fields of its trainer, from the tokenizer's."""
 _MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
@@ -361,6 +363,8 @@ def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
     # Models of text have one with pieces, whose merges are in another file.
     if hasattr(published.config, _OWN_FIELDS) and (folder / VOCABULARY).is_file():
         return characters_in(folder)
+    if has_other_tokenizer(folder):
+        return tokenizer_in(_unpacked_tokenizer(folder.resolve()))
     if others := [name for name in _OTHER_TOKENIZERS if (folder / name).is_file()]:
         raise CheckpointError(
             f"the folder's tokenizer is {', '.join(others)}, which is not read",
@@ -378,13 +382,16 @@ def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
 
 @cache
 def _unpacked_tokenizer(path: Path) -> Path:
-    """Return a folder with the tokenizer of a GGUF file, which is there as long as this process.
+    """Return a folder with a tokenizer that is in other files; it is there as long as this process.
 
     A tokenizer is read from files; a run has copies of them.
     """
-    metadata = read_gguf(path).metadata
-    files = gguf_tokenizer_files(metadata, str(path))
-    folder = Path(tempfile.mkdtemp(prefix="axcore-gguf-"))
+    files = (
+        gguf_tokenizer_files(read_gguf(path).metadata, str(path))
+        if is_gguf(path)
+        else other_tokenizer_files(path)
+    )
+    folder = Path(tempfile.mkdtemp(prefix="axcore-tokenizer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, data in files.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ STORAGES = {"float32": "FloatStorage", "bfloat16": "BFloat16Storage", "int64": "
 
 
 class Stored:
-    """Stands for a tensor in what is pickled."""
+    """A tensor, as it is pickled."""
 
     def __init__(self, key, array, module):
         self.key, self.array, self.module = key, array, module
