@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from axcore.errors import ConfigError
+from axcore.errors import CheckpointError, ConfigError
 from axcore.interop.checkpoint_arrays import CheckpointArrays
 from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, Family, family_named
 from axcore.interop.gguf_file import EXPERT, gguf_change, gguf_names
@@ -77,6 +77,7 @@ class GGUFCheckpoint:
         """
         self.content: GGUFContent = read_gguf(path)
         self.name, self.family, fields = self._described()
+        _check_counts(fields, self.content)
         self.values = {
             "model_type": self.name,
             "architectures": [self.family.architecture],
@@ -169,6 +170,26 @@ class GGUFCheckpoint:
         tensors = self.content.tensors
         shapes = {name: place.shape for name, place in tensors.items()}
         return TensorsOfFile(shapes, lambda name: tensors[name].read())
+
+
+def _check_counts(fields: Mapping[str, Any], content: GGUFContent) -> None:
+    """Check that there are no more layers, heads or experts than tensors can be of.
+
+    Before anything is made for each of them: a number may be damaged, and memory would not do.
+
+    Raises:
+        CheckpointError: There are.
+    """
+    sizes = [size for place in content.tensors.values() for size in place.shape]
+    limit = max(len(content.tensors), *sizes)
+    for name, count in fields.items():
+        if name.startswith("num_") and not (type(count) is int and 0 < count <= limit):
+            raise CheckpointError(
+                f"the file says that {name} is {count!r:.80}; no tensor has more than {limit:,} "
+                "rows",
+                where=str(content.path),
+                hint="fetch the file again",
+            )
 
 
 def _known(family: Family, fields: dict[str, Any]) -> dict[str, Any]:

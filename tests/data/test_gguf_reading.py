@@ -113,6 +113,8 @@ def test_every_token_that_ends_an_answer_is_named(tmp_path):
         ({"eos_token_id": 999_999}, "of which eos is needed"),
         ({"token_type": [1]}, "1 types of them"),
         ({"model": "llama"}, "tokens and 0 scores"),
+        ({"tokens": [1, 2]}, r"tokens=\[1, 2\], which is of another type"),
+        ({"eos_token_id": "2"}, "eos_token_id='2', which is of another type"),
     ],
 )
 def test_tokenizers_that_are_not_read_are_refused_by_name(changes, words, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import struct
 
+import attrs
 import gguf
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from gguf_models import tensors_in, write_model
 from safetensors.numpy import load_file
 
 from axcore.config import update_config
-from axcore.errors import CheckpointError, ConfigError
+from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import PretrainedCheckpoint, from_hugging_face, to_hugging_face
 from axcore.interop.gguf_header import read_gguf
 from axcore.models import llama2, llama3, mistral, mixtral, qwen2
@@ -221,6 +222,25 @@ def test_a_key_that_could_matter_is_an_error(tmp_path):
     write(tmp_path / "m.gguf", tensors, **metadata, **{"llama.attention.scale": 0.5})
     with pytest.raises(ConfigError, match=r"so that numbers .*:\nllama\.attention\.scale=0\.5"):
         from_hugging_face(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("block_count", 2**31, "num_hidden_layers is 2147483648; no tensor has more than"),
+        ("attention.head_count", 0, "does not say what num_attention_heads are"),
+        ("rope.freq_base", "fast", "rope.freq_base='fast'; axcore reads a number"),
+        ("attention.value_length", 3, "attention.key_length=16; axcore reads"),
+    ],
+)
+def test_numbers_that_cannot_be_are_errors(key, value, words, tmp_path, monkeypatch):
+    write_model(tmp_path / "model.gguf", llama2("toy"))
+    real = read_gguf(tmp_path / "model.gguf")
+    changed = attrs.evolve(real, metadata={**real.metadata, f"llama.{key}": value})
+    monkeypatch.setattr("axcore.interop.gguf_checkpoint.read_gguf", lambda path: changed)
+    with pytest.raises(AxcoreError, match=words) as error:
+        from_hugging_face(tmp_path / "model.gguf")
+    assert "hint: " in str(error.value)
 
 
 def test_a_type_of_model_that_no_family_has_is_an_error(tmp_path):

@@ -51,6 +51,13 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], where: str) -> dict[str, b
     """
     start = "tokenizer.ggml."
     said = {key.removeprefix(start): one for key, one in metadata.items() if key.startswith(start)}
+    for key, value in said.items():
+        if not _is_as_said(key, value):
+            raise DataError(
+                f"The tokenizer of the file has {key}={value!r:.80}, which is of another type.",
+                where=where,
+                hint="fetch the file again",
+            )
     kind = said.get("model")
     if kind not in _CONTENTS:
         raise DataError(
@@ -90,6 +97,18 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], where: str) -> dict[str, b
         if (template := metadata.get(f"tokenizer.chat_template{key}")) is not None:
             found[name] = template.encode()
     return found
+
+
+_TYPES: dict[str, type] = {"model": str, "pre": str}
+_ITEMS: dict[str, type] = {"tokens": str, "merges": str, "token_type": int, "scores": float}
+
+
+def _is_as_said(key: str, value: Any) -> bool:
+    """Whether a value of the metadata has the type that the format says."""
+    if key in _ITEMS:
+        return isinstance(value, list) and all(type(one) is _ITEMS[key] for one in value)
+    wanted = int if key.endswith("_token_id") else _TYPES.get(key)
+    return wanted is None or type(value) is wanted
 
 
 def _byte_level(
