@@ -112,6 +112,24 @@ def test_schemes_that_are_not_read_are_refused_by_name(name, changes, words, tmp
     assert "hint: " in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gptq", {"group_size": "128"}),
+        ("gptq", {"group_size": 0}),
+        ("compressed-ints", {"config_groups": [1]}),
+        ("compressed-ints", {"sparsity_config": "none"}),
+        ("float8", {"weight_block_size": 128}),
+    ],
+)
+def test_settings_of_other_types_are_errors(name, changes, tmp_path):
+    stored, _, settings = stored_as(name, (32, 64))
+    save_file({f"up.{part}": one for part, one in stored.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as error:
+        dequantized(find_tensors(tmp_path), {**settings, **changes})
+    assert "hint: " in str(error.value)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_files_that_lack_a_part_are_errors(name, tmp_path):
     stored, _, settings = stored_as(name, (32, 64))

@@ -74,6 +74,14 @@ def dequantized(
     Raises:
         CheckpointError: Nothing here reads such tensors, or some are missing or damaged.
     """
-    parts = Parts(tensors)
-    found = dict(quantized_format(settings).read(parts, settings))
+    parts, form = Parts(tensors), quantized_format(settings)
+    try:
+        found = dict(form.read(parts, settings))
+    # Settings are of others: a list in the place of an object, or a text in that of a number.
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"quantization_config is not as {form.name} has it: {error}",
+            where="quantization_config",
+            hint="compare config.json with the one that was published",
+        ) from error
     return {**found, **parts.rest()}
