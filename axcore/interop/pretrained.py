@@ -41,6 +41,7 @@ from axcore.interop.gguf_header import is_gguf
 from axcore.interop.quantized import QUANTIZATION, quantized_format, with_quantization
 from axcore.interop.reward_models import is_classifier, reward_family
 from axcore.interop.tensor_files import new_folder
+from axcore.interop.tensor_place import TensorPlace
 from axcore.interop.weight_edits import WeightEdit
 from axcore.interop.weight_plan import EVERYTHING, Selection, WeightPlan, plan_weights
 from axcore.module import DType, DTypes, Module
@@ -148,7 +149,9 @@ class PretrainedCheckpoint:
 
     @cached_property
     def dtype(self) -> DType:
-        """The dtype that the tensors have; where they are quantized, what `config.json` names.
+        """The dtype that the tensors have.
+
+        Where some are quantized, it is what `config.json` names, or what the others have.
 
         Raises:
             CheckpointError: They have several.
@@ -157,7 +160,9 @@ class PretrainedCheckpoint:
         if (self.gguf is not None or QUANTIZATION in self.values) and named in _STORED:
             return _STORED[named]
         places = find_checkpoint_tensors(self.folder, self.family)
-        tensors = selected(places, self.family, self.values).values()
+        tensors = list(selected(places, self.family, self.values).values())
+        if QUANTIZATION in self.values:  # of those that are not dequantized, to float32
+            tensors = [one for one in tensors if isinstance(one, TensorPlace)]
         return stored_dtype((one.dtype for one in tensors), self.folder)
 
     @property

@@ -11,15 +11,15 @@ from quantized_folders import FORMATS, quantize_folder, stored_as
 from safetensors.numpy import load_file, save_file
 
 from axcore.errors import CheckpointError
-from axcore.interop import from_hugging_face, to_hugging_face
+from axcore.interop import PretrainedCheckpoint, from_hugging_face, to_hugging_face
 from axcore.interop.quantized import dequantized
 from axcore.interop.tensor_files import find_tensors
 from axcore.models import llama2, qwen2
 
 
-def folder_of(cfg, path):
+def folder_of(cfg, path, dtype=None):
     state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
-    to_hugging_face(path, cfg, state)
+    to_hugging_face(path, cfg, state, dtype=dtype)
     return path
 
 
@@ -68,6 +68,27 @@ def test_it_becomes_the_dtype_that_the_config_names(tmp_path):
         found = from_hugging_face(folder)
     expected = from_hugging_face(tmp_path / "plain", dtype="bfloat16")
     jax.tree.map(np.testing.assert_array_equal, found.state, expected.state)
+
+
+def test_without_a_name_it_becomes_the_dtype_of_what_is_not_quantized(tmp_path):
+    folder = folder_of(llama2("toy"), tmp_path / "model", dtype="bfloat16")
+    quantize_folder("gptq", folder, tmp_path / "plain")
+    content = json.loads((folder / "config.json").read_text())
+    del content["torch_dtype"]
+    (folder / "config.json").write_text(json.dumps(content))
+    assert PretrainedCheckpoint(folder).dtype == "bfloat16"
+
+
+def test_biases_of_zeros_that_a_model_lacks_are_passed_over(tmp_path):
+    folder = folder_of(llama2("toy"), tmp_path / "model")
+    quantize_folder("gptq", folder, tmp_path / "plain")
+    file, name = folder / "model.safetensors", "model.layers.0.mlp.up_proj.bias"
+    tensors = {**load_file(file), name: np.zeros(96, np.float16)}
+    save_file(tensors, file)
+    read(folder)
+    save_file({**tensors, name: np.ones(96, np.float16)}, file)
+    with pytest.raises(CheckpointError, match=r"up_proj\.bias is not of this model"):
+        read(folder)
 
 
 @pytest.mark.parametrize(
