@@ -14,7 +14,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) *(KB|MB|GB|TB)", re.IGNORECASE)
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _USAGE = (
     "axcore convert hf:FOLDER runs/NAME, axcore convert runs/NAME hf:FOLDER, "
-    "axcore convert runs/NAME gguf:FILE, or "
+    "axcore convert gguf:FILE runs/NAME, axcore convert runs/NAME gguf:FILE, or "
     "axcore convert orbax:FOLDER runs/NAME --config FOLDER"
 )
 
@@ -24,8 +24,9 @@ _USAGE = (
 @click.argument("target")
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16", "q8_0"]),
-    help="Dtype to convert weights to; by default they keep theirs. q8_0 is for gguf:FILE only.",
+    type=click.Choice(["float32", "bfloat16", "float16", "q8_0", "q6_k", "q4_k"]),
+    help="Dtype to convert weights to; by default they keep theirs. q8_0, q6_k and q4_k are for "
+    "gguf:FILE only.",
 )
 @click.option("--max-shard-size", help="Size of the largest file of weights.  [default: 5GB]")
 @click.option("--step", type=int, help="Checkpoint to convert; by default the newest.")
@@ -56,8 +57,9 @@ def convert(
 ) -> None:
     """Convert hf:FOLDER, a pretrained checkpoint, to a run directory, or a run to hf:FOLDER.
 
-    Or a run directory to gguf:FILE, for llama.cpp. Of a run that trains adapters, hf:FOLDER has
-    these, in the format of PEFT; a folder of such adapters makes a run of their base model.
+    Or a run directory to gguf:FILE, for llama.cpp, or such a file to a run. Of a run that trains
+    adapters, hf:FOLDER has these, in the format of PEFT; a folder of such adapters makes a run of
+    their base model.
 
     Or orbax:FOLDER, a checkpoint of MaxText or AXLearn, to a run directory, with --config.
     """
@@ -66,14 +68,14 @@ def convert(
     _check_names(source, target)
     _check_options(source, target, dtype=dtype, max_shard_size=max_shard_size, base=base)
     _check_orbax_options(source, config=config, rotary_rows=rotary_rows)
-    if allow_unknown_fields and not source.startswith((HUGGING_FACE, ORBAX)):
+    if allow_unknown_fields and not source.startswith((HUGGING_FACE, ORBAX, GGUF)):
         raise ConfigError(
             "--allow-unknown-fields is for the config.json of hf:FOLDER, and a run is read",
             where="--allow-unknown-fields",
             hint="leave it out",
         )
-    if source.startswith(HUGGING_FACE):
-        read = source.removeprefix(HUGGING_FACE)
+    if source.startswith((HUGGING_FACE, GGUF)):
+        read = source.removeprefix(HUGGING_FACE).removeprefix(GGUF)
         run = import_run(
             read, target, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
         )
@@ -107,11 +109,10 @@ def convert(
 
 
 def _check_names(source: str, target: str) -> None:
-    if source.startswith(GGUF):
-        raise ConfigError(f"{source} is written, and not read", where="SOURCE", hint=_USAGE)
     if target.startswith(ORBAX):
         raise ConfigError(f"{target} is read, and not written", where="TARGET", hint=_USAGE)
-    if source.startswith((HUGGING_FACE, ORBAX)) == target.startswith((HUGGING_FACE, GGUF)):
+    formats = (HUGGING_FACE, GGUF)
+    if source.startswith((*formats, ORBAX)) == target.startswith(formats):
         raise ConfigError(
             f"of {source!r} and {target!r} one names a pretrained checkpoint and the other a run",
             hint=_USAGE,
@@ -121,8 +122,8 @@ def _check_names(source: str, target: str) -> None:
 def _check_options(
     source: str, target: str, *, dtype: Any, max_shard_size: str | None, base: str | None
 ) -> None:
-    if dtype == "q8_0" and not target.startswith(GGUF):
-        raise ConfigError("q8_0 is a type of GGUF files", where="--dtype", hint=_USAGE)
+    if dtype in ("q8_0", "q6_k", "q4_k") and not target.startswith(GGUF):
+        raise ConfigError(f"{dtype} is a type of GGUF files", where="--dtype", hint=_USAGE)
     if max_shard_size is not None and not target.startswith(HUGGING_FACE):
         raise ConfigError(
             f"--max-shard-size {max_shard_size} is for hf:FOLDER", where="--max-shard-size"

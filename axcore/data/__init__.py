@@ -33,11 +33,13 @@ from axcore.data.store.reader import StoredSource
 from axcore.data.streams import FileStream, Stream, StreamData
 from axcore.data.tokenizers.character_tokenizer import CharacterTokenizer, characters_in
 from axcore.data.tokenizers.gguf import gguf_vocabulary
+from axcore.data.tokenizers.gguf_reading import gguf_tokenizer_files
 from axcore.data.tokenizers.hugging_face_tokenizer import (
     HuggingFaceTokenizer,
     published_end_ids,
     tokenizer_in,
 )
+from axcore.data.tokenizers.other_files import has_other_tokenizer, other_tokenizer_files
 from axcore.data.tokenizers.sentence_piece_tokenizer import SentencePieceTokenizer
 from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, decoded
 from axcore.data.transforms import (
@@ -130,9 +132,12 @@ __all__ = [
     "decode_image",
     "decoded",
     "file_content",
+    "gguf_tokenizer_files",
     "gguf_vocabulary",
+    "has_other_tokenizer",
     "list_files",
     "open_store",
+    "other_tokenizer_files",
     "published_end_ids",
     "reads_parts",
     "tokenizer_in",

@@ -46,6 +46,7 @@ from axcore.interop.decoder_maps import (
 )
 from axcore.interop.family import CheckpointInfo, Family, family_named, family_of
 from axcore.interop.gguf_file import GGUFType, to_gguf
+from axcore.interop.gguf_header import is_gguf, read_gguf
 from axcore.interop.gguf_map import (
     LLAMA_KEYS,
     SIZE_KEYS,
@@ -54,9 +55,12 @@ from axcore.interop.gguf_map import (
     GGUFMap,
     Key,
     LocalLayers,
+    MetadataKeys,
     UnreachedWindow,
+    Unused,
     interleaved_heads,
     one_more,
+    unreadable_key,
     unsaid,
 )
 from axcore.interop.gguf_rope import GGUFRope
@@ -164,6 +168,7 @@ __all__ = [
     "Layout",
     "LeafOrigins",
     "LocalLayers",
+    "MetadataKeys",
     "ModelPart",
     "MustBe",
     "OrbaxCheckpoint",
@@ -186,6 +191,7 @@ __all__ = [
     "Transpose",
     "UnreachedWindow",
     "UnstackArrays",
+    "Unused",
     "Upcycle",
     "WeightEdit",
     "WeightMap",
@@ -208,6 +214,7 @@ __all__ = [
     "from_hugging_face",
     "interleaved",
     "interleaved_heads",
+    "is_gguf",
     "join_adapters",
     "layers_of",
     "linear",
@@ -219,10 +226,12 @@ __all__ = [
     "patches",
     "plan_weights",
     "read_adapters",
+    "read_gguf",
     "same",
     "to_gguf",
     "to_hugging_face",
     "to_peft",
+    "unreadable_key",
     "unsaid",
     "unstacked",
     "window",

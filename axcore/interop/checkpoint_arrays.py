@@ -7,7 +7,7 @@ leaf at a time: their host holds its own part of one, all layers of a matrix for
 import itertools
 import re
 import warnings
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ from axcore.errors import CheckpointError
 from axcore.interop.array_source import ArraySource, Index, LeafOrigins, Origin
 from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, Family
 from axcore.interop.host_arrays import are_same, copy, empty_array, map_ahead, pieces
-from axcore.interop.quantized import Tensor, dequantized
+from axcore.interop.quantized import QUANTIZATION, Tensor, dequantized
 from axcore.interop.tensor_files import (
-    TensorPlace,
     TensorSpec,
     find_tensors,
     shards,
     write_index,
     write_tensors,
 )
+from axcore.interop.tensor_place import TensorPlace
 from axcore.interop.weight_map import (
     Arrays,
     BoundMap,
@@ -210,7 +210,7 @@ def selected(
     family: Family,
     values: Mapping[str, Any],
     *,
-    known: Container[str] = (),
+    known: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """Return the tensors that contain numbers of the model, by full name.
 
@@ -224,13 +224,17 @@ def selected(
         CheckpointError: A tensor is quantized as nothing here can read it.
     """
     skipped = (*family.skipped, *family.mtp_layers(values))
-    settings = values.get("quantization_config")
+    settings = values.get(QUANTIZATION)
     tensors: Mapping[str, Tensor] = found if settings is None else dequantized(found, settings)
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name in known or not is_any(skipped, name)
-    }
+    left = {n: one for n, one in tensors.items() if n in known or not is_any(skipped, n)}
+    if settings is None or not known:
+        return left
+    # Early quantizers gave every module a bias, of zeros where the model has none.
+    return {n: one for n, one in left.items() if n in known or not _is_zero_bias(n, one)}
+
+
+def _is_zero_bias(name: str, tensor: Tensor) -> bool:
+    return name.endswith(".bias") and not tensor.read().any()
 
 
 def _check_same(again: Tensor, original: Tensor, name: str, repeats: str) -> None:

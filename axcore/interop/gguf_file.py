@@ -18,6 +18,7 @@ from axcore.extras import import_extra
 from axcore.interop.checkpoint_arrays import hf_arrays, named_leaves, stored
 from axcore.interop.config_map import Json
 from axcore.interop.family import family_named, family_of
+from axcore.interop.gguf_k_quants import BLOCK, quantize_q4_k, quantize_q6_k
 from axcore.interop.gguf_map import LENGTH, Change, GGUFMap, Metadata
 from axcore.interop.host_arrays import map_ahead, pieces
 from axcore.interop.tensor_files import new_file
@@ -25,13 +26,22 @@ from axcore.interop.weight_map import BoundMap, Piece, Shape, listed
 from axcore.plugins import HuggingFaceFamily, plugin_host
 from axcore.progress import Work, working
 
-_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}
+_TYPES = {
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "q8_0": "Q8_0",
+    "q6_k": "Q6_K",
+    "q4_k": "Q4_K",
+}
 """Names of types in the library `gguf`."""
-_FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7, "bfloat16": 32}
+_FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7, "q4_k": 14, "q6_k": 18, "bfloat16": 32}
 """llama.cpp's number of a file most of which has a type."""
 
 
-GGUFType = Literal["float32", "bfloat16", "float16", "q8_0"]
+GGUFType = Literal["float32", "bfloat16", "float16", "q8_0", "q6_k", "q4_k"]
+BLOCK_TYPES = ("q8_0", "q6_k", "q4_k")
+"""Types of which several numbers of a row have a scale in common."""
 
 
 Leaves = Mapping[str, jax.Array]
@@ -71,8 +81,9 @@ def to_gguf(
         state: Its state.
         vocabulary: Metadata of the tokenizer, as `axcore.data.gguf_vocabulary` returns it.
         max_length: Tokens of a row at most.
-        dtype: Of matrices; each array's own by default. `q8_0` are whole numbers of eight bits,
-            with a scale for each 32.
+        dtype: Of matrices; each array's own by default. `q8_0` are integers of eight bits, with a
+            scale for each 32; `q6_k` and `q4_k` of six and four, in blocks of 256 with scales of
+            groups. Of `q4_k` the head has six bits, as llama.cpp writes it.
 
     Raises:
         ConfigError: llama.cpp has no such model, or `gguf` is not installed.
@@ -170,10 +181,8 @@ def _pad(file: Any) -> None:
     file.write(bytes(-file.tell() % GGUF_DEFAULT_ALIGNMENT))
 
 
-_EXPERT = re.compile(r"(\.experts)\.\d+(?=\.)")
+EXPERT = re.compile(r"(\.experts)\.\d+(?=\.)")
 _ROUTER = re.compile(r"\.ffn_gate_inp\.weight$")
-_BLOCK = 32
-"""Numbers of a row that have one scale in Q8_0."""
 
 
 def _gguf_tensors(
@@ -191,7 +200,7 @@ def _gguf_tensors(
     Raises:
         ConfigError: llama.cpp has no place for a tensor, or a row cannot be quantized.
     """
-    name_of = _names(layout.architecture, values["num_hidden_layers"])
+    name_of = gguf_names(layout.architecture, values["num_hidden_layers"])
     found: dict[str, list[_Part]] = {}
     unknown = []
     for piece in bound.pieces:
@@ -200,7 +209,7 @@ def _gguf_tensors(
             if name is None:
                 unknown.append(hf)
             else:
-                part = _Part(piece, number, _change(layout, hf, values))
+                part = _Part(piece, number, gguf_change(layout, hf, values))
                 found.setdefault(name, []).append(part)
     if unknown:
         raise ConfigError(
@@ -213,7 +222,16 @@ def _gguf_tensors(
         _GGUFTensor(name, array.shape, "float32", (partial(_given, array),))
         for name, array in layout.tensors(values).items()
     )
-    return [*made, *(_tensor(name, parts, bound, dtype) for name, parts in found.items())]
+    # The tensor that logits are made with is worth more bits than its share of the file.
+    head = "output.weight" if "output.weight" in found else "token_embd.weight"
+    of_head: GGUFType | None = "q6_k" if dtype == "q4_k" else dtype
+    return [
+        *made,
+        *(
+            _tensor(name, parts, bound, of_head if name == head else dtype)
+            for name, parts in found.items()
+        ),
+    ]
 
 
 def _gguf_pieces(
@@ -232,11 +250,13 @@ def encoded(tensor: _GGUFTensor, rows: np.ndarray) -> np.ndarray:
     Raises:
         CheckpointError: A number is not finite in the type.
     """
-    if tensor.type != "q8_0":
+    if tensor.type not in BLOCK_TYPES:
         return stored(tensor.name, rows, np.dtype(tensor.type))
+    exact = stored(tensor.name, rows, np.dtype(np.float32))
+    if tensor.type != "q8_0":
+        return {"q6_k": quantize_q6_k, "q4_k": quantize_q4_k}[tensor.type](exact)
     from gguf import GGMLQuantizationType, quants
 
-    exact = stored(tensor.name, rows, np.dtype(np.float32))
     return np.asarray(quants.quantize(exact, GGMLQuantizationType.Q8_0))
 
 
@@ -254,19 +274,21 @@ class _Part:
 
     def __call__(self, leaves: Leaves) -> np.ndarray:
         array = hf_arrays(self.piece, leaves)[self.number]
-        return array if self.change is None else self.change(array)
+        return array if self.change is None else self.change.forward(array)
 
 
-def _names(architecture: str, num_layers: int) -> Callable[[str], str | None]:
+def gguf_names(architecture: str, num_layers: int) -> Callable[[str], str | None]:
+    """Return what makes the name of a tensor in a file of Hugging Face's; None if unknown."""
     import gguf
 
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     known = gguf.get_tensor_name_map(numbers[architecture], num_layers)
     suffixes = (".weight", ".bias")
-    return lambda hf: known.get_name(_EXPERT.sub(r"\1", hf), try_suffixes=suffixes)
+    return lambda hf: known.get_name(EXPERT.sub(r"\1", hf), try_suffixes=suffixes)
 
 
-def _change(layout: GGUFMap, name: str, values: Json) -> Change | None:
+def gguf_change(layout: GGUFMap, name: str, values: Json) -> Change | None:
+    """Return what becomes of a tensor of Hugging Face in a file; None if nothing does."""
     changes = (change for pattern, change in layout.changes if re.search(pattern, name))
     return next((change(values) for change in changes), None)
 
@@ -281,10 +303,11 @@ def _tensor(name: str, parts: list[_Part], bound: BoundMap, dtype: GGUFType | No
     # llama.cpp's router and norms read float32 whatever the file says.
     if len(parts[0].shape) > 1 and not _ROUTER.search(name):
         kind = dtype or str(bound.specs[parts[0].piece.axcore[0].leaf].abstract.dtype)
-    if kind == "q8_0" and shape[-1] % _BLOCK:
+    block = 32 if kind == "q8_0" else BLOCK
+    if kind in BLOCK_TYPES and shape[-1] % block:
         raise ConfigError(
-            f"{name} has rows of {shape[-1]} numbers, and q8_0 a scale for each {_BLOCK}",
+            f"{name} has rows of {shape[-1]} numbers, and {kind} blocks of {block}",
             where="--dtype",
-            hint="--dtype float16",
+            hint="--dtype float16" if shape[-1] % 32 else "--dtype q8_0",
         )
     return _GGUFTensor(name, shape, kind, tuple(parts))

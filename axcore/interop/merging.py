@@ -13,7 +13,6 @@ import numpy as np
 from axcore.errors import CheckpointError, ConfigError
 from axcore.interop.checkpoint_arrays import DEFAULT_SHARD_BYTES, stored
 from axcore.interop.tensor_files import (
-    TensorPlace,
     TensorSpec,
     find_tensors,
     new_folder,
@@ -21,6 +20,7 @@ from axcore.interop.tensor_files import (
     write_index,
     write_tensors,
 )
+from axcore.interop.tensor_place import TensorPlace
 from axcore.interop.weight_map import listed
 
 _MergeMethod = Literal["linear", "slerp", "ties"]

@@ -29,7 +29,8 @@ from axcore.interop.peft_settings import (
     read_settings,
     replaced,
 )
-from axcore.interop.tensor_files import TensorPlace, tensors_in
+from axcore.interop.tensor_files import tensors_in
+from axcore.interop.tensor_place import TensorPlace
 from axcore.interop.weight_map import (
     Arrays,
     BoundMap,

@@ -22,7 +22,7 @@ from axcore.interop.checkpoint_arrays import CheckpointArrays
 from axcore.interop.family import ADAPTER_ARRAYS, TRAINING_ONLY, Family
 from axcore.interop.host_arrays import are_same
 from axcore.interop.quantized import Tensor
-from axcore.interop.tensor_files import TensorPlace
+from axcore.interop.tensor_place import TensorPlace
 from axcore.interop.weight_map import BoundMap, listed
 
 ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -36,13 +36,19 @@ from axcore.interop.family import (
     files_beside,
     name_of,
 )
+from axcore.interop.gguf_checkpoint import GGUFCheckpoint
+from axcore.interop.gguf_header import is_gguf
+from axcore.interop.quantized import QUANTIZATION, quantized_format, with_quantization
 from axcore.interop.reward_models import is_classifier, reward_family
 from axcore.interop.tensor_files import new_folder
+from axcore.interop.tensor_place import TensorPlace
 from axcore.interop.weight_edits import WeightEdit
 from axcore.interop.weight_plan import EVERYTHING, Selection, WeightPlan, plan_weights
 from axcore.module import DType, DTypes, Module
 
 CONFIG = "config.json"
+_STORED: dict[str, DType] = {name: name for name in ("float32", "bfloat16", "float16")}
+"""Dtypes of models, by name."""
 TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 
 
@@ -64,17 +70,20 @@ class Pretrained:
 class PretrainedCheckpoint:
     """A folder that contains a pretrained checkpoint: `config.json`, safetensors, tokenizer files.
 
+    Or a GGUF file, which contains the same.
+
     Attributes:
-        folder: The folder.
+        folder: The folder, or the file.
+        gguf: What is in the file; None of a folder.
         values: What `config.json` says.
         family: The model's family.
     """
 
     def __init__(self, folder: Path | str, *, allow_unknown_fields: bool = False) -> None:
-        """Open a folder; read no weights.
+        """Open a folder, or a GGUF file; read no weights.
 
         Args:
-            folder: The folder.
+            folder: The folder, or the file.
             allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
 
         Raises:
@@ -83,6 +92,11 @@ class PretrainedCheckpoint:
         """
         self.folder = Path(folder).expanduser()
         self._allow_unknown_fields = allow_unknown_fields
+        self.gguf = GGUFCheckpoint(self.folder) if is_gguf(self.folder) else None
+        self.family: Family
+        if self.gguf is not None:
+            self.values, self.family = self.gguf.values, self.gguf.family
+            return
         path = self.folder / CONFIG
         if not path.is_file():
             raise CheckpointError(
@@ -90,10 +104,10 @@ class PretrainedCheckpoint:
                 where=str(self.folder),
                 hint="name a folder that contains a pretrained checkpoint",
             )
-        self.values = read_json(path, CONFIG, error=CheckpointError)
+        self.values = with_quantization(self.folder, read_json(path, CONFIG, error=CheckpointError))
         if "model_type" not in self.values:
             raise ConfigError("config.json names no model_type", where=str(path))
-        self.family: Family = family_named(self.values["model_type"])
+        self.family = family_named(self.values["model_type"])
         named, classifier = self.values.get("architectures") or (), self.family.classifier
         if classifier is not None and classifier.architecture in named:
             self.family = classifier
@@ -125,8 +139,10 @@ class PretrainedCheckpoint:
         try:
             cfg, published = self.family.read_all(self.values, allow_unknown_fields=allowed)
         except ConfigError as error:
-            error.add_note(f"in {self.folder / CONFIG}")
+            error.add_note(f"in {self.folder if self.gguf else self.folder / CONFIG}")
             raise
+        if self.gguf is not None:  # its tokenizer is made of it, and written by whoever exports
+            return cfg, evolve(published, name=self.folder.stem)
         files, left_out = files_beside(self.folder)
         name = name_of(self.folder)
         return cfg, evolve(published, name=name, files=files, left_out=left_out)
@@ -135,12 +151,27 @@ class PretrainedCheckpoint:
     def dtype(self) -> DType:
         """The dtype that the tensors have.
 
+        Where some are quantized, it is what `config.json` names, or what the others have.
+
         Raises:
             CheckpointError: They have several.
         """
+        named = str(self.values.get("dtype", self.values.get("torch_dtype")))
+        if (self.gguf is not None or QUANTIZATION in self.values) and named in _STORED:
+            return _STORED[named]
         places = find_checkpoint_tensors(self.folder, self.family)
-        tensors = selected(places, self.family, self.values).values()
+        tensors = list(selected(places, self.family, self.values).values())
+        if QUANTIZATION in self.values:  # of those that are not dequantized, to float32
+            tensors = [one for one in tensors if isinstance(one, TensorPlace)]
         return stored_dtype((one.dtype for one in tensors), self.folder)
+
+    @property
+    def _quantized_as(self) -> str | None:
+        """The name of the format of quantized weights; None where they are not."""
+        if self.gguf is not None:
+            return self.gguf.quantized_as and f"GGUF's {self.gguf.quantized_as}"
+        settings = self.values.get(QUANTIZATION)
+        return None if settings is None else quantized_format(settings).name
 
     def read(self, cfg: Any, wanted: Any, *, seed: int = 0) -> Any:
         """Return the state of a model; see `plan`, and `WeightPlan.read`."""
@@ -185,13 +216,18 @@ class PretrainedCheckpoint:
         specs = cfg.build().param_specs() if specs is None else specs
         # Without an edit the two have the same arrays, so that those of the model serve for both.
         is_same = not edits and not may_differ
-        source: ArraySource = checkpoint_arrays(
-            self.folder,
-            self.family,
-            cfg if is_same else own,
-            self.values,
-            specs=specs if is_same else None,
+        made, its_specs = (cfg, specs) if is_same else (own, None)
+        source: ArraySource = (
+            checkpoint_arrays(self.folder, self.family, made, self.values, specs=its_specs)
+            if self.gguf is None
+            else self.gguf.arrays(made, its_specs)
         )
+        if (form := self._quantized_as) is not None:
+            warnings.warn(
+                f"the weights are quantized ({form}); they are dequantized to "
+                f"{cfg.dtypes.param} as they are read",
+                stacklevel=2,
+            )
         if adapters is not None:
             source = join_adapters(source, adapters, (own, cfg))
         return plan_weights((own, cfg), source, selection=selection, edits=edits, specs=specs)
@@ -204,16 +240,15 @@ def stored_dtype(dtypes: Iterable[np.dtype[Any]], folder: Path) -> DType:
         CheckpointError: They have several.
     """
     found = sorted({str(dtype) for dtype in dtypes})
-    names: dict[str, DType] = {name: name for name in ("float32", "bfloat16", "float16")}
     # Mixed files have no one dtype to keep, and the
     # largest would double what was meant to be small.
-    if len(found) != 1 or found[0] not in names:
+    if len(found) != 1 or found[0] not in _STORED:
         raise CheckpointError(
             f"the tensors are stored as {', '.join(found)}",
             where=str(folder),
             hint="say which dtype they are to become: --dtype float32",
         )
-    return names[found[0]]
+    return _STORED[found[0]]
 
 
 _OTHER_HEAD = re.compile(

@@ -11,7 +11,7 @@ import math
 import shutil
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeGuard
@@ -22,10 +22,13 @@ import numpy as np
 
 from axcore.config.json_files import check_is_fetched, parse_json, read_json
 from axcore.errors import CheckpointError
+from axcore.interop.tensor_place import TensorPlace
+from axcore.interop.torch_files import tensors_in_bin
 from axcore.progress import working
 from axcore.whole_files import open_regular
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_BIN_SINGLE, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -46,36 +49,6 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 
 
-@attrs.frozen
-class TensorPlace:
-    """Where a tensor is.
-
-    Args:
-        file: The file.
-        dtype: Of its numbers.
-        shape: Its shape.
-        begin: Its first byte in the file.
-    """
-
-    file: Path
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    begin: int
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def read(self) -> np.ndarray:
-        """Return the tensor, memory-mapped."""
-        if not self.nbytes:
-            return np.empty(self.shape, self.dtype)
-        # Mapped: a model may be larger than memory, and each process reads its own part only.
-        raw = np.memmap(self.file, np.uint8, "r", self.begin, (self.nbytes,))
-        return raw.view(np.ndarray).view(self.dtype).reshape(self.shape)
-
-
 def find_tensors(folder: Path) -> dict[str, TensorPlace]:
     """Return the places of all tensors of a pretrained checkpoint, by name.
 
@@ -83,19 +56,25 @@ def find_tensors(folder: Path) -> dict[str, TensorPlace]:
         CheckpointError: Naming every file that is missing, truncated or damaged, and every tensor
             that is in two files or not where the index says.
     """
-    if (folder / SINGLE).is_file():
-        return tensors_in(folder / SINGLE)
-    if not (folder / INDEX).is_file():
-        raise CheckpointError(
-            f"the folder has neither {SINGLE} nor {INDEX}",
-            where=str(folder),
-            hint="name a folder that contains a model's files; other formats are not read",
-        )
-    return _indexed(folder, _index(folder / INDEX))
+    # Of a model that is in both formats, the one that cannot contain programs.
+    for single, index, read in (
+        (SINGLE, INDEX, tensors_in),
+        (_BIN_SINGLE, _BIN_INDEX, tensors_in_bin),
+    ):
+        if (folder / single).is_file():
+            return read(folder / single)
+        if (folder / index).is_file():
+            return _indexed(folder, folder / index, read)
+    raise CheckpointError(
+        f"the folder has neither {SINGLE} nor {INDEX}",
+        where=str(folder),
+        hint="name a folder that contains a model's files, or a GGUF file; other formats are not "
+        "read",
+    )
 
 
 def _index(path: Path) -> dict[str, str]:
-    content = read_json(path, INDEX, error=CheckpointError)
+    content = read_json(path, path.name, error=CheckpointError)
     try:
         found: dict[str, str] = content["weight_map"]
         return {str(name): str(file) for name, file in found.items()}
@@ -103,15 +82,18 @@ def _index(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path.name} is damaged: {error!r}", where=str(path)) from error
 
 
-def _indexed(folder: Path, index: Mapping[str, str]) -> dict[str, TensorPlace]:
+def _indexed(
+    folder: Path, path: Path, read: Callable[[Path], dict[str, TensorPlace]]
+) -> dict[str, TensorPlace]:
     found: dict[str, TensorPlace] = {}
+    index = _index(path)
     problems = []
     for file in sorted(set(index.values())):
         if Path(file).name != file:  # an index from elsewhere must not name ../secrets
-            problems.append(f"{INDEX} names {file!r}, which is not a file of the folder")
+            problems.append(f"{path.name} names {file!r}, which is not a file of the folder")
             continue
         try:
-            here = tensors_in(folder / file)
+            here = read(folder / file)
         except CheckpointError as error:
             problems.append(error.what)
             continue

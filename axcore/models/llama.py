@@ -131,6 +131,9 @@ LLAMA = Family(
         Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False),
     ),
     weights=lambda cfg: LLAMA_WEIGHTS,
-    gguf=llama_gguf(Fixed("attention_bias", False, True), Fixed("mlp_bias", False, True)),
+    gguf=llama_gguf(
+        Fixed("attention_bias", False, True, tensor="blk.0.attn_q.bias"),
+        Fixed("mlp_bias", False, True, tensor="blk.0.ffn_gate.bias"),
+    ),
     layouts=(maxtext(scales_queries=True), AXLEARN),
 )

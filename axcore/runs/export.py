@@ -1,9 +1,12 @@
 """Make runs of pretrained checkpoints, and pretrained checkpoints or GGUF files of runs."""
 
+import atexit
 import json
 import math
 import shutil
+import tempfile
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,10 @@ from axcore.data import (
     Text,
     Tokenizer,
     characters_in,
+    gguf_tokenizer_files,
     gguf_vocabulary,
+    has_other_tokenizer,
+    other_tokenizer_files,
     published_end_ids,
     tokenizer_in,
 )
@@ -39,7 +45,9 @@ from axcore.interop import (
     adapter_format,
     check_base_is_unchanged,
     find_adapter_format,
+    is_gguf,
     read_adapters,
+    read_gguf,
     to_gguf,
     to_hugging_face,
 )
@@ -57,7 +65,7 @@ from axcore.whole_files import read_regular
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, PIECES, ADDED = "chat_template.jinja", "tokenizer.model", "added_tokens.json"
-_OTHER_TOKENIZERS = (VOCABULARY, "vocab.txt", "tekken.json")
+_OTHER_TOKENIZERS = (VOCABULARY, "vocab.txt")
 _OWN_FIELDS = "trainer_fields"
 """The method of a model's config that returns the fields of its trainer, from the tokenizer's."""
 _MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it saves"
@@ -204,7 +212,8 @@ def _source(folder: Path, base: Path | str | None) -> HuggingFace.Config:
             hint="leave out --base",
         )
     named = base or form.base(folder)
-    if not named or not Path(named).expanduser().is_dir():
+    path = named and Path(named).expanduser()
+    if not path or not (path.is_dir() or is_gguf(path)):
         raise CheckpointError(
             f"the adapters are of {named or 'a model that they do not name'}, not a folder",
             where=str(folder),
@@ -316,7 +325,7 @@ def _with_published(cfg: Any, source: Any) -> Any:
     is_named = isinstance(source, HuggingFace.Config) and "published" in field_names(cfg)
     if not is_named or cfg.published is not None:
         return cfg
-    if not Path(source.path).is_dir():
+    if not Path(source.path).exists():
         warnings.warn(
             f"{source.path}, whose weights the run began with, is not there: the export lacks its "
             "settings for generation, its licence, and everything else but weights",
@@ -340,11 +349,13 @@ def _merged_model(cfg: Any, state: Any) -> tuple[Any, Any]:
 
 
 def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
-    """Return the config of the tokenizer in a folder.
+    """Return the config of the tokenizer in a folder, or in a GGUF file.
 
     Where there is none, and the vocabulary has the size of that of bytes, it is that.
     """
     folder = published.folder
+    if published.gguf is not None:
+        return tokenizer_in(_unpacked_tokenizer(published.gguf.content.path.resolve()))
     if (folder / TOKENIZER).is_file():
         return tokenizer_in(folder)
     if (folder / PIECES).is_file():
@@ -352,6 +363,8 @@ def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
     # Models of text have one with pieces, whose merges are in another file.
     if hasattr(published.config, _OWN_FIELDS) and (folder / VOCABULARY).is_file():
         return characters_in(folder)
+    if has_other_tokenizer(folder):
+        return tokenizer_in(_unpacked_tokenizer(folder.resolve()))
     if others := [name for name in _OTHER_TOKENIZERS if (folder / name).is_file()]:
         raise CheckpointError(
             f"the folder's tokenizer is {', '.join(others)}, which is not read",
@@ -365,6 +378,25 @@ def checkpoint_tokenizer(published: PretrainedCheckpoint) -> Tokenizer.Config:
             hint=f"add its {TOKENIZER}; for the weights alone: ax.from_hugging_face",
         )
     return ByteTokenizer.Config()
+
+
+@cache
+def _unpacked_tokenizer(path: Path) -> Path:
+    """Return a folder with a tokenizer that is in other files; it is there as long as this process.
+
+    A tokenizer is read from files; a run has copies of them.
+    """
+    files = (
+        gguf_tokenizer_files(read_gguf(path).metadata, str(path))
+        if is_gguf(path)
+        else other_tokenizer_files(path)
+    )
+    folder = Path(tempfile.mkdtemp(prefix="axcore-tokenizer-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
 
 
 def _pieces(folder: Path) -> Tokenizer.Config:

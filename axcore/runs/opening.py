@@ -25,9 +25,7 @@ from axcore.inference import (
     serving_mesh,
 )
 from axcore.inference.placement import Placement
-from axcore.interop import (
-    adapter_format,
-)
+from axcore.interop import adapter_format, is_gguf
 from axcore.interop.merging import merge_models
 from axcore.modifiers import changes_compute_dtype, with_changes
 from axcore.ops import use_policy
@@ -143,7 +141,7 @@ def open_model(
     """Return the model of a run directory, or of a folder of a pretrained checkpoint.
 
     Args:
-        directory: Either of them.
+        directory: Either of them, or a GGUF file.
         step: The checkpoint of a run to use; by default the newest.
         trust_code: Whether code that came with a run is run to open it.
         changes: Named changes of the model that leave its parameters as they are, such as
@@ -158,13 +156,13 @@ def open_model(
         ConfigError: The model writes no text, or a published one was asked for a step.
     """
     path = Path(directory).expanduser()
-    if not path.is_dir():
+    if not (path.is_dir() or is_published(path)):
         raise CheckpointError(
             "there is no such directory",
             where=str(directory),
             hint="name a run, such as runs/tiny, or the folder of a pretrained checkpoint",
         )
-    name = path.resolve().name
+    name = path.stem if is_gguf(path) else path.resolve().name
     if is_published(path):
         if step is not None:
             raise ConfigError("a pretrained checkpoint has no steps", where="--step")
@@ -225,7 +223,9 @@ def _check(trainer: Any) -> None:
 
 
 def is_published(path: Path) -> bool:
-    """Whether a folder's config is that of transformers, not of a run."""
+    """Whether a folder's config is that of transformers, not of a run; a GGUF file is published."""
+    if is_gguf(path):
+        return True
     if (path / _ADAPTERS).is_file():
         return True
     try:

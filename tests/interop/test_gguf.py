@@ -149,7 +149,9 @@ def test_parameters_keep_their_own_dtype_by_default(tmp_path):
 
 def test_rows_that_have_no_whole_blocks_are_refused(tmp_path):
     cfg = update_config(llama2("toy"), {"**.hidden_dim": 40})
-    with pytest.raises(ConfigError, match=r"ffn_down.weight has rows of 40 numbers, and q8_0"):
+    with pytest.raises(
+        ConfigError, match=r"ffn_down.weight has rows of 40 numbers, and q8_0 blocks"
+    ):
         write_model(tmp_path / "model.gguf", cfg, dtype="q8_0")
     assert not list(tmp_path.iterdir())
 

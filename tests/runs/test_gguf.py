@@ -1,5 +1,6 @@
 """`axcore convert runs/NAME gguf:FILE`: a run as a file for llama.cpp."""
 
+import jax
 import numpy as np
 import pytest
 from commands import call
@@ -33,9 +34,31 @@ def test_numbers_of_eight_bits_are_for_these_files_alone(trained, tmp_path):
         call("convert", folder, f"hf:{tmp_path / 'hf'}", "--dtype", "q8_0")
 
 
-def test_such_files_are_not_read(tmp_path):
-    with pytest.raises(ConfigError, match=r"gguf:model.gguf is written, and not read"):
-        call("convert", "gguf:model.gguf", tmp_path / "run")
+def test_a_file_is_read_as_the_run_that_it_was_written_from(trained, tmp_path):
+    folder, _ = trained
+    file = tmp_path / "model.gguf"
+    call("convert", folder, f"gguf:{file}", "--dtype", "float32")
+    told = call("convert", f"gguf:{file}", tmp_path / "again", "--dtype", "float32")
+    assert f"contains the model of {file}" in told
+    first, again = load_run(folder), load_run(tmp_path / "again")
+    jax.tree.map(np.testing.assert_array_equal, again.state, first.state)
+    texts = [
+        run.trainer.data.tokenizer.encode_prompt("It's é\n 2024").tolist() for run in (first, again)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_text_is_generated_from_a_file(trained, tmp_path):
+    folder, _ = trained
+    file = tmp_path / "model.gguf"
+    call("convert", folder, f"gguf:{file}", "--dtype", "float32")
+    how = ("--prompt", "The ", "--max-tokens", "12", "--temperature", "0")
+    assert call("generate", file, *how) == call("generate", folder, *how)
+
+
+def test_a_file_is_no_pretrained_checkpoint_twice(tmp_path):
+    with pytest.raises(ConfigError, match="one names a pretrained checkpoint and the other a run"):
+        call("convert", "gguf:model.gguf", f"hf:{tmp_path}")
 
 
 def test_files_are_never_several(trained, tmp_path):

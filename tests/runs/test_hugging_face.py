@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import tokenizers
 from commands import call
+from gguf_tokenizers import BYTE_LEVEL, END, byte_level
 from pieces import train_pieces
+from quantized_folders import quantize_folder
 from safetensors.numpy import load_file
 
 from axcore.checkpoint import Checkpointer
@@ -192,6 +194,30 @@ def test_a_tokenizer_that_is_not_read_is_an_error(published, tmp_path):
     (published / "tokenizer.json").rename(published / "vocab.json")
     with pytest.raises(CheckpointError, match=r"tokenizer is vocab\.json"):
         import_run(published, tmp_path / "run")
+
+
+def test_quantized_weights_are_opened_as_the_dtype_of_the_config(published, tmp_path):
+    quantize_folder("awq", published, tmp_path / "plain")
+    tokenizer_json(tmp_path / "plain")
+    with pytest.warns(UserWarning, match=r"quantized \(AWQ\); they are dequantized to bfloat16"):
+        opened = open_model(published)
+    expected = import_run(tmp_path / "plain", tmp_path / "run", dtype="bfloat16")
+    jax.tree.map(np.testing.assert_array_equal, opened.state, expected.state)
+
+
+def test_merges_in_a_file_of_their_own_come_along_as_a_tokenizer_json(tmp_path):
+    cfg, folder = update_config(llama2("toy"), {"vocab_size": 400}), tmp_path / "hf"
+    to_hugging_face(folder, cfg, cfg.build().init(0))
+    make, _ = BYTE_LEVEL["gpt-2"]
+    made = byte_level(tmp_path / "tokenizer.json", make())
+    model = made.content["model"]
+    (folder / "vocab.json").write_text(json.dumps({**model["vocab"], END: made.eos_id}))
+    (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": END}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = import_run(folder, tmp_path / "run").trainer.data.tokenizer
+    assert tokenizer.encode("It's 2024").tolist() == made.encode("It's 2024").tolist()
+    assert str(tmp_path / "run") in tokenizer.config.path
 
 
 def test_a_model_of_tokens_without_its_tokenizer_is_an_error(tmp_path):

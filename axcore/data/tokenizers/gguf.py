@@ -275,6 +275,47 @@ _NAMES: dict[tuple[tuple[_Step, ...], bool], str] = {
 """llama.cpp's names, by how text is cut and whether a word that is a token is not merged."""
 
 
+def _written(step: _Step) -> dict[str, Any]:
+    """Return a step as a `tokenizer.json` has it, the inverse of `_step`."""
+    kind, *values = step
+    if kind == "ByteLevel":
+        return {
+            "type": kind,
+            "add_prefix_space": values[0],
+            "trim_offsets": True,
+            "use_regex": values[1],
+        }
+    if kind == "Split":
+        pattern, behavior, invert = values
+        return {
+            "type": kind,
+            "pattern": {"Regex": pattern},
+            "behavior": behavior,
+            "invert": invert,
+        }
+    return {"type": kind, "individual_digits": values[0]}
+
+
+BYTE_LEVEL_NAMES = {
+    name: ([_written(step) for step in steps], whole_words)
+    for (steps, whole_words), name in _NAMES.items()
+}
+"""How a `tokenizer.json` cuts text, and whether a word that is a token is not merged; by name."""
+_AS_TEXT: list[dict[str, Any]] = [
+    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+MERGED_SPACES: dict[bool, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    True: (
+        [_PREPEND, _REPLACE],
+        [*_AS_TEXT, {"type": "Strip", "content": " ", "start": 1, "stop": 0}],
+    ),
+    False: ([_REPLACE], _AS_TEXT),
+}
+"""How pieces of SentencePiece replace spaces, and make text again; by whether one is put first."""
+
+
 def _byte_level_vocabulary(content: dict[str, Any], path: str) -> GGUFVocabulary:
     """Return the vocabulary of a `tokenizer.json`.
 

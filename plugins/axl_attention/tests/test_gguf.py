@@ -6,9 +6,11 @@ from axl_attention.models import gemma, gemma2, gemma3, qwen3, qwen3_moe
 from axl_attention.models.gemma import GEMMA2
 from axl_attention.rope_scaling import LinearRoPE, Llama3RoPE, YaRN
 from gguf_models import metadata_in, tensors_in, write_model
+from safetensors.numpy import load_file
 
 from axcore.config import replace_config, update_config
 from axcore.errors import ConfigError
+from axcore.interop import from_hugging_face, to_hugging_face
 from axcore.layers import RoPE, rope_frequencies
 from axcore.models import llama3, qwen2
 
@@ -134,3 +136,39 @@ def test_linear_scaling_is_a_factor(tmp_path):
     scaled = LinearRoPE.Config(theta=10_000.0, factor=4.0)
     write_model(tmp_path / "model.gguf", replace_config(qwen2("toy"), RoPE, scaled))
     assert metadata_in(tmp_path / "model.gguf")["qwen2.rope.scaling.factor"] == 4.0
+
+
+LLAMA_31 = Llama3RoPE.Config(theta=500_000.0, factor=8.0, original_length=8192)
+READ = {
+    "gemma": gemma("toy"),
+    "gemma2": gemma2("toy"),
+    "gemma3": gemma3("toy"),
+    "qwen3": qwen3("toy"),
+    "qwen3_moe": qwen3_moe("toy"),
+    "llama-3.1": replace_config(llama3("toy"), RoPE, LLAMA_31),
+    "linear": replace_config(qwen2("toy"), RoPE, LinearRoPE.Config(theta=1e4, factor=4.0)),
+    "yarn": replace_config(qwen2("toy"), RoPE, YaRN.Config(factor=4.0, original_length=8)),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_file_is_read_as_the_model_that_it_was_written_from(name, tmp_path):
+    cfg = READ[name]
+    state = write_model(tmp_path / "model.gguf", cfg)
+    found = from_hugging_face(tmp_path / "model.gguf")
+    to_hugging_face(tmp_path / "first", cfg, state)
+    to_hugging_face(tmp_path / "again", found.config, found.state)
+    first, again = (load_file(tmp_path / one / "model.safetensors") for one in ("first", "again"))
+    assert first.keys() == again.keys()
+    # A Gemma's norms are stored with one added, which rounds what was not in 16 bits before.
+    rounded = 1e-7 if name.startswith("gemma") else 0.0
+    for key, tensor in first.items():
+        off = rounded if key.endswith("norm.weight") else 0.0
+        np.testing.assert_allclose(again[key], tensor, rtol=0, atol=off, err_msg=key)
+
+
+def test_factors_that_no_published_model_has_are_refused(tmp_path):
+    scaled = Llama3RoPE.Config(theta=500_000.0, factor=8.0, original_length=16)
+    write_model(tmp_path / "model.gguf", replace_config(llama3("toy"), RoPE, scaled))
+    with pytest.raises(ConfigError, match=r"rope_freqs\.weight=.* the factors of Llama 3\.1"):
+        from_hugging_face(tmp_path / "model.gguf")

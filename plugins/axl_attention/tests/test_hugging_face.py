@@ -471,7 +471,8 @@ def test_experts_of_gpt_oss_are_read_from_four_bits(tmp_path):
     save_file(stored, file)
     fields = json.loads(described.read_text())
     described.write_text(json.dumps({**fields, "quantization_config": {"quant_method": "mxfp4"}}))
-    read = from_hugging_face(tmp_path / "model")
+    with pytest.warns(UserWarning, match=r"quantized \(MXFP4\)"):
+        read = from_hugging_face(tmp_path / "model")
     to_hugging_face(tmp_path / "again", read.config, read.state)
     again = load_file(tmp_path / "again" / "model.safetensors")
     assert again.keys() == exact.keys()

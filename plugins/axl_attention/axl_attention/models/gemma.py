@@ -1,5 +1,6 @@
 """Gemma 1, 2 and 3: each has what the one before it has, and more."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -25,6 +26,7 @@ from axcore.interop import (
     Key,
     LayerTypes,
     LocalLayers,
+    MetadataKeys,
     MustBe,
     RopeFields,
     activation,
@@ -315,13 +317,19 @@ class _Scale(GGUFEntry):
 
     def metadata(self, fields: Fields) -> dict[str, Any]:
         """Return nothing."""
-        values, scalar = fields.values, fields.take("query_pre_attn_scalar")
-        wanted = values["head_dim"]
-        if values["num_hidden_layers"] == self.num_layers_of_27b:
-            wanted = values["hidden_size"] // values["num_attention_heads"]
+        scalar, wanted = fields.take("query_pre_attn_scalar"), self._of(fields.values)
         if scalar != wanted:
             raise unsaid("query_pre_attn_scalar", scalar, f"{wanted} for models of these sizes")
         return {}
+
+    def fields(self, keys: MetadataKeys, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the field."""
+        return {"query_pre_attn_scalar": self._of(found)}
+
+    def _of(self, values: Mapping[str, Any]) -> int:
+        if values["num_hidden_layers"] == self.num_layers_of_27b:
+            return int(values["hidden_size"] // values["num_attention_heads"])
+        return int(values["head_dim"])
 
 
 def _local_keys(*, num_layers_of_27b: int) -> tuple[GGUFEntry, ...]:
