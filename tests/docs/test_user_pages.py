@@ -53,6 +53,7 @@ SHORT = (
 
 SHORT_OF = {
     "train": SHORT,
+    "train digits": ("--set=max_steps=3", "--set=data.validation_batches=1"),
     "train grpo-reverse": (
         "--set=model.dim=16",
         "--set=data.batch_size=16",
