@@ -37,6 +37,36 @@ def test_logits_and_gradients_are_those_of_transformers(num_layers, tied, tmp_pa
     check_is_the_same(hf, logits_of, PIXELS, ROWS, tmp_path, sized=sized, near=5e-5)
 
 
+def with_published_experts(folder):
+    """Experts with inputs first, as published files have them: transformers reads both."""
+    from safetensors.numpy import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors[name] = np.ascontiguousarray(tensors[name].swapaxes(1, 2))
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_experts_are_those_of_transformers(tmp_path):
+    from axl_vision.models import with_picture_size
+    from picture_parity import check_is_the_same
+    from qwen_pictures import HEIGHT, PIXELS, ROWS, TEXT, WIDTH, logits_of, make
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    hf = make("Qwen3VLMoe", IMAGE, {**TEXT, **experts, "head_dim": 16, "rope_parameters": ROPE})
+    check_is_the_same(
+        hf,
+        logits_of,
+        PIXELS,
+        ROWS,
+        tmp_path,
+        sized=lambda cfg: with_picture_size(cfg, HEIGHT, WIDTH),
+        near=5e-5,
+        saved=with_published_experts,
+    )
+
+
 def test_text_alone_is_that_of_transformers(tmp_path):
     import torch
     from qwen_pictures import TEXT, make

@@ -37,6 +37,7 @@ def check_is_the_same(
     *,
     sized: Callable[[Any], Any] = lambda cfg: cfg,
     near: float = 2e-5,
+    saved: Callable[[Path], None] = lambda folder: None,
 ) -> Any:
     """Check logits and all gradients, and that an export gives exactly the logits of before.
 
@@ -48,6 +49,7 @@ def check_is_the_same(
         folder: Where files are written.
         sized: Returns the config that is built, of the one that is read.
         near: Absolute tolerance; of gradients, a factor on the largest of an array.
+        saved: Called with each folder that transformers has written, which it may change.
 
     Returns:
         What was read.
@@ -55,6 +57,7 @@ def check_is_the_same(
     import torch
 
     hf.save_pretrained(folder / "hf")
+    saved(folder / "hf")
     found = from_hugging_face(folder / "hf")
     model = sized(found.config).build()
 
@@ -80,6 +83,7 @@ def check_is_the_same(
     for one in hf.parameters():
         one.data = torch.zeros_like(one) if one.grad is None else one.grad
     hf.save_pretrained(folder / "gradients")
+    saved(folder / "gradients")
     expected = from_hugging_face(folder / "gradients").state
     for (path, gradient), mine in zip(
         jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(of_state), strict=True

@@ -57,9 +57,7 @@ def patches_of(images: Any) -> Any:
     x = images.permute(0, 3, 1, 2).reshape(count, 1, channels, height, width)
     x = torch.cat([x, x], 1)  # frames
     rows, columns = height // PATCH, width // PATCH
-    x = x.reshape(
-        count, 2, channels, rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH
-    )
+    x = x.reshape(count, 2, channels, rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH)
     x = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
     return x.reshape(count * rows * columns, -1)
 

@@ -104,7 +104,9 @@ class WindowedImageTokens(GridTokens):
         """
         own = self.config
         side = cfg.patch_size * cfg.merge_size
-        check_size(cfg, max(1, cfg.block) * side, f"a window has {own.window_size} pixels of a side")
+        check_size(
+            cfg, max(1, cfg.block) * side, f"a window has {own.window_size} pixels of a side"
+        )
         for window in _windows_of(cfg.stack):
             if window.num_tokens != own.patches_in_window:
                 raise ConfigError(

@@ -1,21 +1,28 @@
-"""Qwen3-VL: a Qwen3 with positions on three axes, whose first layers see inner layers' tokens."""
+"""Qwen3-VL: a Qwen3 with positions on three axes, whose first layers see inner layers' tokens.
+
+The sizes with experts have the same encoder.
+"""
 
 import re
 from typing import Any
 
 import attrs
 
-from axcore.config import evolve, replace_config, update_config
+from axcore.config import evolve, find_config, replace_config, update_config
 from axcore.errors import ConfigError
 from axcore.interop import (
+    Chain,
+    Concatenate,
     ConfigEntry,
     Family,
     Field,
     Fields,
     ModelPart,
     MustBe,
+    StackArrays,
     WeightMap,
     activation,
+    all_experts,
     arranged,
     below,
     both,
@@ -28,6 +35,7 @@ from axcore.layers import (
     AxialRoPE,
     LayerNorm,
     Linear,
+    MoE,
     MultimodalRoPE,
     RoPE,
     encoder_layer,
@@ -212,6 +220,37 @@ def _weights(cfg: Any) -> WeightMap:
     return tuple(attrs.evolve(one, hf=tuple(map(_name, one.hf))) for one in rules)
 
 
+def _mixed_weights(cfg: Any) -> WeightMap:
+    """Return the map of a model with experts, whose arrays are one each in transformers."""
+    mixture = find_config(cfg.decoder, MoE)[0].node
+    count, width = mixture.num_experts, mixture.expert.hidden_dim
+    one_by_one = ".feed_forward.experts.expert."
+    gates = Chain(StackArrays(count), Concatenate((width, width), axis=2))
+    return (
+        *(rule for rule in _weights(cfg) if one_by_one not in rule.axcore[0]),
+        *below(
+            "decoder.stack.layer.{layer}.feed_forward",
+            "model.language_model.layers.{layer}.mlp",
+            (
+                all_experts(
+                    "experts.expert",
+                    ("gate.weight", "up.weight"),
+                    "experts.gate_up_proj",
+                    gates,
+                    count=count,
+                ),
+                all_experts(
+                    "experts.expert",
+                    ("down.weight",),
+                    "experts.down_proj",
+                    StackArrays(count),
+                    count=count,
+                ),
+            ),
+        ),
+    )
+
+
 def _name(name: str) -> str:
     """Return the name that a tensor has where both parts are below `model`."""
     if name.startswith("visual."):
@@ -233,21 +272,33 @@ _TEXT = {
 }
 """What transformers' own config of the text has, and files leave out."""
 
-QWEN3_VL = Family(
-    architecture="Qwen3VLForConditionalGeneration",
-    template=lambda: qwen3_vl(qwen2("toy"), "toy"),
-    parts=("text_config", "vision_config"),
-    config=(
+_MIXED_TEXT = {
+    **_TEXT,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 16,
+}
+"""The same, where there are experts."""
+
+
+def _config(kind: str, family: str, defaults: dict[str, Any]) -> tuple[ConfigEntry, ...]:
+    """Return the config map of a family of this name, whose text is of another."""
+    return (
         _Tied(),
         ModelPart(
             name="text_config",
             get=_text_of,
             put=_with_text,
-            family="qwen3",
-            defaults={"qwen3": _TEXT},
-            types={"qwen3": "qwen3_vl_text"},
+            family=family,
+            defaults={family: defaults},
+            types={family: f"{kind}_text"},
         ),
-        MustBe("vision_config.model_type", ("qwen3_vl_vision", "qwen3_vl", None)),
+        MustBe("vision_config.model_type", (f"{kind}_vision", kind, None)),
         *encoder_fields(hidden_size=1152, intermediate_size=4304, patch_size=16),
         Field(
             "vision_config.num_position_embeddings",
@@ -260,9 +311,22 @@ QWEN3_VL = Family(
         AnyPictureSize(),
         _Layers(),
         *GRID,
-    ),
+    )
+
+
+QWEN3_VL = Family(
+    architecture="Qwen3VLForConditionalGeneration",
+    template=lambda: qwen3_vl(qwen2("toy"), "toy"),
+    parts=("text_config", "vision_config"),
+    config=_config("qwen3_vl", "qwen3", _TEXT),
     weights=_weights,
     length="text_config.max_position_embeddings",
     irrelevant=IRRELEVANT,
     copies={"lm_head.weight": "model.language_model.embed_tokens.weight"},
+)
+QWEN3_VL_MOE = attrs.evolve(
+    QWEN3_VL,
+    architecture="Qwen3VLMoeForConditionalGeneration",
+    config=_config("qwen3_vl_moe", "qwen3_moe", _MIXED_TEXT),
+    weights=_mixed_weights,
 )
