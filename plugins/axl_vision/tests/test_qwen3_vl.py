@@ -123,11 +123,12 @@ def plain(asked):
     "changes",
     [
         {},
-        pytest.param({"page_size": None}, marks=pytest.mark.slow),
-        pytest.param({"speculation": NGramLookup(num_tokens=2)}, marks=pytest.mark.slow),
-        pytest.param({"num_decode_steps": 4}, marks=pytest.mark.slow),
+        {"page_size": None},
+        {"speculation": NGramLookup(num_tokens=2)},
+        {"num_decode_steps": 4},
     ],
 )
+@pytest.mark.slow
 def test_served_answers_are_those_of_plain_passes(changes):
     """Also in pieces that end in a picture, and from the prefix cache: twice."""
     requests = [request([1, 2], b"long text"), request([0], b"abcdef")]

@@ -355,6 +355,7 @@ QWEN2_5_VL = Family(
     ),
     weights=_weights,
     length="text_config.max_position_embeddings",
+    input_mark="image_token_id",
     irrelevant=IRRELEVANT,
     renamed=((r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual.")),
 )

@@ -321,6 +321,7 @@ QWEN3_VL = Family(
     config=_config("qwen3_vl", "qwen3", _TEXT),
     weights=_weights,
     length="text_config.max_position_embeddings",
+    input_mark="image_token_id",
     irrelevant=IRRELEVANT,
     copies={"lm_head.weight": "model.language_model.embed_tokens.weight"},
 )
