@@ -104,7 +104,8 @@ class Scheduler:
         if self.limits.whole_input:
             sizes[is_read] = self._before_inputs(reading, sizes[is_read])
             # A row whose next input does not fit into this call waits for one of its own.
-            slots, sizes, is_read = (one[sizes > 0] for one in (slots, sizes, is_read))
+            kept = ~is_read | (sizes > 0)
+            slots, sizes, is_read = slots[kept], sizes[kept], is_read[kept]
         # Reading rows first, but pages go by the order of requests where they are short.
         got = self._allocate(slots, sizes)
         read = self._call(slots[got & is_read], sizes[got & is_read], length, is_read=True)
@@ -345,7 +346,8 @@ class Scheduler:
             self.limits.in_input(rows.text[slot], end) if end < rows.target[slot] else 0
             for slot, end in zip(slots.tolist(), ends.tolist(), strict=True)
         ]
-        return sizes - np.asarray(within, sizes.dtype)
+        shortened: np.ndarray = sizes - np.asarray(within, sizes.dtype)
+        return shortened
 
     def _allocate(self, slots: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Allocate the pages that the next tokens of rows need; returns which rows can run."""
