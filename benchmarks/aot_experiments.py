@@ -169,6 +169,13 @@ CASES = (
     ),
     Case(experiment="siglip-so400m", target="tpu-v5e-256"),
     Case(experiment="siglip-so400m", target="gpu-h100-64"),
+    Case(experiment="qwen2.5-vl-7b", target="tpu-v5e-256"),
+    Case(
+        experiment="qwen2.5-vl-7b",
+        target="gpu-h100-8",
+        sets=("data.batch_size=32",),
+        note="32 rows",
+    ),
 )
 
 

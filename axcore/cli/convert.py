@@ -79,8 +79,7 @@ def convert(
         run = import_run(
             read, target, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
         )
-        name = shlex.quote(target)
-        click.echo(f"{run.directory} contains the model of {read}; axcore generate {name}")
+        click.echo(f"{run.directory} contains the model of {read}{_hint(run, target)}")
         return
     if source.startswith(ORBAX):
         read = source.removeprefix(ORBAX)
@@ -94,8 +93,8 @@ def convert(
             rotary_rows=rotary_rows,
             allow_unknown_fields=allow_unknown_fields,
         )
-        name = shlex.quote(target)
-        click.echo(f"{run.directory} contains {trainer}'s model of {read}; axcore generate {name}")
+        hint = _hint(run, target)
+        click.echo(f"{run.directory} contains {trainer}'s model of {read}{hint}")
         return
     size = _num_bytes(max_shard_size or "5GB")
     run = load_run(source, step=step, trust_code=trust_code)
@@ -106,6 +105,17 @@ def convert(
         written = target.removeprefix(HUGGING_FACE)
         what = export_run(run, written, dtype=dtype, max_shard_bytes=size, merged=merged)
     click.echo(f"{written} contains step {run.step} of {source} as {what}")
+
+
+def _hint(run: Any, target: str) -> str:
+    """Return what to do with the run next: nothing, where its model writes no text."""
+    from axcore.models import MultimodalLM
+    from axcore.runs.run import no_text_reason
+
+    command = "generate" if no_text_reason(run.trainer) is None else ""
+    if isinstance(run.trainer.model, MultimodalLM):  # prompts have no pictures
+        command = "serve"
+    return f"; axcore {command} {shlex.quote(target)}" if command else ""
 
 
 def _check_names(source: str, target: str) -> None:

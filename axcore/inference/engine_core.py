@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 from jax.sharding import Mesh
 
-from axcore.config import evolve
+from axcore.config import evolve, find_config
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError
 from axcore.inference.cached_model import mesh_of
@@ -19,7 +19,7 @@ from axcore.inference.sampler import allowed_tokens
 from axcore.inference.schedule import SchedulerConfig
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import Draft, DraftModel
-from axcore.layers import KVCacheConfig
+from axcore.layers import KVCacheConfig, WholeInputAttention
 from axcore.ops import current_policy
 
 
@@ -71,6 +71,7 @@ def build_engine(
     )
     _check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
     limits = scheduler_config(cfg, cache_config, buckets, keeps_pages_only=served.keeps_pages_only)
+    limits = attrs.evolve(limits, whole_input=_whole_input(model, limits.chunk_lengths[-1]))
     kinds = sampler_kinds(cfg)
     programs = Programs(
         served,
@@ -109,6 +110,25 @@ def build_engine(
         request_limits=request_limits,
         processes=processes,
     )
+
+
+def _whole_input(model: Any, call_tokens: int) -> int:
+    """Return how many soft tokens of a model's input one call reads at least; 0 where any may end.
+
+    Raises:
+        ConfigError: A call reads fewer.
+    """
+    if not find_config(model.config, WholeInputAttention):
+        return 0
+    count = int(model.num_soft_tokens)
+    if count > call_tokens:
+        raise ConfigError(
+            f"the {count} soft tokens of an input see each other, and a call reads {call_tokens} "
+            "tokens of a row",
+            where="engine.max_num_batched_tokens",
+            hint=f"--set engine.max_num_batched_tokens={count}",
+        )
+    return count
 
 
 def scheduler_config(

@@ -1,7 +1,9 @@
-"""The values of a schedule: its config, sequences, the batches of a step. Without jax."""
+"""The values of a schedule: its config, sequences, the batches of a step. Without arrays of jax."""
 
 import attrs
 import numpy as np
+
+from axcore.layers import FIRST_SOFT_TOKEN
 
 # Priority is an advance in the queue, not a right: after so many
 # later requests nobody is passed over any more, so none starves.
@@ -27,6 +29,8 @@ class SchedulerConfig:
         chunk_alignment: Tokens; a text is read from multiples of this on, and shared in them.
         fixed_calls: Whether a call always samples `num_decode_steps` tokens, and no row is read
             again for one that is to be served sooner.
+        whole_input: Soft tokens of an input, which one call reads; 0 where a call may end within
+            one. The longest of `chunk_lengths` holds them.
     """
 
     num_slots: int
@@ -41,6 +45,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     chunk_alignment: int = 1
     fixed_calls: bool = False
+    whole_input: int = 0
 
     def piece_length(self, missing: int) -> int:
         """Return the length of the next chunk of a text with so many tokens to read.
@@ -48,7 +53,24 @@ class SchedulerConfig:
         That is the shortest that holds all of them, unless two pieces or more take less time.
         """
         longest = self.chunk_lengths[-1]
-        return longest if missing > longest else self._piece(missing)[0]
+        if missing > longest:
+            return longest
+        if self.whole_input:  # for which a part of the text may be too short
+            return next(length for length in self.chunk_lengths if length >= missing)
+        return self._piece(missing)[0]
+
+    def in_input(self, text: np.ndarray, place: int) -> int:
+        """Return how many tokens before a place are of the input that it is within.
+
+        None are where a call may end within an input.
+
+        Args:
+            text: Of a row.
+            place: The first token that a call would not read.
+        """
+        if not self.whole_input or text[place] < FIRST_SOFT_TOKEN:
+            return 0
+        return int(text[place] - FIRST_SOFT_TOKEN) % self.whole_input
 
     def num_read(self, length: int, missing: np.ndarray) -> int:
         """Return how many of some texts are read at once, so that the most is read in a time.

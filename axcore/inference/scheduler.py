@@ -100,9 +100,14 @@ class Scheduler:
                 np.minimum(rows.limit[decoding] - 1 - rows.num_cached[decoding], count),
             ]
         )
+        is_read = np.arange(len(slots)) < len(reading)
+        if self.limits.whole_input:
+            sizes[is_read] = self._before_inputs(reading, sizes[is_read])
+            # A row whose next input does not fit into this call waits for one of its own.
+            kept = ~is_read | (sizes > 0)
+            slots, sizes, is_read = slots[kept], sizes[kept], is_read[kept]
         # Reading rows first, but pages go by the order of requests where they are short.
         got = self._allocate(slots, sizes)
-        is_read = np.arange(len(slots)) < len(reading)
         read = self._call(slots[got & is_read], sizes[got & is_read], length, is_read=True)
         sample = self._call(slots[got & ~is_read], sizes[got & ~is_read], count, is_read=False)
         # Counted as done although they are not: calls run in the order in which they are
@@ -332,6 +337,17 @@ class Scheduler:
             return slots, 0
         missing = rows.target[slots] - rows.num_cached[slots]
         return slots[: limits.num_read(length, missing)], length
+
+    def _before_inputs(self, slots: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Return the sizes of pieces, none of which ends within an input."""
+        rows = self.rows
+        ends = rows.num_cached[slots] + sizes
+        within = [
+            self.limits.in_input(rows.text[slot], end) if end < rows.target[slot] else 0
+            for slot, end in zip(slots.tolist(), ends.tolist(), strict=True)
+        ]
+        shortened: np.ndarray = sizes - np.asarray(within, sizes.dtype)
+        return shortened
 
     def _allocate(self, slots: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Allocate the pages that the next tokens of rows need; returns which rows can run."""

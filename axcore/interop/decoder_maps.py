@@ -128,6 +128,7 @@ LLAMA_WEIGHTS = model_weights(
 
 
 PLAIN = "default"
+_MULTIMODAL = "mrope"
 _DYNAMIC = (
     "they depend on how long a row is, and are plain up to max_position_embeddings; for rows up to "
     "that, write rope_scaling: null into config.json"
@@ -209,7 +210,7 @@ def rope_position(values: dict[str, Any]) -> Any:
             hint="compare it with the file that was published",
         )
     if kind == PLAIN and values.get("mrope_section"):  # as newer files call them
-        kind = "mrope"
+        kind = _MULTIMODAL
     record = _scalings().get(kind)
     if record is None:
         raise ConfigError(
@@ -251,7 +252,8 @@ def _scaling(record: RopeScaling, position: Any) -> dict[str, Any]:
         if value is not False or getattr(record.config.resolve()(), axcore) is not False:
             values[name] = value
     return {
-        "rope_type": record.name,
+        # transformers reads that name of several axes in some families, and this one in all.
+        "rope_type": PLAIN if record.name == _MULTIMODAL else record.name,
         **{name: value for name, value in values.items() if value is not None},
     }
 

@@ -105,6 +105,7 @@ class Family:
         classifier: The family of its classifiers, of texts where they are not reward models.
         headless: Other classes of transformers, of pretraining, whose files lack the head: a run
             begins with the rest (`fresh=("head.**",)`).
+        input_mark: The field with the token that an input of another kind than text has in a text.
     """
 
     architecture: str
@@ -130,6 +131,7 @@ class Family:
     layouts: tuple[Layout, ...] = ()
     classifier: "Family | None" = None
     headless: tuple[str, ...] = ()
+    input_mark: str = ""
 
     def read(self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False) -> Any:
         """Return the config of the model that a `config.json` describes.

@@ -330,6 +330,22 @@ def below(axcore: str, hf: str, rules: Iterable[Rule]) -> WeightMap:
     )
 
 
+def all_experts(
+    path: str, names: tuple[str, ...], hf: str, transform: Transform, *, count: int
+) -> Rule:
+    """Return the rule of arrays of every expert that Hugging Face has as one.
+
+    Args:
+        path: Of the experts.
+        names: Of one expert's arrays; those of the first come before those of the second.
+        hf: Hugging Face's name.
+        transform: From the arrays of all experts to Hugging Face's.
+        count: How many experts there are.
+    """
+    axcore = tuple(f"{path}.{i}.{name}" for name in names for i in range(count))
+    return Rule(axcore, (hf,), transform)
+
+
 @attrs.frozen
 class Slice:
     """An array of a model: a leaf of the state, or one place of the dimensions stacked in it."""

@@ -41,6 +41,7 @@ from axcore.layers.attention.self_attention import (
     ATTENTION_VALUE,
     Attention,
 )
+from axcore.layers.attention.whole_inputs import WholeInputAttention, WholeInputs
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.convolution import Convolution, PatchEmbedding
 from axcore.layers.encoder import encoder_layer
@@ -195,6 +196,8 @@ __all__ = [
     "TokenInfo",
     "TokenTypes",
     "TransformerLayer",
+    "WholeInputAttention",
+    "WholeInputs",
     "activation_fn",
     "adapters_of",
     "alternating",

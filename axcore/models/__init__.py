@@ -34,6 +34,7 @@ from axcore.models.qwen2 import qwen2
 from axcore.models.seq2seq_lm import ScaledTiedHead, Seq2SeqLM, TransformerStack
 from axcore.models.t5 import t5, t5_v1_1
 from axcore.models.text_classifier import TextClassifier
+from axcore.models.whole_inputs import with_whole_inputs, without_whole_inputs
 
 __all__ = [
     "FORMULA",
@@ -72,4 +73,6 @@ __all__ = [
     "t5_v1_1",
     "transformer",
     "with_language_model",
+    "with_whole_inputs",
+    "without_whole_inputs",
 ]

@@ -44,6 +44,7 @@ from axcore.interop import (
     PretrainedCheckpoint,
     adapter_format,
     check_base_is_unchanged,
+    family_of,
     find_adapter_format,
     is_gguf,
     read_adapters,
@@ -72,6 +73,8 @@ _MAKE_ONE = f"add a {TOKENIZER}: transformers' AutoTokenizer makes one when it s
 _LENGTH = 2048
 """Tokens of a row of a model that sets no limit."""
 _TOKENS = ("bos", "eos", "pad")
+_MARK = "<image>"
+"""What `ByteTokenizer` calls the token of an input, where a folder with bytes has one."""
 
 
 def import_run(
@@ -178,6 +181,8 @@ def _data_with_inputs(
     names = (f"{cfg.input_name}_token_id", f"{cfg.input_name}_token_index")
     fields = published.published.fields
     marks = [fields[name] for name in names if name in fields]
+    if isinstance(tokenizer, ByteTokenizer.Config):  # of which a folder has no file
+        tokenizer = evolve(tokenizer, special_tokens=(_MARK,))
     name = tokenizer.build().token_name(marks[0]) if marks else None
     chat = ChatText.Config(
         tokenizer=tokenizer,
@@ -279,7 +284,9 @@ def export_run(
         CheckpointError: The run has no checkpoint, or the folder contains something.
     """
     cfg, state = run.trainer.config.model, run.state
-    tokenizer = getattr(run.trainer.data, "tokenizer", None) or _characters(run.trainer.data)
+    chat = _chat_of(run.trainer.data)
+    tokenizer = getattr(chat or run.trainer.data, "tokenizer", None)
+    tokenizer = tokenizer or _characters(run.trainer.data)
     corrections = adapter_format(cfg)
     if merged:
         cfg, state = _merged_model(cfg, state)
@@ -301,7 +308,7 @@ def export_run(
         )
     cfg = _with_published(cfg, run.config.init_from)
     published = getattr(cfg, "published", None)
-    lengths = [getattr(run.config.data, "seq_len", None)]
+    lengths = [chat.config.length if chat else getattr(run.config.data, "seq_len", None)]
     if published is not None:  # rows may have been cut shorter to train on
         lengths.append(published.max_length)
     family = to_hugging_face(
@@ -311,7 +318,7 @@ def export_run(
         dtype=dtype,
         max_shard_bytes=max_shard_bytes,
         max_length=max((one for one in lengths if one is not None), default=None),
-        fields=_token_ids(tokenizer),
+        fields={**_token_ids(tokenizer), **_input_mark(cfg, chat)},
         files=_tokenizer_files(tokenizer),
     )
     return f"a model of type {family}"
@@ -420,6 +427,20 @@ def _token_ids(tokenizer: Any) -> dict[str, Any]:
     if len(getattr(tokenizer, "end_ids", ())) > 1:
         ids["eos_token_id"] = list(tokenizer.end_ids)
     return {name: number for name, number in ids.items() if number is not None}
+
+
+def _chat_of(data: Any) -> ChatText | None:
+    """Return the feature of data whose rows are conversations, if they are."""
+    features = getattr(data, "features", {}).values()
+    return next((one for one in features if isinstance(one, ChatText)), None)
+
+
+def _input_mark(cfg: Any, chat: ChatText | None) -> dict[str, Any]:
+    """Return the field with the token that an input has in a text, where there are inputs."""
+    if chat is None or not isinstance(cfg, MultimodalLM.Config):
+        return {}
+    _, family, _ = family_of(cfg)
+    return {family.input_mark: chat.mark} if family.input_mark else {}
 
 
 def _characters(data: Any) -> CharacterTokenizer | None:

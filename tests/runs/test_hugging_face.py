@@ -20,7 +20,7 @@ from axcore.data.tokenizers.hugging_face_tokenizer import TOOL_TEMPLATE
 from axcore.errors import AxcoreError, CheckpointError, ConfigError
 from axcore.interop import HuggingFace, to_hugging_face
 from axcore.layers import merge_adapters
-from axcore.models import llama2
+from axcore.models import bert, llama2
 from axcore.modifiers import LoRA
 from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run, load_run, open_model
@@ -52,6 +52,13 @@ def published(tmp_path):
     to_hugging_face(tmp_path / "hf", cfg, cfg.build().init(0), dtype="bfloat16", **said)
     tokenizer_json(tmp_path / "hf")
     return tmp_path / "hf"
+
+
+def test_a_model_that_writes_no_text_is_not_said_to_generate(tmp_path):
+    cfg = bert("toy")
+    to_hugging_face(tmp_path / "bert", cfg, cfg.build().init(0))
+    told = call("convert", f"hf:{tmp_path / 'bert'}", tmp_path / "run")
+    assert told.rstrip().endswith(f"contains the model of {tmp_path / 'bert'}")
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def attend(
     # The decode op reads the cache where it is; other options need its keys gathered.
     if options.keys() <= {"scale", "soft_cap", "sinks_N"}:
         return _decode(q, k, v, info, window=left, **options)
-    k, v = _gather_keys(k, v, info, q.dtype)
+    k, v = gather_keys(k, v, info, q.dtype)
     return attention(
         q, k, v, causal=True, window=(left, 0), query_offset=info.num_cached, **options
     )
@@ -135,7 +135,7 @@ def _attend_with_gaps(
     assert info.key_mask is not None
     is_there = _of_rows(info.key_mask, info.page_table)
     is_there &= _is_reached(info, is_there.shape[1])
-    k, v = _gather_keys(k, v, info, q.dtype)
+    k, v = gather_keys(k, v, info, q.dtype)
     start, end = options.pop("key_ranges", (jnp.zeros_like(info.positions), info.positions + 1))
     is_real = jnp.ones_like(info.positions) if info.segment_ids is None else info.segment_ids > 0
     return attention(
@@ -177,7 +177,8 @@ def _rolled(
     return jnp.take_along_axis(x, places[:, :, None, None], axis=1)
 
 
-def _gather_keys(k: Array, v: Array, info: TokenInfo, dtype: Any) -> tuple[Array, Array]:
+def gather_keys(k: Array, v: Array, info: TokenInfo, dtype: Any) -> tuple[Array, Array]:
+    """Return a cache's keys and values of each row in order, in the dtype of queries."""
     k_scale, v_scale = info.scales or (None, None)
     return _gather_from_cache(k, k_scale, info, dtype), _gather_from_cache(v, v_scale, info, dtype)
 

@@ -22,7 +22,7 @@ from axcore.data import (
 )
 from axcore.layers import MeanPool, num_soft_tokens_of
 from axcore.learner import AdamW, Learner, WarmupCosine
-from axcore.models import multimodal, qwen2, transformer
+from axcore.models import qwen2, transformer
 from axcore.modifiers import RematModifier
 from axcore.module import DTypes
 from axcore.plugins import MeshRule
@@ -30,9 +30,8 @@ from axcore.tasks import Classification, Contrastive
 from axcore.trainer import KernelsConfig, LoggingConfig, Trainer
 from axl_vision.digits import DigitFiles
 from axl_vision.encoder import NormalizePixels
-from axl_vision.image_tokens import ImageTokens
 from axl_vision.images import Image, RandomFlip, RandomResizedCrop, RandomShift
-from axl_vision.models import clip, qwen2_5_vl, siglip, vit
+from axl_vision.models import clip, llava, qwen2_5_vl, siglip, vit
 
 DIGIT = Image.Config(
     height=16,
@@ -114,9 +113,9 @@ def digits_chat() -> Trainer.Config:
     """Return the config of a small language model that answers questions about a digit.
 
     Both parts are trained from random weights, on conversations about each picture. It reads bytes.
+    It is a LLaVA, whose exports transformers reads.
     """
     tokenizer = ByteTokenizer.Config(special_tokens=("<image>",))
-    image = _digit_encoder(vit("toy", num_classes=10, image_size=16, patch_size=4).encoder)
     text = transformer(
         vocab_size=tokenizer.build().vocab_size,
         dim=64,
@@ -124,19 +123,24 @@ def digits_chat() -> Trainer.Config:
         num_heads=4,
         hidden_dim=192,
     )
-    cfg = digits()
-    chat = ChatText.Config(
-        field="json", tokenizer=tokenizer, length=144, num_soft_tokens=image.num_patches
+    model = update_config(
+        llava(text, "toy", image_size=16, patch_size=4),
+        {
+            "encoder.encoder.stack.num_layers": 2,
+            "encoder.**.hidden_dim": 128,
+            "encoder.**.dropout.rate": 0.1,
+            "**.stack.unroll": 2,  # faster on CPUs than a loop
+        },
     )
+    cfg = digits()
+    soft = num_soft_tokens_of(cast(Any, model.decoder).embedding)
+    chat = ChatText.Config(field="json", tokenizer=tokenizer, length=144, num_soft_tokens=soft)
+    image = evolve(DIGIT, num_channels=3)
     return evolve(
         cfg,
-        model=multimodal(
-            update_config(text, {"decoder.stack.unroll": 2}),
-            ImageTokens.Config(encoder=image),
-            num_soft_tokens=image.num_patches,
-        ),
+        model=model,
         task=None,
-        data=evolve(cfg.data, features={"image": DIGIT, "chat": chat}),
+        data=evolve(cfg.data, features={"image": image, "chat": chat}),
         max_steps=1500,
         eval_every_steps=500,
     )

@@ -8,10 +8,10 @@ from axcore.errors import ConfigError
 from axcore.layers import num_soft_tokens_of
 from axcore.models import CausalLM, MultimodalLM, multimodal
 from axcore.plugins import Hardware
+from axl_vision.grid_tokens import GridTokens
 from axl_vision.image_tokens import ImageTokens
 from axl_vision.models.qwen2_5_vl import with_picture_size
 from axl_vision.models.vit import vit
-from axl_vision.windowed_tokens import WindowedImageTokens
 
 _MARK = "<image>"
 
@@ -105,11 +105,11 @@ class PictureSize:
         """
         model = cfg.model
         encoder = getattr(model, "encoder", None)
-        if not isinstance(encoder, WindowedImageTokens.Config):
+        if not isinstance(encoder, GridTokens.Config):
             raise ConfigError(
                 f"the model's pictures have one size: its encoder is {type(encoder).__qualname__}",
                 where="model.encoder",
-                hint="an encoder without learned positions reads others: that of qwen2_5_vl",
+                hint="encoders of other sizes are those of qwen2_5_vl and qwen3_vl",
             )
         made = with_picture_size(model, self.height, self.width)
         features = getattr(cfg.data, "features", {})

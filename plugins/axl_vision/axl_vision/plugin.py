@@ -29,6 +29,8 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("siglip", "siglip:SIGLIP", "SigLIP, the same with a loss of each pair"),
         ("llava", "llava:LLAVA", "LLaVA, a language model that reads pictures"),
         ("qwen2_5_vl", "qwen2_5_vl:QWEN2_5_VL", "Qwen2.5-VL, with positions on three axes"),
+        ("qwen3_vl", "qwen3_vl:QWEN3_VL", "Qwen3-VL, which sees inner layers of its encoder"),
+        ("qwen3_vl_moe", "qwen3_vl:QWEN3_VL_MOE", "Qwen3-VL with experts"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_vision.models.{family}"), summary=summary

@@ -21,7 +21,7 @@ from axcore.errors import DataError
 from axcore.evaluation import InputQuestions
 from axcore.inference import EncoderInput, EngineConfig, Request, Sampling
 from axcore.module import functional
-from axcore.runs import engine_for, open_model
+from axcore.runs import engine_for, export_run, load_run, open_model
 from axcore.serving.config import Limits
 from axcore.serving.inputs import ContentPart, input_reader
 from axcore.testing.tiny import trainer_on
@@ -60,6 +60,20 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
+def answer(opened, prompt, image):
+    """Returns the tokens of an engine's answer."""
+    request = Request(
+        prompt=tuple(map(int, prompt)),
+        max_tokens=5,
+        sampling=Sampling(temperature=0),
+        inputs=(EncoderInput(image),),
+        ignores_end=True,
+    )
+    engine, _ = engine_for(opened, EngineConfig(max_num_seqs=2))
+    with engine:
+        return [token.id for token in engine.submit(request).result().tokens]
+
+
 @pytest.mark.slow
 def test_a_served_answer_is_that_of_a_plain_pass(run):
     opened = open_model(run)
@@ -84,17 +98,25 @@ def test_a_served_answer_is_that_of_a_plain_pass(run):
     expected = list(map(int, prompt))
     for _ in range(5):
         expected.append(int(jnp.argmax(logits(expected))))
-    request = Request(
-        prompt=tuple(map(int, prompt)),
-        max_tokens=5,
-        sampling=Sampling(temperature=0),
-        inputs=(EncoderInput(image),),
-        ignores_end=True,
-    )
-    engine, _ = engine_for(opened, EngineConfig(max_num_seqs=2))
-    with engine:
-        found = [token.id for token in engine.submit(request).result().tokens]
-    assert found == expected[len(prompt) :]
+    assert answer(opened, prompt, image) == expected[len(prompt) :]
+
+
+@pytest.mark.slow
+def test_an_export_is_read_and_answers_as_its_run(run, tmp_path):
+    """It is a LLaVA, and says which token marks a picture."""
+    folder = tmp_path / "llava"
+    opened = open_model(run)
+    assert export_run(load_run(run), folder) == "a model of type llava"
+    values = json.loads((folder / "config.json").read_text())
+    mark = opened.trainer.data.features["chat"].mark
+    assert values["image_token_index"] == mark
+    assert (values["eos_token_id"], values["text_config"]["max_position_embeddings"]) == (257, 144)
+    exported = open_model(folder)
+    chats = [one.trainer.data.features["chat"] for one in (opened, exported)]
+    prompt, again = (chat.prompt("Which digit?") for chat in chats)
+    assert prompt == again
+    image = np.full((16, 16, 3), 200, np.uint8)
+    assert answer(exported, prompt, image) == answer(opened, prompt, image)
 
 
 @pytest.mark.slow
@@ -105,7 +127,7 @@ def test_a_server_reads_pictures_as_training_does(run):
     Image.fromarray(np.full((30, 40, 3), 77, np.uint8)).save(file, "png")
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     found = reader.read(ContentPart("image_url", "here", url), Limits())
-    np.testing.assert_array_equal(found.value, np.full((16, 16, 1), 77, np.uint8))
+    np.testing.assert_array_equal(found.value, np.full((16, 16, 3), 77, np.uint8))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from axl_vision.models import llava
 from axl_vision.models.llava import LLAVA
 from chat_tokenizer import write_chat_tokenizer
+from commands import call
 from PIL import Image
 
 from axcore.config import update_config
@@ -80,6 +81,12 @@ def picture(value):
     Image.fromarray(np.full((20, 30, 3), value, np.uint8)).save(file, "png")
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     return ContentPart("image_url", "messages[0].content[0].image_url.url", url)
+
+
+@pytest.mark.slow
+def test_convert_says_what_to_do_with_such_a_model(folder, tmp_path):
+    told = call("convert", f"hf:{folder}", tmp_path / "asked")
+    assert told.rstrip().endswith(f"axcore serve {tmp_path / 'asked'}")
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from axcore.interop import (
     StackArrays,
     Transform,
     WeightMap,
+    all_experts,
     below,
     every,
     linear,
@@ -33,7 +34,6 @@ from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.attention_cores import with_sinks
 from axl_attention.layers import ClampedFeedForward
 from axl_attention.models.gemma import LOCAL, in_turns, local
-from axl_attention.models.shared_maps import all_experts
 from axl_attention.rope_scaling import YaRN
 
 _PUBLISHED = {

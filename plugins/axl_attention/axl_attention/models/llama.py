@@ -27,6 +27,7 @@ from axcore.interop import (
     StackArrays,
     WeightMap,
     activation,
+    all_experts,
     below,
     common_value,
     every,
@@ -48,7 +49,7 @@ from axcore.layers import (
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
 from axl_attention.attention_cores import ChunkedAttention, with_chunked
 from axl_attention.layers import InputScaled
-from axl_attention.models.shared_maps import all_experts, interleaved_projection, tied_by
+from axl_attention.models.shared_maps import interleaved_projection, tied_by
 from axl_attention.norms import TemperatureTuning, UnitQueryKey
 from axl_attention.rope_scaling import Llama3RoPE
 

@@ -19,7 +19,6 @@ from axcore.interop import (
     RopeFields,
     Rule,
     SplitAxis,
-    Transform,
     Transpose,
     WeightMap,
     below,
@@ -80,22 +79,6 @@ def interleaved_projection(part: str, num_heads: int, *, rotated: int, rest: int
         Rule((f"{part}.weight",), (f"{hf}.weight",), Chain(Transpose(), rows)),
         Rule((f"{part}.bias",), (f"{hf}.bias",), rows),
     )
-
-
-def all_experts(
-    path: str, names: tuple[str, ...], hf: str, transform: Transform, *, count: int
-) -> Rule:
-    """Return the rule of arrays of every expert that Hugging Face has as one.
-
-    Args:
-        path: Of the experts.
-        names: Of one expert's arrays; those of the first come before those of the second.
-        hf: Hugging Face's name.
-        transform: From the arrays of all experts to Hugging Face's.
-        count: How many experts there are.
-    """
-    axcore = tuple(f"{path}.{i}.{name}" for name in names for i in range(count))
-    return Rule(axcore, (hf,), transform)
 
 
 @attrs.frozen

@@ -147,6 +147,7 @@ LLAVA = Family(
     ),
     weights=_weights,
     length="text_config.max_position_embeddings",
+    input_mark="image_token_index",
     irrelevant=frozenset(
         {
             "attention_dropout",

@@ -61,13 +61,13 @@ _SIZES: Sizes = {
     "72b": {"width": 1280, "num_layers": 32, "num_heads": 16, "hidden_dim": 3456},
     "toy": {"width": 32, "num_layers": 4, "num_heads": 2, "hidden_dim": 48},
 }
-_IMAGE_SIZE = (448, 448)
+IMAGE_SIZE = (448, 448)
 _TURN = 8
 """The last of so many layers sees all of a picture."""
 
 
 def qwen2_5_vl(
-    text: CausalLM.Config, size: str, *, image_size: tuple[int, int] = _IMAGE_SIZE
+    text: CausalLM.Config, size: str, *, image_size: tuple[int, int] = IMAGE_SIZE
 ) -> MultimodalLM.Config:
     """Return the config of a Qwen2.5-VL: a language model, and the encoder of a size.
 
@@ -104,7 +104,7 @@ def with_picture_size(cfg: Any, height: int, width: int) -> Any:
     """Return the config of a model that reads pictures of another size with the same weights.
 
     Args:
-        cfg: Of a Qwen2.5-VL.
+        cfg: Of a Qwen2.5-VL or Qwen3-VL.
         height: In pixels.
         width: In pixels.
     """
@@ -114,7 +114,7 @@ def with_picture_size(cfg: Any, height: int, width: int) -> Any:
         evolve(cfg, encoder=encoder),
         {
             "decoder.embedding.grid": (rows, columns),
-            "decoder.embedding.embedding.num_tokens": rows * columns,
+            "decoder.embedding.**.num_tokens": rows * columns,
         },
     )
 
@@ -186,20 +186,55 @@ class _Layers(ConfigEntry):
 
 
 @attrs.frozen
-class _PictureSize(ConfigEntry):
+class AnyPictureSize(ConfigEntry):
     """The size of pictures, of which published files say nothing: any is right."""
 
     name = "vision_config.image_size"
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Return a config with the size that an export from here was trained with."""
-        size = fields.take(self.name, _IMAGE_SIZE)
+        size = fields.take(self.name, IMAGE_SIZE)
         return evolve(cfg, encoder=evolve(cfg.encoder, image_size=tuple(size)))
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the field, where it is not what its absence means."""
         size = cfg.encoder.image_size
-        return {} if size == _IMAGE_SIZE else {self.name: list(size)}
+        return {} if size == IMAGE_SIZE else {self.name: list(size)}
+
+
+def encoder_fields(**defaults: int) -> tuple[ConfigEntry, ...]:
+    """Return the fields of a `GridTokens`; `defaults` are what the absence of some means."""
+
+    def field(name: str, path: str, default: Any) -> Field:
+        return Field(f"vision_config.{name}", (f"encoder.{path}",), default=default)
+
+    return (
+        field("hidden_size", "width", defaults["hidden_size"]),
+        field("num_heads", "stack.**.attention.num_heads", 16),
+        field("intermediate_size", "stack.**.hidden_dim", defaults["intermediate_size"]),
+        field("patch_size", "patch_size", defaults["patch_size"]),
+        field("temporal_patch_size", "num_frames", 2),
+        field("in_channels", "num_channels", 3),
+        field("spatial_merge_size", "merge_size", 2),
+        Field(
+            "vision_config.rope_parameters",
+            ("encoder.stack.**.position.theta",),
+            default={"rope_type": "axial", "rope_theta": 10_000.0},
+            to_axcore=lambda value: float(value["rope_theta"]),
+            to_hf=lambda theta: {"rope_type": "axial", "rope_theta": theta},
+        ),
+        Derived("vision_config.out_hidden_size", lambda cfg: cfg.dim),
+    )
+
+
+GRID = (
+    Computed("decoder.embedding.grid", lambda cfg: cfg.encoder.grid),
+    Computed(
+        "decoder.embedding.**.num_tokens",
+        lambda cfg: cfg.encoder.grid[0] * cfg.encoder.grid[1],
+    ),
+)
+"""How many soft tokens a picture of the encoder's size has, and where they are."""
 
 
 def _template() -> Any:
@@ -220,14 +255,8 @@ def _weights(cfg: Any) -> WeightMap:
         *(
             rule
             for at in ("attention", "attention.attention")
-            for rule in _attention(at, encoder.width)
+            for rule in fused_attention(at, encoder.width)
         ),
-    )
-    patch = Chain(
-        SplitAxis(encoder.num_channels, 0),
-        SplitAxis(encoder.num_frames, 1),
-        SplitAxis(encoder.patch_size, 2),
-        ReorderAxes((4, 0, 1, 2, 3)),
     )
     return (
         *part_weights(
@@ -235,7 +264,7 @@ def _weights(cfg: Any) -> WeightMap:
             "",
             moved={"decoder.embedding.": "decoder.embedding.embedding.embedding."},
         ),
-        Rule(("encoder.patches.weight",), ("visual.patch_embed.proj.weight",), patch),
+        *patch_weights(encoder),
         *below("encoder.stack.layer.{layer}", "visual.blocks.{layer}", layer),
         same("encoder.merger.norm.weight", "visual.merger.ln_q.weight"),
         *linear("encoder.merger.up", "visual.merger.mlp.0"),
@@ -243,7 +272,26 @@ def _weights(cfg: Any) -> WeightMap:
     )
 
 
-def _attention(at: str, width: int) -> WeightMap:
+def patch_weights(encoder: Any) -> WeightMap:
+    """Return the rules of the projection of patches, a convolution over frames in transformers."""
+    kernel = Chain(
+        SplitAxis(encoder.num_channels, 0),
+        SplitAxis(encoder.num_frames, 1),
+        SplitAxis(encoder.patch_size, 2),
+        ReorderAxes((4, 0, 1, 2, 3)),
+    )
+    own, other = "encoder.patches", "visual.patch_embed.proj"
+    weight = Rule((f"{own}.weight",), (f"{other}.weight",), kernel)
+    return (weight, same(f"{own}.bias", f"{other}.bias"))
+
+
+def fused_attention(at: str, width: int) -> WeightMap:
+    """Return the rules of an encoder's attention, whose projections are one in transformers.
+
+    Args:
+        at: Where it is in a layer.
+        width: Size of a patch's token.
+    """
     parts, fused = [f"{at}.{one}" for one in "qkv"], Concatenate((width,) * 3)
     return (
         Rule(
@@ -269,6 +317,20 @@ _TEXT = {
 }
 """What transformers' own config of the text has, and files leave out."""
 
+IRRELEVANT = frozenset(
+    {
+        "attention_dropout",
+        "image_token_id",
+        "in_chans",  # which transformers does not read
+        "spatial_patch_size",
+        "tokens_per_second",  # of films
+        "video_token_id",
+        "vision_end_token_id",
+        "vision_start_token_id",
+        "vision_token_id",
+    }
+)
+
 QWEN2_5_VL = Family(
     architecture="Qwen2_5_VLForConditionalGeneration",
     template=_template,
@@ -284,45 +346,16 @@ QWEN2_5_VL = Family(
             types={"qwen2": "qwen2_5_vl_text"},
         ),
         MustBe("vision_config.model_type", ("qwen2_5_vl_vision", "qwen2_5_vl", None)),
-        Field("vision_config.hidden_size", ("encoder.width",), default=3584),
-        Field("vision_config.num_heads", ("encoder.stack.**.attention.num_heads",), default=16),
-        Field("vision_config.intermediate_size", ("encoder.stack.**.hidden_dim",), default=3420),
-        Field("vision_config.patch_size", ("encoder.patch_size",), default=14),
-        Field("vision_config.temporal_patch_size", ("encoder.num_frames",), default=2),
-        Field("vision_config.in_channels", ("encoder.num_channels",), default=3),
-        Field("vision_config.spatial_merge_size", ("encoder.merge_size",), default=2),
+        *encoder_fields(hidden_size=3584, intermediate_size=3420, patch_size=14),
         Field("vision_config.window_size", ("encoder.window_size",), default=112),
         activation("vision_config.hidden_act", "silu", "encoder.stack.**.activation"),
-        Field(
-            "vision_config.rope_parameters",
-            ("encoder.stack.**.position.theta",),
-            default={"rope_type": "axial", "rope_theta": 10_000.0},
-            to_axcore=lambda value: float(value["rope_theta"]),
-            to_hf=lambda theta: {"rope_type": "axial", "rope_theta": theta},
-        ),
-        Derived("vision_config.out_hidden_size", lambda cfg: cfg.dim),
-        _PictureSize(),
+        AnyPictureSize(),
         _Layers(),
-        Computed("decoder.embedding.grid", lambda cfg: cfg.encoder.grid),
-        Computed(
-            "decoder.embedding.embedding.num_tokens",
-            lambda cfg: cfg.encoder.grid[0] * cfg.encoder.grid[1],
-        ),
+        *GRID,
     ),
     weights=_weights,
     length="text_config.max_position_embeddings",
-    irrelevant=frozenset(
-        {
-            "attention_dropout",
-            "image_token_id",
-            "in_chans",  # which transformers does not read
-            "spatial_patch_size",
-            "tokens_per_second",  # of films
-            "video_token_id",
-            "vision_end_token_id",
-            "vision_start_token_id",
-            "vision_token_id",
-        }
-    ),
+    input_mark="image_token_id",
+    irrelevant=IRRELEVANT,
     renamed=((r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual.")),
 )
