@@ -122,6 +122,7 @@ MODELS |= {name: _of_plugin(name) for name in ("deepseek_v2", "deepseek_v3", "ki
 MODELS["llama4_text"] = lambda: update_config(
     _of_plugin("llama4")(), {"**.strength": 1.0, "**.feed_forward.top_k": 2}
 )
+MODELS |= {name: _of_plugin(name) for name in ("olmoe", "qwen2_moe", "granitemoe")}
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 

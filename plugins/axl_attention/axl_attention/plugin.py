@@ -116,6 +116,9 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("qwen3_next", "qwen3_next:QWEN3_NEXT", "Qwen3-Next"),
         ("qwen3", "qwen3:QWEN3", "Qwen3, dense"),
         ("qwen3_moe", "qwen3:QWEN3_MOE", "Qwen3 with experts"),
+        ("olmoe", "olmo:OLMOE", "OLMoE"),
+        ("qwen2_moe", "qwen2_moe:QWEN2_MOE", "Qwen1.5-MoE and Qwen2 with experts"),
+        ("granitemoe", "granite:GRANITEMOE", "Granite 3 with experts"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_attention.models.{family}"), summary=summary

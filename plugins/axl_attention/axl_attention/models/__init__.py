@@ -6,11 +6,12 @@ from axl_attention.models.glm import glm, glm4, glm45
 from axl_attention.models.gpt2 import gpt2
 from axl_attention.models.gpt_neox import gpt_neox
 from axl_attention.models.gpt_oss import gpt_oss
-from axl_attention.models.granite import granite
+from axl_attention.models.granite import granite, granitemoe
 from axl_attention.models.llama import llama4, llama31, llama32
 from axl_attention.models.mamba2 import mamba2
-from axl_attention.models.olmo import olmo2, olmo3
+from axl_attention.models.olmo import olmo2, olmo3, olmoe
 from axl_attention.models.phi3 import phi3
+from axl_attention.models.qwen2_moe import qwen2_moe
 from axl_attention.models.qwen3 import qwen3, qwen3_moe
 from axl_attention.models.qwen3_next import qwen3_next
 from axl_attention.models.smollm3 import smollm3
@@ -29,6 +30,7 @@ __all__ = [
     "gpt_neox",
     "gpt_oss",
     "granite",
+    "granitemoe",
     "kimi_k2",
     "llama4",
     "llama31",
@@ -36,7 +38,9 @@ __all__ = [
     "mamba2",
     "olmo2",
     "olmo3",
+    "olmoe",
     "phi3",
+    "qwen2_moe",
     "qwen3",
     "qwen3_moe",
     "qwen3_next",

@@ -233,10 +233,13 @@ EXPERTS: tuple[ConfigEntry, ...] = (
 )
 """The sizes of both kinds of layers, and how many experts there are."""
 
+ROUTED: WeightMap = (
+    *below("feed_forward.experts.expert.{expert}", "mlp.experts.{expert}", FEED_FORWARD),
+    *linear("feed_forward.router.linear", "mlp.gate"),
+)
 EXPERT_WEIGHTS: WeightMap = (
     *below("feed_forward", "mlp", FEED_FORWARD),
     *below("feed_forward.shared", "mlp.shared_experts", FEED_FORWARD),
-    *below("feed_forward.experts.expert.{expert}", "mlp.experts.{expert}", FEED_FORWARD),
-    *linear("feed_forward.router.linear", "mlp.gate"),
+    *ROUTED,
     same("feed_forward.router.bias", "mlp.gate.e_score_correction_bias"),
 )
