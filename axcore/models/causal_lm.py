@@ -76,9 +76,13 @@ class Head(Module):
         """Return the vector of each token that hidden vectors are compared with."""
         raise NotImplementedError
 
+    def factors(self, x: Hidden, table: Table) -> tuple[Hidden, Table]:
+        """Return the two arrays whose products are the logits."""
+        return x, self.projection(table)
+
     def forward(self, x: Hidden, table: Table) -> Float[Array, "batch time vocab"]:
         """Return float32 logits; `table` is the embedding table."""
-        return self._logits(x, self.projection(table))
+        return self._logits(*self.factors(x, table))
 
     @entry
     def log_probs(
@@ -126,7 +130,7 @@ class Head(Module):
         targets: Int[Array, "batch time"],
     ) -> tuple[Array, ...]:
         """Return arrays `[batch, time]` of logits and targets, from pieces of the rows."""
-        projection = self.projection(table)
+        x, projection = self.factors(x, table)
 
         @jax.checkpoint
         def of_piece(x: Hidden, targets: Int[Array, "batch time"]) -> tuple[Array, ...]:
@@ -179,8 +183,7 @@ class Head(Module):
     ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
         cfg = self.config
         sums = cross_entropy_sums(
-            x,
-            self.projection(table),
+            *self.factors(x, table),
             targets,
             weights,
             vocabulary_first=True,

@@ -119,6 +119,8 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("olmoe", "olmo:OLMOE", "OLMoE"),
         ("qwen2_moe", "qwen2_moe:QWEN2_MOE", "Qwen1.5-MoE and Qwen2 with experts"),
         ("granitemoe", "granite:GRANITEMOE", "Granite 3 with experts"),
+        ("phi", "phi:PHI", "Phi-1, Phi-1.5 and Phi-2"),
+        ("stablelm", "stablelm:STABLELM", "StableLM"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_attention.models.{family}"), summary=summary

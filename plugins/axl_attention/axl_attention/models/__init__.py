@@ -10,11 +10,13 @@ from axl_attention.models.granite import granite, granitemoe
 from axl_attention.models.llama import llama4, llama31, llama32
 from axl_attention.models.mamba2 import mamba2
 from axl_attention.models.olmo import olmo2, olmo3, olmoe
+from axl_attention.models.phi import phi
 from axl_attention.models.phi3 import phi3
 from axl_attention.models.qwen2_moe import qwen2_moe
 from axl_attention.models.qwen3 import qwen3, qwen3_moe
 from axl_attention.models.qwen3_next import qwen3_next
 from axl_attention.models.smollm3 import smollm3
+from axl_attention.models.stablelm import stablelm
 from axl_attention.models.starcoder2 import starcoder2
 
 __all__ = [
@@ -39,11 +41,13 @@ __all__ = [
     "olmo2",
     "olmo3",
     "olmoe",
+    "phi",
     "phi3",
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
     "qwen3_next",
     "smollm3",
+    "stablelm",
     "starcoder2",
 ]

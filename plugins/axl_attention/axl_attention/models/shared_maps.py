@@ -1,10 +1,11 @@
 """Entries of config maps and rules of weight maps that families of this plugin share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from axcore.config import find_config, replace_config, update_config
+from axcore.config import evolve, find_config, replace_config, update_config
 from axcore.errors import ConfigError
 from axcore.interop import (
     FEED_FORWARD,
@@ -28,8 +29,9 @@ from axcore.interop import (
     linear,
     same,
 )
-from axcore.layers import GroupLimit, MoE
+from axcore.layers import Attention, GroupLimit, MoE
 from axcore.models import TiedHead, UntiedHead
+from axl_attention.norms import NormedLinear, with_head_norms
 from axl_attention.positions import PartialRotary
 
 MLP_BIAS = Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False)
@@ -56,6 +58,79 @@ def tied_by(path: str = "head", *, default: bool = False) -> Choice:
 def affine(axcore: str, hf: str) -> WeightMap:
     """Return the rules of a weight and a bias that are the same on both sides."""
     return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
+
+
+@attrs.frozen
+class Switch(ConfigEntry):
+    """A field that says whether parts of a model are other ones, and the fields of what they are.
+
+    Args:
+        name: Of the field.
+        kind: The class whose presence means that it is on.
+        on: From a model in which it is off to one in which it is on.
+        off: Its inverse.
+        entries: Of a model in which it is off.
+        default: What the field's absence means.
+    """
+
+    name: str
+    kind: type
+    on: Callable[[Any], Any]
+    off: Callable[[Any], Any]
+    entries: tuple[ConfigEntry, ...] = ()
+    default: bool = False
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Return a config with what the fields say."""
+        for entry in self.entries:
+            cfg = entry.read(cfg, fields)
+        return self.on(cfg) if fields.take(self.name, self.default) else cfg
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the fields."""
+        is_on = bool(find_config(cfg, self.kind))
+        cfg = self.off(cfg) if is_on else cfg
+        values: dict[str, Any] = {self.name: is_on}
+        for entry in self.entries:
+            values |= entry.write(cfg)
+        return values
+
+
+def head_norms(name: str, *entries: ConfigEntry) -> Switch:
+    """Return the entry of whether each head of queries and keys is normalised.
+
+    Args:
+        name: Of the field.
+        *entries: Of the projections.
+    """
+
+    def on(cfg: Any) -> Any:
+        head_dim = cfg.dim // common_value(cfg, "**.attention.num_heads")
+        return replace_config(cfg, Attention, with_head_norms(head_dim))
+
+    def off(cfg: Any) -> Any:
+        return replace_config(
+            cfg, Attention, lambda old: evolve(old, linear=old.linear.linear, value_linear=None)
+        )
+
+    return Switch(name, NormedLinear, on, off, entries)
+
+
+def layers_of(layers: str, *layer: Rule, embedding: str, norm: str) -> WeightMap:
+    """Return the rules of a model with an embedding, layers, a norm and perhaps a head.
+
+    Args:
+        layers: What Hugging Face's names of layers begin with.
+        *layer: The rules of one layer.
+        embedding: Its name.
+        norm: Its name.
+    """
+    return (
+        same("decoder.embedding.weight", f"{embedding}.weight"),
+        *below("decoder.stack.layer.{layer}", f"{layers}.{{layer}}", layer),
+        *affine("decoder.norm", norm),
+        *affine("head", "lm_head"),
+    )
 
 
 def fused(axcore: tuple[str, ...], hf: str, sizes: tuple[int, ...]) -> Rule:
