@@ -123,7 +123,7 @@ MODELS["llama4_text"] = lambda: update_config(
     _of_plugin("llama4")(), {"**.strength": 1.0, "**.feed_forward.top_k": 2}
 )
 MODELS |= {name: _of_plugin(name) for name in ("olmoe", "qwen2_moe", "granitemoe")}
-MODELS |= {name: _of_plugin(name) for name in ("phi", "stablelm")}
+MODELS |= {name: _of_plugin(name) for name in ("phi", "stablelm", "cohere", "cohere2")}
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 

@@ -121,6 +121,8 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("granitemoe", "granite:GRANITEMOE", "Granite 3 with experts"),
         ("phi", "phi:PHI", "Phi-1, Phi-1.5 and Phi-2"),
         ("stablelm", "stablelm:STABLELM", "StableLM"),
+        ("cohere", "cohere:COHERE", "Command R and Aya 23"),
+        ("cohere2", "cohere:COHERE2", "Command R7B and Command A"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_attention.models.{family}"), summary=summary

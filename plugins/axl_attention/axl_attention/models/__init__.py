@@ -1,5 +1,6 @@
 """Families of models that need variants of attention, each a function from a size to a config."""
 
+from axl_attention.models.cohere import cohere, cohere2
 from axl_attention.models.deepseek import deepseek_v2, deepseek_v3, kimi_k2
 from axl_attention.models.gemma import gemma, gemma2, gemma3
 from axl_attention.models.glm import glm, glm4, glm45
@@ -20,6 +21,8 @@ from axl_attention.models.stablelm import stablelm
 from axl_attention.models.starcoder2 import starcoder2
 
 __all__ = [
+    "cohere",
+    "cohere2",
     "deepseek_v2",
     "deepseek_v3",
     "gemma",
