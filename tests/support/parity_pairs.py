@@ -124,6 +124,7 @@ MODELS["llama4_text"] = lambda: update_config(
 )
 MODELS |= {name: _of_plugin(name) for name in ("olmoe", "qwen2_moe", "granitemoe")}
 MODELS |= {name: _of_plugin(name) for name in ("phi", "stablelm", "cohere", "cohere2")}
+MODELS |= {name: _of_plugin(name) for name in ("ministral3", "minimax_m2")}
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 

@@ -123,6 +123,9 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("stablelm", "stablelm:STABLELM", "StableLM"),
         ("cohere", "cohere:COHERE", "Command R and Aya 23"),
         ("cohere2", "cohere:COHERE2", "Command R7B and Command A"),
+        ("ministral3", "ministral3:MINISTRAL3", "Ministral 3, for text"),
+        ("mistral3", "ministral3:MISTRAL3", "Ministral 3 as published, the text part of it"),
+        ("minimax_m2", "minimax_m2:MINIMAX_M2", "MiniMax-M2"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_attention.models.{family}"), summary=summary

@@ -58,6 +58,45 @@ def with_partial_rotary(old: Any) -> PartialRotary.Config:
     return PartialRotary.Config(inner=old)
 
 
+class LongRowQueries(Module):
+    """Positions, and queries times `1 + strength * ln(1 + floor(position / interval))`.
+
+    Over more keys softmax gets flatter; larger logits make up for it. The first `interval` tokens
+    are as without it.
+
+    Source: Nakanishi 2025, arXiv:2501.19399, eq. 3; by steps as in Ministral 3, Mistral AI 2025.
+    Slot protocol: the parent fills `head_dim`.
+    """
+
+    @config
+    class Config(Module.Config["LongRowQueries"]):
+        """The config of `LongRowQueries`.
+
+        Args:
+            head_dim: Size of a head.
+            interval: Tokens after which the factor grows.
+            strength: By how much it grows.
+            inner: The positions.
+        """
+
+        head_dim: PositiveInt = REQUIRED
+        interval: PositiveInt = 8192
+        strength: float = 0.1
+        inner: Module.Config = RoPE.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Build the positions."""
+        refuse_second(LongRowQueries, cfg.inner)
+        self.inner = cfg.inner.build(head_dim=cfg.head_dim)
+
+    def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
+        """Return queries and keys with positions, each in its dtype; the factor is float32."""
+        q, k = self.inner(q, k, positions)
+        steps = (positions // self.config.interval).astype(jnp.float32)
+        factor = 1.0 + self.config.strength * jnp.log1p(steps)
+        return (q.astype(jnp.float32) * factor[:, :, None, None]).astype(q.dtype), k
+
+
 def with_learned_position(old: Any) -> LearnedPosition.Config:
     """Return the config that takes the place of an embedding without positions."""
     return LearnedPosition.Config(embedding=old)

@@ -10,6 +10,8 @@ from axl_attention.models.gpt_oss import gpt_oss
 from axl_attention.models.granite import granite, granitemoe
 from axl_attention.models.llama import llama4, llama31, llama32
 from axl_attention.models.mamba2 import mamba2
+from axl_attention.models.minimax_m2 import minimax_m2
+from axl_attention.models.ministral3 import ministral3
 from axl_attention.models.olmo import olmo2, olmo3, olmoe
 from axl_attention.models.phi import phi
 from axl_attention.models.phi3 import phi3
@@ -41,6 +43,8 @@ __all__ = [
     "llama31",
     "llama32",
     "mamba2",
+    "minimax_m2",
+    "ministral3",
     "olmo2",
     "olmo3",
     "olmoe",

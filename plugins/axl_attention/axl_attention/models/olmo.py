@@ -131,7 +131,7 @@ def olmoe(size: str) -> CausalLM.Config:
     return update_config(cfg, {"**.norm.epsilon": 1e-5})
 
 
-_ATTENTION: WeightMap = (
+NORMED_ATTENTION: WeightMap = (
     *linear("q.linear", "q_proj"),
     same("q.norm.weight", "q_norm.weight"),
     *linear("k.linear", "k_proj"),
@@ -139,8 +139,10 @@ _ATTENTION: WeightMap = (
     *linear("v", "v_proj"),
     *linear("out", "o_proj"),
 )
+"""Of an attention whose queries and keys are `NormedLinear`."""
+
 _WEIGHTS = model_weights(
-    *below("attention", "self_attn", _ATTENTION),
+    *below("attention", "self_attn", NORMED_ATTENTION),
     same("attention_residual.norm.weight", "post_attention_layernorm.weight"),
     *below("feed_forward", "mlp", FEED_FORWARD),
     same("feed_forward_residual.norm.weight", "post_feedforward_layernorm.weight"),
@@ -188,7 +190,7 @@ OLMO3 = Family(
 )
 
 _MIXED_WEIGHTS = model_weights(
-    *PRE_NORMS, *below("attention", "self_attn", _ATTENTION), *ROUTED
+    *PRE_NORMS, *below("attention", "self_attn", NORMED_ATTENTION), *ROUTED
 )
 
 OLMOE = Family(
