@@ -124,7 +124,27 @@ MODELS["llama4_text"] = lambda: update_config(
 )
 MODELS |= {name: _of_plugin(name) for name in ("olmoe", "qwen2_moe", "granitemoe")}
 MODELS |= {name: _of_plugin(name) for name in ("phi", "stablelm", "cohere", "cohere2")}
-MODELS |= {name: _of_plugin(name) for name in ("ministral3", "minimax_m2")}
+MODELS |= {
+    name: _of_plugin(name)
+    for name in ("ministral3", "minimax_m2", "gptj", "opt", "bloom", "falcon")
+}
+
+
+def _falcon_7b():
+    """Returns a Falcon with one norm a layer, and one head of keys and values."""
+    from axl_attention.layers import OneNormLayer, ParallelLayer
+
+    cfg = replace_config(_of_plugin("falcon")(), ParallelLayer, _with_one_norm(OneNormLayer))
+    return update_config(cfg, {"**.attention.num_kv_heads": 1})
+
+
+def _with_one_norm(kind):
+    return lambda old: kind.Config(
+        attention=old.attention, feed_forward=old.feed_forward, norm=old.norm
+    )
+
+
+MODELS["falcon-7b"] = _falcon_7b
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 
@@ -250,4 +270,6 @@ def changing(content: Any) -> list[str]:
     """Returns the fields of a config that change numbers."""
     unchanging = {"architectures", "model_type", "torch_dtype", "max_position_embeddings"}
     unchanging |= {"bos_token_id", "eos_token_id", "pad_token_id", "chunk_size"}
+    if content["model_type"] == "gptj":  # others have a vector for each of so many positions
+        unchanging.add("n_positions")
     return sorted(content.keys() - unchanging)

@@ -154,7 +154,9 @@ class HeadLayerNorm(Module):
 
     As the norm of a `NormedLinear` it normalises queries or keys.
 
-    Source: Dehghani et al. 2023, arXiv:2302.05442, section 2. Slot protocol: the parent fills `dim`.
+    Source: Dehghani et al. 2023, arXiv:2302.05442, section 2.
+
+    Slot protocol: the parent fills `dim`.
     """
 
     @config

@@ -126,6 +126,10 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("ministral3", "ministral3:MINISTRAL3", "Ministral 3, for text"),
         ("mistral3", "ministral3:MISTRAL3", "Ministral 3 as published, the text part of it"),
         ("minimax_m2", "minimax_m2:MINIMAX_M2", "MiniMax-M2"),
+        ("falcon", "falcon:FALCON", "Falcon"),
+        ("gptj", "gptj:GPTJ", "GPT-J"),
+        ("opt", "opt:OPT", "OPT"),
+        ("bloom", "bloom:BLOOM", "BLOOM"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_attention.models.{family}"), summary=summary

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config, evolve
 from axcore.errors import ConfigError
 from axcore.layers import Embedding, LearnedPosition, RoPE, TokenInfo, rope_frequencies
 from axcore.module import Module
@@ -100,6 +100,29 @@ class LongRowQueries(Module):
 def with_learned_position(old: Any) -> LearnedPosition.Config:
     """Return the config that takes the place of an embedding without positions."""
     return LearnedPosition.Config(embedding=old)
+
+
+class OffsetPosition(LearnedPosition):
+    """A learned vector for each position, in a table whose first two rows are not used.
+
+    Source: Zhang et al. 2022, arXiv:2205.01068, in whose weights padding has the second row.
+    """
+
+    OFFSET = 2
+
+    @config
+    class Config(LearnedPosition.Config):
+        """The config of an `OffsetPosition`; its fields are those of `LearnedPosition`."""
+
+    def setup(self, cfg: Config) -> None:
+        """Build the embedding, and declare a table with two more rows."""
+        super().setup(evolve(cfg, max_length=cfg.max_length + self.OFFSET))
+
+    def forward(
+        self, tokens: Int[Array, "batch time"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Return the sum of both vectors."""
+        return super().forward(tokens, info._replace(positions=info.positions + self.OFFSET))
 
 
 class SinusoidalPosition(Module):

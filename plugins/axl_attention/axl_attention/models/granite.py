@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 
-
 from axcore.config import find_config, replace_config, update_config
 from axcore.interop import (
     ATTENTION,
@@ -141,7 +140,9 @@ def _mixed_weights(cfg: Any) -> WeightMap:
     stacked = Chain(Transpose(), StackArrays(count))
     both = Chain(stacked, Concatenate((width, width), axis=1))
     mixed = (
-        all_experts(_EXPERT, ("gate.weight", "up.weight"), "input_linear.weight", both, count=count),
+        all_experts(
+            _EXPERT, ("gate.weight", "up.weight"), "input_linear.weight", both, count=count
+        ),
         all_experts(_EXPERT, ("down.weight",), "output_linear.weight", stacked, count=count),
         *linear("router.linear", "router.layer"),
     )

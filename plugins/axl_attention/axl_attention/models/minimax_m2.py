@@ -18,7 +18,6 @@ from axcore.interop import (
     linear,
     model_weights,
     same,
-    without,
 )
 from axcore.layers import Attention, FeedForward, MoE, RoPE, Router
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer

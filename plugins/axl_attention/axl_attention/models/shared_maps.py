@@ -61,6 +61,26 @@ def affine(axcore: str, hf: str) -> WeightMap:
 
 
 @attrs.frozen
+class InnerSize(ConfigEntry):
+    """The width of feed-forwards, which is four times the model's where it is null or absent.
+
+    Args:
+        name: Of the field.
+    """
+
+    name: str
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Return a config with the size."""
+        size = fields.take(self.name, None) or 4 * cfg.dim
+        return update_config(cfg, {"**.hidden_dim": size})
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the field."""
+        return {self.name: common_value(cfg, "**.hidden_dim")}
+
+
+@attrs.frozen
 class Switch(ConfigEntry):
     """A field that says whether parts of a model are other ones, and the fields of what they are.
 
@@ -137,6 +157,20 @@ def fused(axcore: tuple[str, ...], hf: str, sizes: tuple[int, ...]) -> Rule:
     """Return the rule of linear layers that Hugging Face fuses into one, of these widths."""
     weights = tuple(f"{name}.weight" for name in axcore)
     return Rule(weights, (f"{hf}.weight",), Chain(Transpose(), Concatenate(sizes)))
+
+
+def by_head(num_heads: int, *sizes: int) -> Transform:
+    """Return what puts rows of these sizes in each head next to each other."""
+    return Chain(SplitAxis(num_heads), Concatenate(sizes, axis=1), JoinAxes(num_heads))
+
+
+def fused_rows(parts: tuple[str, ...], hf: str, rows: Transform) -> WeightMap:
+    """Return the rules of linear layers that Hugging Face fuses, given what fuses their rows."""
+    weights, biases = (tuple(f"{part}.{name}" for part in parts) for name in ("weight", "bias"))
+    return (
+        Rule(weights, (f"{hf}.weight",), Chain(Transpose(), rows)),
+        Rule(biases, (f"{hf}.bias",), rows),
+    )
 
 
 def interleaved_projection(part: str, num_heads: int, *, rotated: int, rest: int = 0) -> WeightMap:

@@ -1,4 +1,4 @@
-"""StableLM: layer norms, positions for a quarter of a head; in 12B one norm before both branches."""
+"""StableLM: layer norms, positions for a quarter of a head; 12B has one norm for both branches."""
 
 from typing import Any
 
