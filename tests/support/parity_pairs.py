@@ -124,24 +124,21 @@ MODELS["llama4_text"] = lambda: update_config(
 )
 MODELS |= {name: _of_plugin(name) for name in ("olmoe", "qwen2_moe", "granitemoe")}
 MODELS |= {name: _of_plugin(name) for name in ("phi", "stablelm", "cohere", "cohere2")}
-MODELS |= {
-    name: _of_plugin(name)
-    for name in ("ministral3", "minimax_m2", "gptj", "opt", "bloom", "falcon")
-}
+_OLDER = ("gptj", "opt", "bloom", "falcon", "mamba")
+MODELS |= {name: _of_plugin(name) for name in ("ministral3", "minimax_m2", *_OLDER)}
 
 
 def _falcon_7b():
     """Returns a Falcon with one norm a layer, and one head of keys and values."""
     from axl_attention.layers import OneNormLayer, ParallelLayer
 
-    cfg = replace_config(_of_plugin("falcon")(), ParallelLayer, _with_one_norm(OneNormLayer))
+    def one_norm(old):
+        return OneNormLayer.Config(
+            attention=old.attention, feed_forward=old.feed_forward, norm=old.norm
+        )
+
+    cfg = replace_config(_of_plugin("falcon")(), ParallelLayer, one_norm)
     return update_config(cfg, {"**.attention.num_kv_heads": 1})
-
-
-def _with_one_norm(kind):
-    return lambda old: kind.Config(
-        attention=old.attention, feed_forward=old.feed_forward, norm=old.norm
-    )
 
 
 MODELS["falcon-7b"] = _falcon_7b

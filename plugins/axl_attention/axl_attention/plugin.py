@@ -127,6 +127,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("mistral3", "ministral3:MISTRAL3", "Ministral 3 as published, the text part of it"),
         ("minimax_m2", "minimax_m2:MINIMAX_M2", "MiniMax-M2"),
         ("falcon", "falcon:FALCON", "Falcon"),
+        ("mamba", "mamba:MAMBA", "Mamba"),
         ("gptj", "gptj:GPTJ", "GPT-J"),
         ("opt", "opt:OPT", "OPT"),
         ("bloom", "bloom:BLOOM", "BLOOM"),

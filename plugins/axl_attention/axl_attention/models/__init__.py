@@ -12,6 +12,7 @@ from axl_attention.models.gpt_oss import gpt_oss
 from axl_attention.models.gptj import gptj
 from axl_attention.models.granite import granite, granitemoe
 from axl_attention.models.llama import llama4, llama31, llama32
+from axl_attention.models.mamba import mamba
 from axl_attention.models.mamba2 import mamba2
 from axl_attention.models.minimax_m2 import minimax_m2
 from axl_attention.models.ministral3 import ministral3
@@ -49,6 +50,7 @@ __all__ = [
     "llama4",
     "llama31",
     "llama32",
+    "mamba",
     "mamba2",
     "minimax_m2",
     "ministral3",
