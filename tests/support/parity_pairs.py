@@ -125,7 +125,7 @@ MODELS["llama4_text"] = lambda: update_config(
 MODELS |= {name: _of_plugin(name) for name in ("olmoe", "qwen2_moe", "granitemoe")}
 MODELS |= {name: _of_plugin(name) for name in ("phi", "stablelm", "cohere", "cohere2")}
 _OLDER = ("gptj", "opt", "bloom", "falcon", "mamba")
-MODELS |= {name: _of_plugin(name) for name in ("ministral3", "minimax_m2", *_OLDER)}
+MODELS |= {name: _of_plugin(name) for name in ("ministral3", "minimax_m2", "granite4", *_OLDER)}
 
 
 def _falcon_7b():
@@ -267,6 +267,7 @@ def changing(content: Any) -> list[str]:
     """Returns the fields of a config that change numbers."""
     unchanging = {"architectures", "model_type", "torch_dtype", "max_position_embeddings"}
     unchanging |= {"bos_token_id", "eos_token_id", "pad_token_id", "chunk_size"}
+    unchanging.add("mamba_chunk_size")
     if content["model_type"] == "gptj":  # others have a vector for each of so many positions
         unchanging.add("n_positions")
     return sorted(content.keys() - unchanging)

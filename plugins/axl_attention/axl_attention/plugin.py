@@ -119,6 +119,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("olmoe", "olmo:OLMOE", "OLMoE"),
         ("qwen2_moe", "qwen2_moe:QWEN2_MOE", "Qwen1.5-MoE and Qwen2 with experts"),
         ("granitemoe", "granite:GRANITEMOE", "Granite 3 with experts"),
+        ("granitemoehybrid", "granitemoehybrid:GRANITEMOEHYBRID", "Granite 4"),
         ("phi", "phi:PHI", "Phi-1, Phi-1.5 and Phi-2"),
         ("stablelm", "stablelm:STABLELM", "StableLM"),
         ("cohere", "cohere:COHERE", "Command R and Aya 23"),

@@ -11,6 +11,7 @@ from axl_attention.models.gpt_neox import gpt_neox
 from axl_attention.models.gpt_oss import gpt_oss
 from axl_attention.models.gptj import gptj
 from axl_attention.models.granite import granite, granitemoe
+from axl_attention.models.granitemoehybrid import granite4
 from axl_attention.models.llama import llama4, llama31, llama32
 from axl_attention.models.mamba import mamba
 from axl_attention.models.mamba2 import mamba2
@@ -45,6 +46,7 @@ __all__ = [
     "gpt_oss",
     "gptj",
     "granite",
+    "granite4",
     "granitemoe",
     "kimi_k2",
     "llama4",

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from axcore.config import find_config, replace_config, update_config
+from axcore.config import replace_config, update_config
 from axcore.interop import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -24,6 +24,7 @@ from axcore.interop import (
     WeightMap,
     activation,
     below,
+    common_value,
     linear,
     model_weights,
     same,
@@ -49,7 +50,7 @@ def granite(size: str) -> CausalLM.Config:
     Source: IBM 2024, "Granite 3.0 Language Models", table 1; constants as in the configs published
     with the weights.
     """
-    cfg = _scaled(dict(of_size("granite", _GRANITE_SIZES, size)))
+    cfg = scaled(dict(of_size("granite", _GRANITE_SIZES, size)))
     return update_config(cfg, {"**.norm.epsilon": 1e-5, "**.position.theta": 5_000_000.0})
 
 
@@ -87,13 +88,13 @@ def granitemoe(size: str) -> CausalLM.Config:
     experts = sizes.pop("experts")
     router = Router.Config(balance_over="batch")
     return replace_config(
-        _scaled(sizes),
+        scaled(sizes),
         FeedForward,
         lambda ffn: MoE.Config(expert=ffn, router=router, **experts),
     )
 
 
-def _scaled(sizes: dict[str, Any]) -> Any:
+def scaled(sizes: dict[str, Any]) -> Any:
     """Return a transformer with the constants of Granite."""
     scale, head = sizes.pop("scale"), DividedLogits.Config(divisor=sizes.pop("divisor"))
     cfg = replace_config(transformer(**sizes), PreNorm, with_scaled_residual)
@@ -109,11 +110,19 @@ def _scaled(sizes: dict[str, Any]) -> Any:
     )
 
 
-def _factor(name: str, path: str) -> Field:
-    return Field(name, (path,), default=1.0, to_axcore=float)
+SCALES = tuple(
+    Field(name, (path,), default=1.0, to_axcore=float)
+    for name, path in (
+        ("embedding_multiplier", "decoder.embedding.scale"),
+        ("attention_multiplier", "**.core.scale"),
+        ("residual_multiplier", "**.residual.scale"),
+        ("logits_scaling", "head.divisor"),
+    )
+)
+"""The entries of Granite's constants."""
 
 
-_HEAD = same("head.inner.weight", "lm_head.weight")
+HEAD = same("head.inner.weight", "lm_head.weight")
 
 GRANITE = Family(
     architecture="GraniteForCausalLM",
@@ -125,36 +134,36 @@ GRANITE = Family(
         tied_by("head.inner"),
         ATTENTION_BIAS,
         MLP_BIAS,
-        _factor("embedding_multiplier", "decoder.embedding.scale"),
-        _factor("attention_multiplier", "**.core.scale"),
-        _factor("residual_multiplier", "**.residual.scale"),
-        _factor("logits_scaling", "head.divisor"),
+        *SCALES,
     ),
-    weights=lambda cfg: (*LLAMA_WEIGHTS, _HEAD),
+    weights=lambda cfg: (*LLAMA_WEIGHTS, HEAD),
 )
 
 
-def _mixed_weights(cfg: Any) -> WeightMap:
-    mixture = find_config(cfg, MoE)[0].node
-    count, width = mixture.num_experts, mixture.expert.hidden_dim
+def mixture_weights(mixture: MoE.Config) -> WeightMap:
+    """Return the rules of experts and their router."""
+    count, width = mixture.num_experts, common_value(mixture, "expert.hidden_dim")
     stacked = Chain(Transpose(), StackArrays(count))
     both = Chain(stacked, Concatenate((width, width), axis=1))
-    mixed = (
+    parts = ("gate.weight", "up.weight")
+    rules = (
+        all_experts("experts.expert", parts, "input_linear.weight", both, count=count),
         all_experts(
-            _EXPERT, ("gate.weight", "up.weight"), "input_linear.weight", both, count=count
+            "experts.expert", ("down.weight",), "output_linear.weight", stacked, count=count
         ),
-        all_experts(_EXPERT, ("down.weight",), "output_linear.weight", stacked, count=count),
         *linear("router.linear", "router.layer"),
     )
+    return below("feed_forward", "block_sparse_moe", rules)
+
+
+def _mixed_weights(cfg: Any) -> WeightMap:
     layer = (
         *PRE_NORMS,
         *below("attention", "self_attn", ATTENTION),
-        *below("feed_forward", "block_sparse_moe", mixed),
+        *mixture_weights(common_value(cfg, "**.feed_forward")),
     )
-    return (*model_weights(*layer), _HEAD)
+    return (*model_weights(*layer), HEAD)
 
-
-_EXPERT = "experts.expert"
 
 GRANITEMOE = attrs.evolve(
     GRANITE,
