@@ -148,10 +148,10 @@ class _FeedForwards(ConfigEntry):
             none = {"num_local_experts": 0, "num_experts_per_tok": 0}
             return {**none, **width, "shared_intermediate_size": ffn.hidden_dim}
         return {
-            "num_local_experts": ffn.num_experts,
-            "num_experts_per_tok": ffn.top_k,
-            "intermediate_size": ffn.expert.hidden_dim,
-            "shared_intermediate_size": ffn.shared.hidden_dim,
+            "num_local_experts": common_value(ffn, "num_experts"),
+            "num_experts_per_tok": common_value(ffn, "top_k"),
+            "intermediate_size": common_value(ffn, "expert.hidden_dim"),
+            "shared_intermediate_size": common_value(ffn, "shared.hidden_dim"),
         }
 
 

@@ -90,12 +90,20 @@ class _Positions(ConfigEntry):
         )
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the fields."""
-        values, tuned = _ROPE.write(cfg), common_value(cfg, _POSITION)
-        factor = values["rope_scaling"].get("attention_factor")
-        if factor is None:
-            factor = yarn_attention_factor(values["rope_scaling"]["factor"])
-        scaling = {**values["rope_scaling"], "attention_factor": factor, _STRENGTH: tuned.strength}
+        """Return the fields.
+
+        Raises:
+            ConfigError: There is no YaRN, or nothing on the queries.
+        """
+        tuned = common_value(cfg, _POSITION)
+        if not (isinstance(tuned, LongRowQueries.Config) and isinstance(tuned.inner, YaRN.Config)):
+            raise ConfigError(f"{_POSITION} is a {type(tuned).__qualname__}", where=_POSITION)
+        values = _ROPE.write(cfg)
+        scaling = {
+            "attention_factor": yarn_attention_factor(tuned.inner.factor),
+            **values["rope_scaling"],
+            _STRENGTH: tuned.strength,
+        }
         return {**values, "rope_scaling": scaling}
 
 
