@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config, evolve
+from axcore.errors import ConfigError
 from axcore.layers import Dropout, Linear, Residual, RMSNorm, RoPE
 from axcore.models import UntiedHead
 from axcore.module import Module, Param, entry
@@ -175,6 +176,12 @@ class HeadLayerNorm(Module):
 
     def setup(self, cfg: Config) -> None:
         """Declare the weight, which is one at first."""
+        if cfg.dim % cfg.head_dim:
+            raise ConfigError(
+                f"dim is {cfg.dim}, not a multiple of head_dim, {cfg.head_dim}",
+                where="head_dim",
+                hint="set head_dim to the size of the attention's heads",
+            )
         self.weight = Param((cfg.dim,), axes=("norm",), init=1.0, cast=False)
 
     def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:

@@ -166,6 +166,11 @@ def test_each_head_is_normalised_alone_by_weights_of_its_own(random):
     np.testing.assert_allclose(got, normed.reshape(x.shape) * weight, rtol=1e-4, atol=1e-5)
 
 
+def test_heads_that_do_not_divide_what_is_normalised_are_refused():
+    with pytest.raises(ConfigError, match="dim is 10, not a multiple of head_dim, 4"):
+        HeadLayerNorm.Config(dim=10, head_dim=4).build()
+
+
 def test_queries_grow_by_steps_behind_the_first_interval(random):
     q, k = jnp.asarray(random(1, 9, 2, 4)), jnp.asarray(random(1, 9, 1, 4))
     inner = NoPosition.Config()

@@ -43,7 +43,7 @@ from axcore.layers import (
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, of_size, transformer
 from axl_attention.layers import with_one_norm
 from axl_attention.models.gemma import local
-from axl_attention.models.shared_maps import head_norms, layers_of, tied_by
+from axl_attention.models.shared_maps import head_dim_of, head_norms, layers_of, tied_by
 from axl_attention.norms import DividedLogits, with_head_norms
 
 _VOCABULARY = {"vocab_size": 256_000}
@@ -90,7 +90,7 @@ def cohere(size: str) -> CausalLM.Config:
     cfg = _cohere(**of_size("cohere", _COHERE_SIZES, size))
     if size not in ("command-r-plus", "toy"):
         return cfg
-    return replace_config(cfg, Attention, with_head_norms(_head_dim(cfg)))
+    return replace_config(cfg, Attention, with_head_norms(head_dim_of(cfg)))
 
 
 _COHERE2_SIZES: Sizes = {
@@ -121,16 +121,12 @@ def _cohere(*, theta: float, scale: float, **sizes: Any) -> Any:
     return update_config(cfg, {"**.position.theta": theta, "head": head})
 
 
-def _head_dim(cfg: Any) -> int:
-    return int(cfg.dim // common_value(cfg, "**.attention.num_heads"))
-
-
 def _weights(cfg: Any) -> WeightMap:
     num_heads = common_value(cfg, "**.attention.num_heads")
     counts = {"q": num_heads, "k": common_value(cfg, "**.attention.num_kv_heads") or num_heads}
     attention: list[Rule] = []
     for part, count in counts.items():
-        heads = Chain(SplitAxis(count), interleaved(_head_dim(cfg), axis=1))
+        heads = Chain(SplitAxis(count), interleaved(head_dim_of(cfg), axis=1))
         rows = Chain(heads, JoinAxes(count))
         for path in (part, f"{part}.linear"):  # the second where heads are normalised
             weight = Chain(Transpose(), rows)
@@ -193,7 +189,7 @@ COHERE2 = attrs.evolve(
         window("sliding_window", 4096, "decoder.stack.layers[0].attention.core.window"),
         ATTENTION_BIAS,
         *_COMMON,
-        Derived("head_dim", _head_dim, is_written=False),
+        Derived("head_dim", head_dim_of, is_written=False),
         *(
             MustBe(name, (value,), is_written=False)
             for name, value in (

@@ -31,41 +31,23 @@ from axl_attention.models.shared_maps import (
     tied_by,
 )
 
-_VOCABULARY = {"vocab_size": 65_024}
+
+def _size(dim: int, num_layers: int, num_heads: int, num_kv_heads: int) -> dict[str, int]:
+    return {
+        "vocab_size": 65_024,
+        "dim": dim,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "hidden_dim": 4 * dim,
+    }
+
 
 _FALCON_SIZES: Sizes = {
-    "7b": {
-        "dim": 4544,
-        "num_layers": 32,
-        "num_heads": 71,
-        "num_kv_heads": 1,
-        "hidden_dim": 18_176,
-        **_VOCABULARY,
-    },
-    "40b": {
-        "dim": 8192,
-        "num_layers": 60,
-        "num_heads": 128,
-        "num_kv_heads": 8,
-        "hidden_dim": 32_768,
-        **_VOCABULARY,
-    },
-    "180b": {
-        "dim": 14_848,
-        "num_layers": 80,
-        "num_heads": 232,
-        "num_kv_heads": 8,
-        "hidden_dim": 59_392,
-        **_VOCABULARY,
-    },
-    "2-11b": {
-        "dim": 4096,
-        "num_layers": 60,
-        "num_heads": 32,
-        "num_kv_heads": 8,
-        "hidden_dim": 16_384,
-        **_VOCABULARY,
-    },
+    "7b": _size(4544, 32, 71, 1),
+    "40b": _size(8192, 60, 128, 8),
+    "180b": _size(14_848, 80, 232, 8),
+    "2-11b": _size(4096, 60, 32, 8),
     "toy": TOY,
 }
 

@@ -24,7 +24,6 @@ from axcore.layers import (
     FeedForward,
     LayerNorm,
     PlainFeedForward,
-    PreNorm,
     RMSNorm,
     RoPE,
     TransformerLayer,
@@ -36,6 +35,7 @@ from axl_attention.models.shared_maps import (
     affine,
     by_head,
     fused_rows,
+    in_turn,
     tied_by,
 )
 from axl_attention.positions import PartialRotary
@@ -90,20 +90,12 @@ class _ParallelResidual(ConfigEntry):
         """Return a config with layers of that kind."""
         if fields.take("use_parallel_residual", True):
             return cfg
-        return replace_config(cfg, ParallelLayer, _in_turn)
+        return replace_config(cfg, ParallelLayer, in_turn)
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the field."""
         layer = common_value(cfg, "decoder.stack.layer")
         return {"use_parallel_residual": isinstance(layer, ParallelLayer.Config)}
-
-
-def _in_turn(old: Any) -> Any:
-    return TransformerLayer.Config(
-        attention=old.attention,
-        feed_forward=old.feed_forward,
-        residual=PreNorm.Config(norm=old.norm, dropout=old.dropout),
-    )
 
 
 _QKV = tuple(f"attention.{part}" for part in "qkv")

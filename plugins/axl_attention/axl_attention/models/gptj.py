@@ -19,7 +19,12 @@ from axcore.models import TOY, CausalLM, Sizes, UntiedHead, of_size, transformer
 from axl_attention.biased_head import BiasedHead
 from axl_attention.layers import with_one_norm
 from axl_attention.models.gpt2 import GPT2
-from axl_attention.models.shared_maps import affine, interleaved_projection, layers_of
+from axl_attention.models.shared_maps import (
+    affine,
+    head_dim_of,
+    interleaved_projection,
+    layers_of,
+)
 from axl_attention.positions import PartialRotary
 
 _GPTJ_SIZES: Sizes = {
@@ -56,22 +61,18 @@ class _RotaryDim(ConfigEntry):
 
     def read(self, cfg: Any, fields: Fields) -> Any:
         """Return a config with positions of so many."""
-        share = fields.take("rotary_dim", 64) / _head_dim(cfg)
+        share = fields.take("rotary_dim", 64) / head_dim_of(cfg)
         return update_config(cfg, {"**.position.fraction": share})
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the field."""
-        return {"rotary_dim": int(_head_dim(cfg) * common_value(cfg, "**.position.fraction"))}
-
-
-def _head_dim(cfg: Any) -> int:
-    return int(cfg.dim // common_value(cfg, "**.attention.num_heads"))
+        return {"rotary_dim": int(head_dim_of(cfg) * common_value(cfg, "**.position.fraction"))}
 
 
 def _weights(cfg: Any) -> WeightMap:
     num_heads = common_value(cfg, "**.attention.num_heads")
-    rotated = int(_head_dim(cfg) * common_value(cfg, "**.position.fraction"))
-    rows = {"rotated": rotated, "rest": _head_dim(cfg) - rotated}
+    rotated = int(head_dim_of(cfg) * common_value(cfg, "**.position.fraction"))
+    rows = {"rotated": rotated, "rest": head_dim_of(cfg) - rotated}
     attention = (
         *interleaved_projection("q", num_heads, **rows),
         *interleaved_projection("k", num_heads, **rows),

@@ -14,7 +14,6 @@ from axcore.interop import (
     MustBe,
     activation,
     below,
-    common_value,
     linear,
     model_weights,
     same,
@@ -22,7 +21,7 @@ from axcore.interop import (
 from axcore.layers import Attention, FeedForward, MoE, RoPE, Router
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.models.olmo import NORMED_ATTENTION
-from axl_attention.models.shared_maps import NoPadding, PartialRopeFields, tied_by
+from axl_attention.models.shared_maps import NoPadding, PartialRopeFields, head_dim_of, tied_by
 from axl_attention.norms import with_normed_linear
 from axl_attention.positions import with_partial_rotary
 
@@ -65,7 +64,7 @@ def minimax_m2(size: str) -> CausalLM.Config:
     )
 
 
-class RotaryDim(ConfigEntry):
+class _RotaryDim(ConfigEntry):
     """`rotary_dim`, the dimensions of a head that have positions, and the fields of these."""
 
     def read(self, cfg: Any, fields: Fields) -> Any:
@@ -82,12 +81,6 @@ class RotaryDim(ConfigEntry):
         values = PartialRopeFields().write(cfg)
         rotated = int(values.pop("partial_rotary_factor") * head_dim_of(cfg))
         return {**values, "rotary_dim": rotated}
-
-
-def head_dim_of(cfg: Any) -> int:
-    """Return the size of a head."""
-    given = common_value(cfg, "**.attention.head_dim")
-    return int(given or cfg.dim // common_value(cfg, "**.attention.num_heads"))
 
 
 _EXPERT = (*linear("gate", "w1"), *linear("down", "w2"), *linear("up", "w3"))
@@ -109,7 +102,7 @@ MINIMAX_M2 = Family(
         *SIZES,
         Field("head_dim", ("**.attention.head_dim",), default=128),
         activation("hidden_act", "silu"),
-        RotaryDim(),
+        _RotaryDim(),
         Field("num_local_experts", ("**.feed_forward.num_experts",), default=256),
         Field("num_experts_per_tok", ("**.feed_forward.top_k",), default=8),
         tied_by(),

@@ -29,7 +29,7 @@ from axcore.interop import (
     linear,
     same,
 )
-from axcore.layers import Attention, GroupLimit, MoE
+from axcore.layers import Attention, GroupLimit, MoE, PreNorm, TransformerLayer
 from axcore.models import TiedHead, UntiedHead
 from axl_attention.norms import NormedLinear, with_head_norms
 from axl_attention.positions import PartialRotary
@@ -49,6 +49,12 @@ class NoPadding(ConfigEntry):
         return {"pad_token_id": None}
 
 
+def head_dim_of(cfg: Any) -> int:
+    """Return the size of a head."""
+    given = common_value(cfg, "**.attention.head_dim")
+    return int(given or cfg.dim // common_value(cfg, "**.attention.num_heads"))
+
+
 def tied_by(path: str = "head", *, default: bool = False) -> Choice:
     """Return the entry that says whether the head at a path is the embedding."""
     heads = {False: UntiedHead.Config(), True: TiedHead.Config()}
@@ -58,6 +64,15 @@ def tied_by(path: str = "head", *, default: bool = False) -> Choice:
 def affine(axcore: str, hf: str) -> WeightMap:
     """Return the rules of a weight and a bias that are the same on both sides."""
     return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
+
+
+def in_turn(old: Any) -> TransformerLayer.Config:
+    """Return the layer whose two branches follow each other, of one in which they are parallel."""
+    return TransformerLayer.Config(
+        attention=old.attention,
+        feed_forward=old.feed_forward,
+        residual=PreNorm.Config(norm=old.norm, dropout=old.dropout),
+    )
 
 
 @attrs.frozen
@@ -125,8 +140,7 @@ def head_norms(name: str, *entries: ConfigEntry) -> Switch:
     """
 
     def on(cfg: Any) -> Any:
-        head_dim = cfg.dim // common_value(cfg, "**.attention.num_heads")
-        return replace_config(cfg, Attention, with_head_norms(head_dim))
+        return replace_config(cfg, Attention, with_head_norms(head_dim_of(cfg)))
 
     def off(cfg: Any) -> Any:
         return replace_config(

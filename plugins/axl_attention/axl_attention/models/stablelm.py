@@ -20,14 +20,16 @@ from axcore.interop import (
     linear,
     without,
 )
-from axcore.layers import Attention, LayerNorm, PreNorm, RMSNorm, RoPE, TransformerLayer
+from axcore.layers import Attention, LayerNorm, RMSNorm, RoPE, TransformerLayer
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.layers import OneNormLayer, with_one_norm
 from axl_attention.models.shared_maps import (
     PartialRopeFields,
     Switch,
     affine,
+    head_dim_of,
     head_norms,
+    in_turn,
     layers_of,
     tied_by,
 )
@@ -72,22 +74,13 @@ def stablelm(size: str) -> CausalLM.Config:
         return update_config(cfg, {"**.attention.linear.has_bias": True})
     if size == "3b":
         return cfg
-    head_dim = cfg.dim // common_value(cfg, "**.attention.num_heads")
-    cfg = replace_config(cfg, Attention, with_head_norms(head_dim))
+    cfg = replace_config(cfg, Attention, with_head_norms(head_dim_of(cfg)))
     return replace_config(cfg, TransformerLayer, with_one_norm)
 
 
 def _plain(**sizes: Any) -> Any:
     cfg = replace_config(transformer(**sizes), RMSNorm, LayerNorm.Config())
     return replace_config(cfg, RoPE, lambda old: PartialRotary.Config(fraction=0.25, inner=old))
-
-
-def _in_turn(old: Any) -> Any:
-    return TransformerLayer.Config(
-        attention=old.attention,
-        feed_forward=old.feed_forward,
-        residual=PreNorm.Config(norm=old.norm, dropout=old.dropout),
-    )
 
 
 def _weights(cfg: Any) -> WeightMap:
@@ -126,7 +119,7 @@ STABLELM = Family(
             "use_parallel_residual",
             OneNormLayer,
             lambda cfg: replace_config(cfg, TransformerLayer, with_one_norm),
-            lambda cfg: replace_config(cfg, OneNormLayer, _in_turn),
+            lambda cfg: replace_config(cfg, OneNormLayer, in_turn),
         ),
         Field("layer_norm_eps", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
         activation("hidden_act", "silu"),
