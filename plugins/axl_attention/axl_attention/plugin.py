@@ -248,7 +248,7 @@ _IMPLEMENTATIONS = {
     "latent_attention": ("latent_attention",),
     "latent_cache": ("latent_attention",),
     "shared_cache": ("across_layers",),
-    "state_cache": ("mamba2", "gated_delta_net", "recurrence"),
+    "state_cache": ("mamba", "mamba2", "gated_delta_net", "recurrence"),
     "sliding_window": (
         "attention_cores:SlidingWindowAttention",
         "attention_cores:with_sliding_window",
