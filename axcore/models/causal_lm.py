@@ -76,6 +76,10 @@ class Head(Module):
         """Return the vector of each token that hidden vectors are compared with."""
         raise NotImplementedError
 
+    def factors(self, x: Hidden, table: Table) -> tuple[Hidden, Table]:
+        """Return the two arrays whose products are the logits, for the loss."""
+        return x, self.projection(table)
+
     def forward(self, x: Hidden, table: Table) -> Float[Array, "batch time vocab"]:
         """Return float32 logits; `table` is the embedding table."""
         return self._logits(x, table)
@@ -141,7 +145,7 @@ class Head(Module):
     def products(
         self, rows: Float[Array, "*rows dim"], table: Table
     ) -> Float[Array, "*rows vocab"]:
-        """Return the products of hidden vectors with the projection."""
+        """Return the products of hidden vectors with the projection: logits without a cap."""
         return matmul_transposed(rows, self.projection(table))
 
     def _logits(self, x: Hidden, table: Table) -> Float[Array, "batch time vocab"]:
@@ -184,8 +188,7 @@ class Head(Module):
     ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
         cfg = self.config
         sums = cross_entropy_sums(
-            x,
-            self.projection(table),
+            *self.factors(x, table),
             targets,
             weights,
             vocabulary_first=True,

@@ -143,6 +143,21 @@ IGNORED = {
     "openai-community/gpt2-xl": "output_past=True",
     "unsloth/Llama-3.2-1B-Instruct": "_attn_implementation_autoset=True, unsloth_fixed=True",
 }
+IGNORED |= {
+    "CohereForAI/c4ai-command-r-v01": "model_max_length=131072",
+    "CohereForAI/c4ai-command-r7b-12-2024": "layer_switch=4, use_embedding_sharing=True, "
+    "use_parallel_embedding=True",
+    "EleutherAI/gpt-j-6b": "gradient_checkpointing=False",
+    "bigscience/bloom-560m": "attention_softmax_in_fp32=True, bias_dropout_fusion=True, "
+    "masked_softmax_fusion=True, n_inner=None, offset_alibi=100, skip_bias_add=True, "
+    "skip_bias_add_qkv=False, unk_token_id=0",
+    "tiiuae/falcon-11B": "ff_factor=4",
+    "ibm-granite/granite-4.0-h-micro": "init_method='mup'",
+    "ibm-granite/granite-4.0-h-tiny": "init_method='mup'",
+    "state-spaces/mamba-130m-hf": "d_inner=1536, d_model=768, fused_add_norm=True, n_layer=24, "
+    "pad_vocab_size_multiple=8, rms_norm=True, ssm_cfg={}",
+}
+IGNORED["CohereForAI/c4ai-command-r-plus"] = IGNORED["CohereForAI/c4ai-command-r-v01"]
 IGNORED["HuggingFaceTB/SmolLM2-360M"] = IGNORED["HuggingFaceTB/SmolLM2-135M"]
 IGNORED["decapoda-research/llama-7b-hf"] = IGNORED["huggyllama/llama-7b"]
 IGNORED["deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"] = IGNORED["Qwen/Qwen2.5-7B"]

@@ -35,8 +35,13 @@ MIXTURES = (
     "deepseek_v3",
     "glm45",
     "gpt_oss",
+    "granite4",
+    "granitemoe",
     "kimi_k2",
     "llama4_text",
+    "minimax_m2",
+    "olmoe",
+    "qwen2_moe",
     "qwen3_moe",
     "qwen3_next",
 )

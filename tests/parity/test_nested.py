@@ -62,3 +62,23 @@ def test_llama_4_with_a_vision_tower_is_read_as_its_text_part(tmp_path):
     model.save_pretrained(tmp_path / "whole")
     axcore = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
     np.testing.assert_allclose(axcore, their_logits(model, TOKENS), atol=1e-4)
+
+
+def test_ministral_3_with_a_vision_tower_is_read_as_its_text_part(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="run make parity")
+    import torch
+
+    torch.manual_seed(0)
+    others = ("sliding_window", "layer_types", "query_pre_attn_scalar", "rope_scaling")
+    text = {name: value for name, value in TEXT.items() if name not in others}
+    yarn = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "beta_fast": 32.0}
+    yarn |= {"beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    yarn["original_max_position_embeddings"] = 8
+    text |= {"model_type": "ministral3", "rope_parameters": yarn}
+    vision = {**VISION, "model_type": "pixtral", "head_dim": 8}
+    untied = {"tie_word_embeddings": False}
+    cfg = transformers.Mistral3Config(text_config=text, vision_config=vision, **untied)
+    model = transformers.Mistral3ForConditionalGeneration(cfg).float().eval()
+    model.save_pretrained(tmp_path / "whole")
+    axcore = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
+    np.testing.assert_allclose(axcore, their_logits(model, TOKENS), atol=1e-4)

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 from axl_attention.across_layers import ReceivedCache
 from axl_attention.latent_attention import LatentAttention
+from axl_attention.norms import HeadLayerNorm
 from axl_attention.rope_scaling import LongRoPE
 from cache_law import CACHE_CONFIG, MORE_ROWS, PAGED
 from parity_pairs import MODELS
@@ -54,6 +55,8 @@ def latents(cfg: Any) -> Any:
         return cfg
     if find_config(cfg, LongRoPE):
         raise ConfigError("factors of LongRoPE are those of heads of one size")
+    if find_config(cfg, HeadLayerNorm):
+        raise ConfigError("norms of heads are those of heads of one size")
     return with_variant(cfg, "latent_attention")
 
 

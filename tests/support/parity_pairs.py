@@ -122,6 +122,26 @@ MODELS |= {name: _of_plugin(name) for name in ("deepseek_v2", "deepseek_v3", "ki
 MODELS["llama4_text"] = lambda: update_config(
     _of_plugin("llama4")(), {"**.strength": 1.0, "**.feed_forward.top_k": 2}
 )
+MODELS |= {name: _of_plugin(name) for name in ("olmoe", "qwen2_moe", "granitemoe")}
+MODELS |= {name: _of_plugin(name) for name in ("phi", "stablelm", "cohere", "cohere2")}
+_OLDER = ("gptj", "opt", "bloom", "falcon", "mamba")
+MODELS |= {name: _of_plugin(name) for name in ("ministral3", "minimax_m2", "granite4", *_OLDER)}
+
+
+def _falcon_7b():
+    """Returns a Falcon with one norm a layer, and one head of keys and values."""
+    from axl_attention.layers import OneNormLayer, ParallelLayer
+
+    def one_norm(old):
+        return OneNormLayer.Config(
+            attention=old.attention, feed_forward=old.feed_forward, norm=old.norm
+        )
+
+    cfg = replace_config(_of_plugin("falcon")(), ParallelLayer, one_norm)
+    return update_config(cfg, {"**.attention.num_kv_heads": 1})
+
+
+MODELS["falcon-7b"] = _falcon_7b
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 
@@ -247,4 +267,7 @@ def changing(content: Any) -> list[str]:
     """Returns the fields of a config that change numbers."""
     unchanging = {"architectures", "model_type", "torch_dtype", "max_position_embeddings"}
     unchanging |= {"bos_token_id", "eos_token_id", "pad_token_id", "chunk_size"}
+    unchanging.add("mamba_chunk_size")
+    if content["model_type"] == "gptj":  # others have a vector for each of so many positions
+        unchanging.add("n_positions")
     return sorted(content.keys() - unchanging)

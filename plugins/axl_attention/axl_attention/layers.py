@@ -78,6 +78,50 @@ def with_parallel_layer(old: Any) -> ParallelLayer.Config:
     )
 
 
+class OneNormLayer(Module):
+    """`x + attention(y) + feed_forward(y)` where `y = norm(x)`.
+
+    Source: Wang and Komatsuzaki 2021, "GPT-J-6B". Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config["OneNormLayer"]):
+        """The config of a `OneNormLayer`; its fields are those of `ParallelLayer`."""
+
+        dim: PositiveInt = REQUIRED
+        attention: Module.Config = Attention.Config()
+        feed_forward: Module.Config = FeedForward.Config()
+        norm: Module.Config = RMSNorm.Config()
+        dropout: Dropout.Config = Dropout.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Build the norm and both branches."""
+        self.norm = cfg.norm.build(dim=cfg.dim)
+        self.attention = cfg.attention.build(dim=cfg.dim)
+        self.feed_forward = cfg.feed_forward.build(dim=cfg.dim)
+        self.attention_dropout = cfg.dropout.build()
+        self.feed_forward_dropout = cfg.dropout.build()
+
+    def forward(
+        self, x: Float[Array, "batch time dim"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Return the tokens with what both branches make of them added."""
+        normed = self.norm(x)
+        mixed = self.attention_dropout(self.attention(normed, info))
+        fed = self.feed_forward_dropout(self.feed_forward(normed))
+        return shard(x + mixed + fed, "batch", "time", "embed")
+
+
+def with_one_norm(old: Any) -> OneNormLayer.Config:
+    """Return the config that takes the place of a layer of two branches in turn."""
+    return OneNormLayer.Config(
+        attention=old.attention,
+        feed_forward=old.feed_forward,
+        norm=old.residual.norm,
+        dropout=old.residual.dropout,
+    )
+
+
 class MixerLayer(Module):
     """A mixer of tokens in a residual connection.
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config, evolve
+from axcore.errors import ConfigError
 from axcore.layers import Dropout, Linear, Residual, RMSNorm, RoPE
 from axcore.models import UntiedHead
 from axcore.module import Module, Param, entry
@@ -149,6 +150,61 @@ def with_normed_linear(old: Any) -> Any:
     )
 
 
+class HeadLayerNorm(Module):
+    """`LayerNorm` without a bias over each head, where all heads have weights of their own.
+
+    As the norm of a `NormedLinear` it normalises queries or keys.
+
+    Source: Dehghani et al. 2023, arXiv:2302.05442, section 2.
+
+    Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config["HeadLayerNorm"]):
+        """The config of a `HeadLayerNorm`.
+
+        Args:
+            dim: Size of all heads together.
+            head_dim: Size of a head.
+            epsilon: Added to the variance.
+        """
+
+        dim: PositiveInt = REQUIRED
+        head_dim: PositiveInt = REQUIRED
+        epsilon: PositiveFloat = 1e-5
+
+    def setup(self, cfg: Config) -> None:
+        """Declare the weight, which is one at first."""
+        if cfg.dim % cfg.head_dim:
+            raise ConfigError(
+                f"dim is {cfg.dim}, not a multiple of head_dim, {cfg.head_dim}",
+                where="head_dim",
+                hint="set head_dim to the size of the attention's heads",
+            )
+        self.weight = Param((cfg.dim,), axes=("norm",), init=1.0, cast=False)
+
+    def forward(self, x: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
+        """Return the normalised input in the input's dtype; computed in float32."""
+        cfg = self.config
+        heads = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, cfg.head_dim)
+        centred = heads - jnp.mean(heads, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        normed = (centred * jax.lax.rsqrt(variance + cfg.epsilon)).reshape(x.shape)
+        return (normed * self.weight.astype(jnp.float32)[None, None]).astype(x.dtype)
+
+
+def with_head_norms(head_dim: int) -> Callable[[Any], Any]:
+    """Return what makes an attention normalise each head of this size by weights of its own."""
+    norm = HeadLayerNorm.Config(head_dim=head_dim)
+
+    def normed(old: Any) -> Any:
+        old = with_normed_linear(old)
+        return evolve(old, linear=evolve(old.linear, norm=norm))
+
+    return normed
+
+
 class GroupedRMSNorm(Module):
     """`RMSNorm` over each of `num_groups` parts. Slot protocol: the parent fills both sizes."""
 
@@ -281,6 +337,31 @@ class DividedLogits(Module):
     ) -> Any:
         """Return the weighted sum of cross-entropies in nats, and the sum of weights."""
         return self.inner.loss(self._divided(x), table, targets, weights)
+
+    @entry
+    def loss_and_correct(
+        self,
+        x: Hidden,
+        table: Table,
+        targets: Int[Array, "batch time"],
+        weights: Float[Array, "batch time"],
+    ) -> Any:
+        """Return what `loss` does, and the weight of targets that have the largest logit."""
+        return self.inner.loss_and_correct(self._divided(x), table, targets, weights)
+
+    @entry
+    def log_probs(self, x: Hidden, table: Table, targets: Int[Array, "batch time"]) -> Any:
+        """Return the float32 log-probability of each target."""
+        return self.inner.log_probs(self._divided(x), table, targets)
+
+    @entry
+    def log_probs_and_entropies(
+        self, x: Hidden, table: Table, targets: Int[Array, "batch time"], temperature: float = 1.0
+    ) -> Any:
+        """Return the log-probability of each target, and the entropy at its place."""
+        return self.inner.log_probs_and_entropies(
+            self._divided(x), table, targets, temperature=temperature
+        )
 
     def _divided(self, x: Hidden) -> Hidden:
         return x / jnp.asarray(self.config.divisor, x.dtype)

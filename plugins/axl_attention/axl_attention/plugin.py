@@ -116,6 +116,22 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("qwen3_next", "qwen3_next:QWEN3_NEXT", "Qwen3-Next"),
         ("qwen3", "qwen3:QWEN3", "Qwen3, dense"),
         ("qwen3_moe", "qwen3:QWEN3_MOE", "Qwen3 with experts"),
+        ("olmoe", "olmo:OLMOE", "OLMoE"),
+        ("qwen2_moe", "qwen2_moe:QWEN2_MOE", "Qwen1.5-MoE and Qwen2 with experts"),
+        ("granitemoe", "granite:GRANITEMOE", "Granite 3 with experts"),
+        ("granitemoehybrid", "granitemoehybrid:GRANITEMOEHYBRID", "Granite 4"),
+        ("phi", "phi:PHI", "Phi-1, Phi-1.5 and Phi-2"),
+        ("stablelm", "stablelm:STABLELM", "StableLM"),
+        ("cohere", "cohere:COHERE", "Command R and Aya 23"),
+        ("cohere2", "cohere:COHERE2", "Command R7B and Command A"),
+        ("ministral3", "ministral3:MINISTRAL3", "Ministral 3, for text"),
+        ("mistral3", "ministral3:MISTRAL3", "Ministral 3 as published, the text part of it"),
+        ("minimax_m2", "minimax_m2:MINIMAX_M2", "MiniMax-M2"),
+        ("falcon", "falcon:FALCON", "Falcon"),
+        ("mamba", "mamba:MAMBA", "Mamba"),
+        ("gptj", "gptj:GPTJ", "GPT-J"),
+        ("opt", "opt:OPT", "OPT"),
+        ("bloom", "bloom:BLOOM", "BLOOM"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_attention.models.{family}"), summary=summary
@@ -232,7 +248,7 @@ _IMPLEMENTATIONS = {
     "latent_attention": ("latent_attention",),
     "latent_cache": ("latent_attention",),
     "shared_cache": ("across_layers",),
-    "state_cache": ("mamba2", "gated_delta_net", "recurrence"),
+    "state_cache": ("mamba", "mamba2", "gated_delta_net", "recurrence"),
     "sliding_window": (
         "attention_cores:SlidingWindowAttention",
         "attention_cores:with_sliding_window",

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config, evolve
 from axcore.errors import ConfigError
 from axcore.layers import Embedding, LearnedPosition, RoPE, TokenInfo, rope_frequencies
 from axcore.module import Module
@@ -58,9 +58,71 @@ def with_partial_rotary(old: Any) -> PartialRotary.Config:
     return PartialRotary.Config(inner=old)
 
 
+class LongRowQueries(Module):
+    """Positions, and queries times `1 + strength * ln(1 + floor(position / interval))`.
+
+    Over more keys softmax gets flatter; larger logits make up for it. The first `interval` tokens
+    are as without it.
+
+    Source: Nakanishi 2025, arXiv:2501.19399, eq. 3; by steps as in Ministral 3, Mistral AI 2025.
+    Slot protocol: the parent fills `head_dim`.
+    """
+
+    @config
+    class Config(Module.Config["LongRowQueries"]):
+        """The config of `LongRowQueries`.
+
+        Args:
+            head_dim: Size of a head.
+            interval: Tokens after which the factor grows.
+            strength: By how much it grows.
+            inner: The positions.
+        """
+
+        head_dim: PositiveInt = REQUIRED
+        interval: PositiveInt = 8192
+        strength: float = 0.1
+        inner: Module.Config = RoPE.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Build the positions."""
+        refuse_second(LongRowQueries, cfg.inner)
+        self.inner = cfg.inner.build(head_dim=cfg.head_dim)
+
+    def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
+        """Return queries and keys with positions, each in its dtype; the factor is float32."""
+        q, k = self.inner(q, k, positions)
+        steps = (positions // self.config.interval).astype(jnp.float32)
+        factor = 1.0 + self.config.strength * jnp.log1p(steps)
+        return (q.astype(jnp.float32) * factor[:, :, None, None]).astype(q.dtype), k
+
+
 def with_learned_position(old: Any) -> LearnedPosition.Config:
     """Return the config that takes the place of an embedding without positions."""
     return LearnedPosition.Config(embedding=old)
+
+
+class OffsetPosition(LearnedPosition):
+    """A learned vector for each position, in a table whose first two rows are not used.
+
+    Source: Zhang et al. 2022, arXiv:2205.01068, in whose weights padding has the second row.
+    """
+
+    OFFSET = 2
+
+    @config
+    class Config(LearnedPosition.Config):
+        """The config of an `OffsetPosition`; its fields are those of `LearnedPosition`."""
+
+    def setup(self, cfg: Config) -> None:
+        """Build the embedding, and declare a table with two more rows."""
+        super().setup(evolve(cfg, max_length=cfg.max_length + self.OFFSET))
+
+    def forward(
+        self, tokens: Int[Array, "batch time"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Return the sum of both vectors."""
+        return super().forward(tokens, info._replace(positions=info.positions + self.OFFSET))
 
 
 class SinusoidalPosition(Module):

@@ -56,7 +56,7 @@ def state_space(
     chunk = min(chunk, time)
     if state is None:
         state = jnp.zeros((batch, groups, heads, width, inputs.b.shape[-1]), jnp.float32)
-    chunks = Inputs(*(_in_chunks(array, chunk) for array in inputs))
+    chunks = Inputs(*(in_chunks(array, chunk) for array in inputs))
 
     def step(carry: tuple[Array, Array], one: Inputs) -> tuple[tuple[Array, Array], Array]:
         return _chunk(*carry, one, a)
@@ -65,7 +65,7 @@ def state_space(
     return jnp.moveaxis(y, 0, 1).reshape(batch, -1, groups, heads, width)[:, :time], state
 
 
-def _in_chunks(array: Array, chunk: int) -> Array:
+def in_chunks(array: Array, chunk: int) -> Array:
     """Return an array with its chunks first; the last one is filled with zeros."""
     rest = -array.shape[1] % chunk
     padded = jnp.pad(array, [(0, 0), (0, rest)] + [(0, 0)] * (array.ndim - 2))
@@ -136,7 +136,7 @@ def delta_rule(
     Source: Yang et al. 2024, arXiv:2412.06464, section 3.
     """
     batch, time, heads, groups, width = inputs.v.shape
-    chunks = DeltaInputs(*(_in_chunks(array, min(chunk, time)) for array in inputs))
+    chunks = DeltaInputs(*(in_chunks(array, min(chunk, time)) for array in inputs))
     if memory is None:
         memory = jnp.zeros((batch, heads, groups, inputs.k.shape[-1], width), jnp.float32)
 

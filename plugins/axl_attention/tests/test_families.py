@@ -4,8 +4,12 @@ import jax
 import numpy as np
 import pytest
 from axl_attention.models import (
+    bloom,
+    cohere,
+    cohere2,
     deepseek_v2,
     deepseek_v3,
+    falcon,
     gemma,
     gemma2,
     gemma3,
@@ -15,19 +19,30 @@ from axl_attention.models import (
     gpt2,
     gpt_neox,
     gpt_oss,
+    gptj,
     granite,
+    granite4,
+    granitemoe,
     kimi_k2,
     llama4,
     llama31,
     llama32,
+    mamba,
     mamba2,
+    minimax_m2,
+    ministral3,
     olmo2,
     olmo3,
+    olmoe,
+    opt,
+    phi,
     phi3,
+    qwen2_moe,
     qwen3,
     qwen3_moe,
     qwen3_next,
     smollm3,
+    stablelm,
     starcoder2,
 )
 
@@ -41,6 +56,8 @@ FAMILIES = (
     *(olmo2, gpt2, qwen3, qwen3_moe, gemma, gemma2, gemma3),
     *(granite, deepseek_v2, deepseek_v3, kimi_k2, gpt_neox, olmo3, smollm3),
     *(phi3, gpt_oss, starcoder2, llama4, qwen3_next, llama31, llama32, glm45),
+    *(phi, stablelm, cohere, cohere2, bloom, opt, gptj, falcon, mamba, granite4),
+    *(olmoe, qwen2_moe, granitemoe, ministral3, minimax_m2),
 )
 """The first of every seven is trained in the quick tests."""
 

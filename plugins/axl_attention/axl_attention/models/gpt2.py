@@ -7,17 +7,14 @@ from immutabledict import immutabledict
 from axcore.config import replace_config, update_config
 from axcore.interop import (
     Concatenate,
-    ConfigEntry,
     Family,
     Field,
-    Fields,
     MustBe,
     Rule,
     WeightMap,
     activation,
     below,
     both,
-    common_value,
     same,
 )
 from axcore.layers import (
@@ -31,6 +28,7 @@ from axcore.layers import (
     RoPE,
 )
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, UntiedHead, of_size, transformer
+from axl_attention.models.shared_maps import InnerSize
 
 _VOCABULARY = {"vocab_size": 50_257}
 
@@ -59,19 +57,6 @@ def gpt2(size: str) -> CausalLM.Config:
     ):
         cfg = replace_config(cfg, part, new)
     return update_config(cfg, {"**.linear.has_bias": True, "**.out_linear.has_bias": True})
-
-
-class _InnerSize(ConfigEntry):
-    """`n_inner`, which is four times the width where it is null or absent."""
-
-    def read(self, cfg: Any, fields: Fields) -> Any:
-        """Return a config with the size."""
-        size = fields.take("n_inner", None) or 4 * cfg.dim
-        return update_config(cfg, {"**.hidden_dim": size})
-
-    def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the field."""
-        return {"n_inner": common_value(cfg, "**.hidden_dim")}
 
 
 def _weights(cfg: Any) -> WeightMap:
@@ -109,7 +94,7 @@ GPT2 = Family(
         Field("n_head", ("**.attention.num_heads",)),
         Field("n_positions", ("decoder.embedding.max_length",)),
         Field("layer_norm_epsilon", ("**.norm.epsilon",), default=1e-5, to_axcore=float),
-        _InnerSize(),
+        InnerSize("n_inner"),
         activation("activation_function", "gelu_new"),
         MustBe("tie_word_embeddings", (True,)),
         MustBe("scale_attn_weights", (True,)),

@@ -8,16 +8,10 @@ from axcore.config import replace_config, update_config
 from axcore.interop import (
     ATTENTION_BIAS,
     SIZES,
-    Chain,
-    Concatenate,
     ConfigEntry,
     Family,
     Field,
     Fields,
-    JoinAxes,
-    Rule,
-    SplitAxis,
-    Transpose,
     WeightMap,
     activation,
     below,
@@ -30,14 +24,20 @@ from axcore.layers import (
     FeedForward,
     LayerNorm,
     PlainFeedForward,
-    PreNorm,
     RMSNorm,
     RoPE,
     TransformerLayer,
 )
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.layers import ParallelLayer, with_parallel_layer
-from axl_attention.models.shared_maps import PartialRopeFields, affine, tied_by
+from axl_attention.models.shared_maps import (
+    PartialRopeFields,
+    affine,
+    by_head,
+    fused_rows,
+    in_turn,
+    tied_by,
+)
 from axl_attention.positions import PartialRotary
 
 
@@ -90,7 +90,7 @@ class _ParallelResidual(ConfigEntry):
         """Return a config with layers of that kind."""
         if fields.take("use_parallel_residual", True):
             return cfg
-        return replace_config(cfg, ParallelLayer, _in_turn)
+        return replace_config(cfg, ParallelLayer, in_turn)
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the field."""
@@ -98,31 +98,18 @@ class _ParallelResidual(ConfigEntry):
         return {"use_parallel_residual": isinstance(layer, ParallelLayer.Config)}
 
 
-def _in_turn(old: Any) -> Any:
-    return TransformerLayer.Config(
-        attention=old.attention,
-        feed_forward=old.feed_forward,
-        residual=PreNorm.Config(norm=old.norm, dropout=old.dropout),
-    )
+_QKV = tuple(f"attention.{part}" for part in "qkv")
 
 
 def _weights(cfg: Any) -> WeightMap:
     num_heads = common_value(cfg, "**.attention.num_heads")
     sizes = (cfg.dim // num_heads,) * 3
-    by_head = Chain(SplitAxis(num_heads), Concatenate(sizes, axis=1), JoinAxes(num_heads))
     layer = (
         *affine("attention_norm", "input_layernorm"),
         *affine("attention_residual.norm", "input_layernorm"),
         *affine("feed_forward_norm", "post_attention_layernorm"),
         *affine("feed_forward_residual.norm", "post_attention_layernorm"),
-        *(
-            Rule(
-                tuple(f"attention.{part}.{name}" for part in "qkv"),
-                (f"attention.query_key_value.{name}",),
-                transform,
-            )
-            for name, transform in (("weight", Chain(Transpose(), by_head)), ("bias", by_head))
-        ),
+        *fused_rows(_QKV, "attention.query_key_value", by_head(num_heads, *sizes)),
         *linear("attention.out", "attention.dense"),
         *linear("feed_forward.up", "mlp.dense_h_to_4h"),
         *linear("feed_forward.down", "mlp.dense_4h_to_h"),

@@ -75,13 +75,13 @@ def mamba2(size: str) -> CausalLM.Config:
     return update_config(cfg, {"**.norm.epsilon": 1e-5})
 
 
-def _weights(cfg: Any) -> WeightMap:
-    mixer = common_value(cfg, "**.mixer")
+def mixer_weights(mixer: Mamba2.Config) -> WeightMap:
+    """Return the rules of a `Mamba2`."""
     inner, state = mixer.num_heads * mixer.head_dim, mixer.num_groups * mixer.state_dim
     projected = Concatenate((inner, inner, state, state, mixer.num_heads))
     convolved = Concatenate((inner, state, state))
     parts, convs = ("z", "x", "b", "c", "dt"), ("conv_x", "conv_b", "conv_c")
-    rules = (
+    return (
         Rule(_all(parts, "weight"), ("in_proj.weight",), Chain(Transpose(), projected)),
         Rule(_all(parts, "bias"), ("in_proj.bias",), projected),
         Rule(_all(convs, "weight"), ("conv1d.weight",), Chain(convolved, SplitAxis(1, axis=1))),
@@ -92,6 +92,10 @@ def _weights(cfg: Any) -> WeightMap:
         same("norm.weight", "norm.weight"),
         *linear("out", "out_proj"),
     )
+
+
+def _weights(cfg: Any) -> WeightMap:
+    rules = mixer_weights(common_value(cfg, "**.mixer"))
     layer = (same("residual.norm.weight", "norm.weight"), *below("mixer", "mixer", rules))
     return (
         same("decoder.embedding.weight", "backbone.embeddings.weight"),
@@ -111,7 +115,7 @@ def _expansion(cfg: Any) -> float:
     return inner / cfg.dim if inner % cfg.dim else inner // cfg.dim
 
 
-_UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 """In Python's JSON, and in that of transformers 5."""
 
 MAMBA2 = Family(
@@ -132,7 +136,7 @@ MAMBA2 = Family(
         Field("use_conv_bias", ("**.conv.has_bias",), default=True),
         Derived("expand", _expansion),
         MustBe("hidden_act", ("silu",)),
-        MustBe("time_step_limit", _UNLIMITED, is_written=False),
+        MustBe("time_step_limit", UNLIMITED, is_written=False),
         tied_by(),
         NoPadding(),
     ),

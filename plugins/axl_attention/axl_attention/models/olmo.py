@@ -1,10 +1,11 @@
-"""OLMo 2 and 3: norms behind attention and feed-forwards; in OLMo 3 a sliding window too."""
+"""OLMo 2 and 3, with norms behind both branches and in OLMo 3 a sliding window; and OLMoE."""
 
 from typing import Any
 
 from axcore.config import find_config, replace_config, update_config
 from axcore.interop import (
     FEED_FORWARD,
+    PRE_NORMS,
     SIZES,
     Family,
     Field,
@@ -21,10 +22,10 @@ from axcore.interop import (
     window,
     without,
 )
-from axcore.layers import Attention, PreNorm, RoPE, alternating
+from axcore.layers import Attention, FeedForward, MoE, PreNorm, RoPE, Router, alternating
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.models.gemma import local
-from axl_attention.models.shared_maps import tied_by
+from axl_attention.models.shared_maps import ROUTED, NoPadding, tied_by
 from axl_attention.norms import with_normed_linear, with_reordered_norm
 from axl_attention.rope_scaling import YaRN, yarn_attention_factor
 
@@ -101,7 +102,36 @@ def olmo3(size: str) -> CausalLM.Config:
     return update_config(cfg, {"decoder.stack": turns})
 
 
-_ATTENTION: WeightMap = (
+_OLMOE_SIZES: Sizes = {
+    "1b-7b": {
+        "vocab_size": 50_304,
+        "dim": 2048,
+        "num_layers": 16,
+        "num_heads": 16,
+        "hidden_dim": 1024,
+        "experts": {"num_experts": 64, "top_k": 8},
+    },
+    "toy": {**TOY, "hidden_dim": 32, "experts": {"num_experts": 4, "top_k": 2}},
+}
+"""`hidden_dim` is that of one expert."""
+
+
+def olmoe(size: str) -> CausalLM.Config:
+    """Return the config of an OLMoE: `1b-7b` or `toy`.
+
+    Source: Muennighoff et al. 2024, arXiv:2409.02060, section 2 and table 1.
+    """
+    sizes = dict(of_size("olmoe", _OLMOE_SIZES, size))
+    experts = sizes.pop("experts")
+    router = Router.Config(is_normalized=False, balance_over="batch", z_loss=0.001)
+    cfg = replace_config(transformer(**sizes), Attention, with_normed_linear)
+    cfg = replace_config(
+        cfg, FeedForward, lambda ffn: MoE.Config(expert=ffn, router=router, **experts)
+    )
+    return update_config(cfg, {"**.norm.epsilon": 1e-5})
+
+
+NORMED_ATTENTION: WeightMap = (
     *linear("q.linear", "q_proj"),
     same("q.norm.weight", "q_norm.weight"),
     *linear("k.linear", "k_proj"),
@@ -109,8 +139,10 @@ _ATTENTION: WeightMap = (
     *linear("v", "v_proj"),
     *linear("out", "o_proj"),
 )
+"""Of an attention whose queries and keys are `NormedLinear`."""
+
 _WEIGHTS = model_weights(
-    *below("attention", "self_attn", _ATTENTION),
+    *below("attention", "self_attn", NORMED_ATTENTION),
     same("attention_residual.norm.weight", "post_attention_layernorm.weight"),
     *below("feed_forward", "mlp", FEED_FORWARD),
     same("feed_forward_residual.norm.weight", "post_feedforward_layernorm.weight"),
@@ -155,4 +187,23 @@ OLMO3 = Family(
         window("sliding_window", 4096, f"{_LOCAL}.core.window"),
     ),
     weights=lambda cfg: _WEIGHTS,
+)
+
+_MIXED_WEIGHTS = model_weights(
+    *PRE_NORMS, *below("attention", "self_attn", NORMED_ATTENTION), *ROUTED
+)
+
+OLMOE = Family(
+    architecture="OlmoeForCausalLM",
+    template=lambda: olmoe("toy"),
+    config=(
+        *OLMO2.config,
+        Field("num_experts", ("**.feed_forward.num_experts",), default=64),
+        Field("num_experts_per_tok", ("**.feed_forward.top_k",), default=8),
+        Field("norm_topk_prob", ("**.router.is_normalized",), default=False),
+        MustBe("clip_qkv", (None,), is_written=False),
+        NoPadding(),
+    ),
+    weights=lambda cfg: _MIXED_WEIGHTS,
+    irrelevant=frozenset({"router_aux_loss_coef"}),
 )

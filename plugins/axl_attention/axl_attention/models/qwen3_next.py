@@ -13,13 +13,10 @@ from axcore.interop import (
     Family,
     Field,
     Fields,
-    JoinAxes,
     LayerTypes,
     MustBe,
     Rule,
     SplitAxis,
-    Transform,
-    Transpose,
     WeightMap,
     below,
     common_value,
@@ -33,7 +30,12 @@ from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.gated_attention import with_gates
 from axl_attention.gated_delta_net import GatedDeltaNet
 from axl_attention.layers import TokenGated
-from axl_attention.models.shared_maps import PartialRopeFields, tied_by
+from axl_attention.models.shared_maps import (
+    PartialRopeFields,
+    by_head,
+    fused_rows,
+    tied_by,
+)
 from axl_attention.norms import with_query_key_norm
 from axl_attention.positions import PartialRotary
 
@@ -108,26 +110,13 @@ _BIASES = (
 )
 
 
-def _by_head(num_heads: int, *sizes: int) -> Transform:
-    """Return what puts rows of these sizes in each head next to each other."""
-    return Chain(SplitAxis(num_heads), Concatenate(sizes, axis=1), JoinAxes(num_heads))
-
-
-def _fused(parts: tuple[str, ...], hf: str, rows: Transform) -> WeightMap:
-    weights, biases = (tuple(f"{part}.{name}" for part in parts) for name in ("weight", "bias"))
-    return (
-        Rule(weights, (f"{hf}.weight",), Chain(Transpose(), rows)),
-        Rule(biases, (f"{hf}.bias",), rows),
-    )
-
-
 def _memory(cfg: GatedDeltaNet.Config) -> WeightMap:
     heads, group = cfg.num_key_heads, cfg.num_value_heads // cfg.num_key_heads
     key, value = cfg.key_dim, group * cfg.value_dim
     convolved = Concatenate((heads * key, heads * key, heads * value))
     return (
-        *_fused(("q", "k", "v", "z"), "in_proj_qkvz", _by_head(heads, key, key, value, value)),
-        *_fused(("b", "a"), "in_proj_ba", _by_head(heads, group, group)),
+        *fused_rows(("q", "k", "v", "z"), "in_proj_qkvz", by_head(heads, key, key, value, value)),
+        *fused_rows(("b", "a"), "in_proj_ba", by_head(heads, group, group)),
         Rule(
             ("conv_q.weight", "conv_k.weight", "conv_v.weight"),
             ("conv1d.weight",),
@@ -145,7 +134,7 @@ def _weights(cfg: Any) -> WeightMap:
         common_value(cfg, f"**.attention.inner.{name}") for name in ("num_heads", "head_dim")
     )
     attention = (
-        *_fused(("inner.q", "gate"), "q_proj", _by_head(heads, width, width)),
+        *fused_rows(("inner.q", "gate"), "q_proj", by_head(heads, width, width)),
         *linear("inner.k", "k_proj"),
         *linear("inner.v", "v_proj"),
         *linear("inner.out.linear", "o_proj"),

@@ -1,10 +1,11 @@
 """Entries of config maps and rules of weight maps that families of this plugin share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from axcore.config import find_config, replace_config, update_config
+from axcore.config import evolve, find_config, replace_config, update_config
 from axcore.errors import ConfigError
 from axcore.interop import (
     FEED_FORWARD,
@@ -27,8 +28,9 @@ from axcore.interop import (
     linear,
     same,
 )
-from axcore.layers import GroupLimit, MoE
+from axcore.layers import Attention, GroupLimit, MoE, PreNorm, TransformerLayer
 from axcore.models import TiedHead, UntiedHead
+from axl_attention.norms import NormedLinear, with_head_norms
 from axl_attention.positions import PartialRotary
 
 MLP_BIAS = Field("mlp_bias", ("**.feed_forward.linear.has_bias",), default=False)
@@ -46,6 +48,12 @@ class NoPadding(ConfigEntry):
         return {"pad_token_id": None}
 
 
+def head_dim_of(cfg: Any) -> int:
+    """Return the size of a head."""
+    given = common_value(cfg, "**.attention.head_dim")
+    return int(given or cfg.dim // common_value(cfg, "**.attention.num_heads"))
+
+
 def tied_by(path: str = "head", *, default: bool = False) -> Choice:
     """Return the entry that says whether the head at a path is the embedding."""
     heads = {False: UntiedHead.Config(), True: TiedHead.Config()}
@@ -57,10 +65,125 @@ def affine(axcore: str, hf: str) -> WeightMap:
     return tuple(same(f"{axcore}.{name}", f"{hf}.{name}") for name in ("weight", "bias"))
 
 
+def in_turn(old: Any) -> TransformerLayer.Config:
+    """Return the layer whose two branches follow each other, of one in which they are parallel."""
+    return TransformerLayer.Config(
+        attention=old.attention,
+        feed_forward=old.feed_forward,
+        residual=PreNorm.Config(norm=old.norm, dropout=old.dropout),
+    )
+
+
+@attrs.frozen
+class InnerSize(ConfigEntry):
+    """The width of feed-forwards, which is four times the model's where it is null or absent.
+
+    Args:
+        name: Of the field.
+    """
+
+    name: str
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Return a config with the size."""
+        size = fields.take(self.name, None) or 4 * cfg.dim
+        return update_config(cfg, {"**.hidden_dim": size})
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the field."""
+        return {self.name: common_value(cfg, "**.hidden_dim")}
+
+
+@attrs.frozen
+class Switch(ConfigEntry):
+    """A field that says whether parts of a model are other ones, and the fields of what they are.
+
+    Args:
+        name: Of the field.
+        kind: The class whose presence means that it is on.
+        on: From a model in which it is off to one in which it is on.
+        off: Its inverse.
+        entries: Of a model in which it is off.
+        default: What the field's absence means.
+    """
+
+    name: str
+    kind: type
+    on: Callable[[Any], Any]
+    off: Callable[[Any], Any]
+    entries: tuple[ConfigEntry, ...] = ()
+    default: bool = False
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Return a config with what the fields say."""
+        for entry in self.entries:
+            cfg = entry.read(cfg, fields)
+        return self.on(cfg) if fields.take(self.name, self.default) else cfg
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the fields."""
+        is_on = bool(find_config(cfg, self.kind))
+        cfg = self.off(cfg) if is_on else cfg
+        values: dict[str, Any] = {self.name: is_on}
+        for entry in self.entries:
+            values |= entry.write(cfg)
+        return values
+
+
+def head_norms(name: str, *entries: ConfigEntry) -> Switch:
+    """Return the entry of whether each head of queries and keys is normalised.
+
+    Args:
+        name: Of the field.
+        *entries: Of the projections.
+    """
+
+    def on(cfg: Any) -> Any:
+        return replace_config(cfg, Attention, with_head_norms(head_dim_of(cfg)))
+
+    def off(cfg: Any) -> Any:
+        return replace_config(
+            cfg, Attention, lambda old: evolve(old, linear=old.linear.linear, value_linear=None)
+        )
+
+    return Switch(name, NormedLinear, on, off, entries)
+
+
+def layers_of(layers: str, *layer: Rule, embedding: str, norm: str) -> WeightMap:
+    """Return the rules of a model with an embedding, layers, a norm and perhaps a head.
+
+    Args:
+        layers: What Hugging Face's names of layers begin with.
+        *layer: The rules of one layer.
+        embedding: Its name.
+        norm: Its name.
+    """
+    return (
+        same("decoder.embedding.weight", f"{embedding}.weight"),
+        *below("decoder.stack.layer.{layer}", f"{layers}.{{layer}}", layer),
+        *affine("decoder.norm", norm),
+        *affine("head", "lm_head"),
+    )
+
+
 def fused(axcore: tuple[str, ...], hf: str, sizes: tuple[int, ...]) -> Rule:
     """Return the rule of linear layers that Hugging Face fuses into one, of these widths."""
     weights = tuple(f"{name}.weight" for name in axcore)
     return Rule(weights, (f"{hf}.weight",), Chain(Transpose(), Concatenate(sizes)))
+
+
+def by_head(num_heads: int, *sizes: int) -> Transform:
+    """Return what puts rows of these sizes in each head next to each other."""
+    return Chain(SplitAxis(num_heads), Concatenate(sizes, axis=1), JoinAxes(num_heads))
+
+
+def fused_rows(parts: tuple[str, ...], hf: str, rows: Transform) -> WeightMap:
+    """Return the rules of linear layers that Hugging Face fuses, given what fuses their rows."""
+    weights, biases = (tuple(f"{part}.{name}" for part in parts) for name in ("weight", "bias"))
+    return (
+        Rule(weights, (f"{hf}.weight",), Chain(Transpose(), rows)),
+        Rule(biases, (f"{hf}.bias",), rows),
+    )
 
 
 def interleaved_projection(part: str, num_heads: int, *, rotated: int, rest: int = 0) -> WeightMap:
@@ -216,10 +339,13 @@ EXPERTS: tuple[ConfigEntry, ...] = (
 )
 """The sizes of both kinds of layers, and how many experts there are."""
 
+ROUTED: WeightMap = (
+    *below("feed_forward.experts.expert.{expert}", "mlp.experts.{expert}", FEED_FORWARD),
+    *linear("feed_forward.router.linear", "mlp.gate"),
+)
 EXPERT_WEIGHTS: WeightMap = (
     *below("feed_forward", "mlp", FEED_FORWARD),
     *below("feed_forward.shared", "mlp.shared_experts", FEED_FORWARD),
-    *below("feed_forward.experts.expert.{expert}", "mlp.experts.{expert}", FEED_FORWARD),
-    *linear("feed_forward.router.linear", "mlp.gate"),
+    *ROUTED,
     same("feed_forward.router.bias", "mlp.gate.e_score_correction_bias"),
 )
