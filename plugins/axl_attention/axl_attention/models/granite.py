@@ -23,6 +23,7 @@ from axcore.interop import (
     Transpose,
     WeightMap,
     activation,
+    all_experts,
     below,
     common_value,
     linear,
@@ -32,7 +33,7 @@ from axcore.interop import (
 )
 from axcore.layers import FeedForward, MoE, PreNorm, Router
 from axcore.models import TOY, CausalLM, Sizes, TiedHead, of_size, transformer
-from axl_attention.models.shared_maps import MLP_BIAS, all_experts, tied_by
+from axl_attention.models.shared_maps import MLP_BIAS, tied_by
 from axl_attention.norms import DividedLogits, with_scaled_residual
 
 _PUBLISHED = {"vocab_size": 49_155, "num_layers": 40, "num_heads": 32, "num_kv_heads": 8}

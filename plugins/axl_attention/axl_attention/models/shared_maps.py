@@ -20,6 +20,7 @@ from axcore.interop import (
     RopeFields,
     Rule,
     SplitAxis,
+    Transform,
     Transpose,
     WeightMap,
     below,
