@@ -21,7 +21,7 @@ from axcore.modifiers import LoRA
 from axcore.module import functional
 from axcore.plugins import Hardware
 from axcore.runs import export_run, import_run
-from axcore.serving.startup import open_adapters
+from axcore.serving import open_adapters
 
 CPU = Hardware.parse("cpu-1")
 ADAPTED = LoRA(rank=4, alpha=6.0).apply(llama2("toy"), CPU)
