@@ -3,7 +3,6 @@
 import json
 from typing import Literal
 
-import httpx
 import pydantic
 import pytest
 from chat_tokenizer import write_chat_tokenizer
@@ -130,6 +129,8 @@ def test_litellm_completes_texts_and_makes_vectors(litellm, server):
 
 def test_an_editor_completes_code_as_it_is_typed(server):
     """Streams raw completions with stops, as editors do, and leaves one in the middle."""
+    import httpx
+
     body = {
         "model": "small",
         "prompt": "<fim_prefix>def add(a, b):\n    <fim_suffix>\n\n<fim_middle>",
