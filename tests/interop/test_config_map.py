@@ -6,7 +6,7 @@ from axcore.config import evolve, replace_config, update_config
 from axcore.errors import ConfigError
 from axcore.experiments.tiny import tiny
 from axcore.interop import family_named, family_of
-from axcore.layers import LayerNorm, RMSNorm, ScannedLayers, Stack
+from axcore.layers import ScannedLayers, Stack
 from axcore.models import llama2, mistral, qwen2
 from axcore.modifiers import Int8Training, LoRA, RematModifier
 from axcore.module import DTypes
@@ -98,7 +98,6 @@ def test_how_a_model_is_trained_does_not_change_its_description(change):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda cfg: replace_config(cfg, RMSNorm, LayerNorm.Config()),
         lambda cfg: update_config(cfg, {"head.soft_cap": 30.0}),
         lambda cfg: update_config(cfg, {"**.core.scale": 0.5}),
         lambda cfg: update_config(cfg, {"**.norm.weight_offset": 1.0}),
