@@ -37,7 +37,7 @@ Ctrl-C       stop an answer"""
 @click.option("--max-tokens", default=1024, show_default=True, help="Tokens of an answer at most.")
 @click.option(
     "--max-length",
-    type=int,
+    type=click.IntRange(min=2),
     help="Tokens of the longest conversation; by default what the model was trained with, and "
     f"{_MAX_LENGTH} at most.",
 )
@@ -164,9 +164,13 @@ def _typed() -> str:
     line = input("> " if is_terminal else "")
     if line.strip() != '"""':
         return line
-    lines = []
-    while (line := input(". " if is_terminal else "")).strip() != '"""':
-        lines.append(line)
+    lines: list[str] = []
+    try:
+        while (line := input(". " if is_terminal else "")).strip() != '"""':
+            lines.append(line)
+    except EOFError:
+        if is_terminal or not lines:
+            raise
     return "\n".join(lines)
 
 
@@ -191,6 +195,8 @@ def _answer(session: "ChatSession", message: str) -> None:
         click.echo()  # the error begins on a line of its own
         raise
     click.echo()
+    if session.is_cut:
+        click.echo("the answer was cut: it had as many tokens as it may have", err=True)
     if session.num_dropped:
         click.echo(
             f"the first {session.num_dropped} messages were left out: the conversation is longer "

@@ -326,7 +326,7 @@ def _search(
     with engine:
         found = beam_search(
             engine,
-            Request(prompt=tokens, max_tokens=max_tokens),
+            Request(prompt=tokens, max_tokens=max(1, min(max_tokens, length - len(tokens)))),
             num_beams=num_beams,
             end_ids=tokenizer.end_ids,
             length_penalty=length_penalty,

@@ -59,7 +59,7 @@ def beam_search(
     Source:
         The rules of `generate(num_beams=...)` in transformers 5.
     """
-    _check(request, num_beams)
+    _check(request, num_beams, engine.max_length)
     width = 2 * num_beams
     running: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     ended: list[Beam] = []
@@ -116,7 +116,16 @@ _WITHOUT = (
 """Fields of a request that a search has no use for."""
 
 
-def _check(request: Request, num_beams: int) -> None:
+def _check(request: Request, num_beams: int, max_length: int) -> None:
+    # Here and not at the step that would be too long, by which all that was found would be lost.
+    size = len(request.prompt)
+    if request.max_tokens < 1 or size + request.max_tokens > max_length:
+        raise RequestError(
+            f"the prompt has {size} tokens, and max_tokens is {request.max_tokens}; expected 1 or "
+            f"more, and {max_length} together at most",
+            where="max_tokens",
+            hint=f"set max_tokens to {max(1, max_length - size)}, or give a shorter prompt",
+        )
     if not 1 <= num_beams <= MAX_BEAMS:
         raise RequestError(
             f"num_beams is {num_beams}; expected 1 to {MAX_BEAMS}", where="num_beams"

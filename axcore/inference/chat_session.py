@@ -33,6 +33,7 @@ class ChatSession:
     Attributes:
         messages: What was said.
         num_dropped: Messages that the last question left out, as the model cannot read so many.
+        is_cut: Whether the last answer ended because it had as many tokens as it may have.
 
     Raises:
         DataError: The tokenizer has no chat template.
@@ -56,6 +57,7 @@ class ChatSession:
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, Any]] = []
         self.num_dropped = 0
+        self.is_cut = False
         self._num_answers = 0
 
     def clear(self) -> None:
@@ -90,6 +92,7 @@ class ChatSession:
         answer = ""
         try:
             for delta in stream:
+                self.is_cut = delta.finish_reason == "length"
                 for piece in reader.read(delta.text):
                     answer += piece if isinstance(piece, str) else ""
                     yield piece
@@ -114,16 +117,18 @@ class ChatSession:
             RequestError: The question alone is too long.
         """
         said, self.num_dropped = list(self.messages), 0
+        length = self._engine.max_length
         while True:
             messages = [*self._system, *said, question]
             prompt = self._template.render(messages, add_generation_prompt=True, **self._values)
             tokens = tuple(self._tokenizer.encode_rendered(prompt).tolist())
-            if len(tokens) < self._engine.max_length:
+            # Room for an answer, too: else answers would get shorter and shorter.
+            room = min(self._max_tokens, length // 4) if said else 1
+            if len(tokens) + room <= length:
                 return prompt, tokens
             if not said:
                 raise RequestError(
-                    f"the question has {len(tokens)} tokens, and the model reads "
-                    f"{self._engine.max_length}",
+                    f"the question has {len(tokens)} tokens, and the model reads {length}",
                     where="the question",
                     hint="ask something shorter, or start with a larger --max-length",
                 )

@@ -10,13 +10,13 @@ Source: `torch/serialization.py`; `torch.load(weights_only=True)`.
 import io
 import math
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-import attrs
 import jax.numpy as jnp
 import numpy as np
 
@@ -39,19 +39,28 @@ _STORAGES: dict[str, Any] = {
 }
 # A few hundred bytes a tensor; what is larger is not such a pickle.
 _MAX_PICKLE_BYTES = 100_000_000
+# fmt: off
+_OPCODES = frozenset((
+    "PROTO", "FRAME", "STOP", "MARK", "POP", "GLOBAL", "STACK_GLOBAL", "BINPERSID", "REDUCE",
+    "BUILD", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
+    "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+    "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS", "BINGET",
+    "LONG_BINGET", "BINPUT", "LONG_BINPUT", "MEMOIZE",
+))
+# fmt: on
+"""What is in pickles of tensors."""
 _LOCAL_HEADER = 30
 """Bytes of what a zip archive has before each file, without its name."""
 
 
-@attrs.frozen
-class _Dtype:
+# Tuples: a pickle may set attributes of what it made, and these have none that can be set.
+class _Dtype(NamedTuple):
     """What a class of storages is read as."""
 
     dtype: np.dtype[Any]
 
 
-@attrs.frozen
-class _Storage:
+class _Storage(NamedTuple):
     """The bytes of one or several tensors."""
 
     dtype: np.dtype[Any]
@@ -59,8 +68,7 @@ class _Storage:
     nbytes: int
 
 
-@attrs.frozen
-class _Tensor:
+class _Tensor(NamedTuple):
     """What a tensor is read as."""
 
     storage: _Storage
@@ -99,14 +107,31 @@ def _places(path: Path, file: IO[bytes]) -> dict[str, TensorPlace]:
     with zipfile.ZipFile(file) as archive:
         members = {one.filename.partition("/")[2]: one for one in archive.infolist()}
         order = members.get("byteorder")
-        if order is not None and archive.read(order) != b"little":
+        if order is not None and (
+            order.file_size != len(b"little") or archive.read(order) != b"little"
+        ):
             raise ValueError("its numbers are big-endian")
         described = members.get("data.pkl")
         if described is None or described.file_size > _MAX_PICKLE_BYTES:
             raise ValueError("it has no data.pkl of a sensible size, in which tensors are named")
-        reader = _Reader(io.BytesIO(archive.read(described)), members, file)
-        content = reader.load()
+        data = archive.read(described)
+        _check_opcodes(data)
+        content = _Reader(io.BytesIO(data), members, file).load()
     return {name: _place(path, name, one) for name, one in _named(content).items()}
+
+
+def _check_opcodes(data: bytes) -> None:
+    """Check that a pickle has what PyTorch writes, and no number that costs memory by itself.
+
+    Raises:
+        ValueError: It has something else.
+    """
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if opcode.name not in _OPCODES:
+            raise ValueError(f"its pickle has {opcode.name}, which PyTorch does not write")
+        # What is remembered is kept in an array as long as the largest number.
+        if opcode.name.endswith("PUT") and int(argument or 0) > count:
+            raise ValueError(f"its pickle remembers {argument:,} objects of {count:,}")
 
 
 def _named(content: Any) -> Mapping[str, _Tensor]:

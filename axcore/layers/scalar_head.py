@@ -31,6 +31,11 @@ class ScalarHead(Module):
         vocab_size: PositiveInt = REQUIRED
         weight_init: Initializer = VarianceScaling()
 
+        @property
+        def is_new_in_fine_tuning(self) -> bool:
+            """A reward model's head: frozen at random numbers it would mean nothing."""
+            return True
+
     def setup(self, cfg: Config) -> None:
         """Declare the weights."""
         # Float32 always: it costs next to nothing, and rewards are compared by small differences.

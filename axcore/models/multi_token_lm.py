@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, config, field_names
 from axcore.layers import Linear, RMSNorm, TransformerLayer
 from axcore.layers.tokens import TokenInfo, packed_rows
 from axcore.models.causal_lm import CausalLM
@@ -41,6 +41,11 @@ class MultiTokenBlock(Module):
         projection: Module.Config = Linear.Config()
         layer: Module.Config = TransformerLayer.Config()
         norm: Module.Config = RMSNorm.Config()
+
+        @property
+        def is_new_in_fine_tuning(self) -> bool:
+            """No checkpoint that is read has it."""
+            return True
 
     def setup(self, cfg: Config) -> None:
         """Build the parts."""
@@ -87,17 +92,22 @@ class MultiTokenLM(CausalLM):
         Args:
             depth: Tokens ahead of the next one that are predicted.
             ahead_weight: Weight of the mean of their cross-entropies, the paper's lambda.
-            block: One of each depth.
+            blocks: What is of each depth.
         """
 
         depth: PositiveInt = 1
         ahead_weight: float = 0.3
-        block: Module.Config = MultiTokenBlock.Config()
+        blocks: Module.Config = MultiTokenBlock.Config()
+
+        def for_serving(self, cache_size: Any) -> CausalLM.Config:
+            """Return the model alone: nothing that serves uses the blocks."""
+            own = field_names(CausalLM.Config())
+            return CausalLM.Config(**{name: getattr(self, name) for name in own})
 
     def setup(self, cfg: Any) -> None:
         """Build the model and a block for each depth."""
         super().setup(cfg)
-        self.blocks = tuple(cfg.block.build(dim=cfg.dim) for _ in range(cfg.depth))
+        self.blocks = tuple(cfg.blocks.build(dim=cfg.dim) for _ in range(cfg.depth))
         # Tokens are multiplied by the head's projection once more for each depth.
         self.inactive_params = -cfg.depth * cfg.vocab_size * cfg.dim
 

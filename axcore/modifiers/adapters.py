@@ -18,12 +18,13 @@ from axcore.config.paths import matches, parse_pattern
 from axcore.errors import ConfigError
 from axcore.interop.array_source import ArrayChange
 from axcore.interop.weight_edits import CandidateArrays, ModelPair, WeightEdit
-from axcore.layers import BatchedLoRALinear, Dropout, Linear, LoRALinear, ScalarHead
+from axcore.layers import BatchedLoRALinear, Dropout, Linear, LoRALinear
 from axcore.layers.adapters.lora import ADAPTERS, MAGNITUDES
 from axcore.layers.quantization import FrozenLinear, with_full_precision_weights
 from axcore.layers.quantization.frozen_linear import CODES, FrozenForm, FrozenFormat
 from axcore.learner import Learner
 from axcore.modifiers.quantization import FULL_PRECISION
+from axcore.module import Module
 from axcore.plugins import Hardware
 
 ROUTERS = ("**.router.**",)
@@ -55,7 +56,7 @@ class LoRA:
     use_dora: bool = False
 
     def apply(self, cfg: Any, hardware: Hardware) -> Any:
-        """Return `cfg` with adapters; a trainer's learner trains them, and a `ScalarHead`.
+        """Return `cfg` with adapters; a trainer's learner trains them, and what is new.
 
         Raises:
             ConfigError: A target matches no linear layer, or adapters are there already.
@@ -79,9 +80,8 @@ class LoRA:
             for path, base in self._targets(cfg).items()
         }
         trainable = (*ADAPTERS, *MAGNITUDES) if self.use_dora else ADAPTERS
-        # A reward model's head begins at random, so that frozen it would mean nothing.
-        heads = find_config(cfg, ScalarHead)
-        trainable = (*trainable, *(f"{one.path.removeprefix('model.')}.**" for one in heads))
+        new = (f"{path.removeprefix('model.')}.**" for path in _new_paths(cfg))
+        trainable = (*trainable, *new)
         for learner in find_config(cfg, Learner):
             changes[learner.path] = evolve(learner.node, trainable=trainable)
         return update_config(cfg, changes)
@@ -90,6 +90,8 @@ class LoRA:
         """Return the linear layers that are meant, by path."""
         linears = {found.path: found.node for found in find_config(cfg, config_class(self.linear))}
         excluded = {path for glob in self.exclude for path in _excluded(glob, list(linears))}
+        for new in _new_paths(cfg):
+            excluded |= {path for path in linears if path.startswith(f"{new}.")}
         meant: dict[str, Any] = {}
         for glob in self.targets:
             below = [path for path in linears if _is_at_or_below(glob, path)]
@@ -126,6 +128,11 @@ def _excluded(glob: str, linears: list[str]) -> list[str]:
             hint=suggest_names(glob, linears),
         )
     return found
+
+
+def _new_paths(cfg: Any) -> list[str]:
+    """Return the paths of what is trained in full in any fine-tuning, as it begins at random."""
+    return [one.path for one in find_config(cfg, Module) if one.node.is_new_in_fine_tuning]
 
 
 def _is_at(glob: str, path: str) -> bool:

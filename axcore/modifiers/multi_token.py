@@ -4,6 +4,7 @@ from typing import Any
 
 from axcore.config import PositiveInt, config, evolve, field_names, find_config, replace_config
 from axcore.errors import ConfigError
+from axcore.learner import Learner
 from axcore.models.causal_lm import CausalLM
 from axcore.models.multi_token_lm import MultiTokenBlock, MultiTokenLM
 from axcore.plugins import Hardware
@@ -34,6 +35,14 @@ class MultiTokenPrediction:
                 where="MultiTokenPrediction",
                 hint="apply it once, to the config of a language model",
             )
+        for found in find_config(cfg, Learner):
+            if found.node.trainable != Learner.Config().trainable:
+                raise ConfigError(
+                    f"the learner trains {', '.join(found.node.trainable)} alone, so that new "
+                    "layers would stay at random numbers",
+                    where="MultiTokenPrediction",
+                    hint="apply it before what freezes parameters, as lora does",
+                )
         return replace_config(cfg, CausalLM, self._changed)
 
     def _changed(self, model: Any) -> Any:
@@ -44,7 +53,7 @@ class MultiTokenPrediction:
         fields = {name: getattr(model, name) for name in field_names(model)}
         # A model of no published family: files have no place for these layers.
         wide = MultiTokenLM.Config(
-            **fields, depth=self.depth, ahead_weight=self.weight, block=block
+            **fields, depth=self.depth, ahead_weight=self.weight, blocks=block
         )
         return evolve(wide, published=None)
 

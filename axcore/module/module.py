@@ -93,6 +93,11 @@ class Module(Configurable):
             """The fields whose linear layers stay as they are where a model serves."""
             return ()
 
+        @property
+        def is_new_in_fine_tuning(self) -> bool:
+            """Whether adapters leave it out and it is trained in full, as it begins at random."""
+            return False
+
     def __init__(self, cfg: Any) -> None:
         own: dict[str, Any] = {"_params": {}, "_children": {}, "_is_set_up": False}
         # Past `__setattr__`, which needs these three to exist.

@@ -1,6 +1,7 @@
 """LoRA adapters of a server: those that it starts with, and those that requests add and remove."""
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from axcore.config import diff_config, evolve, format_diff
-from axcore.errors import AxcoreError, CheckpointError, ConfigError
+from axcore.errors import AxcoreError, CheckpointError, ConfigError, EngineError
 from axcore.inference import AnyEngine, EngineConfig
 from axcore.inference.adapters import Adapter, adapter_from, read_adapter
 from axcore.interop import adapter_format, canonical, check_base_is_unchanged, find_adapter_format
@@ -52,6 +53,7 @@ class AdapterFolder:
                 where="--adapter-root",
                 hint="name the folder that has folders of adapters below it",
             )
+        _check_has_no_adapters(self.cfg)
 
     async def add(self, served: ServedModel, name: str, path: str, *, replaces: bool) -> None:
         """Let requests choose an adapter, or another one by the same name.
@@ -59,6 +61,10 @@ class AdapterFolder:
         Raises:
             ApiError: The name is taken, or the folder has no adapter of this model.
         """
+        # A client that leaves does not end it: the engine must not have what the server lacks.
+        await asyncio.shield(self._added(served, name, path, replaces=replaces))
+
+    async def _added(self, served: ServedModel, name: str, path: str, *, replaces: bool) -> None:
         # One after the other: two requests must not both find the name free, or the last slot.
         async with self._lock:
             if name in (served.name, *served.aliases):
@@ -71,8 +77,12 @@ class AdapterFolder:
                 # In a thread: other requests are answered while it is read. No code that came
                 # with a run is trusted here, whatever the server was started with.
                 await asyncio.to_thread(self._add, served.engine, name, folder)
+            except EngineError:
+                raise
             except AxcoreError as error:
-                raise invalid(str(error), "lora_path") from error
+                # Without `where`, which has paths of the server.
+                hint = f"; {error.hint}" if error.hint else ""
+                raise invalid(f"{error.what}{hint}", "lora_path") from error
             if name not in served.adapters:
                 served.adapters = (*served.adapters, name)
 
@@ -82,6 +92,9 @@ class AdapterFolder:
         Raises:
             ApiError: There is none of that name.
         """
+        await asyncio.shield(self._removed(served, name))
+
+    async def _removed(self, served: ServedModel, name: str) -> None:
         async with self._lock:
             if name not in served.adapters:
                 known = ", ".join(map(repr, served.adapters)) or "none"
@@ -98,8 +111,12 @@ class AdapterFolder:
             ApiError: It is elsewhere, or is not a directory.
         """
         # Resolved, so that neither `..` nor a link leads out.
-        found = (self.root / path).resolve()
-        if not found.is_relative_to(self.root) or not found.is_dir():
+        try:
+            found = (self.root / path).resolve()
+            is_below = found.is_relative_to(self.root) and found.is_dir()
+        except (OSError, ValueError, RuntimeError):  # too long, a zero byte, links in a circle
+            is_below = False
+        if not is_below:
             message = f"there is no folder {path!r:.200} below the server's --adapter-root"
             raise invalid(message, "lora_path")
         return found
@@ -191,16 +208,25 @@ def open_adapters(
         ConfigError: One is of another model, or is none; or the model has adapters itself.
         CheckpointError: One cannot be read.
     """
-    # A model with adapters of its own has none of the layers that an engine puts its adapters into.
-    if folders and base_config(cfg) != cfg:
+    if folders:
+        _check_has_no_adapters(cfg)
+    return {
+        name: _opened(name, folder, cfg, trust_code=trust_code) for name, folder in folders.items()
+    }
+
+
+def _check_has_no_adapters(cfg: Any) -> None:
+    """Check that a model has the layers that an engine puts adapters into.
+
+    Raises:
+        ConfigError: It has adapters itself.
+    """
+    if base_config(cfg) != cfg:
         raise ConfigError(
             "the model has adapters itself, so that others have no place",
             where=_FLAG,
             hint="serve the model that it was trained from, and this one as one more --adapter",
         )
-    return {
-        name: _opened(name, folder, cfg, trust_code=trust_code) for name, folder in folders.items()
-    }
 
 
 def with_adapter_slots(
@@ -247,7 +273,17 @@ def add_adapters(engine: AnyEngine, adapters: Mapping[str, Adapter]) -> None:
 def _opened(name: str, folder: Path, cfg: Any, *, trust_code: bool) -> Adapter:
     where = f"{_FLAG} {name}={folder}"
     if find_adapter_format(folder) is not None:
-        return read_adapter(folder, cfg)
+        try:
+            return read_adapter(folder, cfg)
+        except AxcoreError:
+            raise
+        # Settings are of others: a text in the place of a list, or a pattern that is none.
+        except (TypeError, ValueError, AttributeError, LookupError, re.error) as error:
+            raise CheckpointError(
+                f"the folder's settings are not as PEFT writes them: {error}",
+                where=where,
+                hint="compare adapter_config.json with one that save_pretrained wrote",
+            ) from error
     run = Run(folder, trust_code=trust_code)
     own = run.opened_config.model
     if adapter_format(own) is None:

@@ -84,6 +84,11 @@ def read_completion(content: Any, limits: Limits) -> CompletionRequest:
     )
     fields.text("user")
     _check_best_of(request)
+    number = len(request.prompts) * (request.best_of or request.settings.num_choices)
+    if number > limits.max_completions:
+        most = limits.max_completions
+        message = f"prompts and n or best_of make {number} completions; at most {most} are accepted"
+        raise invalid(message, "best_of" if request.best_of else "n")
     fields.refuse("suffix", "Models continue texts; they fill no gaps.", harmless=("",))
     fields.finish()
     return request

@@ -75,11 +75,13 @@ def test_an_end_is_a_token_of_the_sum_and_not_of_the_text(engine, logprobs):
     ("fields", "beams", "match"),
     [
         ({}, 11, "num_beams is 11; expected 1 to 10"),
+        ({"max_tokens": 126}, 2, r"has 3 tokens, and max_tokens is 126; (.|\n)*max_tokens to 125"),
+        ({"max_tokens": 0}, 2, "max_tokens is 0; expected 1 or more"),
         ({"stop": ("a",)}, 2, "a beam search takes no stop"),
         ({"sampling": Sampling(top_k=2)}, 2, "a beam search takes no sampling"),
     ],
 )
 def test_what_a_search_cannot_do_is_refused(engine, fields, beams, match):
-    asked = Request(prompt=PROMPT, max_tokens=3, **fields)
+    asked = Request(**{"prompt": PROMPT, "max_tokens": 3, **fields})
     with pytest.raises(RequestError, match=match):
         beam_search(engine, asked, num_beams=beams, end_ids=())

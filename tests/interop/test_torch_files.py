@@ -143,11 +143,41 @@ def archive(path, data):
 @pytest.mark.parametrize("name", ["os.system", "builtins.eval", "torch.load", "axcore.errors.x"])
 def test_a_name_that_makes_no_tensor_is_refused_before_it_is_looked_up(name, tmp_path):
     module, _, function = name.rpartition(".")
-    data = f"c{module}\n{function}\n(S'touch was_run'\ntR.".encode()
+    data = f"c{module}\n{function}\n(".encode() + b"X\x05\x00\x00\x00touchtR."
     archive(tmp_path / "m.bin", data)
     with pytest.raises(CheckpointError, match=f"it would run {module}.{function}") as error:
         tensors_in_bin(tmp_path / "m.bin")
     assert "hint: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"\x80\x02}r\xff\xff\xff\x7f.", "remembers 2,147,483,647 objects of 2"),
+        (b"\x80\x02I1\n.", "has INT, which PyTorch does not write"),
+    ],
+)
+def test_a_pickle_that_costs_memory_by_itself_is_refused(data, match, tmp_path):
+    archive(tmp_path / "m.bin", data)
+    with pytest.raises(CheckpointError, match=match):
+        tensors_in_bin(tmp_path / "m.bin")
+
+
+def test_what_was_checked_cannot_be_changed_by_the_pickle(write, tmp_path):
+    """A BUILD with other places, after the tensor was made."""
+    tensor = write(tmp_path / "m.bin", {"a": np.zeros(2, np.float32)})
+    del tensor
+    with zipfile.ZipFile(tmp_path / "m.bin") as made:
+        members = {one: made.read(one) for one in made.namelist()}
+    (name,) = (one for one in members if one.endswith("data.pkl"))
+    at = members[name].rindex(b"R") + 1  # behind the call that makes the tensor
+    state = b"}X\x06\x00\x00\x00offsetK\x63sb"
+    members[name] = members[name][:at] + state + members[name][at:]
+    with zipfile.ZipFile(tmp_path / "forged.bin", "w") as made:
+        for one, data in members.items():
+            made.writestr(one, data)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        tensors_in_bin(tmp_path / "forged.bin")
 
 
 def test_a_program_in_a_pickle_is_not_run(tmp_path, monkeypatch):

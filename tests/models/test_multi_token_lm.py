@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axcore.config import evolve, update_config
+from axcore.config import evolve, find_config, update_config
 from axcore.errors import ConfigError
 from axcore.hardware import Hardware
+from axcore.inference.cached_model import CachedModel
+from axcore.layers import KVCacheConfig, LoRALinear
 from axcore.layers import whole_rows as info_of_rows
 from axcore.models import MultiTokenLM
-from axcore.modifiers import MultiTokenPrediction
+from axcore.modifiers import LoRA, MultiTokenPrediction
 from axcore.module import functional
 from axcore.testing import small_experiment, trainer_on
 
@@ -93,9 +95,28 @@ def test_logits_are_those_of_the_model_alone(run, cfg, ahead, batch):
 
 def test_it_is_applied_once_to_a_language_model(cfg, ahead):
     assert type(ahead) is MultiTokenLM.Config
-    assert evolve(ahead, depth=1).block == ahead.block
+    assert evolve(ahead, depth=1).blocks == ahead.blocks
     with pytest.raises(ConfigError, match="contains no plain CausalLM"):
         MultiTokenPrediction().apply(ahead, CPU)
+
+
+def test_adapters_leave_new_layers_to_be_trained(tmp_path):
+    cfg = small_experiment(tmp_path / "text")
+    both = LoRA(rank=2).apply(MultiTokenPrediction().apply(cfg, CPU), CPU)
+    assert "blocks.**" in both.learner.trainable
+    assert not find_config(both.model.blocks, LoRALinear)
+    assert find_config(both.model.decoder, LoRALinear)
+    with pytest.raises(ConfigError, match="new layers would stay at random numbers"):
+        MultiTokenPrediction().apply(LoRA(rank=2).apply(cfg, CPU), CPU)
+
+
+def test_a_server_leaves_the_layers_out(cfg, ahead):
+    model = ahead.build()
+    room = KVCacheConfig(num_rows=1, capacity=16, max_length=16)
+    served = CachedModel(model, model.init(0), room)
+    alone = CachedModel(cfg.build(), cfg.build().init(0), room)
+    assert jax.tree.structure(served.weights) == jax.tree.structure(alone.weights)
+    assert served.cache_bytes == alone.cache_bytes
 
 
 @pytest.mark.slow

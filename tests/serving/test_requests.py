@@ -40,6 +40,11 @@ def chat(**fields):
         ({"stop": ["a"] * 17}, "stop", "stop has 17 items; at most 16"),
         ({"stop": "a" * 1001}, "stop", "stop has a text of 1001 letters; at most 1000 are"),
         ({"suffix": "b"}, "suffix", "suffix is not supported. Models continue texts"),
+        (
+            {"prompt": ["a"] * 8, "best_of": 9},
+            "best_of",
+            "prompts and n or best_of make 72 completions; at most 64 are accepted",
+        ),
         ({"best_of": 1, "n": 2}, "best_of", "best_of is 1, and n 2; expected n or more"),
         ({"best_of": 3, "stream": True}, "best_of", "only for requests without stream: true"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "has the key 'x'; expected the number of a token"),

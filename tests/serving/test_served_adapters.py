@@ -1,5 +1,8 @@
 """`--adapter`: each request is answered by the adapter that its model is called, or refused."""
 
+import asyncio
+import json
+
 import openai
 import pytest
 from model_server import serving_model
@@ -107,6 +110,8 @@ def test_clients_add_adapters_and_remove_them_while_others_are_answered(runs, se
         ("base", "lora", "the model's own name"),
         ("x", "../..", "no folder '../..' below"),
         ("x", "/etc", "no folder '/etc' below"),
+        ("x", "a" * 300, "no folder 'aaaa"),
+        ("x", "a\0b", "no folder 'a"),
         ("x", "base", "trained no adapters but a full model"),
         ("x", "other", "adapters are of another model"),
         ("", "lora", "lora_name is missing"),
@@ -117,6 +122,34 @@ def test_an_adapter_that_cannot_be_added_changes_nothing(server, name, path, mat
     assert found.status == 400
     assert match in found.json["error"]["message"]
     assert server.send("v1/models").json["data"][-1]["id"] == "poems"
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_takes_no_slot(runs, server):
+    """The adapter that was being added is there for others, and can be removed."""
+    served = server.served
+
+    async def left():
+        adding = asyncio.create_task(
+            served.adapter_folder.add(served, "left", "lora", replaces=False)
+        )
+        await asyncio.sleep(0.01)
+        adding.cancel()
+        while "left" not in served.adapters:
+            await asyncio.sleep(0.01)
+        await served.adapter_folder.remove(served, "left")
+
+    asyncio.run(asyncio.wait_for(left(), 60))
+    assert served.adapters == ("poems",)
+
+
+@pytest.mark.slow
+def test_settings_that_peft_does_not_write_are_an_error(runs, tmp_path):
+    export_run(load_run(runs["lora"]), tmp_path / "peft")
+    path = tmp_path / "peft" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "alpha_pattern": {"(": 8}}))
+    with pytest.raises(CheckpointError, match="not as PEFT writes them"):
+        open_adapters({"a": tmp_path / "peft"}, load_run(runs["base"]).config.model)
 
 
 @pytest.mark.slow
@@ -141,8 +174,13 @@ def test_what_does_not_fit_is_an_error_before_anything_is_compiled(runs):
         open_adapters({"a": runs["base"]}, cfg)
     with pytest.raises(CheckpointError, match="not a run directory"):
         open_adapters({"a": runs["folder"]}, cfg)
-    with pytest.raises(ConfigError, match="the model has adapters itself"):
-        open_adapters({"a": runs["lora"]}, open_model(runs["lora"]).model.config)
+    own = open_model(runs["lora"]).model.config
+    for refused in (
+        lambda: open_adapters({"a": runs["lora"]}, own),
+        lambda: AdapterFolder(runs["folder"], own),
+    ):
+        with pytest.raises(ConfigError, match="the model has adapters itself"):
+            refused()
     adapters = open_adapters({"a": runs["lora"]}, cfg)
     narrow = ServerConfig(engine=ax.evolve(SMALL, adapter_rank=2))
     with pytest.raises(ConfigError, match=r"'a' has rank 4, and there is room for 2(.|\n)*rank=4"):

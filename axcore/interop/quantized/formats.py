@@ -1,5 +1,6 @@
 """The formats of quantized weights that are read, by `quant_method` of `config.json`."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -78,7 +79,14 @@ def dequantized(
     try:
         found = dict(form.read(parts, settings))
     # Settings are of others: a list in the place of an object, or a text in that of a number.
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        re.error,
+    ) as error:
         raise CheckpointError(
             f"quantization_config is not as {form.name} has it: {error}",
             where="quantization_config",

@@ -250,6 +250,12 @@ def _num_rows(cfg: Any) -> int:
     return int(cfg.in_dim // 2)
 
 
+def has_whole_bytes(cfg: Any) -> bool:
+    """Return whether numbers that share a byte have scales apart, or all have one."""
+    groups = _num_groups(cfg)
+    return cfg.format != "int4" or groups == 1 or groups % 2 == 0
+
+
 def _num_groups(cfg: Any) -> int:
     fits = cfg.group_size is not None and cfg.in_dim % cfg.group_size == 0
     return cfg.in_dim // cfg.group_size if fits else 1

@@ -24,12 +24,12 @@ from axcore.layers import (
     ATTENTION_PROJECTED,
     ATTENTION_QUERY,
     ATTENTION_VALUE,
+    BatchedLoRALinear,
     DotProductAttention,
     KVCacheConfig,
     Linear,
     NoCache,
     PlainDot,
-    QuantizedLinear,
     RMSNorm,
     RoPE,
     TokenInfo,
@@ -312,7 +312,7 @@ def _weight(linear: Any, form: _LatentForm, x: Heads) -> Float[Array, "*rows lat
     """
     unit = jnp.eye(form.dim, dtype=x.dtype)
     # Batched adapters correct each row by its own: then each row needs a matrix of its own.
-    if type(linear) not in (Linear, QuantizedLinear):
+    if isinstance(linear, BatchedLoRALinear):
         unit = jnp.broadcast_to(unit, (x.shape[0], *unit.shape))
     if not form.has_unit:
         return linear.weight if type(linear) is Linear else linear(unit)
