@@ -177,6 +177,11 @@ def test_a_feature_changes_every_experiment_of_the_catalogue_or_is_in_it(name):
             is_changed, refusal = False, error.what
         if refusal and name == "shared_cache":
             assert "cannot share in pairs" in refusal or refusal.startswith("no "), record.name
+        elif refusal and name == "multi_token_prediction":
+            assert refusal.endswith("contains no plain CausalLM"), record.name
+            assert not any(
+                type(found.node) is CausalLM.Config for found in find_config(cfg, CausalLM)
+            )
         elif refusal and name == "pictures":
             assert refusal.startswith("no language model of text"), record.name
             assert type(cfg.model) is not CausalLM.Config or not hasattr(cfg.data, "tokenizer")
