@@ -72,7 +72,7 @@ def test_an_answer_that_is_left_is_kept_as_far_as_it_came(engine):
 @pytest.mark.slow
 def test_lines_of_a_pipe_are_messages_and_commands(tmp_path, monkeypatch, capsys):
     small_experiment(tmp_path / "text").build().run(tmp_path / "run")
-    typed = 'Say a\n/clear\n/claer\n\n"""\na\nb\n"""\n/quit\nnot read\n'
+    typed = 'Say a\n/clear\n/cleer\n\n"""\na\nb\n"""\n/quit\nnot read\n'
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     options = ["--max-tokens=3", "--temperature=0", "--set=page_size=8"]
     with pytest.raises(SystemExit, match=r"^0$"):
@@ -86,4 +86,4 @@ def test_lines_of_a_pipe_are_messages_and_commands(tmp_path, monkeypatch, capsys
         answers += escape_control_characters(found) + "\n"
     assert shown.out.endswith(answers)
     assert "forgotten" in shown.err
-    assert "there is no command /claer; /help" in shown.err
+    assert "there is no command /cleer; /help" in shown.err
