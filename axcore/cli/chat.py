@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -117,11 +116,11 @@ def _engine(
     engine, _ = engine_for(opened, apply_overrides(cfg, overrides))
     display.begin("compiling")
     # The first answer waits for the first programs alone.
-    engine.warm_up(display.advance, when_all=partial(_check_compiled, engine))
+    engine.warm_up(display.advance, when_all=_report_compilation)
     return engine
 
 
-def _check_compiled(engine: "AnyEngine", failure: Exception | None) -> None:
+def _report_compilation(failure: Exception | None) -> None:
     if failure is not None:
         # Fewer programs are slower, and answer the same.
         click.echo(f"a program did not compile; others answer: {failure}", err=True)

@@ -6,7 +6,7 @@ from typing import Any
 from axcore.data.chat.parsers.formats import (
     REASONING_FORMATS,
     AnswerReader,
-    ReasoningFormat,
+    named_format,
     special_marks,
 )
 from axcore.data.chat.parsers.pieces import Piece
@@ -74,7 +74,8 @@ class ChatSession:
             DataError: The chat template refuses the conversation.
         """
         question = {"role": "user", "content": text}
-        reasoning = self._reasoning()
+        source = self._template.source
+        reasoning = named_format(REASONING_FORMATS, None, source, where="the chat template")
         prompt, tokens = self._prompt(question)
         special = special_marks(self._tokenizer, reasoning)
         reader = AnswerReader(
@@ -105,10 +106,6 @@ class ChatSession:
             stream.cancel()
             # Without its reasoning: templates leave that of earlier answers out.
             self.messages += [question, {"role": "assistant", "content": answer.strip()}]
-
-    def _reasoning(self) -> ReasoningFormat | None:
-        source = self._template.source
-        return next((one for one in REASONING_FORMATS if one.is_of(source)), None)
 
     def _prompt(self, question: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
         """Return the conversation with a question, and its tokens, without what is too old.

@@ -51,10 +51,6 @@ class ReasoningFormat:
     begin: str
     end: str
 
-    def is_of(self, template: str) -> bool:
-        """Return whether models of a chat template write so."""
-        return all(sign in template for sign in self.signs)
-
     def is_begun_by(self, prompt: str, prefill: str = "") -> bool:
         """Return whether a prompt has begun the reasoning.
 
