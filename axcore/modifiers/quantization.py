@@ -25,7 +25,7 @@ from axcore.layers import (
     PlainDot,
     QuantizedLinear,
 )
-from axcore.layers.quantization.stored_weights import WeightFormat, has_whole_bytes
+from axcore.layers.quantization.stored_weights import WeightFormat
 from axcore.learner import LowPrecisionState, Optimizer
 from axcore.models.causal_lm import QuantizedHead, UntiedHead
 from axcore.module import Module
@@ -210,7 +210,7 @@ def with_packed_weights(cfg: Any) -> Any:
     changes = {
         found.path: _with_fields_of(PackedQuantizedLinear.Config, found.node)
         for found in find_config(cfg, QuantizedLinear)
-        if not matches(of_experts, parse_pattern(found.path)) and has_whole_bytes(found.node)
+        if not matches(of_experts, parse_pattern(found.path))
     }
     return update_config(cfg, changes) if changes else cfg
 

@@ -95,6 +95,13 @@ def test_logits_stay_close_and_memory_is_less(name, error, share):
     assert num_bytes(narrow.weights) < share * num_bytes(wide.weights)
 
 
+def test_an_odd_number_of_groups_of_int4_is_split():
+    cfg = transformer(vocab_size=32, dim=96, num_layers=1, num_heads=4, hidden_dim=96)
+    wide, narrow = served(cfg), served(cfg, NAMED_WEIGHTS["int4"])
+    expected, found = (np.asarray(read(one, TOKENS)) for one in (wide, narrow))
+    assert 0 < np.abs(found - expected).max() < 0.75 * np.std(expected)
+
+
 @pytest.mark.parametrize("family", ["mistral", "mamba2"])
 @pytest.mark.quick_one_in(2)
 def test_families_serve_with_narrow_weights(family):

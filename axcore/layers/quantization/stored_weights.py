@@ -141,8 +141,8 @@ VALUE_PANELS, SCALE_PANELS = "weight_value_panels", "weight_scale_panels"
 class PackedQuantizedLinear(Module):
     """A `QuantizedLinear`, values and scales laid out in the order in which the product reads them.
 
-    Both are what `in_panels` makes of those of a `QuantizedLinear`. Slot protocol: that of
-    `Linear`.
+    Both are what `in_panels` makes of those of a `QuantizedLinear`, but that an odd number of
+    groups of int4 is doubled. Slot protocol: that of `Linear`.
     """
 
     @config
@@ -162,7 +162,7 @@ class PackedQuantizedLinear(Module):
         axes = (None, cfg.axes[0], None)
         narrow: dict[str, Any] = {"dtype": _DTYPES[cfg.format], "init": 0.0, "cast": False}
         self.weight_value_panels = Param((count, rows, PANEL_WIDTH), axes=axes, **narrow)
-        shape = (count, _num_groups(cfg), PANEL_WIDTH)
+        shape = (count, _num_packed_groups(cfg), PANEL_WIDTH)
         self.weight_scale_panels = Param(
             shape, axes=(None, None, None), init=1.0, dtype="float32", cast=False
         )
@@ -250,10 +250,11 @@ def _num_rows(cfg: Any) -> int:
     return int(cfg.in_dim // 2)
 
 
-def has_whole_bytes(cfg: Any) -> bool:
-    """Return whether numbers that share a byte have scales apart, or all have one."""
+def _num_packed_groups(cfg: Any) -> int:
+    # The two numbers of a byte are half a column apart. An odd number of groups has one that
+    # lies in both halves, so each group is split.
     groups = _num_groups(cfg)
-    return cfg.format != "int4" or groups == 1 or groups % 2 == 0
+    return 2 * groups if cfg.format == "int4" and groups > 1 and groups % 2 else groups
 
 
 def _num_groups(cfg: Any) -> int:
