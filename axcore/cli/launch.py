@@ -115,7 +115,7 @@ def launch(
         job = Job.supervised(
             arguments, processes=processes, spare_hosts=spare_hosts, policies=policies, name=name
         )
-    _check_training(arguments)
+    check_training(arguments)
     launcher.check(job)
     if launcher.is_local if submits is None else submits:
         sys.exit(launcher.launch(job))
@@ -148,7 +148,7 @@ def configured(record: JobLauncher, settings: tuple[str, ...]) -> Launcher:
     return launcher
 
 
-def _check_training(arguments: tuple[str, ...]) -> None:
+def check_training(arguments: tuple[str, ...]) -> None:
     """Check the arguments of `axcore train` as far as can be without its hardware.
 
     Raises:
