@@ -96,7 +96,7 @@ def sweep(
 ) -> None:
     """Train EXPERIMENT for every combination of the values of --over, and compare the runs.
 
-    The same command goes on where it was interrupted, and more values may be added to it.
+    The same command continues where it was interrupted, and more values may be added to it.
     """
     from axcore.launch.job import default_run_directory
     from axcore.runs.sweep import Axis, Sweep, parse_axis
@@ -188,7 +188,7 @@ def _run(made: "Sweep", trials: "list[Trial]", jobs: int) -> "list[Trial]":
     try:
         return run_trials(made, num_jobs=jobs, report=report)
     except KeyboardInterrupt:
-        click.echo("stopped; the same command goes on with what is not done", err=True)
+        click.echo("stopped; the same command continues with what is not done", err=True)
         sys.exit(INTERRUPTED)
 
 

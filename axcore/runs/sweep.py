@@ -231,7 +231,7 @@ def _split(values: str) -> tuple[str, ...]:
 
 
 def _labels(axes: Sequence[Axis]) -> list[str]:
-    """Return a short name for each axis: the last part of its path that tells it from others."""
+    """Return a short name for each axis: the last part of its path that no other axis ends with."""
     paths = [axis.path.split(".") if axis.path else ["modify"] for axis in axes]
 
     def label(path: list[str]) -> str:

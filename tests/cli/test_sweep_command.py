@@ -78,5 +78,5 @@ def test_ctrl_c_stops_the_trials_which_save(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "the same command goes on" in err
+    assert "the same command continues" in err
     assert any((metrics.parent / "checkpoints").iterdir())
