@@ -252,7 +252,7 @@ def _num_rows(cfg: Any) -> int:
 
 def _num_packed_groups(cfg: Any) -> int:
     # The two numbers of a byte are half a column apart. An odd number of groups has one that
-    # lies in both halves, so each group is split.
+    # is in both halves, so each group is split.
     groups = _num_groups(cfg)
     return 2 * groups if cfg.format == "int4" and groups > 1 and groups % 2 else groups
 
