@@ -115,7 +115,9 @@ def _of_run(source: BaseModel.Config, cfg: Any) -> Any:
 
 def _of_published(source: BaseModel.Config, cfg: Any) -> Any:
     published = PretrainedCheckpoint(
-        Path(source.path).expanduser(), allow_unknown_fields=source.allow_unknown_fields
+        Path(source.path).expanduser(),
+        allow_unknown_fields=source.allow_unknown_fields,
+        kind=type(cfg.model),
     )
     stored = published.values.get("dtype", published.values.get("torch_dtype"))
     dtypes = DTypes(param="float32", compute="bfloat16" if stored in _SIXTEEN_BITS else "float32")

@@ -339,7 +339,9 @@ def _with_published(cfg: Any, source: Any) -> Any:
             stacklevel=3,
         )
         return cfg
-    published = PretrainedCheckpoint(source.path, allow_unknown_fields=source.allow_unknown_fields)
+    published = PretrainedCheckpoint(
+        source.path, allow_unknown_fields=source.allow_unknown_fields, kind=type(cfg)
+    )
     return evolve(cfg, published=published.published)
 
 
