@@ -106,6 +106,8 @@ class Family:
         headless: Other classes of transformers, of pretraining, whose files lack the head: a run
             begins with the rest (`fresh=("head.**",)`).
         input_mark: The field with the token that an input of another kind than text has in a text.
+        input_texts: What conversations have in the place of texts that chat templates write, by
+            these texts, where it is more than that token; `{field}` is the token of a field.
     """
 
     architecture: str
@@ -132,6 +134,7 @@ class Family:
     classifier: "Family | None" = None
     headless: tuple[str, ...] = ()
     input_mark: str = ""
+    input_texts: Mapping[str, str] = immutabledict()
 
     def read(self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False) -> Any:
         """Return the config of the model that a `config.json` describes.

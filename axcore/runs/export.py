@@ -184,6 +184,8 @@ def _data_with_inputs(
     if isinstance(tokenizer, ByteTokenizer.Config):  # of which a folder has no file
         tokenizer = evolve(tokenizer, special_tokens=(_MARK,))
     name = tokenizer.build().token_name(marks[0]) if marks else None
+    if isinstance(tokenizer, HuggingFaceTokenizer.Config):
+        tokenizer = _with_input_texts(tokenizer, published)
     chat = ChatText.Config(
         tokenizer=tokenizer,
         length=length,
@@ -194,6 +196,20 @@ def _data_with_inputs(
         source=SampleFiles.Config(folder="."),
         features={cfg.input_name: cfg.encoder.input_feature(), "chat": chat},
     )
+
+
+def _with_input_texts(
+    tokenizer: HuggingFaceTokenizer.Config, published: PretrainedCheckpoint
+) -> HuggingFaceTokenizer.Config:
+    """Return a tokenizer whose conversations have what the family writes around an input."""
+    fields, named = published.published.fields, tokenizer.build().token_name
+    # A token that the tokenizer lacks has no name, and no text of it is replaced.
+    names = {name: named(one) or name for name, one in fields.items() if isinstance(one, int)}
+    texts = {
+        written.format(**names): text.format(**names)
+        for written, text in published.family.input_texts.items()
+    }
+    return evolve(tokenizer, template_texts=texts)
 
 
 def with_dtype(cfg: Any, dtype: DType) -> Any:

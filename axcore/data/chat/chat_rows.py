@@ -183,7 +183,7 @@ class ChatText(Feature):
     def _sequence(self, record: Record) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the tokens of a record, with marks in them, and what each weighs."""
         cfg = self.config
-        if self._reads_parts:
+        if self._reads_parts and not _reads_text(self.tokenizer.known_chat_template):
             raise ValueError(
                 "its chat template reads contents as lists of parts, of which answers are not "
                 "found for training; set tokenizer.chat_template_path to one that reads text"
@@ -219,6 +219,15 @@ def reads_parts(template: ChatTemplate, mark: str, kind: str = "image") -> bool:
         return False
     # A template that writes a content as it is would write Python's form of the list.
     return mark in text and probe in text and "'type'" not in text
+
+
+def _reads_text(template: ChatTemplate) -> bool:
+    """Return whether a template reads contents that are text."""
+    probe = "axcore"
+    try:
+        return probe in template.render([{"role": "user", "content": probe}])
+    except DataError:
+        return False
 
 
 def with_soft_tokens(

@@ -49,6 +49,8 @@ _TEXT = {
 }
 """What transformers' own config of the text has, and files leave out."""
 
+_PICTURE = "\n\n{boi_token_index}{image_token_index}{eoi_token_index}\n\n"
+
 
 def gemma3_vision(
     text: CausalLM.Config,
@@ -177,6 +179,13 @@ GEMMA3_VISION = Family(
     weights=_weights,
     length="text_config.max_position_embeddings",
     input_mark="image_token_index",
+    # Templates write the first of the three tokens for a picture, and the processor the rest.
+    input_texts={"{boi_token_index}": _PICTURE, "{image_token_index}": _PICTURE},
+    defaults={
+        "boi_token_index": 255_999,
+        "eoi_token_index": 256_000,
+        "image_token_index": 262_144,
+    },
     irrelevant=frozenset(
         {"attention_dropout", "boi_token_index", "eoi_token_index", "image_token_index"}
     ),
