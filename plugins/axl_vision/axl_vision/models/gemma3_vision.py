@@ -110,7 +110,13 @@ class _NumSoftTokens(ConfigEntry):
         return evolve(cfg, encoder=_pooled(cfg.encoder, fields.take(self.name, 256)))
 
     def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the field."""
+        """Return the field.
+
+        Raises:
+            ConfigError: The encoder averages no patches.
+        """
+        if not isinstance(cfg.encoder, PooledImageTokens.Config):
+            raise ConfigError(f"its encoder is a {type(cfg.encoder).__qualname__}", where="encoder")
         return {self.name: cfg.encoder.num_tokens}
 
 
