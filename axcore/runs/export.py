@@ -84,6 +84,7 @@ def import_run(
     dtype: DType | None = None,
     base: Path | str | None = None,
     allow_unknown_fields: bool = False,
+    kind: type | None = None,
 ) -> Run:
     """Make a run of a pretrained checkpoint: to generate from, to evaluate, to export. Returns it.
 
@@ -93,6 +94,7 @@ def import_run(
         dtype: What parameters become; as they are stored by default.
         base: The folder of the model that adapters correct; by default, what they name.
         allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
+        kind: As `PretrainedCheckpoint` takes it.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
@@ -100,7 +102,7 @@ def import_run(
     """
     check_is_new(Path(directory))
     trainer, state = open_checkpoint(
-        folder, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
+        folder, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields, kind=kind
     )
     return save_imported(trainer, state, Path(directory), Path(folder))
 
@@ -126,6 +128,7 @@ def open_checkpoint(
     base: Path | str | None = None,
     on_host: bool = False,
     allow_unknown_fields: bool = False,
+    kind: type | None = None,
 ) -> tuple[Trainer, Any]:
     """Return the trainer of a pretrained checkpoint, and the model's state; nothing is written.
 
@@ -135,6 +138,7 @@ def open_checkpoint(
         base: The folder of the model that adapters correct; by default, what they name.
         on_host: Whether arrays stay in their files, for an engine to take one by one.
         allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
+        kind: As `PretrainedCheckpoint` takes it.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
@@ -142,7 +146,9 @@ def open_checkpoint(
     """
     source = _source(Path(folder).expanduser(), base)
     source = evolve(source, allow_unknown_fields=allow_unknown_fields)
-    published = PretrainedCheckpoint(source.path, allow_unknown_fields=allow_unknown_fields)
+    published = PretrainedCheckpoint(
+        source.path, allow_unknown_fields=allow_unknown_fields, kind=kind
+    )
     cfg = with_dtype(trainer_config(published), dtype or published.dtype)
     if source.adapters is not None:
         cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,19 +12,23 @@ from axl_attention.models import gemma3
 from axl_vision.models import gemma3_vision
 from axl_vision.models.gemma3_vision import GEMMA3_VISION
 from chat_tokenizer import write_chat_tokenizer
+from commands import call
 from PIL import Image
 
-from axcore.config import evolve, replace_config, update_config
+from axcore.config import evolve, update_config
 from axcore.errors import ConfigError
-from axcore.inference import EngineConfig
+from axcore.experiments.named import load_experiment
+from axcore.inference import EngineConfig, Request, Sampling
 from axcore.interop import PretrainedCheckpoint, family_for, from_hugging_face, to_hugging_face
-from axcore.layers import FIRST_SOFT_TOKEN, WholeInputAttention
+from axcore.layers import FIRST_SOFT_TOKEN
 from axcore.models import CausalLM, MultimodalLM
-from axcore.runs import open_model
+from axcore.module import count_params, functional
+from axcore.runs import export_run, load_run, open_model
 from axcore.runs.export import trainer_config
 from axcore.serving.config import ServerConfig
 from axcore.serving.inputs import ContentPart, marked
 from axcore.serving.startup import start_engine
+from axcore.testing import trainer_on
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -71,6 +76,13 @@ def test_soft_tokens_that_are_no_squares_of_patches_are_refused(count):
     values = {**GEMMA3_VISION.write(small()), "mm_tokens_per_image": count}
     with pytest.raises(ConfigError, match=f"{count} soft tokens of a picture, which has 4 x 4"):
         GEMMA3_VISION.read(values)
+
+
+@pytest.mark.parametrize(("size", "count"), [("4b", 4_300_079_472), ("27b", 27_432_406_640)])
+def test_parameters_are_as_many_as_published(size, count):
+    model = gemma3_vision(gemma3(size)).build()
+    assert count_params(model.param_specs(), trainable_only=False) == count
+    assert model.num_soft_tokens == 256
 
 
 def test_a_soft_token_is_of_a_square_of_patches():
@@ -139,10 +151,70 @@ def test_a_picture_in_a_chat_is_written_as_the_processor_does(folder):
         assert bytes(learned[:-1].tolist()) == b"a dog"
 
 
-def picture(value):
+def test_the_text_part_is_a_run_of_its_own_where_that_is_asked_for(folder, tmp_path):
+    call("convert", f"hf:{folder}", tmp_path / "text", "--text-part")
+    call("convert", f"hf:{folder}", tmp_path / "whole")
+    kinds = [type(load_run(tmp_path / one).config.model) for one in ("text", "whole")]
+    assert kinds == [CausalLM.Config, MultimodalLM.Config]
+    call("convert", tmp_path / "text", f"hf:{tmp_path / 'written'}")
+    values = json.loads((tmp_path / "written" / "config.json").read_text())
+    assert values["model_type"] == "gemma3_text"
+
+
+def file_of(value):
     file = io.BytesIO()
     Image.fromarray(np.full((20, 30, 3), value, np.uint8)).save(file, "png")
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """Pictures, each with a conversation about it."""
+    pictures = tmp_path_factory.mktemp("pictures")
+    for value in range(0, 240, 10):
+        (pictures / f"{value}.png").write_bytes(file_of(value))
+        asked = [{"type": "image"}, {"type": "text", "text": "which?"}]
+        answer = "dark" if value < 120 else "light"
+        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        (pictures / f"{value}.json").write_text(json.dumps({"messages": turns}))
+    return pictures
+
+
+def overrides(folder, source):
+    rows = ['data.features["chat"].length=64', "data.batch_size=16", "max_steps=30", "learner.schedule.peak=0.003"]
+    return [f"init_from.path={folder}", *source, *rows]
+
+
+@pytest.mark.slow
+def test_a_published_folder_is_trained_on_chats_about_pictures(folder, chats, tmp_path):
+    asked = overrides(folder, [f"data.source.folder={chats}"])
+    cfg = evolve(load_experiment("multimodal-sft", asked), mesh={"fsdp": 1})
+    trainer = trainer_on(cfg, 1)
+    trainer.run(tmp_path / "run", quiet=True)
+    run = load_run(tmp_path / "run")
+    losses = run.metrics["train"]["loss"]
+    assert losses[-1] < losses[0] - 1
+    assert export_run(run, tmp_path / "written") == "a model of type gemma3"
+    values = json.loads((tmp_path / "written" / "config.json").read_text())
+    assert {name: values[name] for name in MARKS} == MARKS
+
+
+def test_text_alone_trains_its_text_part(folder):
+    cfg = load_experiment("sft", [f"init_from.path={folder}", "data.source.path=chats.jsonl"])
+    assert type(cfg.model) is CausalLM.Config
+    wanted = jax.eval_shape(lambda: cfg.model.build().init(0))
+    assert jax.tree.leaves(cfg.init_from.build().plan(cfg.model).read(wanted))
+
+
+def test_a_base_of_text_alone_is_refused(folder, tmp_path):
+    read = from_hugging_face(folder, kind=CausalLM.Config)
+    to_hugging_face(tmp_path / "text", read.config, read.state)
+    with pytest.raises(ConfigError, match="the base reads text alone"):
+        load_experiment("multimodal-sft", [f"init_from.path={tmp_path / 'text'}"])
+
+
+def picture(value):
+    url = "data:image/png;base64," + base64.b64encode(file_of(value)).decode()
     return ContentPart("image_url", "messages[0].content[0].image_url.url", url)
 
 
@@ -162,7 +234,20 @@ def test_a_published_folder_answers_about_pictures(folder):
         )
         tokens = reader.placed(served.tokenizer.encode_rendered(text), len(parts))
         assert sum(token >= FIRST_SOFT_TOKEN for token in tokens) == 4
-        value = reader.read(parts[0], served.limits).value
-        assert jnp.shape(value) == (16, 16, 3)
+        found = reader.read(parts[0], served.limits)
+        asked = Request(
+            prompt=tokens,
+            sampling=Sampling(temperature=0),
+            inputs=(found,),
+            max_tokens=4,
+            ignores_end=True,
+        )
+        answer = [token.id for token in served.engine.submit(asked).result().tokens]
+        images = jnp.asarray(found.value)[None]
+        for _ in answer:
+            row = jnp.asarray([tokens], jnp.int32)
+            last = functional(opened.model, opened.state, row, inputs=images, method="logits")[0]
+            tokens = (*tokens, int(last[0, -1].argmax()))
+        assert answer == list(tokens[-4:])
     finally:
         served.engine.close()
