@@ -209,12 +209,15 @@ def _with_input_texts(
 ) -> HuggingFaceTokenizer.Config:
     """Return a tokenizer whose conversations have what the family writes around an input."""
     fields, named = published.published.fields, tokenizer.build().token_name
-    # A token that the tokenizer lacks has no name, and no text of it is replaced.
-    names = {name: named(one) or name for name, one in fields.items() if isinstance(one, int)}
-    texts = {
-        written.format(**names): text.format(**names)
-        for written, text in published.family.input_texts.items()
-    }
+    names = {name: named(one) for name, one in fields.items() if isinstance(one, int)}
+    known = {name: one for name, one in names.items() if one is not None}
+    try:
+        texts = {
+            written.format(**known): text.format(**known)
+            for written, text in published.family.input_texts.items()
+        }
+    except KeyError:  # no token of a field: a model that began here says which is the input's alone
+        return tokenizer
     return evolve(tokenizer, template_texts=texts)
 
 

@@ -97,3 +97,27 @@ def test_the_loss_of_a_chat_is_that_of_transformers(tmp_path):
     }
     (total, weight), _ = functional(found.model, found.state, batch)
     np.testing.assert_allclose(total / weight, wanted.item(), rtol=1e-5)
+
+
+def test_pixels_are_those_of_the_processor():
+    """Within one step of a byte: transformers scales floats of them, and pictures here are bytes."""
+    import io
+
+    from axl_attention.models import gemma3
+    from axl_vision.encoder import NormalizePixels
+    from axl_vision.models import gemma3_vision
+    from PIL import Image
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    from axcore.module import functional
+
+    random = np.random.default_rng(3)
+    picture = Image.fromarray(random.integers(0, 255, (30, 50, 3), np.uint8))
+    file = io.BytesIO()
+    picture.save(file, "png")
+    cfg = gemma3_vision(gemma3("toy"), "toy", image_size=24, patch_size=4, num_soft_tokens=9)
+    (own,) = cfg.encoder.input_feature().build().make({"file": file.getvalue()}, None).values()
+    own, _ = functional(NormalizePixels.Config().build(), {}, own[None])
+    processor = Gemma3ImageProcessorPil(size={"height": 24, "width": 24})
+    wanted = processor(picture, return_tensors="np")["pixel_values"][0]
+    np.testing.assert_allclose(own[0], wanted.transpose(1, 2, 0), atol=2.1 / 255)

@@ -183,10 +183,13 @@ class ChatText(Feature):
     def _sequence(self, record: Record) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the tokens of a record, with marks in them, and what each weighs."""
         cfg = self.config
-        if self._reads_parts and not _reads_text(self.tokenizer.known_chat_template):
+        template = self.tokenizer.known_chat_template
+        if self._reads_parts and not _writes_alike(template, cfg.soft_token):
             raise ValueError(
-                "its chat template reads contents as lists of parts, of which answers are not "
-                "found for training; set tokenizer.chat_template_path to one that reads text"
+                "its chat template reads contents as lists of parts, and writes another text of a "
+                f"content with {cfg.soft_token!r} in it, which training needs; set "
+                "tokenizer.chat_template_path to one that reads text, or tokenizer.template_texts "
+                "to what it writes of a part"
             )
         try:
             parts = tokenize_chat(self.conversation(record), self.tokenizer, role=cfg.role)
@@ -221,13 +224,16 @@ def reads_parts(template: ChatTemplate, mark: str, kind: str = "image") -> bool:
     return mark in text and probe in text and "'type'" not in text
 
 
-def _reads_text(template: ChatTemplate) -> bool:
-    """Return whether a template reads contents that are text."""
+def _writes_alike(template: ChatTemplate, mark: str) -> bool:
+    """Return whether a template writes the same of a mark in a text as of an input's part."""
     probe = "axcore"
+    parts = [{"type": "image"}, {"type": "text", "text": probe}]
+    contents: tuple[Any, ...] = (parts, mark + probe)
     try:
-        return probe in template.render([{"role": "user", "content": probe}])
+        written = [template.render([{"role": "user", "content": one}]) for one in contents]
     except DataError:
         return False
+    return written[0] == written[1]
 
 
 def with_soft_tokens(

@@ -209,8 +209,9 @@ class ChatTemplate:
             ) from error
         if not self._replaced:
             return text
-        # At once, since a text may be in what another one becomes.
-        either = "|".join(map(re.escape, self._replaced))
+        # At once, since a text may be in what another one becomes; the longest first.
+        longest = sorted(self._replaced, key=len, reverse=True)
+        either = "|".join(map(re.escape, longest))
         return re.sub(either, lambda found: self._replaced[found[0]], text)
 
 
