@@ -167,9 +167,7 @@ def _teacher(
         run: Any = Run(folder).opened_config
         source = RunWeights.Config(path=path)
         return FrozenModel.Config(model=run.model, init_from=source), _tokenizer(run.data)
-    checkpoint = PretrainedCheckpoint(
-        folder, allow_unknown_fields=allow_unknown_fields, kind=kind
-    )
+    checkpoint = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields, kind=kind)
     # As it is stored: no optimizer needs more digits of weights that never change.
     stored = DTypes(param=checkpoint.dtype, compute=checkpoint.dtype)
     model = evolve(checkpoint.config, dtypes=stored)

@@ -174,7 +174,9 @@ def read(values, **how):
 
 
 def test_there_is_a_published_model_of_every_family():
-    families = {one.name: family_named(one.name) for one in plugin_host().records(HuggingFaceFamily)}
+    families = {
+        one.name: family_named(one.name) for one in plugin_host().records(HuggingFaceFamily)
+    }
     read = [family_for(values) for values in CONFIGS.values()]
     assert [name for name, one in families.items() if not any(one is found for found in read)] == []
 

@@ -188,9 +188,7 @@ _SHOWN = 256
 """Pixels of a side of a picture in a page, at most."""
 
 
-def scaled(
-    picture: Picture, size: tuple[int, int], fit: str, resample: str = "bicubic"
-) -> Picture:
+def scaled(picture: Picture, size: tuple[int, int], fit: str, resample: str = "bicubic") -> Picture:
     """Return a picture of a size.
 
     Args:

@@ -114,5 +114,5 @@ class PooledImageTokens(ImageTokens):
 
 
 def _divisor(*counts: int) -> int:
-    """Return the largest common divisor of counts that is at most 4, as published models have."""
+    """Return the largest common divisor of counts that is at most 4, as in Gemma 3."""
     return next(n for n in (4, 3, 2, 1) if not any(count % n for count in counts))

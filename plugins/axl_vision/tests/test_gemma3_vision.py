@@ -146,7 +146,9 @@ def test_a_picture_in_a_chat_is_written_as_the_processor_does(folder):
         tokens = row["tokens"].tolist()
         place = tokens.index(BEGIN)
         assert bytes(tokens[place - 3 : place]) == b"\n\n\n"  # one ends the line of the role
-        assert [*range(FIRST_SOFT_TOKEN, FIRST_SOFT_TOKEN + 4), END] == tokens[place + 1 : place + 6]
+        assert [*range(FIRST_SOFT_TOKEN, FIRST_SOFT_TOKEN + 4), END] == tokens[
+            place + 1 : place + 6
+        ]
         learned = row["targets"][row["loss_weights"] > 0]
         assert bytes(learned[:-1].tolist()) == b"a dog"
 
@@ -181,7 +183,12 @@ def chats(tmp_path_factory):
 
 
 def overrides(folder, source):
-    rows = ['data.features["chat"].length=64', "data.batch_size=16", "max_steps=30", "learner.schedule.peak=0.003"]
+    rows = [
+        'data.features["chat"].length=64',
+        "data.batch_size=16",
+        "max_steps=30",
+        "learner.schedule.peak=0.003",
+    ]
     return [f"init_from.path={folder}", *source, *rows]
 
 
@@ -229,9 +236,7 @@ def test_a_published_folder_answers_about_pictures(folder):
         messages = [{"role": "user", "content": (picture(9), " what?")}]
         texts, parts = marked(messages, reader)
         text = served.tokenizer.known_chat_template.render(texts, add_generation_prompt=True)
-        assert text == (
-            f"<start_of_turn>user\n{WRITTEN}what?<end_of_turn>\n<start_of_turn>model\n"
-        )
+        assert text == (f"<start_of_turn>user\n{WRITTEN}what?<end_of_turn>\n<start_of_turn>model\n")
         tokens = reader.placed(served.tokenizer.encode_rendered(text), len(parts))
         assert sum(token >= FIRST_SOFT_TOKEN for token in tokens) == 4
         found = reader.read(parts[0], served.limits)

@@ -177,9 +177,7 @@ GEMMA3_VISION = Family(
         # Whose vector of the picture as a whole no token of the language model reads.
         MustBe("vision_config.vision_use_head", (False, True)),
         _NumSoftTokens(),
-        Computed(
-            "decoder.embedding.embedding.num_tokens", lambda cfg: cfg.encoder.num_tokens
-        ),
+        Computed("decoder.embedding.embedding.num_tokens", lambda cfg: cfg.encoder.num_tokens),
         MustBe("tie_word_embeddings", (True,)),
     ),
     weights=_weights,
