@@ -100,7 +100,7 @@ def test_the_loss_of_a_chat_is_that_of_transformers(tmp_path):
 
 
 def test_pixels_are_those_of_the_processor():
-    """Within one step of a byte: transformers scales floats of them, and pictures here are bytes."""
+    """Within two steps of a byte, as both round bytes once they are scaled."""
     import io
 
     from axl_attention.models import gemma3

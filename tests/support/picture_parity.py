@@ -50,7 +50,7 @@ def check_is_the_same(
         folder: Where files are written.
         sized: Returns the config that is built, of the one that is read.
         near: Absolute tolerance; of gradients, a factor on the largest of an array.
-        floor: Added to that: what sums round to whose exact value is zero, as those of keys' biases.
+        floor: Added to that: rounding, where zero is exact (biases of keys).
         saved: Called with each folder that transformers has written, which it may change.
 
     Returns:

@@ -3,7 +3,7 @@
 from math import isqrt
 from typing import Any
 
-from axcore.config import evolve, update_config
+from axcore.config import evolve
 from axcore.errors import ConfigError
 from axcore.interop import (
     Computed,
