@@ -97,15 +97,7 @@ class InputReader:
         Raises:
             ApiError: There is no such file, or it cannot be decoded.
         """
-        content = part_content(part, limits)
-        (field,) = self.feature.fields
-        record = {field: content}
-        try:
-            # Not `check`, which turns warnings of the process into errors: other threads run.
-            (value,) = self.feature.make(record, None).values()
-        except (ValueError, DataError) as error:
-            raise invalid(f"{part.path} cannot be read: {error}", part.path) from error
-        return EncoderInput(value)
+        return read_input(self.feature, part, limits)
 
     def placed(self, tokens: Any, num_inputs: int) -> tuple[int, ...]:
         """Return the tokens of a conversation, soft ones in the place of each mark.
@@ -122,6 +114,27 @@ class InputReader:
             raise invalid(message, "messages")
         placed, _ = with_soft_tokens(tokens, tokens, self.mark_token, self.num_soft_tokens)
         return tuple(placed.tolist())
+
+
+def read_input(feature: Feature, part: ContentPart, limits: Limits) -> EncoderInput:
+    """Return what an encoder takes of a part.
+
+    Args:
+        feature: Decodes a file as it did in training.
+        part: The part.
+        limits: Where it may be fetched from, and how large it may be.
+
+    Raises:
+        ApiError: There is no such file, or it cannot be decoded.
+    """
+    content = part_content(part, limits)
+    (field,) = feature.fields
+    try:
+        # Not `check`, which turns warnings of the process into errors: other threads run.
+        (value,) = feature.make({field: content}, None).values()
+    except (ValueError, DataError) as error:
+        raise invalid(f"{part.path} cannot be read: {error}", part.path) from error
+    return EncoderInput(value)
 
 
 def input_reader(model: Any, data: Any, template: ChatTemplate | None) -> InputReader | None:

@@ -184,6 +184,16 @@ class Image(Feature):
         return Media(mime="image/png", content=file.getvalue())
 
 
+def image_feature(encoder: Any) -> Image.Config:
+    """Return the feature that decodes a picture for an encoder.
+
+    Args:
+        encoder: The config of an `ImageEncoder`.
+    """
+    channels: Any = encoder.patches.num_channels
+    return Image.Config(height=encoder.height, width=encoder.width, num_channels=channels)
+
+
 _SHOWN = 256
 """Pixels of a side of a picture in a page, at most."""
 

@@ -117,5 +117,5 @@ def model_apis() -> Iterator[ModelApi]:
         name="text-embeddings",
         models=("axl_vision.dual_encoder:DualEncoder.Config",),
         fn=Ref("axl_vision.serving:endpoints"),
-        summary="Vectors of texts, to compare with those of pictures",
+        summary="Vectors of texts and of pictures, to compare",
     )
