@@ -3,9 +3,7 @@
 A part arrives in the request itself, as base64, or is a file of a server that the config allows.
 """
 
-import base64
 import http.client
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +11,13 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from axcore.data import ChatTemplate, Feature, reads_parts, with_soft_tokens
+from axcore.data import ChatTemplate, Feature, read_data_url, reads_parts, with_soft_tokens
 from axcore.errors import DataError
 from axcore.inference import EncoderInput
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.config import Limits
 from axcore.serving.request_parser import RequestParser
 
-_DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(?:;[\w.+-]+=[\w.+-]+)*;base64,")
 _TIMEOUT_S = 10.0
 _NAMES = {"image_url": "image", "input_audio": "audio"}
 """What templates call types of parts."""
@@ -208,16 +205,11 @@ def part_content(part: ContentPart, limits: Limits) -> bytes:
     Raises:
         ApiError: They are not base64, or their server is not allowed or does not have them.
     """
-    found = _DATA_URL.match(part.url)
-    if found is not None:
-        try:
-            return base64.b64decode(part.url[found.end() :], validate=True)
-        except ValueError as error:  # of the encoding, or a letter that is not of ASCII
-            raise invalid(f"{part.path} is not base64: {error}", part.path) from error
     if part.url.startswith("data:"):
-        raise invalid(
-            f"{part.path} is a data URL of another form than data:image/png;base64,...", part.path
-        )
+        try:
+            return read_data_url(part.url)
+        except ValueError as error:
+            raise invalid(f"{part.path} is {error}", part.path) from error
     return _fetched(part, limits)
 
 
