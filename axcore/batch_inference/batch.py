@@ -32,6 +32,7 @@ from axcore.inference import (
     sample_seed,
 )
 from axcore.inference.request import MAX_LOGPROBS, kind_for
+from axcore.layers import num_whole_tokens
 from axcore.parallel import MeshShape
 from axcore.runs import OpenedModel, engine_for
 
@@ -200,7 +201,7 @@ class BatchInference:
                 return progress
             engine, _ = engine_for(
                 self._opened,
-                evolve(self.config.engine, sampler_kinds=(kind_for([self.config.sampling]),)),
+                self._engine_config(),
                 mesh=self.config.mesh,
                 tokenizer=self._tokenizer,
             )
@@ -220,6 +221,17 @@ class BatchInference:
                     listener(progress)
             answers.sync()
             return progress
+
+    def _engine_config(self) -> EngineConfig:
+        """Return that of the config, in whose calls an input has room where it must be whole."""
+        cfg = self.config.engine
+        page_size = cfg.page_size or 1
+        whole = -(-num_whole_tokens(self._opened.model.config) // page_size) * page_size
+        return evolve(
+            cfg,
+            sampler_kinds=(kind_for([self.config.sampling]),),
+            max_num_batched_tokens=max(cfg.max_num_batched_tokens, whole),
+        )
 
     def _lines(self, engine: AnyEngine, first: int) -> Iterator[dict[str, Any]]:
         """Yield the lines of the prompts from one on, in their order."""

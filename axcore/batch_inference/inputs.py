@@ -22,7 +22,7 @@ class PromptInputs:
 
     Args:
         feature: Decodes a file as it did in training.
-        chat: Says what stands for an input in a text, and how many tokens it has.
+        chat: Says what an input is in a text, and how many tokens it has.
         root: The folder below which are all files that a part may name.
     """
 

@@ -97,7 +97,7 @@ def check_is_unicode(text: str) -> None:
     """Check that a text can be stored.
 
     Raises:
-        DataError: It holds half of a character.
+        DataError: It contains half of a character.
     """
     try:
         text.encode()

@@ -16,9 +16,10 @@ from commands import call
 from PIL import Image
 
 from axcore.config import evolve, update_config
+from axcore.data import ByteTokenizer
 from axcore.errors import ConfigError
 from axcore.experiments.named import load_experiment
-from axcore.inference import EngineConfig, Request, Sampling
+from axcore.inference import EngineConfig, Generator, Request, Sampling
 from axcore.interop import PretrainedCheckpoint, family_for, from_hugging_face, to_hugging_face
 from axcore.layers import FIRST_SOFT_TOKEN
 from axcore.models import CausalLM, MultimodalLM
@@ -223,6 +224,16 @@ def test_a_base_of_text_alone_is_refused(folder, tmp_path):
 def picture(value):
     url = "data:image/png;base64," + base64.b64encode(file_of(value)).decode()
     return ContentPart("image_url", "messages[0].content[0].image_url.url", url)
+
+
+@pytest.mark.slow
+def test_text_alone_is_continued_where_a_picture_has_more_tokens_than_a_call():
+    text = update_config(gemma3("toy"), {"vocab_size": VOCAB})
+    cfg = gemma3_vision(text, "toy", image_size=64, patch_size=4, num_soft_tokens=256)
+    model, tokenizer = cfg.build(), ByteTokenizer.Config().build()
+    generator = Generator(model, model.init(0), tokenizer, context=300)
+    (found,) = generator.generate("ab", max_tokens=3, sampling=Sampling(temperature=0))
+    assert found.is_ended or found.num_tokens == 3
 
 
 @pytest.mark.slow
