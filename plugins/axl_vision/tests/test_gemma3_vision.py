@@ -18,12 +18,13 @@ from PIL import Image
 from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer
 from axcore.errors import ConfigError
-from axcore.experiments.named import load_experiment
+from axcore.experiments.named import load_experiment, load_resolved
 from axcore.inference import EngineConfig, Generator, Request, Sampling
 from axcore.interop import PretrainedCheckpoint, family_for, from_hugging_face, to_hugging_face
 from axcore.layers import FIRST_SOFT_TOKEN
 from axcore.models import CausalLM, MultimodalLM
 from axcore.module import count_params, functional
+from axcore.plugins import Hardware
 from axcore.runs import export_run, load_run, open_model
 from axcore.runs.export import trainer_config
 from axcore.serving.config import ServerConfig
@@ -212,6 +213,13 @@ def test_text_alone_trains_its_text_part(folder):
     assert type(cfg.model) is CausalLM.Config
     wanted = jax.eval_shape(lambda: cfg.model.build().init(0))
     assert jax.tree.leaves(cfg.init_from.build().plan(cfg.model).read(wanted))
+
+
+def test_the_text_part_teaches_a_model_of_text(folder):
+    asked = [f"init_from.path={folder}", "data.source.path=chats.jsonl"]
+    changes = (f"distill(teacher={folder})",)
+    cfg = load_resolved("sft", asked, changes=changes, hardware=Hardware.parse("cpu-1")).config
+    assert type(cfg.task.teacher.model) is CausalLM.Config
 
 
 def test_a_base_of_text_alone_is_refused(folder, tmp_path):
