@@ -16,6 +16,7 @@ import jax
 
 from axcore import __version__
 from axcore.batch_inference.answers import AnswerFile
+from axcore.batch_inference.inputs import prompt_inputs
 from axcore.batch_inference.prompts import Prompt, PromptFile, PromptSummary
 from axcore.config import PositiveInt, config, evolve, to_dict
 from axcore.data import Tokenizer
@@ -31,6 +32,7 @@ from axcore.inference import (
     sample_seed,
 )
 from axcore.inference.request import MAX_LOGPROBS, kind_for
+from axcore.layers import num_whole_tokens
 from axcore.parallel import MeshShape
 from axcore.runs import OpenedModel, engine_for
 
@@ -50,6 +52,8 @@ class BatchConfig:
         parses_special: Whether special tokens that a prompt writes out are these tokens.
         on_error: Whether nothing is sampled where a line holds no prompt, or such a line is
             answered by what is wrong with it.
+        inputs_root: The folder below which are the pictures, or other files, that conversations may
+            name; None for that of the prompts.
         mesh: Sizes by mesh axis of the devices that the weights are split over, as `{"model": 2}`;
             -1 takes all. None takes as few as hold the weights in half of their memory.
         engine: How many answers are sampled at once, and in which pieces. Without `fixed_shapes`
@@ -64,6 +68,7 @@ class BatchConfig:
     num_logprobs: int | None = None
     parses_special: bool = True
     on_error: Literal["stop", "skip"] = "stop"
+    inputs_root: str | None = None
     mesh: MeshShape | None = None
     engine: EngineConfig = EngineConfig(
         max_num_seqs=32,
@@ -160,6 +165,9 @@ class BatchInference:
             self._tokenizer,
             max_length=self._max_length,
             parses_special=cfg.parses_special,
+            inputs=prompt_inputs(
+                opened, tokenizer, Path(cfg.inputs_root or prompts.parent).expanduser()
+            ),
         )
         self.summary = self._prompts.summary(cfg.max_tokens)
         if cfg.on_error == "stop" and self.summary.first_error is not None:
@@ -193,7 +201,7 @@ class BatchInference:
                 return progress
             engine, _ = engine_for(
                 self._opened,
-                evolve(self.config.engine, sampler_kinds=(kind_for([self.config.sampling]),)),
+                self._engine_config(),
                 mesh=self.config.mesh,
                 tokenizer=self._tokenizer,
             )
@@ -213,6 +221,17 @@ class BatchInference:
                     listener(progress)
             answers.sync()
             return progress
+
+    def _engine_config(self) -> EngineConfig:
+        """Return that of the config, in whose calls an input has room where it must be whole."""
+        cfg = self.config.engine
+        page_size = cfg.page_size or 1
+        whole = -(-num_whole_tokens(self._opened.model.config) // page_size) * page_size
+        return evolve(
+            cfg,
+            sampler_kinds=(kind_for([self.config.sampling]),),
+            max_num_batched_tokens=max(cfg.max_num_batched_tokens, whole),
+        )
 
     def _lines(self, engine: AnyEngine, first: int) -> Iterator[dict[str, Any]]:
         """Yield the lines of the prompts from one on, in their order."""
@@ -237,6 +256,7 @@ class BatchInference:
         for number in range(cfg.num_samples):
             yield Request(
                 prompt=prompt.tokens,
+                inputs=prompt.inputs,
                 max_tokens=min(cfg.max_tokens, self._max_length - len(prompt.tokens)),
                 sampling=cfg.sampling,
                 seed=sample_seed(cfg.seed, prompt.index, number),
@@ -262,7 +282,8 @@ class BatchInference:
     def _origin(self) -> dict[str, Any]:
         """Return all that the answers follow from, as plain values."""
         cfg = to_dict(self.config)
-        del cfg["on_error"]  # where it matters, prompts differ
+        for name in ("on_error", "inputs_root"):  # where they matter, prompts differ
+            del cfg[name]
         identity = identity_of(self._opened.name, self._opened.step, self._opened.state)
         return {
             "prompts": self.summary.text_digest,

@@ -8,10 +8,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from axcore.batch_inference.inputs import PromptInputs
 from axcore.data import Tokenizer
-from axcore.data.prompts import encode_prompt_record
+from axcore.data.prompts import PROMPT_FIELDS, encode_prompt_record
 from axcore.data.sources.json_lines import JsonLine, read_json_lines
 from axcore.errors import DataError
+from axcore.inference import EncoderInput
 
 ANSWER_FIELDS = ("index", "samples", "error")
 """Fields that a line of answers has besides those of its prompt."""
@@ -28,6 +30,7 @@ class Prompt:
         where: File and number of the line.
         fields: What it holds; without those that answers have where it cannot be answered.
         tokens: What the model continues.
+        inputs: Pictures and other inputs that it is about.
         error: Why it cannot be answered; None where it can.
     """
 
@@ -35,6 +38,7 @@ class Prompt:
     where: str
     fields: Mapping[str, Any]
     tokens: tuple[int, ...] = ()
+    inputs: tuple[EncoderInput, ...] = ()
     error: DataError | None = None
 
 
@@ -48,7 +52,8 @@ class PromptSummary:
         first_error: Why the first of these cannot.
         num_shortened: Prompts that leave less than `max_tokens` of the model's length.
         text_digest: Of the bytes of all lines.
-        token_digest: Of the tokens of all prompts, as tokenizer and chat template make them.
+        token_digest: Of the tokens of all prompts, as tokenizer and chat template make them, and of
+            their inputs.
     """
 
     num_prompts: int
@@ -68,12 +73,19 @@ class PromptFile:
         max_length: Tokens of the longest prompt and answer together.
         parses_special: Whether special tokens that a text writes out, as `<|im_start|>`, are these
             tokens; otherwise they are characters.
+        inputs: Reads conversations of a model that reads more than text.
     """
 
     def __init__(
-        self, path: Path, tokenizer: Tokenizer, *, max_length: int, parses_special: bool = True
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        parses_special: bool = True,
+        inputs: PromptInputs | None = None,
     ) -> None:
-        self.path = path
+        self.path, self._inputs = path, inputs
         self._tokenizer, self._max_length = tokenizer, max_length
         self._parses_special = parses_special
 
@@ -118,6 +130,7 @@ class PromptFile:
             # Without its end: an editor that adds one to the last line changes no prompt.
             texts.update(line.raw.rstrip(b"\r\n") + b"\n")
             tokens.update(np.asarray([len(prompt.tokens), *prompt.tokens], "<i8").tobytes())
+            tokens.update(b"".join(one.digest for one in prompt.inputs))
             if prompt.error is not None:
                 num_bad += 1
                 first_error = first_error or prompt.error
@@ -138,17 +151,17 @@ class PromptFile:
         where, fields = f"{self.path}:{line.number}", {}
         try:
             fields = line.parsed()
-            tokens = self._tokens(fields)
+            tokens, inputs = self._read(fields)
         except DataError as error:
             # The reader of lines names the file itself; what is wrong within a line knows none.
             prefix = "" if error.where == where else f"{self.path.name}, line {line.number}: "
             named = DataError(f"{prefix}{error.what}", where=where, hint=_HINT)
             kept = {name: one for name, one in fields.items() if name not in ANSWER_FIELDS}
             return Prompt(index=index, where=where, fields=kept, error=named)
-        return Prompt(index=index, where=where, fields=fields, tokens=tokens)
+        return Prompt(index=index, where=where, fields=fields, tokens=tokens, inputs=inputs)
 
-    def _tokens(self, fields: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the tokens of a line's prompt.
+    def _read(self, fields: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[EncoderInput, ...]]:
+        """Return the tokens of a line's prompt, and its inputs.
 
         Raises:
             DataError: It has none, or one that the model cannot continue.
@@ -156,15 +169,20 @@ class PromptFile:
         taken = [name for name in ANSWER_FIELDS if name in fields]
         if taken:
             raise DataError(f"field {taken[0]!r} is one that answers have; give it another name.")
-        tokens = encode_prompt_record(
-            fields, self._tokenizer, parses_special=self._parses_special
-        ).tokens
+        given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
+        read = self._inputs.read(fields) if self._inputs and len(given) == 1 else None
+        if read is None:
+            encoded = encode_prompt_record(
+                fields, self._tokenizer, parses_special=self._parses_special
+            )
+            read = encoded.tokens, ()
+        tokens, inputs = read
         if len(tokens) >= self._max_length:
             raise DataError(
                 f"the prompt has {len(tokens)} tokens; the model reads {self._max_length}, of "
                 "which one at least is the answer's."
             )
-        return tokens
+        return tokens, inputs
 
 
 def _empty(path: Path) -> DataError:

@@ -31,6 +31,12 @@ _USAGE = (
 @click.option("--max-shard-size", help="Size of the largest file of weights.  [default: 5GB]")
 @click.option("--step", type=int, help="Checkpoint to convert; by default the newest.")
 @click.option("--base", help="Folder of the adapters' base model; by default, the one they name.")
+@click.option(
+    "--text-part",
+    is_flag=True,
+    help="Read the language model alone of a model of pictures and text, where hf:FOLDER can be "
+    "read as either.",
+)
 @click.option("--merged", is_flag=True, help="Merge adapters into the weights of their base model.")
 @click.option(
     "--config", metavar="FOLDER|EXPERIMENT", help="What model orbax:FOLDER contains the weights of."
@@ -49,6 +55,7 @@ def convert(
     max_shard_size: str | None,
     step: int | None,
     base: str | None,
+    text_part: bool,
     merged: bool,
     config: str | None,
     rotary_rows: Any,
@@ -63,10 +70,18 @@ def convert(
 
     Or orbax:FOLDER, a checkpoint of MaxText or AXLearn, to a run directory, with --config.
     """
+    from axcore.models import CausalLM
     from axcore.runs import export_gguf, export_run, import_orbax, import_run, load_run
 
     _check_names(source, target)
-    _check_options(source, target, dtype=dtype, max_shard_size=max_shard_size, base=base)
+    _check_options(
+        source,
+        target,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        base=base,
+        text_part=text_part,
+    )
     _check_orbax_options(source, config=config, rotary_rows=rotary_rows)
     if allow_unknown_fields and not source.startswith((HUGGING_FACE, ORBAX, GGUF)):
         raise ConfigError(
@@ -77,7 +92,12 @@ def convert(
     if source.startswith((HUGGING_FACE, GGUF)):
         read = source.removeprefix(HUGGING_FACE).removeprefix(GGUF)
         run = import_run(
-            read, target, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
+            read,
+            target,
+            dtype=dtype,
+            base=base,
+            allow_unknown_fields=allow_unknown_fields,
+            kind=CausalLM.Config if text_part else None,
         )
         click.echo(f"{run.directory} contains the model of {read}{_hint(run, target)}")
         return
@@ -130,7 +150,13 @@ def _check_names(source: str, target: str) -> None:
 
 
 def _check_options(
-    source: str, target: str, *, dtype: Any, max_shard_size: str | None, base: str | None
+    source: str,
+    target: str,
+    *,
+    dtype: Any,
+    max_shard_size: str | None,
+    base: str | None,
+    text_part: bool,
 ) -> None:
     if dtype in ("q8_0", "q6_k", "q4_k") and not target.startswith(GGUF):
         raise ConfigError(f"{dtype} is a type of GGUF files", where="--dtype", hint=_USAGE)
@@ -140,6 +166,8 @@ def _check_options(
         )
     if base is not None and not source.startswith(HUGGING_FACE):
         raise ConfigError(f"--base {base} is for adapters in hf:FOLDER", where="--base")
+    if text_part and not source.startswith(HUGGING_FACE):
+        raise ConfigError("--text-part is for hf:FOLDER", where="--text-part", hint=_USAGE)
 
 
 def _check_orbax_options(source: str, *, config: str | None, rotary_rows: Any) -> None:

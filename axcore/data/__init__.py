@@ -14,7 +14,7 @@ from axcore.data.data_loader import (
 )
 from axcore.data.document import Document, Source
 from axcore.data.examples import ExampleData, Feature, FeatureArray, Label, Text
-from axcore.data.media import Media
+from axcore.data.media import Media, read_data_url
 from axcore.data.packing.batches import DataShard, Rows, batches, train_order
 from axcore.data.packing.packing import Batch
 from axcore.data.preference_data import PreferenceData
@@ -139,6 +139,7 @@ __all__ = [
     "open_store",
     "other_tokenizer_files",
     "published_end_ids",
+    "read_data_url",
     "reads_parts",
     "tokenizer_in",
     "train_order",

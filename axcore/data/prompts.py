@@ -65,12 +65,12 @@ def _encoded(
     if name == PROMPT:
         if not isinstance(value, str):
             raise DataError(f"field 'prompt' holds {_shown(value)}, not a string.")
-        _check_is_unicode(value)
+        check_is_unicode(value)
         encoded = tokenizer.encode_prompt(value, parses_special=parses_special)
         return EncodedPrompt(value, tuple(encoded.tolist()))
     chat = read_conversation(record, field=name)
     for message in chat.messages:
-        _check_is_unicode(str(message.get("content")))
+        check_is_unicode(str(message.get("content")))
     text = tokenizer.known_chat_template.render(
         chat.messages,
         add_generation_prompt=True,
@@ -93,7 +93,12 @@ def _checked_tokens(value: Any, vocab_size: int) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _check_is_unicode(text: str) -> None:
+def check_is_unicode(text: str) -> None:
+    """Check that a text can be stored.
+
+    Raises:
+        DataError: It contains half of a character.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 from jax.sharding import Mesh
 
-from axcore.config import evolve, find_config
+from axcore.config import evolve
 from axcore.data import Tokenizer
 from axcore.errors import ConfigError
 from axcore.inference.cached_model import mesh_of
@@ -19,7 +19,7 @@ from axcore.inference.sampler import allowed_tokens
 from axcore.inference.schedule import SchedulerConfig
 from axcore.inference.scheduler import Scheduler
 from axcore.inference.speculation import Draft, DraftModel
-from axcore.layers import KVCacheConfig, WholeInputAttention
+from axcore.layers import KVCacheConfig, num_whole_tokens
 from axcore.ops import current_policy
 
 
@@ -71,7 +71,7 @@ def build_engine(
     )
     _check_speculation(cfg, keeps_pages_only=served.keeps_pages_only, draft=draft)
     limits = scheduler_config(cfg, cache_config, buckets, keeps_pages_only=served.keeps_pages_only)
-    limits = attrs.evolve(limits, whole_input=_whole_input(model, limits.chunk_lengths[-1]))
+    limits = attrs.evolve(limits, whole_input=_whole_input(model.config, limits))
     kinds = sampler_kinds(cfg)
     programs = Programs(
         served,
@@ -112,15 +112,15 @@ def build_engine(
     )
 
 
-def _whole_input(model: Any, call_tokens: int) -> int:
+def _whole_input(cfg: Any, limits: SchedulerConfig) -> int:
     """Return how many soft tokens of a model's input one call reads at least; 0 where any may end.
 
     Raises:
         ConfigError: A call reads fewer.
     """
-    if not find_config(model.config, WholeInputAttention):
+    count, call_tokens = num_whole_tokens(cfg), limits.chunk_lengths[-1]
+    if count >= limits.max_length:  # no text has room for an input
         return 0
-    count = int(model.num_soft_tokens)
     if count > call_tokens:
         raise ConfigError(
             f"the {count} soft tokens of an input see each other, and a call reads {call_tokens} "

@@ -14,6 +14,7 @@ from axcore.inference.config import EngineConfig
 from axcore.inference.engine import Engine
 from axcore.inference.request import Request, SamplerKind, Sampling, kind_for
 from axcore.inference.sample_many import sample_seed
+from axcore.layers import num_whole_tokens
 from axcore.module import Module
 
 _PREFILL_TOKENS = 64
@@ -165,11 +166,13 @@ class Generator:
         key = (rows, count, kind)
         if key not in self._engines:
             page_size = min(16, self.context)
+            # Prompts are text alone, and a call has to have room for an input even so.
+            whole = -(-num_whole_tokens(self.model.config) // page_size) * page_size
             cfg = EngineConfig(
                 max_num_seqs=rows,
                 max_length=self.context,
                 page_size=page_size,
-                max_num_batched_tokens=max(_PREFILL_TOKENS, page_size),
+                max_num_batched_tokens=max(_PREFILL_TOKENS, page_size, whole),
                 num_decode_steps=count,
                 fixed_shapes=True,
                 sampler_kinds=(kind,),

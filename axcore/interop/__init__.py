@@ -44,7 +44,7 @@ from axcore.interop.decoder_maps import (
     window,
     without,
 )
-from axcore.interop.family import CheckpointInfo, Family, family_named, family_of
+from axcore.interop.family import CheckpointInfo, Family, family_for, family_named, family_of
 from axcore.interop.gguf_file import GGUFType, to_gguf
 from axcore.interop.gguf_header import is_gguf, read_gguf
 from axcore.interop.gguf_map import (
@@ -210,6 +210,7 @@ __all__ = [
     "common_value",
     "convolution",
     "every",
+    "family_for",
     "family_named",
     "family_of",
     "find_adapter_format",

@@ -106,6 +106,8 @@ class Family:
         headless: Other classes of transformers, of pretraining, whose files lack the head: a run
             begins with the rest (`fresh=("head.**",)`).
         input_mark: The field with the token that an input of another kind than text has in a text.
+        input_texts: What conversations have in the place of texts that chat templates write, by
+            these texts, where it is more than that token; `{field}` is the token of a field.
     """
 
     architecture: str
@@ -132,6 +134,7 @@ class Family:
     classifier: "Family | None" = None
     headless: tuple[str, ...] = ()
     input_mark: str = ""
+    input_texts: Mapping[str, str] = immutabledict()
 
     def read(self, values: Mapping[str, Any], *, allow_unknown_fields: bool = False) -> Any:
         """Return the config of the model that a `config.json` describes.
@@ -331,8 +334,31 @@ def family_named(name: str) -> Family:
     return family
 
 
+def family_for(values: Mapping[str, Any], kind: type | None = None) -> Family:
+    """Return the family that reads a model.
+
+    Several may have one `model_type`: one reads all of the model, and another a part of it.
+
+    Args:
+        values: What `config.json` says.
+        kind: The Config class of the model that is wanted, which decides between them; None for
+            all of the model.
+
+    Raises:
+        ConfigError: No plugin that is installed brings one.
+    """
+    name, named = values["model_type"], values.get("architectures") or ()
+    records = plugin_host().records(HuggingFaceFamily)
+    found = [family_named(one.name) for one in records if one.instead_of == name]
+    whole = next((one for one in found if one.architecture in named), None)
+    if whole is not None and (kind is None or type(whole.template()) is kind):
+        return whole
+    part = family_named(name)
+    return part if whole is None or type(part.template()) is kind else whole
+
+
 def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
-    """Return the family of a model: its name, itself, and the model's fields.
+    """Return the family of a model: its `model_type`, itself, and the model's fields.
 
     That is read off the config. A model that several families can describe, as Llama's and
     Mistral's without a window are one, is of the family that it was read as; where it began here,
@@ -345,7 +371,9 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
     read_as = getattr(getattr(cfg, "published", None), "family", "")
     records = plugin_host().records(HuggingFaceFamily)
     # First what it was read as: a Mistral without a window is a Llama too, but for its tokenizer.
-    order = sorted(records, key=lambda one: (one.name != read_as, one.plugin != "core", one.name))
+    order = sorted(
+        records, key=lambda one: (one.model_type != read_as, one.plugin != "core", one.name)
+    )
     for record in order:
         family = family_named(record.name)
         try:
@@ -358,13 +386,13 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
         except AxcoreError as error:
             reasons.append(f"{record.name}: {error.what}".rstrip())
             continue
-        if read_as not in ("", record.name):
+        if read_as not in ("", record.model_type):
             warnings.warn(
                 f"the model was read as {read_as}, which it no longer is; it is written as "
-                f"{record.name}: {reasons[0]}",
+                f"{record.model_type}: {reasons[0]}",
                 stacklevel=2,
             )
-        return record.name, family, values
+        return record.model_type, family, values
     raise ConfigError(
         "no family of pretrained checkpoints has such a model\n" + "\n".join(reasons),
         where="model",

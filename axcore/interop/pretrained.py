@@ -31,7 +31,7 @@ from axcore.interop.family import (
     CheckpointInfo,
     Family,
     exported_files,
-    family_named,
+    family_for,
     family_of,
     files_beside,
     name_of,
@@ -79,12 +79,20 @@ class PretrainedCheckpoint:
         family: The model's family.
     """
 
-    def __init__(self, folder: Path | str, *, allow_unknown_fields: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        allow_unknown_fields: bool = False,
+        kind: type | None = None,
+    ) -> None:
         """Open a folder, or a GGUF file; read no weights.
 
         Args:
             folder: The folder, or the file.
             allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
+            kind: The Config class of the model that is wanted, `CausalLM.Config` of the language
+                model in one of pictures, where the folder can be read as either; None for all.
 
         Raises:
             CheckpointError: It contains no model, or its `config.json` is damaged.
@@ -107,7 +115,7 @@ class PretrainedCheckpoint:
         self.values = with_quantization(self.folder, read_json(path, CONFIG, error=CheckpointError))
         if "model_type" not in self.values:
             raise ConfigError("config.json names no model_type", where=str(path))
-        self.family = family_named(self.values["model_type"])
+        self.family = family_for(self.values, kind)
         named, classifier = self.values.get("architectures") or (), self.family.classifier
         if classifier is not None and classifier.architecture in named:
             self.family = classifier
@@ -280,6 +288,7 @@ def from_hugging_face(
     dtype: DType | None = None,
     on_host: bool = False,
     allow_unknown_fields: bool = False,
+    kind: type | None = None,
 ) -> Pretrained:
     """Read a pretrained checkpoint onto the first device.
 
@@ -289,12 +298,14 @@ def from_hugging_face(
         on_host: Whether arrays stay in their files, for an engine to take one by one.
         allow_unknown_fields: Whether fields of `config.json` that could matter are ignored, with a
             warning.
+        kind: The Config class of the model that is wanted, `CausalLM.Config` of the language model
+            in one of pictures, where the folder can be read as either; None for all of it.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
         CheckpointError: A file or a tensor is not as it should be.
     """
-    published = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields)
+    published = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields, kind=kind)
     # As it is stored: a checkpoint in bfloat16 has nothing that float32 would keep.
     kept = dtype or published.dtype
     cfg = evolve(published.config, dtypes=DTypes(param=kept, compute=kept))
@@ -452,7 +463,10 @@ class HuggingFace(WeightSource):
     def plan(self, cfg: Any) -> WeightPlan:
         """Return what a model begins with; read no weights."""
         own: Any = self.config
-        return PretrainedCheckpoint(own.path, allow_unknown_fields=own.allow_unknown_fields).plan(
+        published = PretrainedCheckpoint(
+            own.path, allow_unknown_fields=own.allow_unknown_fields, kind=type(cfg)
+        )
+        return published.plan(
             cfg,
             selection=self.selection,
             edits=own.edits,

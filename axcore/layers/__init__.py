@@ -41,7 +41,11 @@ from axcore.layers.attention.self_attention import (
     ATTENTION_VALUE,
     Attention,
 )
-from axcore.layers.attention.whole_inputs import WholeInputAttention, WholeInputs
+from axcore.layers.attention.whole_inputs import (
+    WholeInputAttention,
+    WholeInputs,
+    num_whole_tokens,
+)
 from axcore.layers.cache import KVCacheConfig, NoStateCache, PagedKVCacheConfig, StateCache
 from axcore.layers.convolution import Convolution, PatchEmbedding
 from axcore.layers.encoder import encoder_layer
@@ -209,6 +213,7 @@ __all__ = [
     "merge_adapters",
     "new_adapters",
     "num_soft_tokens_of",
+    "num_whole_tokens",
     "packed_rows",
     "quantize_weights",
     "rope_frequencies",

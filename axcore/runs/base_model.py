@@ -3,6 +3,7 @@
 axcore train sft --set init_from.path=DIR --set data.source.path=chats.jsonl
 axcore train dpo --set init_from.path=DIR --set data.source.path=pairs.jsonl
 axcore train reward-model --set init_from.path=DIR --set data.source.path=pairs.jsonl
+axcore train multimodal-sft --set init_from.path=DIR --set data.source.folder=pictures
 """
 
 from pathlib import Path
@@ -10,13 +11,23 @@ from typing import Any
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import REQUIRED, config, evolve, field_names, update_config
-from axcore.data import ChatFiles, Data, DataLoader, LabelledChats, PreferenceData
+from axcore.data import (
+    ChatFiles,
+    ChatText,
+    Data,
+    DataLoader,
+    ExampleData,
+    LabelledChats,
+    PreferenceData,
+    SampleFiles,
+)
 from axcore.errors import CheckpointError, ConfigError
 from axcore.experiments.tiny import tiny
 from axcore.interop import FreshHead, HuggingFace, PretrainedCheckpoint, WeightPlan, WeightSource
 from axcore.learner import AdamW, Learner, WarmupCosine
+from axcore.models import MultimodalLM
 from axcore.module import DTypes
-from axcore.runs.export import checkpoint_tokenizer
+from axcore.runs.export import checkpoint_tokenizer, trainer_config
 from axcore.runs.opening import is_published
 from axcore.runs.run import Run
 from axcore.runs.run_weights import RunWeights
@@ -97,10 +108,7 @@ def _check_is_there(folder: Path) -> None:
 
 def _of_run(source: BaseModel.Config, cfg: Any) -> Any:
     base: Any = Run(source.path).opened_config
-    tokenizer = getattr(base.data, "tokenizer", None)
-    if tokenizer is None:
-        raise ConfigError("the run has no tokenizer", where=source.path)
-    data = evolve(cfg.data, tokenizer=tokenizer, seq_len=min(base.data.seq_len, LONGEST))
+    data = _with_rows(cfg.data, base.data, source.path)
     weights = RunWeights.Config(**_shared(source, RunWeights.Config))
     return update_config(
         cfg,
@@ -114,20 +122,61 @@ def _of_run(source: BaseModel.Config, cfg: Any) -> Any:
 
 
 def _of_published(source: BaseModel.Config, cfg: Any) -> Any:
+    reads_inputs = _has_features(cfg.data)
     published = PretrainedCheckpoint(
-        Path(source.path).expanduser(), allow_unknown_fields=source.allow_unknown_fields
+        Path(source.path).expanduser(),
+        allow_unknown_fields=source.allow_unknown_fields,
+        kind=MultimodalLM.Config if reads_inputs else type(cfg.model),
     )
     stored = published.values.get("dtype", published.values.get("torch_dtype"))
     dtypes = DTypes(param="float32", compute="bfloat16" if stored in _SIXTEEN_BITS else "float32")
     model = evolve(published.config, dtypes=dtypes)
-    length = min(published.max_length or LONGEST, LONGEST)
-    data = evolve(cfg.data, tokenizer=checkpoint_tokenizer(published), seq_len=length)
+    if reads_inputs:
+        rows = trainer_config(published).data
+    else:
+        length = published.max_length or LONGEST
+        rows = Data.Config(tokenizer=checkpoint_tokenizer(published), seq_len=length)
     return evolve(
         cfg,
         model=model,
-        data=data,
+        data=_with_rows(cfg.data, rows, source.path),
         init_from=HuggingFace.Config(**_shared(source, HuggingFace.Config)),
     )
+
+
+def _has_features(data: Any) -> bool:
+    return isinstance(data, ExampleData.Config)
+
+
+def _with_rows(data: Any, base: Any, where: str) -> Any:
+    """Return data whose rows are as the base reads them, with its tokenizer, and no longer.
+
+    Args:
+        data: Of the run.
+        base: That of the model that it trains further.
+        where: The path of that.
+
+    Raises:
+        ConfigError: One is of text, and the other of inputs of another kind.
+    """
+    if not _has_features(data):
+        tokenizer = getattr(base, "tokenizer", None)
+        if tokenizer is None:
+            raise ConfigError("the run has no tokenizer", where=where)
+        return evolve(data, tokenizer=tokenizer, seq_len=min(base.seq_len, LONGEST))
+    if not _has_features(base):
+        raise ConfigError(
+            "the base reads text alone, and rows of the data have other inputs",
+            where=where,
+            hint="name a model that reads pictures or sounds; of text alone: axcore train sft",
+        )
+    features = {
+        name: evolve(one, length=min(one.length, LONGEST), field="json")
+        if isinstance(one, ChatText.Config)
+        else one
+        for name, one in base.features.items()
+    }
+    return evolve(data, features=features)
 
 
 def _shared(source: BaseModel.Config, other: type) -> dict[str, Any]:
@@ -148,6 +197,16 @@ def sft() -> Trainer.Config:
         validation_batches=32,
     )
     return further_training(data, peak=1e-5)
+
+
+def multimodal_sft() -> Trainer.Config:
+    """Return the config of training on conversations about a picture each, or a sound.
+
+    Each is in a folder, with its conversation next to it in a file that ends in `.json`.
+    """
+    source = SampleFiles.Config(folder="pictures", glob="**/*.png")
+    data = ExampleData.Config(source=source, features={}, batch_size=8, validation_batches=32)
+    return evolve(further_training(data, peak=1e-5), prompt="")
 
 
 def dpo() -> Trainer.Config:

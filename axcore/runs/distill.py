@@ -49,7 +49,9 @@ class DistillFrom:
             CheckpointError: The teacher is neither a run nor a pretrained checkpoint.
         """
         _check_has_no_task(cfg)
-        teacher, tokenizer = _teacher(self.teacher, allow_unknown_fields=self.allow_unknown_fields)
+        teacher, tokenizer = _teacher(
+            self.teacher, type(cfg.model), allow_unknown_fields=self.allow_unknown_fields
+        )
         check_same_tokens(getattr(cfg.data, "tokenizer", None), tokenizer, where=self.teacher)
         task = Distill.Config(
             teacher=teacher,
@@ -125,7 +127,9 @@ class OnPolicyDistillFrom:
                 hint="distill one that has, such as that of: axcore train grpo; or on given texts: "
                 "--modify 'distill(teacher=DIR)'",
             )
-        teacher, tokenizer = _teacher(self.teacher, allow_unknown_fields=self.allow_unknown_fields)
+        teacher, tokenizer = _teacher(
+            self.teacher, type(cfg.model), allow_unknown_fields=self.allow_unknown_fields
+        )
         check_same_tokens(cfg.data.tokenizer, tokenizer, where=self.teacher)
         return evolve(cfg, task=OnPolicyDistill.Config(teacher=teacher))
 
@@ -139,8 +143,15 @@ def _check_has_no_task(cfg: Any) -> None:
         )
 
 
-def _teacher(path: str, *, allow_unknown_fields: bool) -> tuple[FrozenModel.Config, Any]:
+def _teacher(
+    path: str, kind: type, *, allow_unknown_fields: bool
+) -> tuple[FrozenModel.Config, Any]:
     """Return the config of a model that is only read, and that of its tokenizer.
+
+    Args:
+        path: Of a run or a pretrained checkpoint.
+        kind: The Config class of the student.
+        allow_unknown_fields: As of `DistillFrom`.
 
     Raises:
         CheckpointError: The path is neither a run nor a pretrained checkpoint.
@@ -156,7 +167,7 @@ def _teacher(path: str, *, allow_unknown_fields: bool) -> tuple[FrozenModel.Conf
         run: Any = Run(folder).opened_config
         source = RunWeights.Config(path=path)
         return FrozenModel.Config(model=run.model, init_from=source), _tokenizer(run.data)
-    checkpoint = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields)
+    checkpoint = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields, kind=kind)
     # As it is stored: no optimizer needs more digits of weights that never change.
     stored = DTypes(param=checkpoint.dtype, compute=checkpoint.dtype)
     model = evolve(checkpoint.config, dtypes=stored)

@@ -84,6 +84,7 @@ def import_run(
     dtype: DType | None = None,
     base: Path | str | None = None,
     allow_unknown_fields: bool = False,
+    kind: type | None = None,
 ) -> Run:
     """Make a run of a pretrained checkpoint: to generate from, to evaluate, to export. Returns it.
 
@@ -93,6 +94,7 @@ def import_run(
         dtype: What parameters become; as they are stored by default.
         base: The folder of the model that adapters correct; by default, what they name.
         allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
+        kind: As `PretrainedCheckpoint` takes it.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
@@ -100,7 +102,7 @@ def import_run(
     """
     check_is_new(Path(directory))
     trainer, state = open_checkpoint(
-        folder, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields
+        folder, dtype=dtype, base=base, allow_unknown_fields=allow_unknown_fields, kind=kind
     )
     return save_imported(trainer, state, Path(directory), Path(folder))
 
@@ -126,6 +128,7 @@ def open_checkpoint(
     base: Path | str | None = None,
     on_host: bool = False,
     allow_unknown_fields: bool = False,
+    kind: type | None = None,
 ) -> tuple[Trainer, Any]:
     """Return the trainer of a pretrained checkpoint, and the model's state; nothing is written.
 
@@ -135,6 +138,7 @@ def open_checkpoint(
         base: The folder of the model that adapters correct; by default, what they name.
         on_host: Whether arrays stay in their files, for an engine to take one by one.
         allow_unknown_fields: Whether fields of `config.json` that could matter are ignored.
+        kind: As `PretrainedCheckpoint` takes it.
 
     Raises:
         ConfigError: `config.json` describes what axcore has no model of.
@@ -142,7 +146,9 @@ def open_checkpoint(
     """
     source = _source(Path(folder).expanduser(), base)
     source = evolve(source, allow_unknown_fields=allow_unknown_fields)
-    published = PretrainedCheckpoint(source.path, allow_unknown_fields=allow_unknown_fields)
+    published = PretrainedCheckpoint(
+        source.path, allow_unknown_fields=allow_unknown_fields, kind=kind
+    )
     cfg = with_dtype(trainer_config(published), dtype or published.dtype)
     if source.adapters is not None:
         cfg = _with_adapters(cfg, source, is_dtype_named=dtype is not None)
@@ -184,6 +190,8 @@ def _data_with_inputs(
     if isinstance(tokenizer, ByteTokenizer.Config):  # of which a folder has no file
         tokenizer = evolve(tokenizer, special_tokens=(_MARK,))
     name = tokenizer.build().token_name(marks[0]) if marks else None
+    if isinstance(tokenizer, HuggingFaceTokenizer.Config):
+        tokenizer = _with_input_texts(tokenizer, published)
     chat = ChatText.Config(
         tokenizer=tokenizer,
         length=length,
@@ -194,6 +202,23 @@ def _data_with_inputs(
         source=SampleFiles.Config(folder="."),
         features={cfg.input_name: cfg.encoder.input_feature(), "chat": chat},
     )
+
+
+def _with_input_texts(
+    tokenizer: HuggingFaceTokenizer.Config, published: PretrainedCheckpoint
+) -> HuggingFaceTokenizer.Config:
+    """Return a tokenizer whose conversations have what the family writes around an input."""
+    fields, named = published.published.fields, tokenizer.build().token_name
+    names = {name: named(one) for name, one in fields.items() if isinstance(one, int)}
+    known = {name: one for name, one in names.items() if one is not None}
+    try:
+        texts = {
+            written.format(**known): text.format(**known)
+            for written, text in published.family.input_texts.items()
+        }
+    except KeyError:  # no token of a field: a model that began here says which is the input's alone
+        return tokenizer
+    return evolve(tokenizer, template_texts=texts)
 
 
 def with_dtype(cfg: Any, dtype: DType) -> Any:
@@ -339,7 +364,9 @@ def _with_published(cfg: Any, source: Any) -> Any:
             stacklevel=3,
         )
         return cfg
-    published = PretrainedCheckpoint(source.path, allow_unknown_fields=source.allow_unknown_fields)
+    published = PretrainedCheckpoint(
+        source.path, allow_unknown_fields=source.allow_unknown_fields, kind=type(cfg)
+    )
     return evolve(cfg, published=published.published)
 
 

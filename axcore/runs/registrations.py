@@ -14,6 +14,11 @@ def experiments() -> Iterator[Experiment]:
         summary="A run or a pretrained checkpoint, trained further on conversations",
     )
     yield Experiment(
+        name="multimodal-sft",
+        fn=Ref("axcore.runs.base_model:multimodal_sft"),
+        summary="A model that reads pictures or sounds, trained further on chats about them",
+    )
+    yield Experiment(
         name="dpo",
         fn=Ref("axcore.runs.base_model:dpo"),
         summary="A run or a pretrained checkpoint, trained further on answers chosen over others",

@@ -9,6 +9,7 @@ from axcore.serving.config import Limits, ServerConfig
 from axcore.serving.embeddings_api import Embeddings
 from axcore.serving.endpoint import Endpoint
 from axcore.serving.http_server import HttpServer, listen
+from axcore.serving.inputs import read_input
 from axcore.serving.model_apis import ApiModel, find_model_api, start_model_api
 from axcore.serving.request_parser import RequestParser
 from axcore.serving.served import Served, ServedApi
@@ -43,6 +44,7 @@ __all__ = [
     "open_adapters",
     "read_api_keys",
     "read_generation_config",
+    "read_input",
     "serving_app",
     "start_engine",
     "start_model_api",

@@ -3,9 +3,7 @@
 A part arrives in the request itself, as base64, or is a file of a server that the config allows.
 """
 
-import base64
 import http.client
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +11,13 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from axcore.data import ChatTemplate, Feature, reads_parts, with_soft_tokens
+from axcore.data import ChatTemplate, Feature, read_data_url, reads_parts, with_soft_tokens
 from axcore.errors import DataError
 from axcore.inference import EncoderInput
 from axcore.serving.api_error import ApiError, invalid
 from axcore.serving.config import Limits
 from axcore.serving.request_parser import RequestParser
 
-_DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(?:;[\w.+-]+=[\w.+-]+)*;base64,")
 _TIMEOUT_S = 10.0
 _NAMES = {"image_url": "image", "input_audio": "audio"}
 """What templates call types of parts."""
@@ -97,15 +94,7 @@ class InputReader:
         Raises:
             ApiError: There is no such file, or it cannot be decoded.
         """
-        content = part_content(part, limits)
-        (field,) = self.feature.fields
-        record = {field: content}
-        try:
-            # Not `check`, which turns warnings of the process into errors: other threads run.
-            (value,) = self.feature.make(record, None).values()
-        except (ValueError, DataError) as error:
-            raise invalid(f"{part.path} cannot be read: {error}", part.path) from error
-        return EncoderInput(value)
+        return read_input(self.feature, part, limits)
 
     def placed(self, tokens: Any, num_inputs: int) -> tuple[int, ...]:
         """Return the tokens of a conversation, soft ones in the place of each mark.
@@ -122,6 +111,27 @@ class InputReader:
             raise invalid(message, "messages")
         placed, _ = with_soft_tokens(tokens, tokens, self.mark_token, self.num_soft_tokens)
         return tuple(placed.tolist())
+
+
+def read_input(feature: Feature, part: ContentPart, limits: Limits) -> EncoderInput:
+    """Return what an encoder takes of a part.
+
+    Args:
+        feature: Decodes a file as it did in training.
+        part: The part.
+        limits: Where it may be fetched from, and how large it may be.
+
+    Raises:
+        ApiError: There is no such file, or it cannot be decoded.
+    """
+    content = part_content(part, limits)
+    (field,) = feature.fields
+    try:
+        # Not `check`, which turns warnings of the process into errors: other threads run.
+        (value,) = feature.make({field: content}, None).values()
+    except (ValueError, DataError) as error:
+        raise invalid(f"{part.path} cannot be read: {error}", part.path) from error
+    return EncoderInput(value)
 
 
 def input_reader(model: Any, data: Any, template: ChatTemplate | None) -> InputReader | None:
@@ -195,16 +205,11 @@ def part_content(part: ContentPart, limits: Limits) -> bytes:
     Raises:
         ApiError: They are not base64, or their server is not allowed or does not have them.
     """
-    found = _DATA_URL.match(part.url)
-    if found is not None:
-        try:
-            return base64.b64decode(part.url[found.end() :], validate=True)
-        except ValueError as error:  # of the encoding, or a letter that is not of ASCII
-            raise invalid(f"{part.path} is not base64: {error}", part.path) from error
     if part.url.startswith("data:"):
-        raise invalid(
-            f"{part.path} is a data URL of another form than data:image/png;base64,...", part.path
-        )
+        try:
+            return read_data_url(part.url)
+        except ValueError as error:
+            raise invalid(f"{part.path} is {error}", part.path) from error
     return _fetched(part, limits)
 
 

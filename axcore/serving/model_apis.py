@@ -16,7 +16,7 @@ from axcore.plugins import ModelApi, plugin_host
 from axcore.runs import Run, load_run
 from axcore.runs.export import checkpoint_tokenizer
 from axcore.runs.opening import is_published
-from axcore.serving.config import ServerConfig
+from axcore.serving.config import Limits, ServerConfig
 from axcore.serving.endpoint import AnyEndpoint, Endpoint
 from axcore.serving.served import ServedApi
 
@@ -31,6 +31,7 @@ class ApiModel:
         state: Its state, on the device.
         trainer: Of the run; None of a pretrained checkpoint.
         tokenizer: Of a pretrained checkpoint; of a run, `trainer.data` has it.
+        limits: What one request may ask.
     """
 
     folder: Path
@@ -38,6 +39,7 @@ class ApiModel:
     state: Any
     trainer: Any | None = None
     tokenizer: Tokenizer | None = None
+    limits: Limits = Limits()  # noqa: RUF009 - a frozen value
 
 
 def find_model_api(directory: Path | str) -> ModelApi | None:
@@ -105,7 +107,13 @@ def start_model_api(
         tokenizer = checkpoint_tokenizer(
             PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields)
         ).build()
-        opened = ApiModel(folder=folder, model=read.model, state=read.state, tokenizer=tokenizer)
+        opened = ApiModel(
+            folder=folder,
+            model=read.model,
+            state=read.state,
+            tokenizer=tokenizer,
+            limits=cfg.limits,
+        )
         policy = None
     else:
         run = load_run(folder, step=step, trust_code=trust_code)
@@ -113,7 +121,9 @@ def start_model_api(
         restored = run.restored(step, on_host=True)
         found_step = restored.step
         state = jax.device_put(run.trainer.step.own_part(restored.state))
-        opened = ApiModel(folder=folder, model=run.model, state=state, trainer=run.trainer)
+        opened = ApiModel(
+            folder=folder, model=run.model, state=state, trainer=run.trainer, limits=cfg.limits
+        )
         policy = run.trainer.compiler.kernel_policy
     served = ServedApi(
         name=names[0] if names else folder.resolve().name,

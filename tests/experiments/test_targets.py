@@ -35,7 +35,15 @@ LARGE = sorted(
     for record in plugin_host().records(Experiment)
     if record.plugin == "core"
     and record.name
-    not in ("tiny", "sft", "dpo", "kto", "reward-model", "grpo-reverse")  # of its size
+    not in (
+        "tiny",
+        "sft",
+        "multimodal-sft",
+        "dpo",
+        "kto",
+        "reward-model",
+        "grpo-reverse",
+    )  # of its size
 )
 
 

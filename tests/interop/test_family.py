@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from numpy_state import numpy_state
 
 from axcore.config import evolve, update_config
 from axcore.errors import ConfigError
-from axcore.interop import family_named, from_hugging_face, to_hugging_face
+from axcore.interop import family_for, family_named, from_hugging_face, to_hugging_face
 from axcore.interop.family import name_of
 from axcore.models import llama2
 from axcore.plugins import HuggingFaceFamily, plugin_host
@@ -168,13 +169,25 @@ def read(values, **how):
     """Returns the config of a model, and the warnings that it took to read it."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        cfg = family_named(values["model_type"]).read(values, **how)
+        cfg = family_for(values).read(values, **how)
     return cfg, [str(one.message) for one in said]
 
 
 def test_there_is_a_published_model_of_every_family():
-    families = {record.name for record in plugin_host().records(HuggingFaceFamily)}
-    assert families == {values["model_type"] for values in CONFIGS.values()}
+    families = {
+        one.name: family_named(one.name) for one in plugin_host().records(HuggingFaceFamily)
+    }
+    read = [family_for(values) for values in CONFIGS.values()]
+    assert [name for name, one in families.items() if not any(one is found for found in read)] == []
+
+
+def test_without_a_plugin_that_reads_all_of_a_model_its_part_is_read(monkeypatch):
+    values = CONFIGS["google/gemma-3-4b-it"]
+    assert family_for(values) is family_named("gemma3_vision")
+    records = plugin_host().records(HuggingFaceFamily)
+    host = SimpleNamespace(records=lambda kind: [one for one in records if not one.instead_of])
+    monkeypatch.setattr("axcore.interop.family.plugin_host", lambda: host)
+    assert family_for(values).written_as == "gemma3_text"
 
 
 @pytest.mark.parametrize("name", CONFIGS)

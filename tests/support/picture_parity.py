@@ -37,6 +37,7 @@ def check_is_the_same(
     *,
     sized: Callable[[Any], Any] = lambda cfg: cfg,
     near: float = 2e-5,
+    floor: float = 1e-6,
     saved: Callable[[Path], None] = lambda folder: None,
 ) -> Any:
     """Check logits and all gradients, and that an export gives exactly the logits of before.
@@ -49,6 +50,7 @@ def check_is_the_same(
         folder: Where files are written.
         sized: Returns the config that is built, of the one that is read.
         near: Absolute tolerance; of gradients, a factor on the largest of an array.
+        floor: Added to that: rounding, where zero is exact (biases of keys).
         saved: Called with each folder that transformers has written, which it may change.
 
     Returns:
@@ -88,6 +90,6 @@ def check_is_the_same(
     for (path, gradient), mine in zip(
         jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(of_state), strict=True
     ):
-        allowed = near * float(np.abs(gradient).max()) + 1e-6
+        allowed = near * float(np.abs(gradient).max()) + floor
         np.testing.assert_allclose(mine, gradient, rtol=1e-3, atol=allowed, err_msg=str(path))
     return found

@@ -183,10 +183,13 @@ class ChatText(Feature):
     def _sequence(self, record: Record) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the tokens of a record, with marks in them, and what each weighs."""
         cfg = self.config
-        if self._reads_parts:
+        template = self.tokenizer.known_chat_template
+        if self._reads_parts and not _writes_alike(template, cfg.soft_token):
             raise ValueError(
-                "its chat template reads contents as lists of parts, of which answers are not "
-                "found for training; set tokenizer.chat_template_path to one that reads text"
+                "its chat template reads contents as lists of parts, and writes another text of a "
+                f"content with {cfg.soft_token!r} in it, which training needs; set "
+                "tokenizer.chat_template_path to one that reads text, or tokenizer.template_texts "
+                "to what it writes of a part"
             )
         try:
             parts = tokenize_chat(self.conversation(record), self.tokenizer, role=cfg.role)
@@ -219,6 +222,18 @@ def reads_parts(template: ChatTemplate, mark: str, kind: str = "image") -> bool:
         return False
     # A template that writes a content as it is would write Python's form of the list.
     return mark in text and probe in text and "'type'" not in text
+
+
+def _writes_alike(template: ChatTemplate, mark: str) -> bool:
+    """Return whether a template writes the same of a mark in a text as of an input's part."""
+    probe = "axcore"
+    parts = [{"type": "image"}, {"type": "text", "text": probe}]
+    contents: tuple[Any, ...] = (parts, mark + probe)
+    try:
+        written = [template.render([{"role": "user", "content": one}]) for one in contents]
+    except DataError:
+        return False
+    return written[0] == written[1]
 
 
 def with_soft_tokens(

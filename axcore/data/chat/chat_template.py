@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from immutabledict import immutabledict
+
 from axcore.data.chat.template_marks import (
     BEGIN,
     END,
@@ -45,6 +47,8 @@ class ChatTemplate:
         tokens: Special tokens by the name that templates know them by, as `bos_token`.
         where: The file that it is from, for errors.
         tool_use: The template for conversations with tools, where there is one of its own.
+        replaced: What a conversation has in the place of texts that the template writes, by these
+            texts: around a picture, what a processor of transformers writes there.
 
     Raises:
         DataError: It is not a template, or Jinja is not installed.
@@ -57,9 +61,10 @@ class ChatTemplate:
         *,
         where: str,
         tool_use: "ChatTemplate | None" = None,
+        replaced: Mapping[str, str] = immutabledict(),
     ) -> None:
         self.source, self.where = source, where
-        self._tokens, self._tool_use = tokens, tool_use
+        self._tokens, self._tool_use, self._replaced = tokens, tool_use, replaced
         jinja2 = _library()
         self._environment = _environment()
         try:
@@ -76,7 +81,8 @@ class ChatTemplate:
 
     def __reduce__(self) -> Any:
         """Return how another process makes it: what Jinja compiled stays here."""
-        return _again, (self.source, dict(self._tokens), self.where, self._tool_use)
+        made = (self.source, dict(self._tokens), self.where, self._tool_use)
+        return _again, (*made, dict(self._replaced))
 
     def chosen(self, tools: Sequence[Any] | None) -> "ChatTemplate":
         """Return the template for a conversation, which may be another one where it has tools."""
@@ -193,7 +199,7 @@ class ChatTemplate:
             return str(template.render({**given, **message_marks(turns), "messages": turns}))
 
         try:
-            return _with_readable_calls(render, [*map(self._with_known_reasoning, messages)])
+            text = _with_readable_calls(render, [*map(self._with_known_reasoning, messages)])
         except Exception as error:  # a template may do anything that its sandbox lets it
             roles = [message.get("role") for message in messages]
             raise DataError(
@@ -201,12 +207,22 @@ class ChatTemplate:
                 where=self.where,
                 hint=f"The roles are {roles}; look into the template for what it asks for.",
             ) from error
+        if not self._replaced:
+            return text
+        # At once, since a text may be in what another one becomes; the longest first.
+        longest = sorted(self._replaced, key=len, reverse=True)
+        either = "|".join(map(re.escape, longest))
+        return re.sub(either, lambda found: self._replaced[found[0]], text)
 
 
 def _again(
-    source: str, tokens: Mapping[str, str], where: str, tool_use: ChatTemplate | None
+    source: str,
+    tokens: Mapping[str, str],
+    where: str,
+    tool_use: ChatTemplate | None,
+    replaced: Mapping[str, str],
 ) -> ChatTemplate:
-    return ChatTemplate(source, tokens, where=where, tool_use=tool_use)
+    return ChatTemplate(source, tokens, where=where, tool_use=tool_use, replaced=replaced)
 
 
 def _with_readable_calls(

@@ -5,7 +5,7 @@ The files next to it name its special tokens and bring its chat template.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,8 @@ class HuggingFaceTokenizer(Tokenizer):
                 not name.
             chat_template_path: A chat template, before those of `settings_path`.
             tool_template_path: The chat template of conversations with tools, where it is another.
+            template_texts: What conversations have in the place of texts that a chat template
+                writes, by these texts: around a picture, what a processor of transformers does.
             vocab_multiple: `vocab_size` is a multiple of this.
         """
 
@@ -138,6 +140,7 @@ class HuggingFaceTokenizer(Tokenizer):
         special_tokens_path: str | None = None
         chat_template_path: str | None = None
         tool_template_path: str | None = None
+        template_texts: Mapping[str, str] = {}
         vocab_multiple: PositiveInt = 1
 
     file_fields = (
@@ -175,13 +178,13 @@ class HuggingFaceTokenizer(Tokenizer):
         """The template of its conversations, if it has one."""
         found, for_tools, cfg = self.chat_template_source, self.tool_template_source, self.config
         where = cfg.chat_template_path or cfg.settings_path or cfg.path
-        tool_use = None
+        tool_use, make = None, partial(ChatTemplate, replaced=cfg.template_texts)
         if for_tools is not None:
             read_from = cfg.tool_template_path or where
-            tool_use = ChatTemplate(for_tools, self._roles(), where=read_from)
+            tool_use = make(for_tools, self._roles(), where=read_from)
         if found is None:
             return tool_use
-        return ChatTemplate(found, self._roles(), where=where, tool_use=tool_use)
+        return make(found, self._roles(), where=where, tool_use=tool_use)
 
     @cached_property
     def chat_template_source(self) -> str | None:

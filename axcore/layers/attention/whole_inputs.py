@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveInt, config, find_config
 from axcore.errors import ModuleError
 from axcore.layers.attention.dot_product import DotProductAttention, Heads, gather_keys
 from axcore.layers.attention.kv_cache import check_all_tokens
@@ -130,3 +130,14 @@ class WholeInputAttention(DotProductAttention):
             soft_cap=cfg.soft_cap,
             **options,
         )
+
+
+def num_whole_tokens(cfg: Any) -> int:
+    """Return how many soft tokens of an input one call of a model reads at least, where it serves.
+
+    Args:
+        cfg: Of any model; 0 where a call may end within an input.
+    """
+    if not find_config(cfg, WholeInputAttention):
+        return 0
+    return num_soft_tokens_of(cfg.decoder.embedding)

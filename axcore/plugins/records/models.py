@@ -160,6 +160,9 @@ class HuggingFaceFamily(Record):
     Args:
         name: The `model_type` of its `config.json`.
         family: An `axcore.interop.Family`: its config map and its weight map.
+        instead_of: The `model_type`, where a family of another plugin has it as its name. That one
+            reads a part of the model; this one reads all of it, where `config.json` names its
+            `architecture`. It has a name of its own, which is in no file.
         summary: One line.
 
     Example:
@@ -173,7 +176,13 @@ class HuggingFaceFamily(Record):
 
     name: str = attrs.field(validator=a_name)
     family: Ref = attrs.field(validator=of_type(Ref))
+    instead_of: str = attrs.field(default="", validator=of_type(str))
     summary: str = attrs.field(validator=of_type(str))
+
+    @property
+    def model_type(self) -> str:
+        """The `model_type` of its `config.json`."""
+        return self.instead_of or self.name
 
 
 @record(hook="adapter_formats")

@@ -14,7 +14,7 @@ from axcore.layers import Activation, Linear, activation_fn
 from axcore.models import flops_per_token
 from axcore.module import Module
 from axl_vision.encoder import ImageEncoder, Pixels, image_flops
-from axl_vision.images import Image
+from axl_vision.images import Image, image_feature
 
 
 class Connector(Module):
@@ -74,9 +74,7 @@ class ImageTokens(Module):
 
         def input_feature(self) -> Image.Config:
             """Return the feature of data that decodes a picture for it."""
-            cfg = self.encoder
-            channels: Any = cfg.patches.num_channels
-            return Image.Config(height=cfg.height, width=cfg.width, num_channels=channels)
+            return image_feature(self.encoder)
 
     def setup(self, cfg: Config) -> None:
         """Build both."""

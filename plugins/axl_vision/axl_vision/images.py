@@ -124,6 +124,7 @@ class Image(Feature):
             num_channels: C: 3, or 1 for grey.
             fit: How another shape becomes H x W. `crop`: the middle of the picture, as much as has
                 this shape. `pad`: all of it, with black at the sides. `stretch`: all of it.
+            resample: How pixels between others are found.
             augment: What changes pictures in training, in this order.
             max_pixels: A picture of more is bad, and not decoded.
         """
@@ -133,6 +134,7 @@ class Image(Feature):
         width: PositiveInt = REQUIRED
         num_channels: Literal[1, 3] = 3
         fit: Literal["crop", "pad", "stretch"] = "crop"
+        resample: Literal["bicubic", "bilinear"] = "bicubic"
         augment: tuple[Augment.Config, ...] = ()
         max_pixels: PositiveInt = 50_000_000
 
@@ -166,7 +168,8 @@ class Image(Feature):
         if rng is not None:
             for augment in self._augments:
                 picture = augment.apply(picture, rng)
-        pixels = np.asarray(scaled(picture, (cfg.width, cfg.height), cfg.fit), np.uint8)
+        size = (cfg.width, cfg.height)
+        pixels = np.asarray(scaled(picture, size, cfg.fit, cfg.resample), np.uint8)
         return {"": pixels.reshape(cfg.height, cfg.width, cfg.num_channels)}
 
     def media(self, arrays: Mapping[str, NDArray[Any]]) -> Media:
@@ -181,21 +184,32 @@ class Image(Feature):
         return Media(mime="image/png", content=file.getvalue())
 
 
+def image_feature(encoder: Any) -> Image.Config:
+    """Return the feature that decodes a picture for an encoder.
+
+    Args:
+        encoder: The config of an `ImageEncoder`.
+    """
+    channels: Any = encoder.patches.num_channels
+    return Image.Config(height=encoder.height, width=encoder.width, num_channels=channels)
+
+
 _SHOWN = 256
 """Pixels of a side of a picture in a page, at most."""
 
 
-def scaled(picture: Picture, size: tuple[int, int], fit: str) -> Picture:
-    """Return a picture of a size, by bicubic interpolation.
+def scaled(picture: Picture, size: tuple[int, int], fit: str, resample: str = "bicubic") -> Picture:
+    """Return a picture of a size.
 
     Args:
         picture: An image of Pillow.
         size: Width and height.
         fit: As `Image.Config` has it.
+        resample: As `Image.Config` has it.
     """
     from PIL import Image, ImageOps
 
-    method = Image.Resampling.BICUBIC
+    method = Image.Resampling[resample.upper()]
     if fit == "crop":
         return ImageOps.fit(picture, size, method)
     return ImageOps.pad(picture, size, method) if fit == "pad" else picture.resize(size, method)

@@ -35,6 +35,12 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_vision.models.{family}"), summary=summary
         )
+    yield HuggingFaceFamily(
+        name="gemma3_vision",
+        family=Ref("axl_vision.models.gemma3_vision:GEMMA3_VISION"),
+        instead_of="gemma3",
+        summary="Gemma 3 from 4B on, which reads pictures",
+    )
 
 
 @hook.experiments
@@ -111,5 +117,5 @@ def model_apis() -> Iterator[ModelApi]:
         name="text-embeddings",
         models=("axl_vision.dual_encoder:DualEncoder.Config",),
         fn=Ref("axl_vision.serving:endpoints"),
-        summary="Vectors of texts, to compare with those of pictures",
+        summary="Vectors of texts and of pictures, to compare",
     )

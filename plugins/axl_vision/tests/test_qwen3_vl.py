@@ -8,14 +8,16 @@ from axl_attention.models import qwen3
 from axl_vision.deep_tokens import AddDeepTokens, SendTokens, without_deep_tokens
 from axl_vision.models import qwen3_vl, with_picture_size
 from axl_vision.models.qwen3_vl import QWEN3_VL
+from chat_tokenizer import write_chat_tokenizer
 
-from axcore.config import update_config
+from axcore.config import evolve, update_config
 from axcore.data import ByteTokenizer
 from axcore.errors import ConfigError
 from axcore.inference import EncoderInput, Engine, EngineConfig, NGramLookup, Request, Sampling
-from axcore.interop import layers_of
+from axcore.interop import PretrainedCheckpoint, layers_of, to_hugging_face
 from axcore.layers import FIRST_SOFT_TOKEN
 from axcore.module import functional
+from axcore.runs.export import trainer_config
 
 TOKENIZER = ByteTokenizer.Config().build()
 SIDE, COUNT = 64, 4
@@ -150,3 +152,33 @@ def test_served_answers_are_those_of_plain_passes(changes):
                 found = stream.result().tokens
                 assert [token.id for token in found] == tokens
                 np.testing.assert_allclose([t.logprob for t in found], logprobs, atol=2e-4)
+
+
+QWEN_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for content in message.content %}{% if content.type == 'image' %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ content.text }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+
+
+def test_a_picture_in_a_chat_has_the_same_tokens_however_the_chat_is_written(tmp_path):
+    cfg = update_config(CFG, {"vocab_size": 261})
+    marks = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
+    fields = dict(zip(marks, range(258, 261), strict=True))
+    to_hugging_face(tmp_path / "q", cfg, cfg.build().init(0), fields=fields)
+    write_chat_tokenizer(tmp_path / "q", QWEN_TEMPLATE, special=SPECIAL, eos="<|im_end|>")
+    feature = trainer_config(PretrainedCheckpoint(tmp_path / "q")).data.features["chat"]
+    plain = evolve(feature, tokenizer=evolve(feature.tokenizer, template_texts={}))
+    rows = []
+    for asked in ([{"type": "image"}, {"type": "text", "text": "so?"}], "<|image_pad|>so?"):
+        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": "a"}]
+        rows.append(feature.build().make({"messages": turns}, None)["tokens"].tolist())
+        with pytest.raises(ValueError, match="writes another text of a content"):
+            plain.build().make({"messages": turns}, None)
+    assert rows[0] == rows[1]
+    place = rows[0].index(258)
+    assert rows[0][place + 1 : place + 6] == [*range(FIRST_SOFT_TOKEN, FIRST_SOFT_TOKEN + 4), 260]

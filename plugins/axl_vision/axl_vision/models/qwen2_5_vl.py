@@ -331,6 +331,10 @@ IRRELEVANT = frozenset(
     }
 )
 
+_PICTURE = "{vision_start_token_id}{image_token_id}{vision_end_token_id}"
+INPUT_TEXTS = {_PICTURE: _PICTURE, "{image_token_id}": _PICTURE}
+"""Templates write all three tokens of a part, and leave a content that is text as it is."""
+
 QWEN2_5_VL = Family(
     architecture="Qwen2_5_VLForConditionalGeneration",
     template=_template,
@@ -356,6 +360,7 @@ QWEN2_5_VL = Family(
     weights=_weights,
     length="text_config.max_position_embeddings",
     input_mark="image_token_id",
+    input_texts=INPUT_TEXTS,
     irrelevant=IRRELEVANT,
     renamed=((r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual.")),
 )

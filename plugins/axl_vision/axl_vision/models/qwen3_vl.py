@@ -61,6 +61,7 @@ from axl_vision.grid_tokens import PatchMerger
 from axl_vision.models.qwen2_5_vl import (
     GRID,
     IMAGE_SIZE,
+    INPUT_TEXTS,
     IRRELEVANT,
     AnyPictureSize,
     encoder_fields,
@@ -322,6 +323,7 @@ QWEN3_VL = Family(
     weights=_weights,
     length="text_config.max_position_embeddings",
     input_mark="image_token_id",
+    input_texts=INPUT_TEXTS,
     irrelevant=IRRELEVANT,
     copies={"lm_head.weight": "model.language_model.embed_tokens.weight"},
 )
