@@ -41,7 +41,9 @@ MIXTURES = (
     "llama4_text",
     "minimax_m2",
     "olmoe",
+    "phimoe",
     "qwen2_moe",
+    "qwen3_5_moe",
     "qwen3_moe",
     "qwen3_next",
 )

@@ -142,6 +142,18 @@ def _falcon_7b():
 
 
 MODELS["falcon-7b"] = _falcon_7b
+MODELS["qwen3_5"] = _of_plugin("qwen3_5")
+
+
+def _qwen3_5_mixed():
+    from axl_attention.models import qwen3_5
+
+    return qwen3_5("toy-mixed")
+
+
+MODELS["qwen3_5_moe"] = _qwen3_5_mixed
+# Most logits of a toy's router are apart: with this margin many experts have rivals.
+MODELS["phimoe"] = lambda: update_config(_of_plugin("phimoe")(), {"**.router.margin": 0.4})
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 

@@ -153,6 +153,9 @@ def _positions(values: Mapping[str, Any]) -> dict[str, Any]:
     scaling, small = dict(values.get(name) or {}), {}
     if values["model_type"] == "opt":  # it has a vector for each
         small["max_position_embeddings"] = 64
+    if values["model_type"] == "phimoe":  # behind that length transformers keeps its short factors
+        factors = {name: scaling[name][: HEAD // 2] for name in ("short_factor", "long_factor")}
+        return {name: scaling | factors}
     longrope = "longrope" in (scaling.get("rope_type"), scaling.get("type"))
     if not longrope and not scaling.get("llama_4_scaling_beta"):
         return small

@@ -37,8 +37,10 @@ from axl_attention.models import (
     opt,
     phi,
     phi3,
+    phimoe,
     qwen2_moe,
     qwen3,
+    qwen3_5,
     qwen3_moe,
     qwen3_next,
     smollm3,
@@ -57,7 +59,7 @@ FAMILIES = (
     *(granite, deepseek_v2, deepseek_v3, kimi_k2, gpt_neox, olmo3, smollm3),
     *(phi3, gpt_oss, starcoder2, llama4, qwen3_next, llama31, llama32, glm45),
     *(phi, stablelm, cohere, cohere2, bloom, opt, gptj, falcon, mamba, granite4),
-    *(olmoe, qwen2_moe, granitemoe, ministral3, minimax_m2),
+    *(olmoe, qwen2_moe, granitemoe, ministral3, minimax_m2, phimoe, qwen3_5),
 )
 """The first of every seven is trained in the quick tests."""
 
@@ -77,6 +79,7 @@ def size_of(cfg):
         (gpt2, "medium", 354_823_168),
         (gpt2, "large", 774_030_080),
         (gpt2, "xl", 1_557_611_200),
+        (phimoe, "3.5", 41_873_153_344),
         # Qwen/Qwen3-*; files of the two smallest have their head once more.
         (qwen3, "0.6b", 751_632_384 - 151_936 * 1024),
         (qwen3, "1.7b", 2_031_739_904 - 151_936 * 2048),

@@ -26,6 +26,9 @@ CONFIGS = json.loads(
 )
 
 
+PHI_MOE = "microsoft/Phi-3.5-MoE-instruct, of other factors"
+
+
 def published(name, **changes):
     return {**CONFIGS[name], **changes}
 
@@ -58,6 +61,8 @@ def published(name, **changes):
         ("gptj", "6b", "EleutherAI/gpt-j-6b", 6_050_882_784),
         ("opt", "125m", "facebook/opt-125m", 125_239_296),
         ("bloom", "560m", "bigscience/bloom-560m", 559_214_592),
+        ("qwen3_5", "9b", "Qwen/Qwen3.5-9B, text part", 8_953_803_264),
+        ("qwen3_5", "35b-a3b", "Qwen/Qwen3.5-35B-A3B, text part", 34_660_610_688),
         ("mamba", "130m", "state-spaces/mamba-130m-hf", 129_135_360),
     ],
 )
@@ -83,6 +88,9 @@ def test_published_config_is_that_of_the_catalogue(family, size, name, num_param
         ("ibm-granite/granite-4.0-h-tiny", {"position_embedding_type": "x"}, "is 'x'; axcore"),
         ("ibm-granite/granite-4.0-h-tiny", {"layer_types": ["mamba"]}, "there are 40 layers"),
         ("ibm-granite/granite-4.0-h-tiny", {"mamba_expand": 4}, "mamba_expand=4"),
+        ("Qwen/Qwen3.5-9B, text part", {"attn_output_gate": False}, "attn_output_gate=False"),
+        (PHI_MOE, {"num_experts_per_tok": 4}, "num_experts_per_tok=4"),
+        (PHI_MOE, {"rope_scaling": {"rope_type": "yarn"}}, "axcore knows longrope with one factor"),
         ("mistralai/Devstral-2-123B-Instruct-2512", {"rope_parameters": {}}, "has yarn and"),
     ],
 )

@@ -21,9 +21,10 @@ from axl_attention.models.olmo import olmo2, olmo3, olmoe
 from axl_attention.models.opt import opt
 from axl_attention.models.phi import phi
 from axl_attention.models.phi3 import phi3
+from axl_attention.models.phimoe import phimoe
 from axl_attention.models.qwen2_moe import qwen2_moe
 from axl_attention.models.qwen3 import qwen3, qwen3_moe
-from axl_attention.models.qwen3_next import qwen3_next
+from axl_attention.models.qwen3_next import qwen3_5, qwen3_next
 from axl_attention.models.smollm3 import smollm3
 from axl_attention.models.stablelm import stablelm
 from axl_attention.models.starcoder2 import starcoder2
@@ -62,8 +63,10 @@ __all__ = [
     "opt",
     "phi",
     "phi3",
+    "phimoe",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5",
     "qwen3_moe",
     "qwen3_next",
     "smollm3",
