@@ -34,6 +34,7 @@ MIXTURES = (
     "deepseek_v2",
     "deepseek_v3",
     "glm45",
+    "glm47_flash",
     "gpt_oss",
     "granite4",
     "granitemoe",

@@ -119,6 +119,7 @@ def _gemma3():
 MODELS["gemma3"] = _gemma3
 MODELS |= {name: _of_plugin(name) for name in ("glm", "glm4")}
 MODELS |= {name: _of_plugin(name) for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm45")}
+MODELS["glm47_flash"] = _of_plugin("glm47_flash")
 MODELS["llama4_text"] = lambda: update_config(
     _of_plugin("llama4")(), {"**.strength": 1.0, "**.feed_forward.top_k": 2}
 )

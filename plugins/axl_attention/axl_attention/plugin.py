@@ -112,6 +112,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("glm", "glm:GLM", "GLM-4"),
         ("glm4", "glm:GLM4", "GLM-4-0414"),
         ("glm4_moe", "glm:GLM4_MOE", "GLM-4.5, with experts"),
+        ("glm4_moe_lite", "deepseek:GLM4_MOE_LITE", "GLM-4.7-Flash"),
         ("gpt_oss", "gpt_oss:GPT_OSS", "GPT-OSS"),
         ("qwen3_next", "qwen3_next:QWEN3_NEXT", "Qwen3-Next"),
         ("qwen3_5_text", "qwen3_next:QWEN3_5_TEXT", "Qwen3.5, dense, for text"),

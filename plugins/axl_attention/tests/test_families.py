@@ -16,6 +16,7 @@ from axl_attention.models import (
     glm,
     glm4,
     glm45,
+    glm47_flash,
     gpt2,
     gpt_neox,
     gpt_oss,
@@ -60,6 +61,7 @@ FAMILIES = (
     *(phi3, gpt_oss, starcoder2, llama4, qwen3_next, llama31, llama32, glm45),
     *(phi, stablelm, cohere, cohere2, bloom, opt, gptj, falcon, mamba, granite4),
     *(olmoe, qwen2_moe, granitemoe, ministral3, minimax_m2, phimoe, qwen3_5),
+    glm47_flash,
 )
 """The first of every seven is trained in the quick tests."""
 

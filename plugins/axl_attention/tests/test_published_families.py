@@ -13,6 +13,7 @@ from axl_attention.biased_head import BiasedHead
 from axl_attention.mamba import selective_scan
 from axl_attention.norms import DividedLogits, HeadLayerNorm
 from axl_attention.positions import LongRowQueries, OffsetPosition
+from axl_attention.sparse_mixer import mixing_weights
 
 from axcore.config import update_config
 from axcore.errors import ConfigError
@@ -63,6 +64,7 @@ def published(name, **changes):
         ("bloom", "560m", "bigscience/bloom-560m", 559_214_592),
         ("qwen3_5", "9b", "Qwen/Qwen3.5-9B, text part", 8_953_803_264),
         ("qwen3_5", "35b-a3b", "Qwen/Qwen3.5-35B-A3B, text part", 34_660_610_688),
+        ("glm47_flash", "30b-a3b", "zai-org/GLM-4.7-Flash", 29_943_393_920),
         ("mamba", "130m", "state-spaces/mamba-130m-hf", 129_135_360),
     ],
 )
@@ -89,6 +91,8 @@ def test_published_config_is_that_of_the_catalogue(family, size, name, num_param
         ("ibm-granite/granite-4.0-h-tiny", {"layer_types": ["mamba"]}, "there are 40 layers"),
         ("ibm-granite/granite-4.0-h-tiny", {"mamba_expand": 4}, "mamba_expand=4"),
         ("Qwen/Qwen3.5-9B, text part", {"attn_output_gate": False}, "attn_output_gate=False"),
+        ("zai-org/GLM-4.7-Flash", {"mlp_layer_types": ["dense"]}, "there are 47 layers"),
+        ("zai-org/GLM-4.7-Flash", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         (PHI_MOE, {"num_experts_per_tok": 4}, "num_experts_per_tok=4"),
         (PHI_MOE, {"rope_scaling": {"rope_type": "yarn"}}, "axcore knows longrope with one factor"),
         ("mistralai/Devstral-2-123B-Instruct-2512", {"rope_parameters": {}}, "has yarn and"),
@@ -198,6 +202,20 @@ def test_positions_begin_at_the_third_row_and_no_row_is_longer_than_there_are(ra
     np.testing.assert_allclose(got[0], table[[4, 1, 0]] + positions[2:], rtol=1e-6)
     with pytest.raises(ConfigError, match="rows have 4 tokens, but only 3 positions"):
         functional(module, state, jnp.zeros((1, 4), int), TokenInfo(jnp.arange(4)[None]))
+
+
+def test_choices_are_weighed_against_near_rivals_that_earlier_ones_left(random):
+    logits, margin = random(2, 3, 5), 0.3
+    chosen = np.argsort(-logits, axis=-1)[..., :2]
+    got = mixing_weights(jnp.asarray(logits), jnp.asarray(chosen), margin)
+    for place in np.ndindex(2, 3):
+        left = list(range(5))
+        for choice, expert in enumerate(chosen[place]):
+            best, scores = max(logits[place][left]), logits[place]
+            near = [e for e in left if best - scores[e] <= 2 * margin * max(abs(scores[e]), best)]
+            expected = np.exp(scores[expert]) / np.exp(scores[near]).sum()
+            np.testing.assert_allclose(got[place][choice], expected, rtol=1e-5)
+            left.remove(expert)
 
 
 TIME, CHANNELS, STATE = 11, 3, 5

@@ -2,7 +2,7 @@
 
 from axl_attention.models.bloom import bloom
 from axl_attention.models.cohere import cohere, cohere2
-from axl_attention.models.deepseek import deepseek_v2, deepseek_v3, kimi_k2
+from axl_attention.models.deepseek import deepseek_v2, deepseek_v3, glm47_flash, kimi_k2
 from axl_attention.models.falcon import falcon
 from axl_attention.models.gemma import gemma, gemma2, gemma3
 from axl_attention.models.glm import glm, glm4, glm45
@@ -42,6 +42,7 @@ __all__ = [
     "glm",
     "glm4",
     "glm45",
+    "glm47_flash",
     "gpt2",
     "gpt_neox",
     "gpt_oss",
