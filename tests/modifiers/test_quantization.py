@@ -41,6 +41,7 @@ MIXTURES = (
     "kimi_k2",
     "llama4_text",
     "minimax_m2",
+    "nemotron_h_moe",
     "olmoe",
     "phimoe",
     "qwen2_moe",

@@ -25,6 +25,7 @@ OF_OTHER_LAYERS = {
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": {"interleave_moe_layer_step"},
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": {"intermediate_size_mlp"},
     "meta-llama/Llama-4-Scout-17B-16E-Instruct, text part": {"intermediate_size_mlp"},
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {"intermediate_size"},
 }
 """Sizes of layers that a model does not have, and a period that is written as a list."""
 OF_FILES = {"_name_or_path", "architectures", "dtype", "pad_token_id", "transformers_version"}

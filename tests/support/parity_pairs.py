@@ -146,13 +146,25 @@ MODELS["falcon-7b"] = _falcon_7b
 MODELS["qwen3_5"] = _of_plugin("qwen3_5")
 
 
-def _qwen3_5_mixed():
-    from axl_attention.models import qwen3_5
+def _mixed(name):
+    def make():
+        import axl_attention.models
 
-    return qwen3_5("toy-mixed")
+        return getattr(axl_attention.models, name)("toy-mixed")
+
+    return make
 
 
-MODELS["qwen3_5_moe"] = _qwen3_5_mixed
+MODELS["qwen3_5_moe"] = _mixed("qwen3_5")
+
+
+def _floored(make):
+    """Returns the same with a floor that more steps of a toy are below than of a thousandth."""
+    return lambda: update_config(make(), {"**.smallest_step": 0.03})
+
+
+MODELS["nemotron_h"] = _floored(_of_plugin("nemotron_h"))
+MODELS["nemotron_h_moe"] = _floored(_mixed("nemotron_h"))
 # Most logits of a toy's router are apart: with this margin many experts have rivals.
 MODELS["phimoe"] = lambda: update_config(_of_plugin("phimoe")(), {"**.router.margin": 0.4})
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})

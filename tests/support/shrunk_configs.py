@@ -40,7 +40,10 @@ _SIZES = {
     "mamba_chunk_size": 8,
     "mamba_d_head": HEAD,
     "mamba_d_state": 16,
+    "mamba_head_dim": HEAD,
+    "mamba_num_heads": 8,
     "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 32,
     "n_positions": 64,
     "q_lora_rank": 24,
     "qk_nope_head_dim": 12,
@@ -49,6 +52,7 @@ _SIZES = {
     "shared_expert_intermediate_size": 48,
     "shared_intermediate_size": 48,
     "sliding_window": 5,
+    "ssm_state_size": 16,
     "state_size": 16,
     "v_head_dim": 20,
 }
@@ -59,7 +63,10 @@ _HEADS = ("num_attention_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP_K = ("num_experts_per_tok", "experts_per_token")
-_OF_LAYERS = ("layer_types", "no_rope_layers", "attn_type_list", "mlp_layer_types")
+_OF_LAYERS = (
+    *("layer_types", "no_rope_layers", "attn_type_list", "mlp_layer_types"),
+    "hybrid_override_pattern",
+)
 _PERIODS = (
     *("sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval"),
     *("no_rope_layer_interval", "interleave_moe_layer_step", "first_k_dense_replace"),
@@ -116,7 +123,7 @@ def _num_layers(values: Mapping[str, Any]) -> int:
     counts = [values.get(name) or 0 for name in _PERIODS]
     counts.append(_DEFAULT_PERIODS.get(values["model_type"], 1))
     for kinds in (values.get(name) or [0] for name in _OF_LAYERS):
-        counts.append(next((i + 1 for i, kind in enumerate(kinds) if kind != kinds[0]), 1))
+        counts += [kinds.index(kind) + 1 for kind in dict.fromkeys(kinds)]
     return int(max(counts)) + 1
 
 

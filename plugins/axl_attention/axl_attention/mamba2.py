@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import Linear, NoStateCache, TokenInfo, shard
 from axcore.module import Initializer, Module, Param
@@ -150,3 +150,29 @@ class Mamba2(Module):
         read, after = state_space(inputs, a, before, chunk=self.config.chunk)
         self.state_cache.after(after, info)
         return read + skipped
+
+
+class FlooredMamba2(Mamba2):
+    """A `Mamba2` whose steps are never smaller than one size.
+
+    Source: NVIDIA 2025, arXiv:2504.03624, section 2.1, as in transformers. Slot protocol: the
+    parent fills `dim`.
+    """
+
+    @config
+    class Config(Mamba2.Config):
+        """The config of a `FlooredMamba2`.
+
+        Args:
+            smallest_step: The floor of steps.
+        """
+
+        smallest_step: PositiveFloat = 1e-3
+
+    def _inputs(self, x: Any, info: TokenInfo) -> Inputs:
+        inputs = super()._inputs(x, info)
+        steps = jnp.maximum(inputs.dt, self.config.smallest_step)
+        if info.num_cached is not None and info.segment_ids is not None:
+            # Padding keeps its step of 0, by which it leaves the state of a row as it is.
+            steps = jnp.where(info.segment_ids[:, :, None, None] > 0, steps, 0.0)
+        return inputs._replace(dt=steps)

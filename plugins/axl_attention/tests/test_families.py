@@ -32,6 +32,7 @@ from axl_attention.models import (
     mamba2,
     minimax_m2,
     ministral3,
+    nemotron_h,
     olmo2,
     olmo3,
     olmoe,
@@ -61,7 +62,7 @@ FAMILIES = (
     *(phi3, gpt_oss, starcoder2, llama4, qwen3_next, llama31, llama32, glm45),
     *(phi, stablelm, cohere, cohere2, bloom, opt, gptj, falcon, mamba, granite4),
     *(olmoe, qwen2_moe, granitemoe, ministral3, minimax_m2, phimoe, qwen3_5),
-    glm47_flash,
+    *(glm47_flash, nemotron_h),
 )
 """The first of every seven is trained in the quick tests."""
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from axl_attention import models
 from axl_attention.biased_head import BiasedHead
+from axl_attention.layers import OneBranchLayer
 from axl_attention.mamba import selective_scan
+from axl_attention.mamba2 import FlooredMamba2, Mamba2
 from axl_attention.norms import DividedLogits, HeadLayerNorm
 from axl_attention.positions import LongRowQueries, OffsetPosition
 from axl_attention.sparse_mixer import mixing_weights
@@ -27,6 +29,7 @@ CONFIGS = json.loads(
 )
 
 
+NANO_3 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
 PHI_MOE = "microsoft/Phi-3.5-MoE-instruct, of other factors"
 
 
@@ -65,6 +68,8 @@ def published(name, **changes):
         ("qwen3_5", "9b", "Qwen/Qwen3.5-9B, text part", 8_953_803_264),
         ("qwen3_5", "35b-a3b", "Qwen/Qwen3.5-35B-A3B, text part", 34_660_610_688),
         ("glm47_flash", "30b-a3b", "zai-org/GLM-4.7-Flash", 29_943_393_920),
+        ("nemotron_h", "nano-9b-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", 8_888_227_328),
+        ("nemotron_h", "3-nano-30b-a3b", NANO_3, 31_577_940_288),
         ("mamba", "130m", "state-spaces/mamba-130m-hf", 129_135_360),
     ],
 )
@@ -93,6 +98,9 @@ def test_published_config_is_that_of_the_catalogue(family, size, name, num_param
         ("Qwen/Qwen3.5-9B, text part", {"attn_output_gate": False}, "attn_output_gate=False"),
         ("zai-org/GLM-4.7-Flash", {"mlp_layer_types": ["dense"]}, "there are 47 layers"),
         ("zai-org/GLM-4.7-Flash", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (NANO_3, {"hybrid_override_pattern": "M*E-"}, "all dense or all experts"),
+        (NANO_3, {"num_hidden_layers": 51}, "is 51, and 52 layers are named"),
+        (NANO_3, {"moe_latent_size": 1024}, "moe_latent_size=1024"),
         (PHI_MOE, {"num_experts_per_tok": 4}, "num_experts_per_tok=4"),
         (PHI_MOE, {"rope_scaling": {"rope_type": "yarn"}}, "axcore knows longrope with one factor"),
         ("mistralai/Devstral-2-123B-Instruct-2512", {"rope_parameters": {}}, "has yarn and"),
@@ -216,6 +224,25 @@ def test_choices_are_weighed_against_near_rivals_that_earlier_ones_left(random):
             expected = np.exp(scores[expert]) / np.exp(scores[near]).sum()
             np.testing.assert_allclose(got[place][choice], expected, rtol=1e-5)
             left.remove(expert)
+
+
+def test_steps_of_a_state_space_are_those_of_the_floor_or_their_own(random):
+    x, info = jnp.asarray(random(1, 6, 4)), TokenInfo(jnp.arange(6)[None])
+    sizes = {"dim": 4, "num_heads": 2, "head_dim": 4}
+    state = Mamba2.Config(**sizes).build().init(0)
+
+    def output(config, dt_bias):
+        return functional(config.build(), {**state, "dt_bias": dt_bias}, x, info)[0]
+
+    bias, high = state["dt_bias"], FlooredMamba2.Config(**sizes, smallest_step=50.0)
+    np.testing.assert_array_equal(output(high, bias), output(high, bias + 0.5))
+    low, plain = FlooredMamba2.Config(**sizes, smallest_step=1e-9), Mamba2.Config(**sizes)
+    np.testing.assert_allclose(output(low, bias), output(plain, bias), rtol=1e-6)
+
+
+def test_a_layer_of_one_branch_has_one():
+    with pytest.raises(ConfigError, match="it has both or none"):
+        OneBranchLayer.Config(dim=4).build()
 
 
 TIME, CHANNELS, STATE = 11, 3, 5

@@ -17,6 +17,7 @@ from axl_attention.models.mamba import mamba
 from axl_attention.models.mamba2 import mamba2
 from axl_attention.models.minimax_m2 import minimax_m2
 from axl_attention.models.ministral3 import ministral3
+from axl_attention.models.nemotron_h import nemotron_h
 from axl_attention.models.olmo import olmo2, olmo3, olmoe
 from axl_attention.models.opt import opt
 from axl_attention.models.phi import phi
@@ -58,6 +59,7 @@ __all__ = [
     "mamba2",
     "minimax_m2",
     "ministral3",
+    "nemotron_h",
     "olmo2",
     "olmo3",
     "olmoe",
