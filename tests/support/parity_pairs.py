@@ -165,6 +165,7 @@ def _floored(make):
 
 MODELS["nemotron_h"] = _floored(_of_plugin("nemotron_h"))
 MODELS["nemotron_h_moe"] = _floored(_mixed("nemotron_h"))
+MODELS["falcon_h1"] = _of_plugin("falcon_h1")
 # Most logits of a toy's router are apart: with this margin many experts have rivals.
 MODELS["phimoe"] = lambda: update_config(_of_plugin("phimoe")(), {"**.router.margin": 0.4})
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})

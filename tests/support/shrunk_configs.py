@@ -151,6 +151,7 @@ def _state_space(values: Mapping[str, Any], width: int) -> dict[str, Any]:
     small: dict[str, Any] = {"num_heads": inner // HEAD, "mamba_n_heads": inner // HEAD}
     if "expand" in values:
         small |= {"intermediate_size": inner, "d_inner": inner, "time_step_rank": rank}
+    small["mamba_d_ssm"] = inner
     return {name: size for name, size in small.items() if name in values}
 
 

@@ -133,6 +133,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("ministral3", "ministral3:MINISTRAL3", "Ministral 3, for text"),
         ("mistral3", "ministral3:MISTRAL3", "Ministral 3 as published, the text part of it"),
         ("minimax_m2", "minimax_m2:MINIMAX_M2", "MiniMax-M2"),
+        ("falcon_h1", "falcon_h1:FALCON_H1", "Falcon-H1"),
         ("nemotron_h", "nemotron_h:NEMOTRON_H", "Nemotron-H, Nano 2 and Nano 3"),
         ("falcon", "falcon:FALCON", "Falcon"),
         ("mamba", "mamba:MAMBA", "Mamba"),

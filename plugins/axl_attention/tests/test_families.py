@@ -10,6 +10,7 @@ from axl_attention.models import (
     deepseek_v2,
     deepseek_v3,
     falcon,
+    falcon_h1,
     gemma,
     gemma2,
     gemma3,
@@ -62,7 +63,7 @@ FAMILIES = (
     *(phi3, gpt_oss, starcoder2, llama4, qwen3_next, llama31, llama32, glm45),
     *(phi, stablelm, cohere, cohere2, bloom, opt, gptj, falcon, mamba, granite4),
     *(olmoe, qwen2_moe, granitemoe, ministral3, minimax_m2, phimoe, qwen3_5),
-    *(glm47_flash, nemotron_h),
+    *(glm47_flash, nemotron_h, falcon_h1),
 )
 """The first of every seven is trained in the quick tests."""
 

@@ -13,6 +13,7 @@ from axl_attention.biased_head import BiasedHead
 from axl_attention.layers import OneBranchLayer
 from axl_attention.mamba import selective_scan
 from axl_attention.mamba2 import FlooredMamba2, Mamba2
+from axl_attention.multipliers import ScaledFeedForward, ScaledMamba2
 from axl_attention.norms import DividedLogits, HeadLayerNorm
 from axl_attention.positions import LongRowQueries, OffsetPosition
 from axl_attention.sparse_mixer import mixing_weights
@@ -29,6 +30,7 @@ CONFIGS = json.loads(
 )
 
 
+FALCON_H1 = "tiiuae/Falcon-H1-0.5B-Instruct"
 NANO_3 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
 PHI_MOE = "microsoft/Phi-3.5-MoE-instruct, of other factors"
 
@@ -70,6 +72,7 @@ def published(name, **changes):
         ("glm47_flash", "30b-a3b", "zai-org/GLM-4.7-Flash", 29_943_393_920),
         ("nemotron_h", "nano-9b-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", 8_888_227_328),
         ("nemotron_h", "3-nano-30b-a3b", NANO_3, 31_577_940_288),
+        ("falcon_h1", "0.5b", FALCON_H1, 521_411_104),
         ("mamba", "130m", "state-spaces/mamba-130m-hf", 129_135_360),
     ],
 )
@@ -101,6 +104,8 @@ def test_published_config_is_that_of_the_catalogue(family, size, name, num_param
         (NANO_3, {"hybrid_override_pattern": "M*E-"}, "all dense or all experts"),
         (NANO_3, {"num_hidden_layers": 51}, "is 51, and 52 layers are named"),
         (NANO_3, {"moe_latent_size": 1024}, "moe_latent_size=1024"),
+        (FALCON_H1, {"mamba_norm_before_gate": True}, "mamba_norm_before_gate=True"),
+        (FALCON_H1, {"mamba_d_ssm": 2048}, "mamba_d_ssm"),
         (PHI_MOE, {"num_experts_per_tok": 4}, "num_experts_per_tok=4"),
         (PHI_MOE, {"rope_scaling": {"rope_type": "yarn"}}, "axcore knows longrope with one factor"),
         ("mistralai/Devstral-2-123B-Instruct-2512", {"rope_parameters": {}}, "has yarn and"),
@@ -238,6 +243,13 @@ def test_steps_of_a_state_space_are_those_of_the_floor_or_their_own(random):
     np.testing.assert_array_equal(output(high, bias), output(high, bias + 0.5))
     low, plain = FlooredMamba2.Config(**sizes, smallest_step=1e-9), Mamba2.Config(**sizes)
     np.testing.assert_allclose(output(low, bias), output(plain, bias), rtol=1e-6)
+
+
+def test_constants_that_are_too_few_are_refused():
+    with pytest.raises(ConfigError, match="there are 1 factors; expected 5"):
+        ScaledMamba2.Config(dim=4, num_heads=2, factors=(2.0,)).build()
+    with pytest.raises(ConfigError, match="there are 1 factors; expected 2"):
+        ScaledFeedForward.Config(dim=4, hidden_dim=4, factors=(2.0,)).build()
 
 
 def test_a_layer_of_one_branch_has_one():

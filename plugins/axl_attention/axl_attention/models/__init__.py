@@ -4,6 +4,7 @@ from axl_attention.models.bloom import bloom
 from axl_attention.models.cohere import cohere, cohere2
 from axl_attention.models.deepseek import deepseek_v2, deepseek_v3, glm47_flash, kimi_k2
 from axl_attention.models.falcon import falcon
+from axl_attention.models.falcon_h1 import falcon_h1
 from axl_attention.models.gemma import gemma, gemma2, gemma3
 from axl_attention.models.glm import glm, glm4, glm45
 from axl_attention.models.gpt2 import gpt2
@@ -37,6 +38,7 @@ __all__ = [
     "deepseek_v2",
     "deepseek_v3",
     "falcon",
+    "falcon_h1",
     "gemma",
     "gemma2",
     "gemma3",
