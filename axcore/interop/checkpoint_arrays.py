@@ -156,8 +156,12 @@ def checkpoint_arrays(
     Raises:
         CheckpointError: A file is missing, truncated or damaged, or a copy is none.
     """
-    bound = family.bind(cfg, ignored=(*TRAINING_ONLY, *ADAPTER_ARRAYS), specs=specs)
-    found = _with_prefix(find_checkpoint_tensors(folder, family), bound)
+    ignored_arrays, found = (
+        (*TRAINING_ONLY, *ADAPTER_ARRAYS),
+        find_checkpoint_tensors(folder, family),
+    )
+    bound = family.bind(cfg, ignored=ignored_arrays, specs=specs, names=found)
+    found = _with_prefix(found, bound)
     ignored = [
         name
         for name in found

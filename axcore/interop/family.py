@@ -7,7 +7,7 @@ checkpoint again.
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,6 +82,8 @@ class Family:
         config: The config map, in the order in which entries are read.
         weights: From a config to the weight map of its model.
         layers: Which layers are of which kind, where there are several.
+        other_weights: The same for files that have some arrays by other names or in other shapes;
+            files are read by the map that knows more of their tensors, and written by `weights`.
         irrelevant: Fields of `config.json` that change no number, in addition to those of all
             families.
         unread: Fields that some files have, and no modelling code of the family reads, so that they
@@ -115,6 +117,7 @@ class Family:
     config: tuple[ConfigEntry, ...]
     weights: Callable[[Any], WeightMap]
     layers: LayerKinds | None = None
+    other_weights: Callable[[Any], WeightMap] | None = None
     irrelevant: frozenset[str] = frozenset()
     unread: frozenset[str] = frozenset()
     skipped: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
@@ -297,7 +300,12 @@ class Family:
         return cfg
 
     def bind(
-        self, cfg: Any, *, ignored: tuple[str, ...] = TRAINING_ONLY, specs: Any = None
+        self,
+        cfg: Any,
+        *,
+        ignored: tuple[str, ...] = TRAINING_ONLY,
+        specs: Any = None,
+        names: Collection[str] = (),
     ) -> BoundMap:
         """Return the weight map of a model, applied to its state.
 
@@ -305,10 +313,15 @@ class Family:
             cfg: The model's config.
             ignored: Regular expressions of arrays that pretrained checkpoints lack.
             specs: Its `param_specs()`, where they are made already.
+            names: Of the tensors that files have, where they are read.
         """
         plain = canonical(base_config(cfg))
         specs = cfg.build().param_specs() if specs is None else specs
-        return BoundMap(self.weights(plain), specs, ignored=ignored)
+        bound = BoundMap(self.weights(plain), specs, ignored=ignored)
+        if self.other_weights is None or not names:
+            return bound
+        other = BoundMap(self.other_weights(plain), specs, ignored=ignored)
+        return max(bound, other, key=lambda one: len(one.shapes.keys() & set(names)))
 
 
 def _is_kept_field(name: str) -> bool:

@@ -23,7 +23,13 @@ BY_CHANCE = (("slots", "deepseek_v3"), ("int8", "glm45"), ("latents-int8", "llam
 
 CASES = [(kind, family) for kind in KINDS for family in KINDS[kind].families()]
 
-TOLERANCES = {"qwen3_next": 3e-4, "deepseek_v3": 3e-5, "kimi_k2": 3e-5}
+TOLERANCES = {
+    "qwen3_next": 3e-4,
+    "qwen3_5": 3e-4,
+    "qwen3_5_moe": 3e-4,
+    "deepseek_v3": 3e-5,
+    "kimi_k2": 3e-5,
+}
 """Of families whose logits the rounding of weights to float32 changes by more than 1e-5."""
 
 TOLERANCES_OF_ROUNDING = {"float16": 3e-4, "int8": 3e-4}
@@ -32,6 +38,9 @@ whose sums have another order takes the other one. A wrong scale changes logits 
 
 BOUNDS = {"float16": 0.001, "int8": 0.03, FLOAT8: 0.15}
 """What such caches change logits of toy models by, as parts of the largest."""
+
+AMPLIFIED = {"qwen3_5": 3}
+"""By what these are larger: behind attention, its memories have queries and keys of length one."""
 
 
 def seed_of(*names):
@@ -109,7 +118,8 @@ def assert_bounded(kind, family):
     cfg, rounding = KINDS[kind].of(family), KINDS[kind].rounding
     whole = logits_of(cfg)
     error = np.abs(logits_of(with_rounded_keys(cfg, rounding)) - whole).max()
-    assert 0 < error <= BOUNDS[rounding] * np.abs(whole).max()
+    bound = BOUNDS[rounding] * AMPLIFIED.get(family, 1)
+    assert 0 < error <= bound * np.abs(whole).max()
 
 
 DENSE = [

@@ -84,3 +84,34 @@ def test_ministral_3_with_a_vision_tower_is_read_as_its_text_part(tmp_path):
     model.save_pretrained(tmp_path / "whole")
     axcore = our_logits(from_hugging_face(tmp_path / "whole"), TOKENS)
     np.testing.assert_allclose(axcore, their_logits(model, TOKENS), atol=1e-4)
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+@pytest.mark.parametrize(("kind", "experts"), [("Qwen3_5", {}), ("Qwen3_5Moe", EXPERTS)])
+def test_qwen_3_5_with_a_vision_tower_is_read_as_its_text_part(kind, experts, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="run make parity")
+    import torch
+
+    torch.manual_seed(0)
+    others = ("sliding_window", "layer_types", "query_pre_attn_scalar", "rope_scaling")
+    text = {name: value for name, value in TEXT.items() if name not in others}
+    text |= {"full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    text |= {"linear_key_head_dim": 8, "linear_value_head_dim": 16, **experts}
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    text["rope_parameters"] = {**rope, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2}
+    vision |= {"out_hidden_size": 64, "num_position_embeddings": 16}
+    cfg = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(cfg).float().eval()
+    with torch.no_grad():
+        for param in model.parameters():
+            param += 0.05 * torch.randn_like(param)
+    model.save_pretrained(tmp_path / "whole")
+    expected = their_logits(model, TOKENS)
+    read = from_hugging_face(tmp_path / "whole")
+    np.testing.assert_allclose(our_logits(read, TOKENS), expected, atol=1e-4)
+    model.save_pretrained(tmp_path / "published", save_original_format=False)
+    read = from_hugging_face(tmp_path / "published")
+    np.testing.assert_allclose(our_logits(read, TOKENS), expected, atol=1e-4)

@@ -119,6 +119,7 @@ def _gemma3():
 MODELS["gemma3"] = _gemma3
 MODELS |= {name: _of_plugin(name) for name in ("glm", "glm4")}
 MODELS |= {name: _of_plugin(name) for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm45")}
+MODELS["glm47_flash"] = _of_plugin("glm47_flash")
 MODELS["llama4_text"] = lambda: update_config(
     _of_plugin("llama4")(), {"**.strength": 1.0, "**.feed_forward.top_k": 2}
 )
@@ -142,6 +143,31 @@ def _falcon_7b():
 
 
 MODELS["falcon-7b"] = _falcon_7b
+MODELS["qwen3_5"] = _of_plugin("qwen3_5")
+
+
+def _mixed(name):
+    def make():
+        import axl_attention.models
+
+        return getattr(axl_attention.models, name)("toy-mixed")
+
+    return make
+
+
+MODELS["qwen3_5_moe"] = _mixed("qwen3_5")
+
+
+def _floored(make):
+    """Returns the same with a floor that more steps of a toy are below than of a thousandth."""
+    return lambda: update_config(make(), {"**.smallest_step": 0.03})
+
+
+MODELS["nemotron_h"] = _floored(_of_plugin("nemotron_h"))
+MODELS["nemotron_h_moe"] = _floored(_mixed("nemotron_h"))
+MODELS["falcon_h1"] = _of_plugin("falcon_h1")
+# Most logits of a toy's router are apart: with this margin many experts have rivals.
+MODELS["phimoe"] = lambda: update_config(_of_plugin("phimoe")(), {"**.router.margin": 0.4})
 MODELS["gpt_oss"] = lambda: update_config(_of_plugin("gpt_oss")(), {"**.expert.limit": 0.5})
 
 

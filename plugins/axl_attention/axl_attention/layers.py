@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
+from axcore.errors import ConfigError
 from axcore.layers import (
     Attention,
     Dropless,
@@ -152,6 +153,50 @@ class MixerLayer(Module):
     ) -> Float[Array, "batch time dim"]:
         """Return the tokens after the branch."""
         x = self.residual(x, lambda normed: self.mixer(normed, info))
+        return shard(x, "batch", "time", "embed")
+
+
+class OneBranchLayer(Module):
+    """Attention or a feed-forward, alone in a residual connection.
+
+    Source: NVIDIA 2025, arXiv:2504.03624, section 2.1. Slot protocol: the parent fills `dim`.
+    """
+
+    @config
+    class Config(Module.Config["OneBranchLayer"]):
+        """The config of a `OneBranchLayer`; it has one of the two.
+
+        Args:
+            dim: Size of the last dimension of input and output.
+            attention: Mixes tokens; called with the token info.
+            feed_forward: Works on each token.
+            residual: Wraps it, and decides where the norm is.
+        """
+
+        dim: PositiveInt = REQUIRED
+        attention: Module.Config | None = None
+        feed_forward: Module.Config | None = None
+        residual: Module.Config = PreNorm.Config()
+
+    def setup(self, cfg: Config) -> None:
+        """Build the branch and its residual connection."""
+        if (cfg.attention is None) == (cfg.feed_forward is None):
+            raise ConfigError(
+                "a layer of one branch has attention or a feed-forward; it has both or none",
+                where="attention",
+                hint="set one of attention and feed_forward to None",
+            )
+        self.attention = cfg.attention and cfg.attention.build(dim=cfg.dim)
+        self.feed_forward = cfg.feed_forward and cfg.feed_forward.build(dim=cfg.dim)
+        self.residual = cfg.residual.build(dim=cfg.dim)
+
+    def forward(
+        self, x: Float[Array, "batch time dim"], info: TokenInfo
+    ) -> Float[Array, "batch time dim"]:
+        """Return the tokens after the branch."""
+        if self.attention is None:
+            return shard(self.residual(x, self.feed_forward), "batch", "time", "embed")
+        x = self.residual(x, lambda normed: self.attention(normed, info))
         return shard(x, "batch", "time", "embed")
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from axcore.config import REQUIRED, PositiveInt, config
+from axcore.config import REQUIRED, PositiveFloat, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.layers import Linear, NoStateCache, TokenInfo, shard
 from axcore.module import Initializer, Module, Param
@@ -105,9 +105,13 @@ class Mamba2(Module):
         self, x: Float[Array, "batch time dim"], info: TokenInfo
     ) -> Float[Array, "batch time dim"]:
         """Return the output of each token, from it and those before it."""
-        gate = jax.nn.silu(shard(self.z(x), "batch", "time", "heads"))
+        gate = jax.nn.silu(shard(self.projected("z", x), "batch", "time", "heads"))
         mixed = self._mixed(self._inputs(x, info), info).reshape(gate.shape).astype(x.dtype)
         return self.out(self.norm(mixed * gate))
+
+    def projected(self, part: str, x: Any) -> Any:
+        """Return one of the projections of the tokens: `z`, `x`, `b`, `c` or `dt`."""
+        return getattr(self, part)(x)
 
     def _projection(self, out_dim: int, axis: str | None) -> Any:
         cfg = self.config
@@ -116,14 +120,17 @@ class Mamba2(Module):
     def _inputs(self, x: Any, info: TokenInfo) -> Inputs:
         cfg, rows = self.config, x.shape[:2]
         groups = (cfg.num_groups, cfg.num_heads // cfg.num_groups)
-        inner = shard(self.x(x), "batch", "time", "heads")
-        steps = self.dt(x).astype(jnp.float32) + self.dt_bias.astype(jnp.float32)[None, None]
+        inner = shard(self.projected("x", x), "batch", "time", "heads")
+        steps = (
+            self.projected("dt", x).astype(jnp.float32)
+            + self.dt_bias.astype(jnp.float32)[None, None]
+        )
         convolved = (
             jax.nn.silu(conv(projected, info)).astype(jnp.float32)
             for conv, projected in (
                 (self.conv_x, inner),
-                (self.conv_b, self.b(x)),
-                (self.conv_c, self.c(x)),
+                (self.conv_b, self.projected("b", x)),
+                (self.conv_c, self.projected("c", x)),
             )
         )
         entering, b, c = convolved
@@ -150,3 +157,29 @@ class Mamba2(Module):
         read, after = state_space(inputs, a, before, chunk=self.config.chunk)
         self.state_cache.after(after, info)
         return read + skipped
+
+
+class FlooredMamba2(Mamba2):
+    """A `Mamba2` whose steps are never smaller than one size.
+
+    Source: NVIDIA 2025, arXiv:2504.03624, section 2.1, as in transformers. Slot protocol: the
+    parent fills `dim`.
+    """
+
+    @config
+    class Config(Mamba2.Config):
+        """The config of a `FlooredMamba2`.
+
+        Args:
+            smallest_step: The floor of steps.
+        """
+
+        smallest_step: PositiveFloat = 1e-3
+
+    def _inputs(self, x: Any, info: TokenInfo) -> Inputs:
+        inputs = super()._inputs(x, info)
+        steps = jnp.maximum(inputs.dt, self.config.smallest_step)
+        if info.num_cached is not None and info.segment_ids is not None:
+            # Padding keeps its step of 0, by which it leaves the state of a row as it is.
+            steps = jnp.where(info.segment_ids[:, :, None, None] > 0, steps, 0.0)
+        return inputs._replace(dt=steps)

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from axl_attention import models
 from axl_attention.biased_head import BiasedHead
+from axl_attention.layers import OneBranchLayer
 from axl_attention.mamba import selective_scan
+from axl_attention.mamba2 import FlooredMamba2, Mamba2
+from axl_attention.multipliers import ScaledFeedForward, ScaledMamba2
 from axl_attention.norms import DividedLogits, HeadLayerNorm
 from axl_attention.positions import LongRowQueries, OffsetPosition
+from axl_attention.sparse_mixer import mixing_weights
 
 from axcore.config import update_config
 from axcore.errors import ConfigError
@@ -24,6 +28,11 @@ from axcore.module import count_params, functional
 CONFIGS = json.loads(
     (Path(__file__).parents[3] / "tests" / "interop" / "published_configs.json").read_text()
 )
+
+
+FALCON_H1 = "tiiuae/Falcon-H1-0.5B-Instruct"
+NANO_3 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
+PHI_MOE = "microsoft/Phi-3.5-MoE-instruct, of other factors"
 
 
 def published(name, **changes):
@@ -58,6 +67,12 @@ def published(name, **changes):
         ("gptj", "6b", "EleutherAI/gpt-j-6b", 6_050_882_784),
         ("opt", "125m", "facebook/opt-125m", 125_239_296),
         ("bloom", "560m", "bigscience/bloom-560m", 559_214_592),
+        ("qwen3_5", "9b", "Qwen/Qwen3.5-9B, text part", 8_953_803_264),
+        ("qwen3_5", "35b-a3b", "Qwen/Qwen3.5-35B-A3B, text part", 34_660_610_688),
+        ("glm47_flash", "30b-a3b", "zai-org/GLM-4.7-Flash", 29_943_393_920),
+        ("nemotron_h", "nano-9b-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", 8_888_227_328),
+        ("nemotron_h", "3-nano-30b-a3b", NANO_3, 31_577_940_288),
+        ("falcon_h1", "0.5b", FALCON_H1, 521_411_104),
         ("mamba", "130m", "state-spaces/mamba-130m-hf", 129_135_360),
     ],
 )
@@ -83,6 +98,16 @@ def test_published_config_is_that_of_the_catalogue(family, size, name, num_param
         ("ibm-granite/granite-4.0-h-tiny", {"position_embedding_type": "x"}, "is 'x'; axcore"),
         ("ibm-granite/granite-4.0-h-tiny", {"layer_types": ["mamba"]}, "there are 40 layers"),
         ("ibm-granite/granite-4.0-h-tiny", {"mamba_expand": 4}, "mamba_expand=4"),
+        ("Qwen/Qwen3.5-9B, text part", {"attn_output_gate": False}, "attn_output_gate=False"),
+        ("zai-org/GLM-4.7-Flash", {"mlp_layer_types": ["dense"]}, "there are 47 layers"),
+        ("zai-org/GLM-4.7-Flash", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (NANO_3, {"hybrid_override_pattern": "M*E-"}, "all dense or all experts"),
+        (NANO_3, {"num_hidden_layers": 51}, "is 51, and 52 layers are named"),
+        (NANO_3, {"moe_latent_size": 1024}, "moe_latent_size=1024"),
+        (FALCON_H1, {"mamba_norm_before_gate": True}, "mamba_norm_before_gate=True"),
+        (FALCON_H1, {"mamba_d_ssm": 2048}, "mamba_d_ssm"),
+        (PHI_MOE, {"num_experts_per_tok": 4}, "num_experts_per_tok=4"),
+        (PHI_MOE, {"rope_scaling": {"rope_type": "yarn"}}, "axcore knows longrope with one factor"),
         ("mistralai/Devstral-2-123B-Instruct-2512", {"rope_parameters": {}}, "has yarn and"),
     ],
 )
@@ -190,6 +215,46 @@ def test_positions_begin_at_the_third_row_and_no_row_is_longer_than_there_are(ra
     np.testing.assert_allclose(got[0], table[[4, 1, 0]] + positions[2:], rtol=1e-6)
     with pytest.raises(ConfigError, match="rows have 4 tokens, but only 3 positions"):
         functional(module, state, jnp.zeros((1, 4), int), TokenInfo(jnp.arange(4)[None]))
+
+
+def test_choices_are_weighed_against_near_rivals_that_earlier_ones_left(random):
+    logits, margin = random(2, 3, 5), 0.3
+    chosen = np.argsort(-logits, axis=-1)[..., :2]
+    got = mixing_weights(jnp.asarray(logits), jnp.asarray(chosen), margin)
+    for place in np.ndindex(2, 3):
+        left = list(range(5))
+        for choice, expert in enumerate(chosen[place]):
+            best, scores = max(logits[place][left]), logits[place]
+            near = [e for e in left if best - scores[e] <= 2 * margin * max(abs(scores[e]), best)]
+            expected = np.exp(scores[expert]) / np.exp(scores[near]).sum()
+            np.testing.assert_allclose(got[place][choice], expected, rtol=1e-5)
+            left.remove(expert)
+
+
+def test_steps_of_a_state_space_are_those_of_the_floor_or_their_own(random):
+    x, info = jnp.asarray(random(1, 6, 4)), TokenInfo(jnp.arange(6)[None])
+    sizes = {"dim": 4, "num_heads": 2, "head_dim": 4}
+    state = Mamba2.Config(**sizes).build().init(0)
+
+    def output(config, dt_bias):
+        return functional(config.build(), {**state, "dt_bias": dt_bias}, x, info)[0]
+
+    bias, high = state["dt_bias"], FlooredMamba2.Config(**sizes, smallest_step=50.0)
+    np.testing.assert_array_equal(output(high, bias), output(high, bias + 0.5))
+    low, plain = FlooredMamba2.Config(**sizes, smallest_step=1e-9), Mamba2.Config(**sizes)
+    np.testing.assert_allclose(output(low, bias), output(plain, bias), rtol=1e-6)
+
+
+def test_constants_that_are_too_few_are_refused():
+    with pytest.raises(ConfigError, match="there are 1 factors; expected 5"):
+        ScaledMamba2.Config(dim=4, num_heads=2, factors=(2.0,)).build()
+    with pytest.raises(ConfigError, match="there are 1 factors; expected 2"):
+        ScaledFeedForward.Config(dim=4, hidden_dim=4, factors=(2.0,)).build()
+
+
+def test_a_layer_of_one_branch_has_one():
+    with pytest.raises(ConfigError, match="it has both or none"):
+        OneBranchLayer.Config(dim=4).build()
 
 
 TIME, CHANNELS, STATE = 11, 3, 5

@@ -10,7 +10,7 @@ from axl_attention.gated_attention import with_gates
 from axl_attention.gated_delta_net import GatedDeltaNet
 from axl_attention.latent_attention import LatentAttention
 from axl_attention.layers import TokenGated
-from axl_attention.models import qwen3_next
+from axl_attention.models import qwen3_5, qwen3_next
 from axl_attention.recurrence import DeltaInputs, delta_rule
 from numpy_state import numpy_state
 from safetensors.numpy import load_file, save_file
@@ -206,3 +206,22 @@ def test_each_token_takes_its_own_share_of_a_feed_forward(call, random, state_of
     gates = 1 / (1 + np.exp(-(x @ np.asarray(state["gate"]["weight"]))))
     expected = gates * call(inner.build(dim=16), state["inner"], x)
     np.testing.assert_allclose(call(module, state, x), expected, atol=1e-5)
+
+
+def test_experts_of_qwen_3_5_are_read_from_one_array_of_a_layer(tmp_path):
+    """As they are published; exports have those of each expert."""
+    cfg = qwen3_5("toy-mixed")
+    state = jax.tree.map(jnp.asarray, numpy_state(cfg.build().param_specs()))
+    to_hugging_face(tmp_path / "exported", cfg, state)
+    found = load_file(tmp_path / "exported" / "model.safetensors")
+    for layer in range(4):
+        place = f"model.layers.{layer}.mlp.experts"
+        gate, up, down = (
+            np.stack([found.pop(f"{place}.{i}.{part}_proj.weight") for i in range(4)])
+            for part in ("gate", "up", "down")
+        )
+        found |= {f"{place}.gate_up_proj": np.concatenate([gate, up], axis=1)}
+        found |= {f"{place}.down_proj": down}
+    save_file(found, tmp_path / "exported" / "model.safetensors")
+    read = from_hugging_face(tmp_path / "exported")
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, read.state, state)))

@@ -1,4 +1,7 @@
-"""DeepSeek-V2 and V3, and Kimi K2: latent attention, and experts in all but the first layers."""
+"""DeepSeek-V2 and V3, Kimi K2 and GLM-4.7-Flash.
+
+They have latent attention, and experts in all but the first layers.
+"""
 
 from typing import Any
 
@@ -17,6 +20,7 @@ from axcore.interop import (
     Field,
     Fields,
     JoinAxes,
+    LayerKinds,
     MustBe,
     RopeFields,
     Rule,
@@ -32,7 +36,7 @@ from axcore.interop import (
     same,
     without,
 )
-from axcore.layers import Attention, FeedForward, GroupLimit, MoE, Router, Sequence
+from axcore.layers import Attention, FeedForward, GroupLimit, MoE, RoPE, Router, Sequence
 from axcore.models import TOY, CausalLM, Sizes, of_size, transformer
 from axl_attention.latent_attention import LatentAttention
 from axl_attention.models.shared_maps import (
@@ -124,6 +128,28 @@ _KIMI_K2_SIZES: Sizes = {
     "toy": {name: value for name, value in _DEEPSEEK_V3_SIZES["toy"].items() if name != "routing"},
 }
 
+_GLM47_FLASH_SIZES: Sizes = {
+    "30b-a3b": {
+        "vocab_size": 154_880,
+        "dim": 2048,
+        "num_layers": 47,
+        "num_heads": 20,
+        "hidden_dim": 10_240,
+        "num_dense": 1,
+        "heads": {
+            "head_dim": 192,
+            "rope_dim": 64,
+            "value_dim": 256,
+            "latent_dim": 512,
+            "query_latent_dim": 768,
+        },
+        "expert_dim": 1536,
+        "num_shared": 1,
+        "experts": {"num_experts": 64, "top_k": 4},
+    },
+    "toy": _KIMI_K2_SIZES["toy"],
+}
+
 
 def deepseek_v2(size: str) -> CausalLM.Config:
     """Return the config of a DeepSeek-V2: `lite`, `236b` or `toy`.
@@ -164,6 +190,18 @@ def kimi_k2(size: str) -> CausalLM.Config:
             "**.core.scale": scale,
         },
     )
+
+
+def glm47_flash(size: str) -> CausalLM.Config:
+    """Return the config of a GLM-4.7-Flash, without the head for a second token: `30b-a3b`, `toy`.
+
+    Source: the config that Z.ai published with the weights, 2026.
+    """
+    sizes = dict(of_size("glm47_flash", _GLM47_FLASH_SIZES, size))
+    cfg = _deepseek(router=Router.Config(scale=1.8, **_V3_ROUTER), yarn_weight=1.0, **sizes)
+    epsilons = dict.fromkeys(_NORMS, 1e-5)
+    cfg = update_config(cfg, {"**.core.scale": None, **epsilons})
+    return replace_config(cfg, YaRN, RoPE.Config(theta=1_000_000.0))
 
 
 def _deepseek(
@@ -225,6 +263,8 @@ class _Positions(ConfigEntry):
         forms = [fields.take(name, None) or {} for name in ("rope_scaling", "rope_parameters")]
         values = {"rope_theta": fields.take("rope_theta", 10_000.0), **forms[0], **forms[1]}
         weights = [values.pop(name, None) for name in ("mscale", "mscale_all_dim")]
+        if values.get("partial_rotary_factor") == 1.0:  # of the part of a head that is rotated
+            del values["partial_rotary_factor"]
         cfg = RopeFields().read(cfg, Fields({"rope_parameters": values}))
         if weights[0] != weights[1]:
             raise ConfigError(
@@ -254,18 +294,13 @@ def _key_width(cfg: Any) -> int:
     return sum(parts)
 
 
-_OTHERWISE = ("num_hidden_layers", "num_key_value_heads", "intermediate_size", "rms_norm_eps")
+_NORMS = ("**.residual.norm.epsilon", "decoder.norm.epsilon")
+"""The norms of latent vectors have 1e-6, whatever the others have."""
 _CONFIG = (
     *without(
         SIZES, "num_hidden_layers", "num_key_value_heads", "intermediate_size", "rms_norm_eps"
     ),
-    # The norms of latent vectors have 1e-6, whatever the others have.
-    Field(
-        "rms_norm_eps",
-        ("**.residual.norm.epsilon", "decoder.norm.epsilon"),
-        default=1e-6,
-        to_axcore=float,
-    ),
+    Field("rms_norm_eps", _NORMS, default=1e-6, to_axcore=float),
     Derived("num_key_value_heads", lambda cfg: common_value(cfg, "**.attention.num_heads")),
     activation("hidden_act", "silu"),
     Field("qk_nope_head_dim", ("**.attention.head_dim",)),
@@ -340,3 +375,48 @@ DEEPSEEK_V3 = Family(
 )
 KIMI_K2 = attrs.evolve(DEEPSEEK_V3, written_as="deepseek_v3")
 """Its own type has no class in transformers, but for code that comes with the weights."""
+
+
+class _NamedKinds(LayerKinds):
+    """`mlp_layer_types`, or how many layers come before those with experts."""
+
+    def read(self, fields: Fields, num_layers: int) -> list[int]:
+        """Return the kind of each layer.
+
+        Raises:
+            ConfigError: A kind is unknown, or there is not one for each layer.
+        """
+        num_dense = fields.take("first_k_dense_replace", 1)
+        dense, sparse = _KINDS
+        named = fields.take("mlp_layer_types", None)
+        if named is None:
+            named = [dense] * num_dense + [sparse] * (num_layers - num_dense)
+        if len(named) != num_layers or {*named} - {*_KINDS}:
+            raise ConfigError(
+                f"mlp_layer_types is {named}; there are {num_layers} layers",
+                where="mlp_layer_types",
+                hint=f"name for each layer one of {', '.join(_KINDS)}",
+            )
+        return [_KINDS.index(name) for name in named]
+
+    def write(self, kinds: list[int]) -> dict[str, Any]:
+        """Return both fields."""
+        named = [_KINDS[kind] for kind in kinds]
+        return {"mlp_layer_types": named, "first_k_dense_replace": kinds.index(1)}
+
+
+_KINDS = ("dense", "sparse")
+
+GLM4_MOE_LITE = attrs.evolve(
+    DEEPSEEK_V3,
+    architecture="Glm4MoeLiteForCausalLM",
+    template=lambda: glm47_flash("toy"),
+    layers=_NamedKinds(FIRST_DENSE.names, FIRST_DENSE.kind_of),
+    config=(
+        *without(DEEPSEEK_V3.config, "rms_norm_eps", "scoring_func", "routed_scaling_factor"),
+        Field("rms_norm_eps", _NORMS, default=1e-5, to_axcore=float),
+        Field("routed_scaling_factor", ("**.router.scale",), default=1.8, to_axcore=float),
+        MustBe("scoring_func", ("sigmoid",), is_written=False),
+        MustBe("partial_rotary_factor", (1.0,), is_written=False),
+    ),
+)
