@@ -12,6 +12,7 @@ def commands() -> Iterator[Command]:
         ("train", "train", "Train an experiment, or resume it"),
         ("launch", "launch", "Start a training run on an engine: local, Slurm, Kubernetes, ..."),
         ("sweep", "sweep", "Train every combination of some settings, and compare the runs"),
+        ("scaling-law", "scaling_law", "Fit the loss of runs by their size and tokens"),
         ("agent", "agent", "Supervise a run over hosts: once on each, as an engine starts it"),
         ("runs", "runs", "List runs and their state, and why one ended"),
         ("report", "runs", "Write an HTML page about a run, or one that compares several"),
