@@ -11,9 +11,12 @@ from axcore.layers.adapters.states import (
 )
 from axcore.layers.attention.cross_attention import (
     CROSS_SOURCE,
+    CachedCrossAttention,
     CrossAttention,
     CrossSource,
     CrossTransformerLayer,
+    StoredSource,
+    store_source,
 )
 from axcore.layers.attention.dot_product import DotProductAttention, attend
 from axcore.layers.attention.kv_cache import (
@@ -127,6 +130,7 @@ __all__ = [
     "BatchNorm",
     "BatchedLoRALinear",
     "BiasedAttention",
+    "CachedCrossAttention",
     "CapacityLimited",
     "ContiguousCache",
     "Convolution",
@@ -193,6 +197,7 @@ __all__ = [
     "Stack",
     "StateCache",
     "StochasticDepth",
+    "StoredSource",
     "TokenInfo",
     "TokenTypes",
     "TransformerLayer",
@@ -215,6 +220,7 @@ __all__ = [
     "rotate",
     "rotate_by",
     "shard",
+    "store_source",
     "use_decode_matmul",
     "using_adapters",
     "whole_rows",

@@ -40,6 +40,7 @@ class KVCacheConfig:
         max_length: Tokens of the longest text.
         pages: The pages of keys and values; None for one contiguous cache for each row.
         call_tokens: Tokens of a row that one call has at most.
+        source_length: Tokens of the longest source, where a decoder attends over an encoder's.
     """
 
     num_rows: int
@@ -47,6 +48,14 @@ class KVCacheConfig:
     max_length: int
     pages: PagedKVCacheConfig | None = None
     call_tokens: int = 512
+    source_length: int | None = None
+
+    @property
+    def num_keys(self) -> int:
+        """The most keys of a row that a call reads, with those of its last page."""
+        if self.pages is None:
+            return self.capacity
+        return -(-self.max_length // self.pages.page_size) * self.pages.page_size
 
 
 class NoStateCache(Module):
