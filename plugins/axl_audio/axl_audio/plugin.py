@@ -25,6 +25,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
             "conformer:WAV2VEC2_CONFORMER",
             "Conformers with CTC on the features of wav2vec 2.0",
         ),
+        ("voxtral", "voxtral:VOXTRAL", "Voxtral, a language model that reads sounds"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_audio.models.{family}"), summary=summary
