@@ -52,6 +52,11 @@ def experiments() -> Iterator[Experiment]:
             "spoken_digits",
             "A small CTC model that writes down spoken digits; minutes on a laptop",
         ),
+        (
+            "spoken-digits-chat",
+            "spoken_digits_chat",
+            "A small language model that answers about a spoken digit; minutes on a laptop",
+        ),
         ("whisper-large-v3", "whisper_large_v3", "Whisper large-v3, 1.5B parameters"),
     ):
         yield Experiment(name=name, fn=Ref(f"axl_audio.experiments:{function}"), summary=summary)
