@@ -1,4 +1,4 @@
-"""Time per token of a Whisper's text: by a cache, and by the whole decoder for each token.
+"""Time per token of a Whisper's text: by a cache, and by all of the decoder for each token.
 
     python benchmarks/seq2seq_decode.py
 
@@ -44,7 +44,7 @@ class WholeDecoder(SpeechToText):
 
 
 def whole_decoder(model: WholeDecoder, length: int) -> Any:
-    """Return the program that writes a text with the whole decoder for each token."""
+    """Return the program that reads all of the text for each token."""
 
     def write(state: Any, source: Any) -> Any:
         def one(place: Any, tokens: Any) -> Any:

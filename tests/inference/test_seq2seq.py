@@ -67,7 +67,7 @@ def model_of(family):
 
 
 def assert_law(family, cache_config, *, weights=None, tolerance=2e-5, num_splits=3):
-    """Compares splits with the plain forward pass; with narrow weights, with reading at once."""
+    """Compares splits with the plain forward pass; with low-precision weights, within a bound."""
     model, state, inputs_of, logits_of = model_of(family)
     rng = np.random.default_rng(3)
     tokens, inputs = texts(model.config, rng), inputs_of(rng)
@@ -114,7 +114,7 @@ def test_weights_of_8_bits_change_logits_by_a_few_percent(family):
 
 
 def decoded_again(logits_of, model, state, inputs, num_tokens, end):
-    """Greedy texts by the whole decoder for each token."""
+    """Greedy texts, all of the text read for each token."""
     program = jax.jit(logits_of, static_argnums=0)
     tokens = np.full((3, num_tokens + 1), end, np.int32)
     tokens[:, 0] = 0

@@ -185,15 +185,16 @@ class CachedCrossAttention(Module):
 
         dim: PositiveInt = REQUIRED
         source_dim: PositiveInt = REQUIRED
-        attention: CrossAttention.Config = REQUIRED
+        attention: Module.Config = REQUIRED
         num_rows: PositiveInt = REQUIRED
         source_length: PositiveInt = REQUIRED
 
     def setup(self, cfg: Config) -> None:
         """Build the attention, and declare what is kept."""
-        self.attention = cfg.attention.build(dim=cfg.dim, source_dim=cfg.source_dim)
+        built: Any = cfg.attention.build(dim=cfg.dim, source_dim=cfg.source_dim)
+        self.attention = built
         kept = (cfg.num_rows, cfg.source_length)
-        heads = (cfg.attention.num_heads, self.attention.head_dim)
+        heads = (built.config.num_heads, built.head_dim)
         self.keys, self.values = (
             Param(
                 (*kept, *heads),
@@ -215,12 +216,12 @@ class CachedCrossAttention(Module):
             x: The tokens that ask.
             slots: Row of the cache that each row of the call has; None where they are the same.
         """
-        kept = (self.keys, self.values, self.is_real)
+        k, v, is_real = self.keys, self.values, self.is_real
         if slots is not None:
             # A row of padding has a slot out of range, and reads that of another row.
-            kept = tuple(jnp.take(one, slots, axis=0, mode="clip") for one in kept)
-        k, v, is_real = kept
-        return self.attention.mixed(x, k, v, is_real > 0)
+            k, v, is_real = (jnp.take(one, slots, axis=0, mode="clip") for one in (k, v, is_real))
+        mixed: Tokens = self.attention.mixed(x, k, v, is_real > 0)
+        return mixed
 
     @entry
     def store(self, source: CrossSource, slots: Int[Array, " n"]) -> None:

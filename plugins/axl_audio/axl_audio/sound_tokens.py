@@ -95,7 +95,7 @@ class SoundTokens(Module):
         """Build the encoder and the products.
 
         Raises:
-            ConfigError: Sounds have no length, or their tokens are no multiple of `num_stacked`.
+            ConfigError: Sounds have no length, or their tokens do not divide by `num_stacked`.
         """
         encoder = cfg.encoder
         if not (encoder.sees_padding and isinstance(encoder.positions, StoredPositions.Config)):

@@ -54,7 +54,7 @@ def voxtral(text: CausalLM.Config, size: str = "large-v3") -> MultimodalLM.Confi
     """
     cfg = whisper(size)
     encoder: Any = cfg.encoder
-    if size == "toy":  # whose 30 tokens are no multiple of four
+    if size == "toy":  # whose 30 tokens do not divide by four
         encoder = update_config(encoder, {"positions.length": 32})
     sound = SoundTokens.Config(
         features=cfg.features, encoder=update_config(encoder, {"dim": cfg.dim})
