@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from axcore.errors import ConfigError
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import KVCacheConfig
+from axcore.layers import SourceKVCacheConfig
 from axcore.modifiers import QuantizedWeights
 from axcore.module import Module
 
@@ -60,7 +60,7 @@ class Seq2SeqGenerator:
         quantization: QuantizedWeights | None = None,
     ) -> None:
         self.num_rows, self.max_tokens, self._end = num_rows, max_tokens, end
-        cache_config = KVCacheConfig(
+        cache_config = SourceKVCacheConfig(
             num_rows=num_rows,
             capacity=max_tokens,
             max_length=max_tokens,

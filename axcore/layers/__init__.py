@@ -15,6 +15,7 @@ from axcore.layers.attention.cross_attention import (
     CrossAttention,
     CrossSource,
     CrossTransformerLayer,
+    SourceKVCacheConfig,
     StoredSource,
     store_source,
 )
@@ -194,6 +195,7 @@ __all__ = [
     "SlidingCache",
     "SoftTokenEmbedding",
     "SoftTokenTable",
+    "SourceKVCacheConfig",
     "Stack",
     "StateCache",
     "StochasticDepth",

@@ -40,7 +40,6 @@ class KVCacheConfig:
         max_length: Tokens of the longest text.
         pages: The pages of keys and values; None for one contiguous cache for each row.
         call_tokens: Tokens of a row that one call has at most.
-        source_length: Tokens of the longest source, where a decoder attends over an encoder's.
     """
 
     num_rows: int
@@ -48,7 +47,6 @@ class KVCacheConfig:
     max_length: int
     pages: PagedKVCacheConfig | None = None
     call_tokens: int = 512
-    source_length: int | None = None
 
     @property
     def num_keys(self) -> int:

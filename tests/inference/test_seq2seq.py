@@ -23,7 +23,7 @@ from numpy_state import numpy_state
 from axcore.errors import ConfigError, ModuleError
 from axcore.inference import Seq2SeqGenerator
 from axcore.inference.cached_model import CachedModel
-from axcore.layers import KVCacheConfig
+from axcore.layers import SourceKVCacheConfig
 from axcore.models import t5, t5_v1_1
 from axcore.modifiers import NAMED_WEIGHTS
 from axcore.module import functional
@@ -72,7 +72,8 @@ def assert_law(family, cache_config, *, weights=None, tolerance=2e-5, num_splits
     rng = np.random.default_rng(3)
     tokens, inputs = texts(model.config, rng), inputs_of(rng)
     tokens[:, 0] = 0  # T5's `start_token`
-    size = attrs.evolve(cache_config, source_length=SOURCE_LENGTH)
+    given = attrs.asdict(cache_config, recurse=False)
+    size = SourceKVCacheConfig(**given, source_length=SOURCE_LENGTH)
     quantization = NAMED_WEIGHTS[weights] if weights else None
     cached = CachedModel(model, state, size, quantization=quantization)
     plain = np.asarray(jax.jit(logits_of, static_argnums=0)(model, state, inputs, tokens))
@@ -165,7 +166,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_keys_of_the_source_take_what_they_are_meant_to():
-    size = KVCacheConfig(num_rows=2, capacity=8, max_length=8, source_length=7)
+    size = SourceKVCacheConfig(num_rows=2, capacity=8, max_length=8, source_length=7)
     cached = CachedModel(t5("toy").build(), None, size)
     heads, layers = 4 * 12, 2
     floats = layers * 2 * 2 * heads * (8 + 7)

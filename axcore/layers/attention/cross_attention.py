@@ -7,6 +7,7 @@ once, and the tokens of later calls read them.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import attrs
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -34,6 +35,17 @@ CROSS_SOURCE = "cross_source"
 
 Tokens = Float[Array, "batch time dim"]
 SourceHeads = Float[Array, "batch source heads head_dim"]
+
+
+@attrs.frozen(kw_only=True)
+class SourceKVCacheConfig(KVCacheConfig):
+    """The size of the caches of a decoder that attends over an encoder's tokens.
+
+    Args:
+        source_length: Tokens of the longest source.
+    """
+
+    source_length: int
 
 
 class CrossSource(NamedTuple):
@@ -236,7 +248,7 @@ class CachedCrossAttention(Module):
             raise ModuleError(
                 f"a source has {tokens.shape[1]} tokens; the cache takes "
                 f"{self.config.source_length}",
-                hint="set source_length of the KVCacheConfig",
+                hint="set source_length of the SourceKVCacheConfig",
             )
         if is_real is None:
             is_real = jnp.ones(tokens.shape[:2], bool)
@@ -306,12 +318,12 @@ class CrossTransformerLayer(Module):
             Raises:
                 ConfigError: The size of caches does not say how long a source is.
             """
-            if cache_size.source_length is None:
+            if not isinstance(cache_size, SourceKVCacheConfig):
                 raise ConfigError(
                     "a decoder attends over an encoder's tokens, and the size of its caches does "
                     "not say how many there are",
-                    where="cache_size.source_length",
-                    hint="KVCacheConfig(source_length=1500, ...)",
+                    where="cache_size",
+                    hint="SourceKVCacheConfig(source_length=1500, ...)",
                 )
             cached = CachedCrossAttention.Config(
                 attention=self.cross_attention,
