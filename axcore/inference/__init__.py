@@ -12,6 +12,7 @@ from axcore.inference.kv_cache import serving_mesh
 from axcore.inference.replicas import AnyEngine, Replicas, open_engine
 from axcore.inference.request import Draining, EncoderInput, QueueFull, Request, Sampling
 from axcore.inference.sample_many import sample_many, sample_seed
+from axcore.inference.seq2seq import Seq2SeqGenerator
 from axcore.inference.speculation import Draft, DraftModel, NGramLookup
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "RequestError",
     "SampledToken",
     "Sampling",
+    "Seq2SeqGenerator",
     "beam_search",
     "open_engine",
     "sample_many",

@@ -44,6 +44,9 @@ RULES: Rules = {**ACTIVATION_RULES, "batch": (), "time": (), ENCODER_CACHE: ()}
 class CachedModel:
     """A model with a `logits` entry, as `CausalLM` has, that is called with new tokens only.
 
+    A model whose `logits` are of something else names the entry in `logits_of_call`. One with an
+    encoder has an entry `store_inputs`, which `encode` calls.
+
     Each row is a text of its own, as long as the caller says. The caches are arrays that every
     call takes and gives back changed; the old ones are gone.
 
@@ -98,6 +101,7 @@ class CachedModel:
         caches = {spec.state_path for spec in _leaves(self._caches)}
         own, _ = _split(self.model.param_specs(), lambda spec: spec.state_path not in caches)
         read = jax.tree.map(lambda spec: spec.stored_as_read, own, is_leaf=_is_spec)
+        self._logits: str = getattr(self.model, "logits_of_call", "logits")
         self.conversion = WeightConversion(trained, kept, read, self._mesh)
         self.weights = None if state is None else self.conversion.whole(state)
         # A cache with a row for each text cannot be shared or taken back; pages can.
@@ -125,8 +129,11 @@ class CachedModel:
             lambda spec: spec.axes[0] != ENCODER_CACHE, self._caches, is_leaf=_is_spec
         )
 
-    def encode(self, weights: Any, caches: Any, inputs: Array, slots: Int[Array, " n"]) -> Any:
-        """Return caches with the soft tokens of inputs in some slots; pure, as `step`."""
+    def encode(self, weights: Any, caches: Any, inputs: Any, slots: Int[Array, " n"]) -> Any:
+        """Return caches with what is kept of inputs in some slots; pure, as `step`.
+
+        That is the soft tokens of pictures, or the keys and values of a decoder's sources.
+        """
         with self._on_mesh():
             _, outputs = functional(
                 self.model, _merged(weights, caches), inputs, slots, method="store_inputs"
@@ -248,7 +255,7 @@ class CachedModel:
         info = continued_rows(tokens, num_cached, num_new, slots=slots, page_table=page_table)
         with self._on_mesh(), using_adapters(adapters), self._products():
             logits, outputs = functional(
-                self.model, _merged(weights, caches), tokens, info, at=at, method="logits"
+                self.model, _merged(weights, caches), tokens, info, at=at, method=self._logits
             )
         return logits, self._placed(apply_updates(caches, outputs.updates))
 

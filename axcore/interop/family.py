@@ -273,9 +273,13 @@ class Family:
         """
         if self.written_as:
             raise ConfigError(f"its models are written as {self.written_as}")
-        expected = type(self.template())
-        if not isinstance(cfg, expected):
-            raise ConfigError(f"it is a {type(cfg).__qualname__}, not a {expected.__qualname__}")
+        template = self.template()
+        # An encoder too: entries of the map would ask it for fields that it does not have.
+        for part in ("", *getattr(template, "sized_parts", ())):
+            own, expected = (type(getattr(one, part) if part else one) for one in (cfg, template))
+            if not issubclass(own, expected):
+                name = f"its {part}" if part else "it"
+                raise ConfigError(f"{name} is a {own.__qualname__}, not a {expected.__qualname__}")
         cfg = canonical(cfg)
         values: dict[str, Any] = {}
         described = cfg

@@ -11,9 +11,13 @@ from axcore.layers.adapters.states import (
 )
 from axcore.layers.attention.cross_attention import (
     CROSS_SOURCE,
+    CachedCrossAttention,
     CrossAttention,
     CrossSource,
     CrossTransformerLayer,
+    SourceKVCacheConfig,
+    StoredSource,
+    store_source,
 )
 from axcore.layers.attention.dot_product import DotProductAttention, attend
 from axcore.layers.attention.kv_cache import (
@@ -131,6 +135,7 @@ __all__ = [
     "BatchNorm",
     "BatchedLoRALinear",
     "BiasedAttention",
+    "CachedCrossAttention",
     "CapacityLimited",
     "ContiguousCache",
     "Convolution",
@@ -194,9 +199,11 @@ __all__ = [
     "SlidingCache",
     "SoftTokenEmbedding",
     "SoftTokenTable",
+    "SourceKVCacheConfig",
     "Stack",
     "StateCache",
     "StochasticDepth",
+    "StoredSource",
     "TokenInfo",
     "TokenTypes",
     "TransformerLayer",
@@ -220,6 +227,7 @@ __all__ = [
     "rotate",
     "rotate_by",
     "shard",
+    "store_source",
     "use_decode_matmul",
     "using_adapters",
     "whole_rows",

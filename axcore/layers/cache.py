@@ -48,6 +48,13 @@ class KVCacheConfig:
     pages: PagedKVCacheConfig | None = None
     call_tokens: int = 512
 
+    @property
+    def num_keys(self) -> int:
+        """The most keys of a row that a call reads, with those of its last page."""
+        if self.pages is None:
+            return self.capacity
+        return -(-self.max_length // self.pages.page_size) * self.pages.page_size
+
 
 class NoStateCache(Module):
     """Begin every call from zeros, and keep nothing. What a model is trained with.

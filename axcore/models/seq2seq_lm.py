@@ -4,7 +4,7 @@ Letters: B rows, S tokens of a source, L tokens of a target, V vocabulary.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -21,7 +21,9 @@ from axcore.layers import (
     RelativeBias,
     RMSNorm,
     ScannedLayers,
+    StoredSource,
     TokenInfo,
+    store_source,
     whole_rows,
 )
 from axcore.models.causal_lm import (
@@ -78,7 +80,7 @@ class TransformerStack(Module):
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
         """Return a normalised vector for each token."""
-        bias = None if self.config.bias is None else self.bias(x.shape[1])
+        bias = None if self.config.bias is None else self.bias(info)
         with self.with_shared(POSITION_BIAS, bias):
             x = self.stack(self.dropout(x), info)
         return self.dropout(self.norm(x))
@@ -107,6 +109,8 @@ class Seq2SeqLM(Module):
 
     Source: Raffel et al. 2019, arXiv:1910.10683, section 2.1.
     """
+
+    logits_of_call: ClassVar[str] = "cached_logits"
 
     @config
     class Config(Module.Config["Seq2SeqLM"]):
@@ -152,7 +156,7 @@ class Seq2SeqLM(Module):
         if ROW_WEIGHTS in batch:
             weights = weights * batch[ROW_WEIGHTS][:, None]
         encoded = self._encoded(batch["source"], batch["source_mask"])
-        hidden = self._decoded(encoded, self._shifted(target))
+        hidden = self._decoded(encoded, self._shifted(target), whole_rows(target))
         total, weight = self.head.loss(hidden, self.embedding.weight, target, weights)
         self.add_loss("cross_entropy", total, weight)
         return total, weight
@@ -198,31 +202,40 @@ class Seq2SeqLM(Module):
             target: Tokens `[B, L]`, of which each is predicted from those before it.
             source_mask: Which tokens of the source are not padding; None where all are.
         """
-        hidden = self._decoded(self._encoded(source, source_mask), self._shifted(target))
+        # Causal: a token sees nothing behind it, so padding needs no mask.
+        info = whole_rows(target)
+        encoded = self._encoded(source, source_mask)
+        hidden = self._decoded(encoded, self._shifted(target), info)
         logits: Array = self.head(hidden, self.embedding.weight)
         return logits
 
     @entry
-    def write(
-        self, source: Source, source_mask: SourceMask | None, num_tokens: int, end: int
-    ) -> tuple[Target, Bool[Array, "batch target"]]:
-        """Return the likeliest token after each, `[B, num_tokens]`, and which are before the end.
-
-        The decoder runs over all tokens for each new one: there is no cache.
+    def store_inputs(
+        self, inputs: tuple[Source, SourceMask | None], slots: Int[Array, " n"]
+    ) -> None:
+        """Encode sources, and keep what the decoder reads of them; of a model that serves.
 
         Args:
-            source: Tokens `[B, S]`.
-            source_mask: Which of them are not padding; None where all are.
-            num_tokens: How many are written.
-            end: The token that ends a text.
+            inputs: Tokens `[n, S]`, and which of them are not padding; None where all are.
+            slots: Row of the caches that each has.
         """
-        encoded = self._encoded(source, source_mask)
-        tokens = jnp.full((source.shape[0], num_tokens), end, source.dtype)
-        for place in range(num_tokens):
-            hidden = self._decoded(encoded, self._shifted(tokens[:, : place + 1]))[:, -1:]
-            scores = self.head(hidden, self.embedding.weight)[:, 0]
-            tokens = tokens.at[:, place].set(jnp.argmax(scores, axis=-1).astype(tokens.dtype))
-        return tokens, jnp.cumsum((tokens == end).astype(jnp.int32), axis=1) == 0
+        store_source(self.decoder, self._encoded(*inputs), slots)
+
+    @entry
+    def cached_logits(
+        self, tokens: Target, info: TokenInfo, at: Int[Array, "batch places"]
+    ) -> Float[Array, "batch places vocab"]:
+        """Return float32 logits of the token after those at some places; of a model that serves.
+
+        Args:
+            tokens: That the decoder reads, `start_token` before the target's first.
+            info: Of the tokens, which follow others of their row.
+            at: Places of each row.
+        """
+        hidden = self._decoded(StoredSource(info.slots), tokens, info)
+        hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)
+        logits: Array = self.head(hidden, self.embedding.weight)
+        return logits
 
     def _shifted(self, target: Target) -> Target:
         start = jnp.full((target.shape[0], 1), self.config.start_token, target.dtype)
@@ -232,9 +245,9 @@ class Seq2SeqLM(Module):
         info = whole_rows(source, is_real)
         return CrossSource(self.encoder(self.embedding(source, info), info), is_real)
 
-    def _decoded(self, encoded: CrossSource, tokens: Target) -> Hidden:
-        # Causal: a token sees nothing behind it, so padding needs no mask.
-        info = whole_rows(tokens)
+    def _decoded(
+        self, encoded: CrossSource | StoredSource, tokens: Target, info: TokenInfo
+    ) -> Hidden:
         with self.with_shared(CROSS_SOURCE, encoded):
             hidden: Array = self.decoder(self.embedding(tokens, info), info)
         return hidden

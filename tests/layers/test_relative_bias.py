@@ -20,11 +20,12 @@ def test_each_pair_has_the_number_of_its_distance(num_tokens, is_bidirectional):
     module = RelativeBias.Config(num_heads=3, **how).build()
     table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     state = {"weight": jnp.asarray(table)}
-    found = functional(module, state, num_tokens)[0]
+    info = whole_rows(jnp.zeros((2, num_tokens), jnp.int32))
+    found = functional(module, state, info)[0]
     places = np.arange(num_tokens)
     wanted = table[relative_buckets(places[None] - places[:, None], **how)]
     np.testing.assert_allclose(found[0], wanted.transpose(2, 0, 1))
-    gradient = jax.grad(lambda state: functional(module, state, num_tokens)[0].sum())(state)
+    gradient = jax.grad(lambda state: functional(module, state, info)[0].sum())(state)
     assert float(gradient["weight"].sum()) == pytest.approx(3 * num_tokens**2)
 
 
@@ -44,5 +45,5 @@ def test_buckets_that_are_too_few_are_refused():
 def test_without_a_bias_around_it_attention_says_how_to_set_one():
     x = jnp.zeros((1, 4, 2, 8))
     module = BiasedAttention.Config(num_heads=2).build()
-    with pytest.raises(ModuleError, match=r"runs without one[\s\S]*with_shared\(POSITION_BIAS"):
+    with pytest.raises(ModuleError, match=r"there is none[\s\S]*with_shared\(POSITION_BIAS"):
         functional(module, {}, x, x, x, whole_rows(x[:, :, 0, 0]))

@@ -9,6 +9,7 @@ from numpy_state import numpy_state
 
 from axcore.config import from_json, to_json, update_config
 from axcore.errors import ConfigError
+from axcore.inference import Seq2SeqGenerator
 from axcore.models import t5, t5_v1_1
 from axcore.module import ArraySpec, BatchSpec, count_params, functional
 
@@ -115,8 +116,9 @@ def test_a_small_one_learns_to_reverse_and_writes_what_it_learned():
         state, moments, value = step(state, moments, batch(seed))
     assert value < 0.3  # chance gives 2.3
     given = batch(999)
-    args = given["source"], given["source_mask"], 6, 1
-    found, is_text = functional(model, state, *args, method="write")[0]
+    generator = Seq2SeqGenerator(model, num_rows=64, max_tokens=7, source_length=5, end=1)
+    caches = generator.encode(state, (given["source"], given["source_mask"]))
+    found, is_text = generator.generate(state, caches, np.zeros((64, 1), np.int32))
     assert np.mean(found == given["target"]) > 0.75
     assert np.mean(is_text.sum(1) == 5) > 0.75
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from axcore.config import update_config
 from axcore.errors import AxcoreError
+from axcore.inference import Seq2SeqGenerator
 from axcore.interop import from_hugging_face, to_hugging_face
 from axcore.layers.attention.relative_bias import relative_buckets
 from axcore.models import t5, t5_v1_1
@@ -104,9 +105,13 @@ def test_greedy_texts_are_the_same(pair):
     wanted = pair.hf.generate(
         input_ids=source, attention_mask=mask, decoder_start_token_id=0, **how
     ).numpy()[:, 1:]
-    args = jnp.asarray(SOURCE), jnp.asarray(IS_REAL), 8, 1
-    found, is_text = functional(pair.axcore.model, pair.axcore.state, *args, method="write")[0]
-    for ours, real, theirs in zip(np.asarray(found), np.asarray(is_text), wanted, strict=True):
+    rows, length = SOURCE.shape
+    sizes = {"num_rows": rows, "max_tokens": 9, "source_length": length, "end": 1}
+    generator = Seq2SeqGenerator(pair.axcore.model, **sizes)
+    caches = generator.encode(pair.axcore.state, (SOURCE, IS_REAL))
+    prompt = np.zeros((rows, 1), np.int32)
+    found, is_text = generator.generate(pair.axcore.state, caches, prompt)
+    for ours, real, theirs in zip(found, is_text, wanted, strict=True):
         assert ours[real].tolist() == theirs[: real.sum()].tolist()
 
 

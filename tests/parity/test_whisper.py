@@ -6,6 +6,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from axcore.data import ByteTokenizer
+from axcore.inference import Seq2SeqGenerator
 from axcore.interop import from_hugging_face, to_hugging_face
 from axcore.module import functional
 
@@ -133,10 +134,11 @@ def test_greedy_transcripts_equal_those_of_transformers(whisper):
     model, folder = whisper
     read = from_hugging_face(folder)
     sound = jnp.asarray(np.stack([tone(0.6), tone(0.6)[::-1]]))
-    lengths, prompt = jnp.array([9600, 9600]), jnp.full((2, 1), 256)
-    found, is_text = functional(
-        read.model, read.state, sound, lengths, prompt, 12, 257, method="transcribe"
-    )[0]
+    lengths, prompt = jnp.array([9600, 9600]), np.full((2, 1), 256, np.int32)
+    sizes = {"num_rows": 2, "max_tokens": 13, "source_length": 30, "end": 257}
+    generator = Seq2SeqGenerator(read.model, **sizes)
+    caches = generator.encode(read.state, (sound, lengths))
+    found, is_text = generator.generate(read.state, caches, prompt)
     features = functional(read.model.features, {}, sound, lengths)[0].frames
     with torch.no_grad():
         wanted = model.generate(

@@ -160,7 +160,7 @@ def assert_splits_change_nothing(
         if number % 2 == 0:
             caches = jax.tree.map(used_before, caches)
         seats = Seats.drawn(cache_config, rng)
-        for call in _calls(split, seats, tokens):
+        for call in calls_of(split, seats, tokens):
             logits, caches = call.run(cached, caches, seats)
             np.testing.assert_allclose(
                 logits[call.new > 0],
@@ -230,7 +230,7 @@ class Call(NamedTuple):
         return np.asarray(logits), caches
 
 
-def _calls(split, seats, tokens) -> Iterator[Call]:
+def calls_of(split, seats, tokens) -> Iterator[Call]:
     done = np.zeros(NUM_TEXTS + 1, np.int32)
     for some, shuffle in zip(split.calls, split.shuffles, strict=True):
         new = np.append(some, 0).astype(np.int32)

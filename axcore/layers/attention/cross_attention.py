@@ -1,12 +1,18 @@
-"""`CrossAttention`: queries of some tokens, keys and values of others; and a layer that has it."""
+"""`CrossAttention`: queries of some tokens, keys and values of others; and a layer that has it.
 
-from typing import NamedTuple
+Where the model serves, `CachedCrossAttention` keeps the keys and values of each row's source, made
+once, and the tokens of later calls read them.
+"""
 
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import attrs
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from axcore.config import REQUIRED, PositiveInt, config
-from axcore.errors import ModuleError
+from axcore.config import REQUIRED, PositiveInt, config, evolve
+from axcore.errors import ConfigError, ModuleError
 from axcore.layers.attention.self_attention import (
     ATTENTION_KEY,
     ATTENTION_PROJECTED,
@@ -15,11 +21,12 @@ from axcore.layers.attention.self_attention import (
     Attention,
     head_dim_of,
 )
+from axcore.layers.cache import KVCacheConfig
 from axcore.layers.linear import Linear
 from axcore.layers.norm import PreNorm
 from axcore.layers.tokens import TokenInfo
 from axcore.layers.transformer import PlainFeedForward
-from axcore.module import Module, named
+from axcore.module import Module, Param, entry, named
 from axcore.ops import attention, named_heads
 from axcore.parallel import shard
 
@@ -27,6 +34,18 @@ CROSS_SOURCE = "cross_source"
 """The shared value from which layers of a decoder make keys and values: a `CrossSource`."""
 
 Tokens = Float[Array, "batch time dim"]
+SourceHeads = Float[Array, "batch source heads head_dim"]
+
+
+@attrs.frozen(kw_only=True)
+class SourceKVCacheConfig(KVCacheConfig):
+    """The size of the caches of a decoder that attends over an encoder's tokens.
+
+    Args:
+        source_length: Tokens of the longest source.
+    """
+
+    source_length: int
 
 
 class CrossSource(NamedTuple):
@@ -39,6 +58,16 @@ class CrossSource(NamedTuple):
 
     tokens: Float[Array, "batch source source_dim"]
     is_real: Bool[Array, "batch source"] | None = None
+
+
+class StoredSource(NamedTuple):
+    """In the place of a `CrossSource`, where layers keep the keys and values of sources.
+
+    Args:
+        slots: Row of the caches that each row of the call has; None where they are the same.
+    """
+
+    slots: Int[Array, " batch"] | None = None
 
 
 class CrossAttention(Module):
@@ -97,10 +126,34 @@ class CrossAttention(Module):
             source: What they attend over.
             is_real: Which tokens of the source are not padding; None where all are.
         """
+        return self.mixed(x, *self.keys_and_values(source), is_real)
+
+    @entry
+    def keys_and_values(
+        self, source: Float[Array, "batch source source_dim"]
+    ) -> tuple[SourceHeads, SourceHeads]:
+        """Return the keys and values of a source's tokens."""
+        k = named_heads(self._split(self.k(source)), ATTENTION_KEY)
+        return k, named_heads(self._split(self.v(source)), ATTENTION_VALUE)
+
+    @entry
+    def mixed(
+        self,
+        x: Tokens,
+        k: SourceHeads,
+        v: SourceHeads,
+        is_real: Bool[Array, "batch source"] | None = None,
+    ) -> Tokens:
+        """Return each token's mixture of the tokens with some keys and values.
+
+        Args:
+            x: The tokens that ask.
+            k: Keys of the source.
+            v: Its values.
+            is_real: Which tokens of the source are not padding; None where all are.
+        """
         cfg = self.config
         q = named_heads(self._split(self.q(x)), ATTENTION_QUERY)
-        k = named_heads(self._split(self.k(source)), ATTENTION_KEY)
-        v = named_heads(self._split(self.v(source)), ATTENTION_VALUE)
         segments = None
         if is_real is not None:
             # Of one segment with the real ones: what asks attends over no padding.
@@ -120,6 +173,113 @@ class CrossAttention(Module):
     def _split(self, x: Tokens) -> Float[Array, "batch time heads head_dim"]:
         x = shard(x, "batch", "time", "heads")
         return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+
+class CachedCrossAttention(Module):
+    """A `CrossAttention` that keeps the keys and values of a source for each row.
+
+    `store_source` fills it. Slot protocol: the parent fills `dim` and `source_dim`.
+    """
+
+    wraps = "attention"
+
+    @config
+    class Config(Module.Config["CachedCrossAttention"]):
+        """The config of a `CachedCrossAttention`.
+
+        Args:
+            dim: Size of the tokens that ask, and of the output.
+            source_dim: Size of the tokens of the source.
+            attention: The `CrossAttention`.
+            num_rows: Rows of the cache.
+            source_length: Tokens of the longest source.
+        """
+
+        dim: PositiveInt = REQUIRED
+        source_dim: PositiveInt = REQUIRED
+        attention: Module.Config = REQUIRED
+        num_rows: PositiveInt = REQUIRED
+        source_length: PositiveInt = REQUIRED
+
+    def setup(self, cfg: Config) -> None:
+        """Build the attention, and declare what is kept."""
+        built: Any = cfg.attention.build(dim=cfg.dim, source_dim=cfg.source_dim)
+        self.attention = built
+        kept = (cfg.num_rows, cfg.source_length)
+        heads = (built.config.num_heads, built.head_dim)
+        self.keys, self.values = (
+            Param(
+                (*kept, *heads),
+                axes=("batch", None, "heads", None),
+                init=0.0,
+                is_buffer=True,
+                dtype=self.dtypes.compute,
+            )
+            for _ in range(2)
+        )
+        self.is_real = Param(
+            kept, axes=("batch", None), init=0.0, is_buffer=True, dtype="int32", cast=False
+        )
+
+    def forward(self, x: Tokens, slots: Int[Array, " batch"] | None = None) -> Tokens:
+        """Return each token's mixture of the tokens of its row's source.
+
+        Args:
+            x: The tokens that ask.
+            slots: Row of the cache that each row of the call has; None where they are the same.
+        """
+        k, v, is_real = self.keys, self.values, self.is_real
+        if slots is not None:
+            # A row of padding has a slot out of range, and reads that of another row.
+            k, v, is_real = (jnp.take(one, slots, axis=0, mode="clip") for one in (k, v, is_real))
+        mixed: Tokens = self.attention.mixed(x, k, v, is_real > 0)
+        return mixed
+
+    @entry
+    def store(self, source: CrossSource, slots: Int[Array, " n"]) -> None:
+        """Keep the keys and values of sources in some rows; see `store_source`.
+
+        Raises:
+            ModuleError: A source has more tokens than a row.
+        """
+        tokens, is_real = source
+        free = self.config.source_length - tokens.shape[1]
+        if free < 0:
+            raise ModuleError(
+                f"a source has {tokens.shape[1]} tokens; the cache takes "
+                f"{self.config.source_length}",
+                hint="set source_length of the SourceKVCacheConfig",
+            )
+        if is_real is None:
+            is_real = jnp.ones(tokens.shape[:2], bool)
+        k, v = self.attention.keys_and_values(tokens)
+        for name, new in (("keys", k), ("values", v), ("is_real", is_real)):
+            held = getattr(self, name)
+            # Rows as a whole, so that nothing of an earlier source is left behind this one.
+            padded = jnp.pad(
+                new.astype(held.dtype), ((0, 0), (0, free), *((0, 0),) * (new.ndim - 2))
+            )
+            self.update(name, held.at[slots].set(padded, mode="drop", wrap_negative_indices=False))
+
+
+def store_source(decoder: Module, source: CrossSource, slots: Int[Array, " n"]) -> None:
+    """Keep the keys and values of sources in all layers of a decoder that serves.
+
+    Args:
+        decoder: Its layers have `CachedCrossAttention`.
+        source: Of some rows.
+        slots: Row of the caches that each has; of padding one out of range.
+    """
+    for layer in _cached_below(decoder):
+        layer.store(source, slots)
+
+
+def _cached_below(module: Any) -> Iterator[CachedCrossAttention]:
+    for _, child in module.children():
+        if isinstance(child, CachedCrossAttention):
+            yield child
+        else:
+            yield from _cached_below(child)
 
 
 class CrossTransformerLayer(Module):
@@ -151,6 +311,27 @@ class CrossTransformerLayer(Module):
         cross_attention: Module.Config = CrossAttention.Config()
         feed_forward: Module.Config = PlainFeedForward.Config()
         residual: Module.Config = PreNorm.Config()
+
+        def for_serving(self, cache_size: KVCacheConfig) -> "CrossTransformerLayer.Config":
+            """Return a layer that keeps keys and values of sources.
+
+            Raises:
+                ConfigError: The size of caches does not say how long a source is.
+            """
+            if not isinstance(cache_size, SourceKVCacheConfig):
+                raise ConfigError(
+                    "a decoder attends over an encoder's tokens, and the size of its caches does "
+                    "not say how many there are",
+                    where="cache_size",
+                    hint="SourceKVCacheConfig(source_length=1500, ...)",
+                )
+            cached = CachedCrossAttention.Config(
+                attention=self.cross_attention,
+                num_rows=cache_size.num_rows,
+                source_length=cache_size.source_length,
+                dtypes=self.cross_attention.dtypes,
+            )
+            return evolve(self, cross_attention=cached)
 
     def setup(self, cfg: Config) -> None:
         """Build the three branches and their residual connections."""

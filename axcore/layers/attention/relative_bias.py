@@ -2,7 +2,7 @@
 
 One bias serves all layers of a stack, so it comes as a shared value.
 
-Letters: T tokens of a row, N heads.
+Letters: B rows, T tokens of a row, S keys, N heads.
 """
 
 import math
@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError, ModuleError
 from axcore.layers.attention.dot_product import DotProductAttention
+from axcore.layers.cache import KVCacheConfig
 from axcore.layers.tokens import TokenInfo
 from axcore.module import Initializer, Module, Normal, Param
 
 POSITION_BIAS = "position_bias"
-"""The shared value that `BiasedAttention` adds to logits: `[1, heads, time, time]` floats."""
+"""The shared value that `BiasedAttention` adds to logits: `[B, N, T, S]` floats, or B of 1."""
 
 
 class RelativeBias(Module):
     """A learned number for each head and distance; far distances share buckets.
 
     Whoever runs layers with `BiasedAttention` sets it around them:
-    `with self.with_shared(POSITION_BIAS, self.bias(x.shape[1])): ...`
+    `with self.with_shared(POSITION_BIAS, self.bias(info)): ...`
 
     Source: Raffel et al. 2019, arXiv:1910.10683, section 2.1, buckets as published.
     """
@@ -51,6 +52,20 @@ class RelativeBias(Module):
         is_bidirectional: bool = True
         weight_init: Initializer = Normal(std=0.02)
 
+        def for_serving(self, cache_size: KVCacheConfig) -> "RelativeBias.Config":
+            """Return what biases the keys of a cache; itself in encoders, which have none."""
+            if self.is_bidirectional:
+                return self
+            return CachedRelativeBias.Config(
+                num_heads=self.num_heads,
+                num_buckets=self.num_buckets,
+                max_distance=self.max_distance,
+                is_bidirectional=False,
+                weight_init=self.weight_init,
+                num_keys=cache_size.num_keys,
+                dtypes=self.dtypes,
+            )
+
     def setup(self, cfg: Config) -> None:
         """Declare the table."""
         exact = cfg.num_buckets // (4 if cfg.is_bidirectional else 2)
@@ -64,13 +79,9 @@ class RelativeBias(Module):
         shape = (cfg.num_buckets, cfg.num_heads)
         self.weight = Param(shape, axes=(None, "heads"), init=cfg.weight_init)
 
-    def forward(self, num_tokens: int) -> Float[Array, "1 heads time time"]:
-        """Return the bias of each query, by row, on each key.
-
-        Args:
-            num_tokens: T.
-        """
-        cfg = self.config
+    def forward(self, info: TokenInfo) -> Float[Array, "batch heads time keys"]:
+        """Return the bias of each query, by row, on each key: `[1, N, T, T]`."""
+        cfg, num_tokens = self.config, info.positions.shape[1]
         # By place in the row and not by position: within a document the two differ alike, and
         # other documents are not seen. So all rows share one bias.
         buckets = relative_buckets(
@@ -86,6 +97,38 @@ class RelativeBias(Module):
         repeated = jnp.tile(period, (1, num_tokens))[:, : num_tokens * (2 * num_tokens - 1)]
         rows = repeated.reshape(cfg.num_heads, num_tokens, 2 * num_tokens - 1)
         return rows[None, :, :, num_tokens - 1 :]
+
+
+class CachedRelativeBias(RelativeBias):
+    """The same numbers for tokens that follow those of a cache, whose keys are in order."""
+
+    @config
+    class Config(RelativeBias.Config):
+        """The config of a `CachedRelativeBias`; it adds to the fields of `RelativeBias`.
+
+        Args:
+            num_keys: S, the most keys of a row.
+        """
+
+        num_keys: PositiveInt = REQUIRED
+
+    config: Config
+
+    def forward(self, info: TokenInfo) -> Float[Array, "batch heads time keys"]:
+        """Return the bias of each query, by row, on each key: `[B, N, T, S]`."""
+        cfg = self.config
+        buckets = relative_buckets(
+            -np.arange(cfg.num_keys),
+            num_buckets=cfg.num_buckets,
+            max_distance=cfg.max_distance,
+            is_bidirectional=False,
+        )
+        by_distance = jnp.take(self.weight, buckets, axis=0)  # [S, N]
+        keys = jnp.arange(cfg.num_keys, dtype=info.positions.dtype)
+        # Keys behind a query are not seen, whatever bias they get.
+        back = jnp.maximum(info.positions[:, :, None] - keys[None, None, :], 0)
+        bias_BTSN = jnp.take(by_distance, back, axis=0, mode="clip")
+        return jnp.moveaxis(bias_BTSN, -1, 1)
 
 
 def relative_buckets(
@@ -148,13 +191,16 @@ class BiasedAttention(Module):
         """Return each query's weighted mean of values.
 
         Raises:
-            ModuleError: Nothing around the layer set a bias, or the call continues a cache.
+            ModuleError: Nothing around the layer set a bias, or one of fewer keys.
         """
         bias = self.get_shared(POSITION_BIAS)
-        if bias is None or info.num_cached is not None:
+        num_keys = info.key_positions(k.shape[1]).shape[1]
+        # Fewer would be broadcast where there is one.
+        if bias is None or bias.shape[-1] < num_keys:
+            found = "none" if bias is None else f"one for {bias.shape[-1]} of them"
             raise ModuleError(
-                "attention with a shared bias runs without one, or over a cache",
-                hint="set it around the layers: self.with_shared(POSITION_BIAS, "
-                "self.bias(num_tokens)), and call them with all tokens of a row",
+                f"attention with a shared bias sees {num_keys} keys, and there is {found}",
+                hint="set it around the layers: self.with_shared(POSITION_BIAS, self.bias(info)), "
+                "and serve the model from for_serving(cfg, cache_size)",
             )
-        return self.core(q, k, v, info, bias_BNTS=bias, **options)
+        return self.core(q, k, v, info, bias_BNTS=bias[..., :num_keys], **options)

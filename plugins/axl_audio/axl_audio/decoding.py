@@ -7,8 +7,8 @@ import itertools
 import json
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
 from axcore.data import Tokenizer
+from axcore.inference import Seq2SeqGenerator
 from axcore.module import functional
 from axl_audio.encoder import CTCModel
 from axl_audio.sound import Waveform
@@ -193,9 +194,6 @@ def _segments(words: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(found)
 
 
-_SIZES = (16, 32, 64, 128, 256)
-"""Tokens of the texts that programs are compiled for; and the longest that the model has."""
-
 _LANGUAGES = (*map("".join, itertools.product(string.ascii_lowercase, repeat=2)), "haw", "yue")
 """What tokens of languages may be called; Whisper has no other tokens of two letters."""
 
@@ -244,9 +242,21 @@ class TokenTranscriber(Transcriber):
         self._suppressed_first = self._suppressed | self._mask(suppressed_first)
         numbers = np.arange(model.config.vocab_size)
         self._is_time = numbers >= (self._untimed or len(numbers))
-        self._encode = jax.jit(partial(functional, model, method="encoded"))
-        self._programs: dict[tuple[int, bool], Callable[..., tuple[Array, Array]]] = {}
-        self._score = jax.jit(partial(_scores, model))
+        self._choose = {
+            is_timed: partial(_likeliest_token, end=self._end, untimed=untimed)
+            for is_timed, untimed in ((False, None), (True, self._untimed))
+        }
+
+    @cached_property
+    def _generator(self) -> Seq2SeqGenerator:
+        # When it is first needed: by then it is known which kernels programs are made of.
+        return Seq2SeqGenerator(
+            self._model,
+            num_rows=1,
+            max_tokens=self._max_tokens,
+            source_length=self._model.num_source_tokens(self._num_samples),
+            end=self._end,
+        )
 
     def transcribe(self, state: Any, jobs: Sequence[SoundJob]) -> list[Transcript]:
         """Return the transcript of each sound."""
@@ -255,30 +265,23 @@ class TokenTranscriber(Transcriber):
     def _transcript(self, state: Any, job: SoundJob) -> Transcript:
         sound = np.zeros((1, self._num_samples), np.float32)
         sound[0, : len(job.samples)] = job.samples
-        encoded, _ = self._encode(state, sound, np.array([len(job.samples)], np.int32))
+        caches = self._generator.encode(state, (sound, np.array([len(job.samples)], np.int32)))
         language = job.language
         if self._language_ids and language is None:
-            language = self._likeliest_language(state, encoded)
+            language, caches = self._likeliest_language(state, caches)
         is_timed = job.wants_times and bool(self.granularities)
-        prompt = self._prompt(language, job.prompt, is_timed=is_timed)
-        tokens = np.full((1, self._max_tokens), self._end, np.int32)
-        tokens[0, : len(prompt)] = prompt
-        place = len(prompt)
-        for size in (*(one for one in _SIZES if one < self._max_tokens), self._max_tokens):
-            if size <= place:
-                continue
-            # Each reads all tokens up to its size for each new one, so short texts cost less.
-            masks = [self._suppressed, self._suppressed_first]
-            if self._untimed is not None and not is_timed:  # times would be in the text
-                masks = [mask | self._is_time for mask in masks]
-            some, end = self._program(size, is_timed=is_timed)(
-                state, encoded, tokens[:, :size], np.int32(place), np.int32(len(prompt)), *masks
-            )
-            tokens[:, :size], place = some, int(end)
-            if place < size or tokens[0, place - 1] == self._end:
-                break
-        said = tokens[0, len(prompt) : place].tolist()
-        said = said[: said.index(self._end)] if self._end in said else said
+        prompt = np.array([self._prompt(language, job.prompt, is_timed=is_timed)], np.int32)
+        masks = [self._suppressed, self._suppressed_first]
+        if self._untimed is not None and not is_timed:  # times would be in the text
+            masks = [mask | self._is_time for mask in masks]
+        tokens, is_text = self._generator.generate(
+            state,
+            caches,
+            prompt,
+            choose=self._choose[is_timed],
+            arrays=(np.int32(prompt.shape[1]), *masks),
+        )
+        said = tokens[is_text].tolist()
         if not is_timed:
             return Transcript(text=self._tokenizer.decode(said).strip(), language=language)
         seconds = len(job.samples) / self._model.config.features.sample_rate
@@ -321,10 +324,12 @@ class TokenTranscriber(Transcriber):
         untimed = None if is_timed else self._untimed
         return [one for one in (*found, self._start, *named, untimed) if one is not None]
 
-    def _likeliest_language(self, state: Any, encoded: Any) -> str:
-        tokens = np.full((1, 1), self._start, np.int32)
-        scores = np.asarray(self._score(state, encoded, tokens, np.int32(0)))[0]
-        return max(self._language_ids, key=lambda one: scores[self._language_ids[one]])
+    def _likeliest_language(self, state: Any, caches: Any) -> tuple[str, Any]:
+        """Return the language of a sound, and its caches."""
+        logits, caches = self._generator.read(state, caches, np.array([[self._start]], np.int32))
+        scores = np.asarray(logits)[0]
+        best = max(self._language_ids, key=lambda one: scores[self._language_ids[one]])
+        return best, caches
 
     def _named_languages(self) -> dict[str, int]:
         """Return the tokens of languages by name; none of a model of one language."""
@@ -338,13 +343,6 @@ class TokenTranscriber(Transcriber):
         found[[one for one in tokens if 0 <= one < len(found)]] = True
         return found
 
-    def _program(self, size: int, *, is_timed: bool) -> Callable[..., tuple[Array, Array]]:
-        key = (size, is_timed)
-        if key not in self._programs:
-            untimed = self._untimed if is_timed else None
-            self._programs[key] = jax.jit(partial(_continued, self._model, self._end, untimed))
-        return self._programs[key]
-
 
 _TICK_S = 0.02
 """Seconds between two of Whisper's tokens of time."""
@@ -357,56 +355,34 @@ Source: `Whisper.is_multilingual` in https://github.com/openai/whisper.
 """
 
 
-def _scores(model: SpeechToText, state: Any, encoded: Any, tokens: Array, place: Array) -> Array:
-    found: Array = functional(model, state, encoded, tokens, place, method="scores")[0]
-    return found
-
-
-def _continued(
-    model: SpeechToText,
-    end: int,
-    untimed: int | None,
-    state: Any,
-    encoded: Any,
-    tokens: Int[Array, "B L"],
+def _likeliest_token(
+    scores: Float[Array, "1 V"],
+    tokens: Int[Array, "1 L"],
     place: Int[Array, ""],
     first: Int[Array, ""],
     suppressed: Bool[Array, " V"],
     suppressed_first: Bool[Array, " V"],
-) -> tuple[Int[Array, "B L"], Int[Array, ""]]:
-    """Return texts with the likeliest token at each place up to the end, and where that is.
+    *,
+    end: int,
+    untimed: int | None,
+) -> Int[Array, " 1"]:
+    """Return the likeliest token of those that may be at a place of a text.
 
     Args:
-        model: The model.
-        end: The token that ends a text.
-        untimed: The token before those of times, where texts are to have them; else None.
-        state: Of the model.
-        encoded: Of the sounds.
-        tokens: Of the texts, one where they have times.
-        place: Of the next token.
+        scores: Of the token at `place`.
+        tokens: Of the text.
+        place: Of its next token.
         first: Of the first token behind the prompt.
         suppressed: Tokens that no text has.
         suppressed_first: Tokens that it does not begin with.
+        end: The token that ends a text.
+        untimed: The token before those of times, where the text is to have them; else None.
     """
-
-    def goes_on(carry: tuple[Array, Array]) -> Array:
-        tokens, place = carry
-        last = jax.lax.dynamic_slice_in_dim(tokens, place - 1, 1, axis=1)
-        is_over = (place > first) & jnp.all(last == end)
-        return (place < tokens.shape[1]) & ~is_over
-
-    def one(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        tokens, place = carry
-        scores = _scores(model, state, encoded, tokens, place - 1)
-        hidden = jnp.where(place == first, suppressed_first, suppressed)
-        scores = jnp.where(hidden[None, :], -jnp.inf, scores)
-        if untimed is not None:
-            scores = _with_times(scores[0], tokens[0], place, first, end=end, untimed=untimed)[None]
-        best = jnp.argmax(scores, axis=-1)
-        found = best.astype(tokens.dtype)[:, None]
-        return jax.lax.dynamic_update_slice_in_dim(tokens, found, place, axis=1), place + 1
-
-    return jax.lax.while_loop(goes_on, one, (tokens, place))
+    hidden = jnp.where(place == first, suppressed_first, suppressed)
+    scores = jnp.where(hidden[None, :], -jnp.inf, scores)
+    if untimed is not None:
+        scores = _with_times(scores[0], tokens[0], place, first, end=end, untimed=untimed)[None]
+    return jnp.argmax(scores, axis=-1)
 
 
 _MAX_FIRST = 50

@@ -8,19 +8,21 @@ reads WebDataset tars of yours: `flac`, of half a minute at most, and `txt`.
 
 from axcore.checkpoint import Checkpointer
 from axcore.config import evolve, update_config
-from axcore.data import ByteTokenizer, ExampleData, HuggingFaceTokenizer, TarFiles, Text
+from axcore.data import ByteTokenizer, ChatText, ExampleData, HuggingFaceTokenizer, TarFiles, Text
 from axcore.layers import RoPE, ScannedLayers, encoder_layer
 from axcore.learner import AdamW, Learner, WarmupCosine, WarmupLinear
+from axcore.models import transformer
 from axcore.modifiers import RematModifier
 from axcore.module import DTypes
 from axcore.plugins import MeshRule
 from axcore.tasks import CTC
 from axcore.trainer import KernelsConfig, LoggingConfig, Trainer
-from axl_audio.digits import SpokenDigits
+from axl_audio.digits import MARK, SpokenDigitChats, SpokenDigits
 from axl_audio.encoder import CTCModel, SpeechEncoder, Subsampling
 from axl_audio.features import LogMel, SpecAugment
-from axl_audio.models import whisper
+from axl_audio.models import voxtral, whisper
 from axl_audio.sound import Audio, RandomGain, RandomNoise, SpeedPerturbation
+from axl_audio.sound_tokens import WholeSound
 
 SPEECH = Audio.Config(
     max_seconds=3.2,
@@ -68,6 +70,57 @@ def spoken_digits() -> Trainer.Config:
         checkpoint=Checkpointer.Config(every_steps=250),
         # Kernels for accelerators are not made for float32.
         kernels=KernelsConfig(allow=("portable",)),
+    )
+
+
+def spoken_digits_chat() -> Trainer.Config:
+    """Return the config of a small language model that answers questions about a spoken digit.
+
+    Both parts are trained from random weights, on conversations about each sound. It reads bytes.
+    It is a Voxtral, whose exports transformers reads.
+    """
+    tokenizer = ByteTokenizer.Config(special_tokens=(MARK,))
+    text = transformer(
+        vocab_size=tokenizer.build().vocab_size,
+        dim=64,
+        num_layers=2,
+        num_heads=4,
+        hidden_dim=192,
+    )
+    sound = WholeSound.Config(max_seconds=1.6, augment=SPEECH.augment)
+    length = sound.num_samples // 320  # a token of the encoder is 20 ms
+    model = update_config(
+        voxtral(text, "toy"),
+        {
+            "encoder.features.num_bands": 40,
+            "encoder.encoder.dim": 64,
+            "encoder.**.attention.num_heads": 4,
+            "encoder.**.hidden_dim": 256,
+            "encoder.encoder.positions.length": length,
+            "decoder.embedding.num_tokens": length // 4,
+            "**.stack.unroll": 2,  # faster on CPUs than a loop
+        },
+    )
+    chat = ChatText.Config(
+        field="json",
+        tokenizer=tokenizer,
+        length=144,
+        num_soft_tokens=length // 4,
+        soft_token=MARK,
+    )
+    cfg = spoken_digits()
+    return evolve(
+        cfg,
+        model=update_config(model, {"encoder.**.dropout.rate": 0.1}),
+        task=None,
+        data=evolve(
+            cfg.data,
+            source=SpokenDigitChats.Config(),
+            validation_source=SpokenDigitChats.Config(speakers="held_out"),
+            features={"sound": sound, "chat": chat},
+        ),
+        max_steps=1500,
+        eval_every_steps=500,
     )
 
 

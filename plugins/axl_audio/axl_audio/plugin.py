@@ -25,6 +25,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
             "conformer:WAV2VEC2_CONFORMER",
             "Conformers with CTC on the features of wav2vec 2.0",
         ),
+        ("voxtral", "voxtral:VOXTRAL", "Voxtral, a language model that reads sounds"),
     ):
         yield HuggingFaceFamily(
             name=name, family=Ref(f"axl_audio.models.{family}"), summary=summary
@@ -50,6 +51,11 @@ def experiments() -> Iterator[Experiment]:
             "spoken-digits",
             "spoken_digits",
             "A small CTC model that writes down spoken digits; minutes on a laptop",
+        ),
+        (
+            "spoken-digits-chat",
+            "spoken_digits_chat",
+            "A small language model that answers about a spoken digit; minutes on a laptop",
         ),
         ("whisper-large-v3", "whisper_large_v3", "Whisper large-v3, 1.5B parameters"),
     ):

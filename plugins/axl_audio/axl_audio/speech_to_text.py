@@ -5,16 +5,23 @@ Letters: B rows, S samples, T frames, L tokens of a text, V vocabulary.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from axcore.config import REQUIRED, PositiveInt, config
 from axcore.errors import ConfigError
 from axcore.interop import CheckpointInfo
-from axcore.layers import CROSS_SOURCE, CrossSource, whole_rows
+from axcore.layers import (
+    CROSS_SOURCE,
+    CrossSource,
+    StoredSource,
+    TokenInfo,
+    store_source,
+    whole_rows,
+)
 from axcore.models import Decoder, TiedHead, check_vocab_size, flops_per_token
 from axcore.module import NATS_A_TOKEN, BatchSpec, ModelFlops, Module, entry
 from axcore.tasks import ROW_WEIGHTS
@@ -34,6 +41,8 @@ class SpeechToText(Module):
 
     Source: Radford et al. 2022, arXiv:2212.04356, section 2.2.
     """
+
+    logits_of_call: ClassVar[str] = "cached_logits"
 
     @config
     class Config(Module.Config["SpeechToText"]):
@@ -81,7 +90,9 @@ class SpeechToText(Module):
         weights = is_token[:, 1:].astype(jnp.float32)
         if ROW_WEIGHTS in batch:
             weights = weights * batch[ROW_WEIGHTS][:, None]
-        hidden = self._decoded(self._encoded(batch["sound"], batch["sound_length"]), tokens)
+        source = self._source(self._encoded(batch["sound"], batch["sound_length"]))
+        # Causal: a token sees nothing behind it, so padding needs no mask.
+        hidden = self._decoded(source, tokens, whole_rows(tokens))
         total, weight = self.head.loss(hidden, self.decoder.embedding.weight, targets, weights)
         self.add_loss("cross_entropy", total, weight)
 
@@ -107,8 +118,7 @@ class SpeechToText(Module):
     def flops_per_unit(self, batch: BatchSpec) -> ModelFlops:
         """Return the model FLOPs of a row, forward and backward; those of features are left out."""
         cfg = self.config
-        num_frames = cfg.features.num_frames(batch.arrays["sound"].shape[1])
-        source = cfg.encoder.subsampling.num_tokens(num_frames)
+        source = self.num_source_tokens(batch.arrays["sound"].shape[1])
         target = batch.arrays["text"].shape[1] - 1
         # A token of the sound sees all others, where `flops_per_token` counts half, as if causal.
         encoder = flops_per_token(self.encoder, 2 * source) * source
@@ -134,67 +144,45 @@ class SpeechToText(Module):
             features: Of the sounds.
             tokens: Of the texts, with the token that begins them.
         """
-        hidden = self._decoded(self.encoder(features), tokens)
+        source = self._source(self.encoder(features))
+        hidden = self._decoded(source, tokens, whole_rows(tokens))
         logits: Array = self.head(hidden, self.decoder.embedding.weight)
         return logits
 
     @entry
-    def encoded(
-        self, sound: Float[Array, "batch samples"], length: Int[Array, " batch"]
-    ) -> Encoded:
-        """Return what the decoder attends to.
-
-        Args:
-            sound: `[B, S]` samples.
-            length: How many of each row are not padding.
-        """
-        return self._encoded(sound, length)
-
-    @entry
-    def scores(
-        self, encoded: Encoded, tokens: Text, place: Int[Array, ""]
-    ) -> Float[Array, "batch vocab"]:
-        """Return float32 logits of the token after one place of each row.
-
-        Args:
-            encoded: What `encoded` returned.
-            tokens: Of the texts; those behind the place are not read.
-            place: Of the last token that is read.
-        """
-        hidden = self._decoded(encoded, tokens)
-        last = jax.lax.dynamic_slice_in_dim(hidden, place, 1, axis=1)
-        logits: Array = self.head(last, self.decoder.embedding.weight)
-        return logits[:, 0].astype(jnp.float32)
-
-    @entry
-    def transcribe(
+    def store_inputs(
         self,
-        sound: Float[Array, "batch samples"],
-        length: Int[Array, " batch"],
-        prompt: Text,
-        num_tokens: int,
-        end: int,
-    ) -> tuple[Text, Bool[Array, "batch length"]]:
-        """Return the likeliest token after each, `[B, num_tokens]`, and which are before the end.
-
-        The decoder runs over all tokens for each new one: there is no cache.
+        inputs: tuple[Float[Array, "n samples"], Int[Array, " n"]],
+        slots: Int[Array, " n"],
+    ) -> None:
+        """Encode sounds, and keep what the decoder reads of them; of a model that serves.
 
         Args:
-            sound: `[B, S]` samples.
-            length: How many of each row are not padding.
-            prompt: `[B, P]`, tokens that the text begins with; they are not returned.
-            num_tokens: How many are sampled.
-            end: The token that ends a text.
+            inputs: Samples `[n, S]`, and how many of each row are not padding.
+            slots: Row of the caches that each has.
         """
-        encoded = self._encoded(sound, length)
-        size = prompt.shape[1]
-        tokens = jnp.pad(prompt, ((0, 0), (0, num_tokens)), constant_values=end)
-        for place in range(size, size + num_tokens):
-            hidden = self._decoded(encoded, tokens[:, :place])[:, -1:]
-            scores = self.head(hidden, self.decoder.embedding.weight)[:, 0]
-            tokens = tokens.at[:, place].set(jnp.argmax(scores, axis=-1).astype(tokens.dtype))
-        found = tokens[:, size:]
-        return found, jnp.cumsum(found == end, axis=1) == 0
+        store_source(self.decoder, self._source(self._encoded(*inputs)), slots)
+
+    @entry
+    def cached_logits(
+        self, tokens: Text, info: TokenInfo, at: Int[Array, "batch places"]
+    ) -> Float[Array, "batch places vocab"]:
+        """Return float32 logits of the token after those at some places; of a model that serves.
+
+        Args:
+            tokens: Of the texts.
+            info: Of the tokens, which follow others of their row.
+            at: Places of each row.
+        """
+        hidden = self._decoded(StoredSource(info.slots), tokens, info)
+        hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)
+        logits: Array = self.head(hidden, self.decoder.embedding.weight)
+        return logits
+
+    def num_source_tokens(self, num_samples: int) -> int:
+        """Return how many tokens the encoder makes of so many samples."""
+        cfg = self.config
+        return cfg.encoder.subsampling.num_tokens(cfg.features.num_frames(num_samples))
 
     def _encoded(self, sound: Array, length: Array) -> Encoded:
         features = self.features(sound, length)
@@ -202,9 +190,13 @@ class SpeechToText(Module):
             features = self.augment(features)
         return self.encoder(features)
 
-    def _decoded(self, encoded: Encoded, tokens: Text) -> Float[Array, "batch length dim"]:
+    def _source(self, encoded: Encoded) -> CrossSource:
         is_real = None if self.config.encoder.sees_padding else encoded.is_real
-        with self.with_shared(CROSS_SOURCE, CrossSource(encoded.tokens, is_real)):
-            # Causal: a token sees nothing behind it, so padding needs no mask.
-            hidden: Array = self.decoder(tokens, whole_rows(tokens))
+        return CrossSource(encoded.tokens, is_real)
+
+    def _decoded(
+        self, source: CrossSource | StoredSource, tokens: Text, info: TokenInfo
+    ) -> Float[Array, "batch length dim"]:
+        with self.with_shared(CROSS_SOURCE, source):
+            hidden: Array = self.decoder(tokens, info)
             return hidden

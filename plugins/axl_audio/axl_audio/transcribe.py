@@ -27,19 +27,19 @@ def transcribe(trainer: Any, state: Any, sounds: Sequence[bytes]) -> list[str]:
         ConfigError: The model writes no text, or its data have no sound or no text.
         ValueError: A file cannot be decoded, or is longer than those trained on.
     """
-    import jax
-
     from axcore.tasks import CTC
 
     audio, text = (_feature(trainer, kind) for kind in _kinds())
-    program = jax.jit(_decoder(trainer, text))
     rows = [audio.make({audio.config.field: one}, None) for one in sounds]
+    if not rows:
+        return []
     found: list[str] = []
     size = audio.config.num_samples
-    if isinstance(trainer.task, CTC) and rows:  # whose models do not see padding
+    if isinstance(trainer.task, CTC):  # whose models do not see padding
         longest = max(int(row["_length"]) for row in rows)
         size = next(one for one in row_sizes(size, audio.config.sample_rate) if one >= longest)
     num_rows = 1 if len(rows) == 1 else BATCH
+    program = _decoder(trainer, text, num_rows=num_rows, num_samples=size)
     for begin in range(0, len(rows), BATCH):
         some = rows[begin : begin + BATCH]
         padded = [*some, *some[:1] * (num_rows - len(some))]
@@ -84,14 +84,22 @@ def _feature(trainer: Any, kind: type) -> Any:
     )
 
 
-def _decoder(trainer: Any, text: Any) -> Callable[..., Any]:
+def _decoder(trainer: Any, text: Any, *, num_rows: int, num_samples: int) -> Callable[..., Any]:
     """Return the function of state, sounds and lengths to tokens, and how many of them count.
+
+    Args:
+        trainer: What holds the model and its task.
+        text: The feature of its texts.
+        num_rows: Sounds of a call.
+        num_samples: Samples of each.
 
     Raises:
         ConfigError: The model writes no text.
     """
+    import jax
     import jax.numpy as jnp
 
+    from axcore.inference import Seq2SeqGenerator
     from axcore.module import functional
     from axcore.tasks import CTC, greedy_labels
     from axl_audio.speech_to_text import SpeechToText
@@ -104,15 +112,21 @@ def _decoder(trainer: Any, text: Any) -> Callable[..., Any]:
             logits, is_frame = functional(model, state, sound, length)[0]
             return greedy_labels(logits.astype(jnp.float32), is_frame, task.config.blank)
 
-        return from_frames
+        return jax.jit(from_frames)
     if isinstance(trainer.model, SpeechToText):
-        begin, end = text.tokenizer.bos_id, text.tokenizer.eos_id
+        prompt = np.full((num_rows, 1), text.tokenizer.bos_id, np.int32)
+        generator = Seq2SeqGenerator(
+            model,
+            num_rows=num_rows,
+            max_tokens=1 + text.config.length,
+            source_length=model.num_source_tokens(num_samples),
+            end=text.tokenizer.eos_id,
+        )
 
         def from_tokens(state: Any, sound: Any, length: Any) -> Any:
-            prompt = jnp.full((len(sound), 1), begin, jnp.int32)
-            given = (sound, length, prompt, text.config.length, end)
-            (tokens, is_text), _ = functional(model, state, *given, method="transcribe")
-            return tokens, jnp.sum(is_text, axis=1)
+            caches = generator.encode(state, (sound, length))
+            tokens, is_text = generator.generate(state, caches, prompt)
+            return tokens, is_text.sum(axis=1)
 
         return from_tokens
     raise ConfigError(

@@ -31,7 +31,8 @@ def few(tmp_path, monkeypatch):
 def test_what_is_spoken_is_the_same_on_every_machine():
     said = list(utterances())
     assert len({one.name for one in said}) == len(said) == 1840
-    first = Utterance("f1/en-us-00", "zero zero one five", "en-us+f1", 165, 68)
+    text = "zero zero one five"
+    first = Utterance("f1/en-us-00", text, "en-us+f1", 165, 68, {".txt": text})
     assert said[0] == first
 
 
@@ -54,7 +55,7 @@ def test_speakers_are_trained_on_or_held_out(few):
 
 @needs_espeak
 def test_a_voice_that_is_unknown_is_named(monkeypatch):
-    odd = Utterance("odd/00", "one", "en-us+nobody", 120, 50)
+    odd = Utterance("odd/00", "one", "en-us+nobody", 120, 50, {})
     monkeypatch.setattr(digits, "utterances", lambda: iter([odd]))
     with pytest.raises(DataError, match="espeak-ng has no voice nobody"):
         spoken_digits()

@@ -103,27 +103,41 @@ def _attention(axcore: str, hf: str) -> WeightMap:
     )
 
 
-def _weights(cfg: Any) -> WeightMap:
-    layer = (
-        *both("attention_residual.norm", "self_attn_layer_norm"),
-        *_attention("attention", "self_attn"),
-        *both("feed_forward_residual.norm", "final_layer_norm"),
-        *linear("feed_forward.up", "fc1"),
-        *linear("feed_forward.down", "fc2"),
+_LAYER = (
+    *both("attention_residual.norm", "self_attn_layer_norm"),
+    *_attention("attention", "self_attn"),
+    *both("feed_forward_residual.norm", "final_layer_norm"),
+    *linear("feed_forward.up", "fc1"),
+    *linear("feed_forward.down", "fc2"),
+)
+
+
+def encoder_weights(axcore: str, hf: str) -> WeightMap:
+    """Return the weight map of a Whisper's encoder.
+
+    Args:
+        axcore: Its path here.
+        hf: What the names of its weights begin with.
+    """
+    return (
+        *convolution(f"{axcore}.subsampling.convolution.0", f"{hf}.conv1", 1),
+        *convolution(f"{axcore}.subsampling.convolution.1", f"{hf}.conv2", 1),
+        same(f"{axcore}.positions.weight", f"{hf}.embed_positions.weight"),
+        *below(f"{axcore}.stack.layer.{{layer}}", f"{hf}.layers.{{layer}}", _LAYER),
+        *both(f"{axcore}.norm", f"{hf}.layer_norm"),
     )
+
+
+def _weights(cfg: Any) -> WeightMap:
     cross = (
         *both("cross_residual.norm", "encoder_attn_layer_norm"),
         *_attention("cross_attention", "encoder_attn"),
     )
     return (
-        *convolution("encoder.subsampling.convolution.0", "model.encoder.conv1", 1),
-        *convolution("encoder.subsampling.convolution.1", "model.encoder.conv2", 1),
-        same("encoder.positions.weight", "model.encoder.embed_positions.weight"),
-        *below("encoder.stack.layer.{layer}", "model.encoder.layers.{layer}", layer),
-        *both("encoder.norm", "model.encoder.layer_norm"),
+        *encoder_weights("encoder", "model.encoder"),
         same("decoder.embedding.embedding.weight", "model.decoder.embed_tokens.weight"),
         same("decoder.embedding.positions", "model.decoder.embed_positions.weight"),
-        *below("decoder.stack.layer.{layer}", "model.decoder.layers.{layer}", (*layer, *cross)),
+        *below("decoder.stack.layer.{layer}", "model.decoder.layers.{layer}", (*_LAYER, *cross)),
         *both("decoder.norm", "model.decoder.layer_norm"),
     )
 
