@@ -33,7 +33,7 @@ def scaling_law(
 ) -> None:
     """Fit L = E + A / N^alpha + B / D^beta to the validation losses of RUNS.
 
-    A folder of runs, such as that of a sweep, stands for all that are in it and are done.
+    A folder of runs, such as that of a sweep, means all of its runs that are done.
     """
     from axcore.resilience.run_summary import find_runs, summarise_run
     from axcore.runs.scaling_law import fit_scaling_law, left_out_losses, read_points
