@@ -36,6 +36,7 @@ PAGES = tuple(
         "docs/kernels.md",
         "docs/hugging-face.md",
         "docs/initial-weights.md",
+        "docs/sweeps.md",
     )
 )
 
@@ -51,8 +52,12 @@ SHORT = (
 """What makes a training command short; everything else of it is as the page has it."""
 
 
+LONG = ("train", "aot", "serve", "sweep")
+
+
 SHORT_OF = {
     "train": SHORT,
+    "sweep": (*SHORT, "--jobs=2"),
     "train digits": ("--set=max_steps=3", "--set=data.validation_batches=1"),
     "train grpo-reverse": (
         "--set=model.dim=16",
@@ -96,7 +101,7 @@ def commands(page):
 def rows():
     """Yields the pages; those that train or compile for several seconds are slow."""
     for page in PAGES:
-        takes_long = any(line.split()[1] in ("train", "aot", "serve") for line in commands(page))
+        takes_long = any(line.split()[1] in LONG for line in commands(page))
         takes_long = takes_long or any(".run(" in block for block in blocks(page, "python"))
         yield pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if takes_long else [])
 
@@ -198,7 +203,7 @@ def test_settings_of_commands_that_need_more_than_a_page_has_are_settings(tmp_pa
 
 def test_inline_commands_name_subcommands_that_exist():
     for page in PAGES:
-        for name in re.findall(r"`axcore ([a-z]+)", page.read_text()):
+        for name in re.findall(r"`axcore ([a-z-]+)", page.read_text()):
             assert name in group.list_commands(None), f"{page.name}: axcore {name}"
 
 
