@@ -20,7 +20,7 @@ COMPILERS := $(VENV)-compilers
 PARITY := $(VENV)-parity
 AOT_TARGETS ?= tpu-v5e-256 gpu-h100-8
 
-.PHONY: help demo test test-slow test-long harm gate gate-all compile compile-all aot parity parity-gguf fmt lint types docs notebooks bench bench-gpu reliability clean
+.PHONY: help demo test test-slow test-long harm gate gate-all compile compile-all aot parity parity-gguf fmt lint types docs dist notebooks bench bench-gpu reliability clean
 
 help:  ## Show what can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -111,6 +111,9 @@ docs: $(VENV)/.docs  ## Build the documentation site in site/.
 	@echo "== mkdocs build: warnings are errors"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "$(BIN)/python -m http.server -d site 8000   shows it at http://localhost:8000"
+
+dist: $(VENV)/.test  ## Build wheels and sdists of axcore and the plugins in dist/, from the commit that is checked out.
+	@$(BIN)/python tools/build_distributions.py dist
 
 notebooks: $(VENV)/.test  ## Execute the notebooks of docs/notebooks again, and keep what they print.
 	@$(BIN)/python tools/notebooks.py
