@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
 from axcore.cli import options
 from axcore.config.json_files import parse_json
 from axcore.errors import ConfigError
 
+# A ratio of a few megabytes is that of all text to three digits.
+_MEASURED_BYTES = 8 << 20
 _PACKINGS = ("concatenate", "best_fit", "one_document")
 
 
@@ -56,6 +59,85 @@ def build(
     click.echo(f"{store}: {train.num_documents:,} documents, {train.num_tokens:,} tokens")
     if bad:
         click.echo(f"{bad:,} bad records were left out: {store / 'quarantine.jsonl'}")
+
+
+@data.command()
+@options.experiment
+@click.argument("folder", type=options.OutputPath(is_folder=True))
+@click.option("--vocab-size", default=8192, show_default=True, help="Tokens, special ones too.")
+@click.option("--kind", type=click.Choice(["bpe", "unigram"]), default="bpe", show_default=True)
+@click.option("--max-mib", default=1024, show_default=True, type=click.IntRange(1), help="Of text.")
+@click.option(
+    "--compare",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="The tokenizer.json, or its folder, of another one to compare with. Repeatable.",
+)
+@options.modify
+@options.overrides
+@options.as_json
+def tokenizer(
+    experiment: str,
+    folder: Path,
+    vocab_size: int,
+    kind: Any,
+    max_mib: int,
+    compare: tuple[Path, ...],
+    changes: tuple[str, ...],
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Train a tokenizer on the text of EXPERIMENT, and write it to FOLDER.
+
+    It is trained on the first texts that the experiment trains on, and measured on those that it
+    holds out.
+    """
+    from axcore.data import Data
+    from axcore.data.tokenizers.hugging_face_tokenizer import tokenizer_in
+    from axcore.data.tokenizers.tokenizer import ByteTokenizer
+    from axcore.data.tokenizers.training import (
+        END,
+        compression,
+        held_out_texts,
+        train_tokenizer,
+        training_texts,
+    )
+    from axcore.experiments.named import load_experiment
+    from axcore.report.table import columns
+
+    cfg = load_experiment(experiment, overrides, changes=changes).data
+    if not isinstance(cfg, Data.Config):
+        raise ConfigError(f"{experiment} trains on no text: its data is a {type(cfg).__qualname__}")
+    # Before the training, whose result would wait for a path that is wrong.
+    others = {
+        str(path): tokenizer_in(path.parent if path.is_file() else path).build() for path in compare
+    }
+    source, fraction = cfg.source.build(), cfg.validation_fraction
+    texts = training_texts(source, fraction, max_mib * 2**20)
+    made = train_tokenizer(texts, folder, vocab_size=vocab_size, kind=kind)
+    held_out = held_out_texts(source, fraction, _MEASURED_BYTES)
+    tokenizers = {str(folder): made.build(), **others, "bytes": ByteTokenizer.Config().build()}
+    found = [compression(name, one, held_out) for name, one in tokenizers.items()]
+    if as_json:
+        rows = [{**attrs.asdict(one), "bytes_per_token": one.bytes_per_token} for one in found]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    cells = [
+        (one.name, f"{one.vocab_size:,}", f"{one.num_tokens:,}", f"{one.bytes_per_token:.3f}")
+        for one in found
+    ]
+    if held_out:
+        click.echo(f"{found[0].num_bytes:,} bytes that were held out:")
+        click.echo(columns(("tokenizer", "vocabulary", "tokens", "bytes a token"), cells))
+    else:
+        click.echo("nothing is held out to measure it on: data.validation_fraction is 0")
+    click.echo(
+        f"\nto train with it: axcore train {experiment} --modify "
+        f"'hugging_face(path={made.path}, settings_path={made.settings_path}, "
+        f'end_tokens=["{END}"])\' '
+        f"--set model.vocab_size={tokenizers[str(folder)].vocab_size}"
+    )
 
 
 @data.command()
