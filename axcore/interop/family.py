@@ -379,7 +379,7 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
 
     That is read off the config. A model that several families can describe, as Llama's and
     Mistral's without a window are one, is of the family that it was read as; where it began here,
-    of the first of them by name, and the core's go first.
+    of the first of them by name, and the core's go first, but for one that goes after another.
 
     Raises:
         ConfigError: It is of none.
@@ -389,7 +389,13 @@ def family_of(cfg: Any) -> tuple[str, Family, dict[str, Any]]:
     records = plugin_host().records(HuggingFaceFamily)
     # First what it was read as: a Mistral without a window is a Llama too, but for its tokenizer.
     order = sorted(
-        records, key=lambda one: (one.model_type != read_as, one.plugin != "core", one.name)
+        records,
+        key=lambda one: (
+            one.model_type != read_as,
+            one.plugin != "core",
+            one.after or one.name,
+            bool(one.after),
+        ),
     )
     for record in order:
         family = family_named(record.name)

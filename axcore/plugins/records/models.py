@@ -163,6 +163,8 @@ class HuggingFaceFamily(Record):
         instead_of: The `model_type`, where a family of another plugin has it as its name. That one
             reads a part of the model; this one reads all of it, where `config.json` names its
             `architecture`. It has a name of its own, which is in no file.
+        after: A family that describes the same models: one that was not read from files is written
+            as that.
         summary: One line.
 
     Example:
@@ -177,6 +179,7 @@ class HuggingFaceFamily(Record):
     name: str = attrs.field(validator=a_name)
     family: Ref = attrs.field(validator=of_type(Ref))
     instead_of: str = attrs.field(default="", validator=of_type(str))
+    after: str = attrs.field(default="", validator=of_type(str))
     summary: str = attrs.field(validator=of_type(str))
 
     @property

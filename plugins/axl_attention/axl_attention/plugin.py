@@ -141,8 +141,10 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("opt", "opt:OPT", "OPT"),
         ("bloom", "bloom:BLOOM", "BLOOM"),
     ):
+        # Its experts' layers are those of Qwen3-Next, with the arrays stored otherwise.
+        after = "qwen3_next" if name == "qwen3_5_moe_text" else ""
         yield HuggingFaceFamily(
-            name=name, family=Ref(f"axl_attention.models.{family}"), summary=summary
+            name=name, family=Ref(f"axl_attention.models.{family}"), after=after, summary=summary
         )
 
 
@@ -256,7 +258,7 @@ _IMPLEMENTATIONS = {
     "latent_attention": ("latent_attention",),
     "latent_cache": ("latent_attention",),
     "shared_cache": ("across_layers",),
-    "state_cache": ("mamba", "mamba2", "gated_delta_net", "recurrence"),
+    "state_cache": ("mamba", "mamba2", "gated_delta_net", "recurrence", "multipliers"),
     "sliding_window": (
         "attention_cores:SlidingWindowAttention",
         "attention_cores:with_sliding_window",

@@ -89,7 +89,11 @@ def features() -> Iterator[Feature]:
         name="pictures",
         apply=Ref("axl_vision.features:with_pictures"),
         evidence=Ref("axl_vision.features:has_pictures"),
-        implementation=("axl_vision.image_tokens:ImageTokens", "axl_vision.pictures:Pictures"),
+        implementation=(
+            "axl_vision.image_tokens:ImageTokens",
+            "axl_vision.pictures:Pictures",
+            "axl_vision.pooled_tokens",
+        ),
         summary="Pictures as soft tokens of a language model",
     )
 

@@ -174,7 +174,8 @@ class _LayerKinds(LayerKinds):
 def _kind_of(layer: Any) -> int:
     if isinstance(layer, MixerLayer.Config):
         return 0
-    return 1 if layer.attention is not None else 2
+    # Layers of other families come here too, when it is asked which one a model is of.
+    return 1 if getattr(layer, "attention", None) is not None else 2
 
 
 _KINDS = _LayerKinds(("state spaces", "attention", "feed-forwards"), _kind_of)

@@ -12,6 +12,7 @@ from axcore.interop import (
     FEED_FORWARD,
     PRE_NORMS,
     Chain,
+    CheckpointInfo,
     Concatenate,
     ConfigEntry,
     DefaultFrom,
@@ -132,7 +133,10 @@ def qwen3_5(size: str) -> CausalLM.Config:
 
     Source: Qwen Team 2026, "Qwen3.5"; sizes as in the configs published with the weights.
     """
-    return _hybrid(of_size("qwen3_5", _QWEN3_5_SIZES, size))
+    cfg = _hybrid(of_size("qwen3_5", _QWEN3_5_SIZES, size))
+    # With experts its layers are those of Qwen3-Next, and only their files differ.
+    name = "qwen3_5_moe_text" if find_config(cfg, MoE) else "qwen3_5_text"
+    return evolve(cfg, published=CheckpointInfo(family=name))
 
 
 def _hybrid(given: Any) -> CausalLM.Config:
