@@ -1,5 +1,6 @@
 """Learning: optimizers, schedules, and the update of a model's parameters."""
 
+from axcore.learner.adam_variants import ADOPT, LAMB, AdEMAMix
 from axcore.learner.diloco import DiLoCo
 from axcore.learner.groups import ParamGroup
 from axcore.learner.learner import EMA, Learner, LearnerState, SpikeGuard
@@ -14,10 +15,15 @@ from axcore.learner.schedules import (
     WarmupPiecewise,
     WarmupStableDecay,
 )
+from axcore.learner.soap import SOAP
 
 __all__ = [
+    "ADOPT",
     "EMA",
+    "LAMB",
     "SGD",
+    "SOAP",
+    "AdEMAMix",
     "Adafactor",
     "AdamW",
     "ConstantSchedule",

@@ -12,6 +12,7 @@ from axcore.layers import Pipeline, ScannedLayers
 from axcore.learner import (
     EMA,
     SGD,
+    SOAP,
     Adafactor,
     AdamW,
     Learner,
@@ -35,6 +36,7 @@ MATRICES = ParamGroup(name="matrices", params=("**",), matrices_only=True, optim
 LEARNERS = {
     "adafactor": Learner.Config(optimizer=Adafactor.Config(min_dim_to_factor=8)),
     "lion": Learner.Config(optimizer=Lion.Config()),
+    "soap": Learner.Config(optimizer=SOAP.Config(frequency=3)),
     "sgd": Learner.Config(optimizer=SGD.Config(momentum=0.9)),
     "muon and adamw": Learner.Config(
         groups=(MATRICES,),
@@ -218,6 +220,31 @@ def test_eight_devices_train_as_one(mixed, tmp_path):
     sharded = evolve(cfg, mesh={"fsdp": 4, "model": 2}, num_micro_batches=2)
     result = trainer_on(sharded, 8).run(tmp_path)
     assert_close(whole.state, result.state)
+
+
+def of_up(tree):
+    return tree["decoder"]["stack"]["layer"]["feed_forward"]["up"]["weight"]
+
+
+def test_soaps_factors_are_split_where_they_divide(small_config):
+    learner = Learner.Config(optimizer=SOAP.Config(), schedule=SCHEDULE)
+    cfg = evolve(small_config, learner=learner, mesh={"fsdp": 4, "model": 2}, max_steps=8)
+    shardings = trainer_on(cfg, 8).compiler.shardings()
+    state, weight = shardings.opt_state[0], of_up(shardings.model)
+    assert (of_up(state.mean), of_up(state.second)) == (weight, weight)
+    assert "fsdp" in str(of_up(state.left).spec)  # 32 x 32 of 32 x 64
+    assert not any(of_up(state.right).spec)  # 64 x 64
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_soap_trains_on_two_devices_as_on_one(small_config, one_device, tmp_path):
+    soap = SOAP.Config(frequency=2, epsilon=1e-3)
+    cfg = update_config(small_config, {"learner.optimizer": soap})
+    two = trainer_on(evolve(cfg, mesh={"fsdp": 2}), 2).run(tmp_path / "two")
+    one = one_device(cfg).run(tmp_path / "one")
+    # Only the loss: bases of directions without a gradient are arbitrary.
+    np.testing.assert_allclose(one.validation["loss"], two.validation["loss"], rtol=1e-3)
 
 
 @pytest.mark.slow
