@@ -1,11 +1,11 @@
 """Learning: optimizers, schedules, and the update of a model's parameters."""
 
-from axcore.learner.adam_variants import ADOPT, LAMB, AdEMAMix
+from axcore.learner.adam_variants import ADOPT, LAMB, AdEMAMix, ScheduleFreeAdamW
 from axcore.learner.diloco import DiLoCo
 from axcore.learner.groups import ParamGroup
 from axcore.learner.learner import EMA, Learner, LearnerState, SpikeGuard
 from axcore.learner.low_precision import LowPrecisionState
-from axcore.learner.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
+from axcore.learner.optimizers import SGD, Adafactor, AdamW, AveragedState, Lion, Muon, Optimizer
 from axcore.learner.schedules import (
     ConstantSchedule,
     Schedule,
@@ -26,6 +26,7 @@ __all__ = [
     "AdEMAMix",
     "Adafactor",
     "AdamW",
+    "AveragedState",
     "ConstantSchedule",
     "DiLoCo",
     "Learner",
@@ -36,6 +37,7 @@ __all__ = [
     "Optimizer",
     "ParamGroup",
     "Schedule",
+    "ScheduleFreeAdamW",
     "SpikeGuard",
     "WarmupCosine",
     "WarmupInverseSqrt",

@@ -1,17 +1,34 @@
-"""Optimizers that change one part of Adam: its step size, its momentum, or its order."""
+"""Optimizers that change one part of Adam: its step size, its momentum, its order or its result."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from axcore.config import Fraction, NonNegativeFloat, PositiveFloat, Resumable, config
-from axcore.learner.optimizers import Optimizer, Rate, map_specs, weight_decay_mask
+from axcore.config import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Resumable,
+    config,
+)
+from axcore.config.values import Range
+from axcore.learner.optimizers import (
+    AveragedState,
+    Optimizer,
+    Rate,
+    map_specs,
+    weight_decay_mask,
+)
 from axcore.module import ParamSpec
 
 if TYPE_CHECKING:
     import optax
+
+
+Decay = Annotated[float, Range("more than 0 and less than 1", lambda value: 0 < value < 1)]
 
 
 class LAMB(Optimizer):
@@ -84,11 +101,11 @@ class AdEMAMix(Optimizer):
             weight_decay: Factor on parameters that decay, times the learning rate.
         """
 
-        b1: Fraction = 0.9
+        b1: Decay = 0.9
         b2: Fraction = 0.999
-        b3: Fraction = 0.9999
+        b3: Decay = 0.9999
         alpha: NonNegativeFloat = 5.0
-        warmup_steps: int = 0
+        warmup_steps: NonNegativeInt = 0
         epsilon: PositiveFloat = 1e-8
         weight_decay: Resumable[NonNegativeFloat] = 0.1
 
@@ -97,7 +114,7 @@ class AdEMAMix(Optimizer):
         from optax import contrib
 
         cfg = self.config
-        is_constant = cfg.warmup_steps <= 0
+        is_constant = cfg.warmup_steps == 0
         return contrib.ademamix(
             learning_rate,
             b1=cfg.b1,
@@ -157,3 +174,66 @@ class ADOPT(Optimizer):
             optax.add_decayed_weights(cfg.weight_decay, weight_decay_mask(specs)),
             optax.scale_by_learning_rate(learning_rate),
         )
+
+
+class ScheduleFreeAdamW(Optimizer):
+    """AdamW that averages its steps in place of a schedule that decays.
+
+    The model in training has the parameters at which gradients are taken; evaluation, and all that
+    reads a run's weights, uses the average. It wants a constant rate after a warm-up.
+
+    Source: Defazio et al. 2024, arXiv:2405.15682, algorithm 1.
+    """
+
+    # The average changes by less and less each update.
+    needs_exact_state = True
+    keeps_average = True
+
+    @config
+    class Config(Optimizer.Config):
+        """Describes a `ScheduleFreeAdamW`.
+
+        Args:
+            b1: Weight of the average where gradients are taken, against the last step.
+            b2: Decay of the mean of squared gradients.
+            epsilon: Added to the root of the mean of squared gradients.
+            weight_decay: Factor on parameters that decay, times the learning rate.
+            rate_power: A step counts in the average by this power of the largest rate so far.
+        """
+
+        b1: Decay = 0.9
+        b2: Fraction = 0.999
+        epsilon: PositiveFloat = 1e-8
+        weight_decay: Resumable[NonNegativeFloat] = 0.1
+        rate_power: NonNegativeFloat = 2.0
+
+    def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
+        """Return `optax.contrib.schedule_free_adamw`, whose state also has the average."""
+        import optax
+        from optax import contrib
+
+        cfg = self.config
+        # As in `schedule_free_adamw`, which has no mask for its weight decay.
+        steps = optax.chain(
+            optax.scale_by_rms(
+                decay=cfg.b2, eps=cfg.epsilon, eps_in_sqrt=False, bias_correction=True
+            ),
+            optax.add_decayed_weights(cfg.weight_decay, weight_decay_mask(specs)),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+        free = contrib.schedule_free(
+            steps, learning_rate, b1=cfg.b1, weight_lr_power=cfg.rate_power
+        )
+
+        def init(params: Any) -> AveragedState:
+            # A copy: the step donates its state, and a buffer cannot be donated twice.
+            return AveragedState(jax.tree.map(jnp.array, params), free.init(params))
+
+        def update(gradients: Any, state: AveragedState, params: Any) -> tuple[Any, AveragedState]:
+            updates, inner = free.update(gradients, state.inner, params)
+            # Stored, though it follows from two other arrays: whoever
+            # reads a checkpoint's weights needs no formula for them.
+            average = contrib.schedule_free_eval_params(inner, optax.apply_updates(params, updates))
+            return updates, AveragedState(average, inner)
+
+        return optax.GradientTransformation(init, update)

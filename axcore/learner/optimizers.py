@@ -5,7 +5,7 @@ it trains; `optax.MaskedNode()` is in the place of those that other groups train
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
@@ -27,6 +27,18 @@ Rate = Callable[[Any], Any]
 """From the number of updates before to a learning rate."""
 
 
+class AveragedState(NamedTuple):
+    """The state of an optimizer whose gradients are taken elsewhere than where its model is good.
+
+    Args:
+        average: Parameters that evaluation uses.
+        inner: What else the optimizer keeps.
+    """
+
+    average: Any
+    inner: Any
+
+
 class Optimizer(Configurable):
     """Makes an optax transformation.
 
@@ -34,10 +46,12 @@ class Optimizer(Configurable):
         rounded_dtypes: Low-precision dtypes of parameters that it rounds stochastically after an
             update; parameters of other ones that are narrower than float32 it does not train.
         needs_exact_state: Whether it fails with a state that is stored in fewer bits.
+        keeps_average: Whether its state is an `AveragedState`, whose average evaluation uses.
     """
 
     rounded_dtypes: tuple[str, ...] = ()
     needs_exact_state: bool = False
+    keeps_average: bool = False
 
     @config
     class Config(Configurable.Config["Optimizer"]):

@@ -10,6 +10,7 @@ from optax import contrib
 from axcore.errors import ConfigError
 from axcore.learner import (
     ADOPT,
+    EMA,
     LAMB,
     SGD,
     SOAP,
@@ -17,10 +18,13 @@ from axcore.learner import (
     AdamW,
     AdEMAMix,
     ConstantSchedule,
+    DiLoCo,
     Learner,
     Lion,
     Muon,
     ParamGroup,
+    ScheduleFreeAdamW,
+    SpikeGuard,
     WarmupLinear,
 )
 from axcore.module import Module, Param, StackedModule
@@ -126,6 +130,10 @@ SAME = {
         ADOPT.Config(b1=0.8, b2=0.9, epsilon=1e-5, weight_decay=0.0),
         contrib.adopt(RATE, b1=0.8, b2=0.9, eps=1e-5),
     ),
+    "schedule-free adamw": (
+        ScheduleFreeAdamW.Config(b1=0.8, b2=0.9, epsilon=1e-6, weight_decay=0.0, rate_power=1.0),
+        contrib.schedule_free_adamw(RATE, b1=0.8, b2=0.9, eps=1e-6, weight_lr_power=1.0),
+    ),
     "sgd": (SGD.Config(), optax.sgd(RATE)),
     "sgd, nesterov": (
         SGD.Config(momentum=0.9, is_nesterov=True),
@@ -230,6 +238,63 @@ def test_each_stacked_copy_is_trained_as_a_layer_of_its_own(optimizer):
             of_copy(done, copy),
             steps(one, of_copy(first, copy), copy),
         )
+
+
+def test_schedule_free_decays_what_adamw_would():
+    steps = optax.adamw(RATE, b1=0.0, b2=0.9, weight_decay=0.3, mask=DECAYS)
+    theirs = contrib.schedule_free(steps, RATE, b1=0.8)
+    ours, model = (
+        ScheduleFreeAdamW.Config(b1=0.8, b2=0.9, weight_decay=0.3),
+        Shapes.Config().build(),
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        trained(learner_of(ours), model),
+        trained_by_optax(theirs, model),
+    )
+
+
+@pytest.mark.parametrize("guard", [SpikeGuard.Config(), SpikeGuard.Config(sigmas=9.0)])
+def test_schedule_free_evaluates_the_weighted_mean_of_its_steps(guard):
+    cfg = learner_of(ScheduleFreeAdamW.Config(b1=0.8), skip_spikes=guard)
+    learner, model = cfg.build(total_steps=10), Shapes.Config().build()
+    transformation = learner.transformation(learner.with_frozen(model.param_specs()))
+    params = mean = model.init(0)
+    state, total = learner.init(transformation, params), 0.0
+    assert_same(learner.evaluated_params(state, params), params)
+    for step in range(5):
+        gradients = gradients_at(step, params)
+        done = learner.update(transformation, gradients, state, params, loss=jnp.float32(1))
+        params, state = done.params, done.opt_state
+        # z of y = b1 x + (1 - b1) z, with optax's weight: its steps are from 1.
+        weight = max(float(RATE(s)) for s in range(1, step + 2)) ** 2
+        total += weight
+        z = (state.optimizer if guard.sigmas else state).inner.z
+        mean = jax.tree.map(lambda x, z: x + weight / total * (z - x), mean, z)  # noqa: B023
+    part = learner.evaluated_part(state)
+    assert len(jax.tree.leaves(part)) == len(jax.tree.leaves(params))
+    for held in (state, part):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            learner.evaluated_params(held, params),
+            mean,
+        )
+
+
+def test_schedule_free_refuses_what_its_average_would_not_fit():
+    free, group = ScheduleFreeAdamW.Config(), ParamGroup(name="all", params=("**",))
+    inside = ParamGroup(name="all", params=("**",), optimizer=free)
+    for cfg, where in (
+        (learner_of(free, groups=(group,)), "learner.groups"),
+        (learner_of(AdamW.Config(), groups=(inside,)), "learner.groups"),
+        (learner_of(free, ema=EMA.Config(decay=0.9)), "learner.ema.decay"),
+        (DiLoCo.Config(optimizer=free, num_groups=2, schedule=SCHEDULE), "learner.optimizer"),
+    ):
+        with pytest.raises(ConfigError, match="ScheduleFreeAdamW keeps") as error:
+            cfg.build(total_steps=10)
+        assert error.value.where == where
+    with pytest.raises(ConfigError, match="more than 0"):
+        ScheduleFreeAdamW.Config(b1=0.0)
 
 
 def random_like(tree, seed):

@@ -20,12 +20,15 @@ from axcore.learner import (
     Lion,
     Muon,
     ParamGroup,
+    ScheduleFreeAdamW,
     SpikeGuard,
     WarmupCosine,
     WarmupStableDecay,
 )
 from axcore.modifiers import Int8Training
 from axcore.plugins import Hardware
+from axcore.runs import Run
+from axcore.runs.run_weights import RunArrays
 from axcore.testing import trainer_on
 from axcore.trainer import StepsDone
 
@@ -37,6 +40,7 @@ LEARNERS = {
     "adafactor": Learner.Config(optimizer=Adafactor.Config(min_dim_to_factor=8)),
     "lion": Learner.Config(optimizer=Lion.Config()),
     "soap": Learner.Config(optimizer=SOAP.Config(frequency=3)),
+    "schedule-free": Learner.Config(optimizer=ScheduleFreeAdamW.Config()),
     "sgd": Learner.Config(optimizer=SGD.Config(momentum=0.9)),
     "muon and adamw": Learner.Config(
         groups=(MATRICES,),
@@ -161,6 +165,24 @@ def test_evaluation_uses_the_average(guarded, same_bits, tmp_path):
     assert same_bits(average["mean"], result.state.model["mean"])  # a buffer is not a parameter
     assert result.validation == guarded.evaluate(average)
     assert result.validation != guarded.evaluate(result.state.model)
+
+
+@pytest.mark.slow
+def test_the_average_of_an_optimizer_is_what_others_read(
+    small_config, one_device, same_bits, tmp_path
+):
+    free = ScheduleFreeAdamW.Config()
+    # A batch that divides over all devices of tests, which `Run` uses.
+    cfg = update_config(small_config, {"learner.optimizer": free, "data.batch_size": 16})
+    trainer = one_device(cfg)
+    result = trainer.run(tmp_path / "run")
+    average = trainer.step.evaluated_model(result.state)
+    assert not same_bits(of_up(average), of_up(result.state.model))
+    assert result.validation == trainer.evaluate(average)
+    run = Run(tmp_path / "run")
+    assert same_bits(run.restored(on_host=True).state, average)
+    saved = RunArrays.of(run, None).saved
+    assert all(place == f"opt_state.average.{name}" for name, place in saved.items())
 
 
 def test_an_average_that_is_only_saved_is_not_evaluated(guarded, one_device, same_bits):
