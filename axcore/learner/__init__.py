@@ -1,10 +1,11 @@
 """Learning: optimizers, schedules, and the update of a model's parameters."""
 
+from axcore.learner.adam_variants import ADOPT, LAMB, AdEMAMix, ScheduleFreeAdamW
 from axcore.learner.diloco import DiLoCo
 from axcore.learner.groups import ParamGroup
 from axcore.learner.learner import EMA, Learner, LearnerState, SpikeGuard
 from axcore.learner.low_precision import LowPrecisionState
-from axcore.learner.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer
+from axcore.learner.optimizers import SGD, Adafactor, AdamW, AveragedState, Lion, Muon, Optimizer
 from axcore.learner.schedules import (
     ConstantSchedule,
     Schedule,
@@ -14,12 +15,18 @@ from axcore.learner.schedules import (
     WarmupPiecewise,
     WarmupStableDecay,
 )
+from axcore.learner.soap import SOAP
 
 __all__ = [
+    "ADOPT",
     "EMA",
+    "LAMB",
     "SGD",
+    "SOAP",
+    "AdEMAMix",
     "Adafactor",
     "AdamW",
+    "AveragedState",
     "ConstantSchedule",
     "DiLoCo",
     "Learner",
@@ -30,6 +37,7 @@ __all__ = [
     "Optimizer",
     "ParamGroup",
     "Schedule",
+    "ScheduleFreeAdamW",
     "SpikeGuard",
     "WarmupCosine",
     "WarmupInverseSqrt",

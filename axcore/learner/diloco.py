@@ -91,6 +91,13 @@ class DiLoCo(Learner):
                     where=f"learner.{name}",
                     hint=f"--set learner.{name}=none",
                 )
+        if self._keeps_average:
+            raise ConfigError(
+                f"{type(self._optimizer).__qualname__} keeps an average, which would not know what "
+                "groups that train apart synchronize",
+                where="learner.optimizer",
+                hint="train with AdamW",
+            )
 
     @cached_property
     def _outer(self) -> "optax.GradientTransformation":

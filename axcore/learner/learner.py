@@ -19,7 +19,7 @@ from axcore.config import (
 )
 from axcore.errors import ConfigError
 from axcore.learner.groups import REST, ParamGroup, partition, with_frozen
-from axcore.learner.optimizers import AdamW
+from axcore.learner.optimizers import AdamW, AveragedState
 from axcore.learner.schedules import Schedule, WarmupCosine
 from axcore.module import ParamSpec
 
@@ -196,6 +196,7 @@ class Learner(Configurable):
         self._optimizer = cfg.optimizer.build()
         self._ema = cfg.ema.build() if cfg.ema.decay is not None else None
         self._spikes = cfg.skip_spikes.build() if cfg.skip_spikes.sigmas else None
+        self._check_averages()
 
     def with_frozen(self, specs: Any) -> Any:
         """Return specs of parameters, in which those that are not trained are marked as frozen.
@@ -318,9 +319,13 @@ class Learner(Configurable):
 
     def evaluated_part(self, opt_state: Any) -> Any:
         """Return the part of the state that evaluation uses; None if it uses none."""
+        # The rest is None, so evaluation need not hold the optimizer's state.
+        if self._keeps_average:
+            if isinstance(opt_state, LearnerState):
+                return LearnerState(AveragedState(opt_state.optimizer.average, None), None, None)
+            return AveragedState(opt_state.average, None)
         if self._ema is None or not self._ema.config.is_evaluated:
             return None
-        # The rest is None, so evaluation need not hold the optimizer's state.
         return LearnerState(None, opt_state.average, None)
 
     def evaluated_params(self, opt_state: Any, params: Any) -> Any:
@@ -328,7 +333,38 @@ class Learner(Configurable):
         part = self.evaluated_part(opt_state)
         if part is None:
             return params
-        return jax.tree.map(lambda average, p: average.astype(p.dtype), part.average, params)
+        # The optimizer's own where that keeps one.
+        is_inside = isinstance(part, LearnerState) and self._keeps_average
+        average = part.optimizer.average if is_inside else part.average
+        return jax.tree.map(lambda average, p: average.astype(p.dtype), average, params)
+
+    @property
+    def _keeps_average(self) -> bool:
+        return getattr(self._optimizer, "keeps_average", False)
+
+    def _check_averages(self) -> None:
+        """Raise a ConfigError where an optimizer keeps an average that evaluation could not use."""
+        found = [
+            one
+            for one in (self._optimizer, *self._optimizers.values())
+            if getattr(one, "keeps_average", False)
+        ]
+        if not found:
+            return
+        name = type(found[0]).__qualname__
+        if self.config.groups:
+            raise ConfigError(
+                f"{name} keeps the average that evaluation uses, of all parameters; with groups it "
+                "would be of some only",
+                where="learner.groups",
+                hint="leave the groups out, or train with AdamW",
+            )
+        if self._ema is not None:
+            raise ConfigError(
+                f"{name} keeps an average itself, and evaluation uses one only",
+                where="learner.ema.decay",
+                hint="--set learner.ema.decay=none",
+            )
 
     def _of_group(self, name: str, specs: Any) -> "optax.GradientTransformation":
         optimizer = self._optimizers.get(name, self._optimizer)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from axcore.config import Configurable, PositiveInt, config
+from axcore.errors import ConfigError
 from axcore.learner.optimizers import AdamW, Optimizer, Rate
 
 if TYPE_CHECKING:
@@ -184,10 +185,22 @@ class LowPrecisionState(Optimizer):
         min_size: PositiveInt = 4096
 
     def transformation(self, learning_rate: Rate, specs: Any) -> "optax.GradientTransformation":
-        """Return the wrapped optimizer's transformation between decoding and encoding."""
+        """Return the wrapped optimizer's transformation between decoding and encoding.
+
+        Raises:
+            ConfigError: The wrapped optimizer fails with a state in fewer bits.
+        """
         import optax
 
-        wrapped = self.config.optimizer.build().transformation(learning_rate, specs)
+        optimizer = self.config.optimizer.build()
+        if optimizer.needs_exact_state:
+            raise ConfigError(
+                f"{type(optimizer).__qualname__} needs its state in float32, and "
+                f"LowPrecisionState would store it as {self.config.format}",
+                where="learner",
+                hint="leave out low_precision_optimizer, or train with AdamW",
+            )
+        wrapped = optimizer.transformation(learning_rate, specs)
 
         def init(params: Any) -> StoredState:
             first = jnp.zeros((), jnp.int32)

@@ -5,7 +5,7 @@ it trains; `optax.MaskedNode()` is in the place of those that other groups train
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
@@ -27,15 +27,31 @@ Rate = Callable[[Any], Any]
 """From the number of updates before to a learning rate."""
 
 
+class AveragedState(NamedTuple):
+    """The state of an optimizer whose gradients are taken elsewhere than where its model is good.
+
+    Args:
+        average: Parameters that evaluation uses.
+        inner: What else the optimizer keeps.
+    """
+
+    average: Any
+    inner: Any
+
+
 class Optimizer(Configurable):
     """Makes an optax transformation.
 
     Attributes:
         rounded_dtypes: Low-precision dtypes of parameters that it rounds stochastically after an
             update; parameters of other ones that are narrower than float32 it does not train.
+        needs_exact_state: Whether it fails with a state that is stored in fewer bits.
+        keeps_average: Whether its state is an `AveragedState`, whose average evaluation uses.
     """
 
     rounded_dtypes: tuple[str, ...] = ()
+    needs_exact_state: bool = False
+    keeps_average: bool = False
 
     @config
     class Config(Configurable.Config["Optimizer"]):
@@ -89,7 +105,7 @@ class AdamW(Optimizer):
             weight_decay=cfg.weight_decay,
             # Of the specs, which know about stacked dimensions; by shape
             # alone, the biases of scanned layers would look like matrices.
-            mask=_weight_decay_mask(specs),
+            mask=weight_decay_mask(specs),
         )
 
 
@@ -140,7 +156,7 @@ class Adafactor(Optimizer):
             momentum=cfg.momentum,
             eps=cfg.epsilon,
             weight_decay_rate=cfg.weight_decay,
-            weight_decay_mask=_weight_decay_mask(specs),
+            weight_decay_mask=weight_decay_mask(specs),
         )
 
 
@@ -170,7 +186,7 @@ class Lion(Optimizer):
         """Return `optax.lion`."""
         import optax
 
-        cfg, mask = self.config, _weight_decay_mask(specs)
+        cfg, mask = self.config, weight_decay_mask(specs)
         return optax.lion(
             learning_rate, b1=cfg.b1, b2=cfg.b2, weight_decay=cfg.weight_decay, mask=mask
         )
@@ -256,16 +272,18 @@ class Muon(Optimizer):
             beta=cfg.beta,
             nesterov=cfg.is_nesterov,
             weight_decay=cfg.weight_decay,
-            weight_decay_mask=_weight_decay_mask(specs),
+            weight_decay_mask=weight_decay_mask(specs),
             consistent_rms=cfg.match_rms,
             preconditioning=cfg.preconditioning,
-            muon_weight_dimension_numbers=_map(matrix, specs),
+            muon_weight_dimension_numbers=map_specs(matrix, specs),
         )
 
 
-def _weight_decay_mask(specs: Any) -> Any:
-    return _map(lambda spec: spec.decay, specs)
+def weight_decay_mask(specs: Any) -> Any:
+    """Return whether each parameter decays, as a tree."""
+    return map_specs(lambda spec: spec.decay, specs)
 
 
-def _map(fn: Callable[[ParamSpec], Any], specs: Any) -> Any:
-    return jax.tree.map(fn, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+def map_specs(fn: Callable[..., Any], specs: Any, *trees: Any) -> Any:
+    """Return a tree of what a function returns for each spec and its part of other trees."""
+    return jax.tree.map(fn, specs, *trees, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))

@@ -9,14 +9,22 @@ from optax import contrib
 
 from axcore.errors import ConfigError
 from axcore.learner import (
+    ADOPT,
+    EMA,
+    LAMB,
     SGD,
+    SOAP,
     Adafactor,
     AdamW,
+    AdEMAMix,
     ConstantSchedule,
+    DiLoCo,
     Learner,
     Lion,
     Muon,
     ParamGroup,
+    ScheduleFreeAdamW,
+    SpikeGuard,
     WarmupLinear,
 )
 from axcore.module import Module, Param, StackedModule
@@ -108,6 +116,24 @@ SAME = {
         Lion.Config(b1=0.8, b2=0.9, weight_decay=0.3),
         optax.lion(RATE, b1=0.8, b2=0.9, weight_decay=0.3, mask=DECAYS),
     ),
+    "lamb": (
+        LAMB.Config(b1=0.8, b2=0.9, epsilon=1e-5, weight_decay=0.3),
+        optax.lamb(RATE, b1=0.8, b2=0.9, eps=1e-5, weight_decay=0.3, mask=DECAYS),
+    ),
+    "ademamix": (
+        AdEMAMix.Config(b1=0.8, b2=0.9, b3=0.99, alpha=3.0, epsilon=1e-6, weight_decay=0.3),
+        contrib.ademamix(
+            RATE, b1=0.8, b2=0.9, b3=0.99, alpha=3.0, eps=1e-6, weight_decay=0.3, mask=DECAYS
+        ),
+    ),
+    "adopt": (
+        ADOPT.Config(b1=0.8, b2=0.9, epsilon=1e-5, weight_decay=0.0),
+        contrib.adopt(RATE, b1=0.8, b2=0.9, eps=1e-5),
+    ),
+    "schedule-free adamw": (
+        ScheduleFreeAdamW.Config(b1=0.8, b2=0.9, epsilon=1e-6, weight_decay=0.0, rate_power=1.0),
+        contrib.schedule_free_adamw(RATE, b1=0.8, b2=0.9, eps=1e-6, weight_lr_power=1.0),
+    ),
     "sgd": (SGD.Config(), optax.sgd(RATE)),
     "sgd, nesterov": (
         SGD.Config(momentum=0.9, is_nesterov=True),
@@ -142,6 +168,138 @@ def test_an_optimizer_is_that_of_optax(name):
 def test_muon_is_that_of_optax(ours, theirs):
     model = Matrices.Config().build()
     assert_same(trained(learner_of(ours), model), trained_by_optax(theirs, model))
+
+
+def test_ademamix_mixes_the_slow_mean_in_over_its_warmup():
+    def b3(step):  # eq. of the paper, whose steps are from 1
+        t, first, last = min((step + 1) / 4, 1), np.log(0.8), np.log(0.99)
+        return np.exp(first * last / ((1 - t) * last + t * first))
+
+    values = [
+        AdEMAMix.Config(b1=0.8, b3=0.99, warmup_steps=4).build()._slow_decay(s) for s in range(6)
+    ]
+    np.testing.assert_allclose(values, [b3(step) for step in range(6)], rtol=1e-6)
+    model = Shapes.Config().build()
+    ours = AdEMAMix.Config(b1=0.8, b3=0.8, alpha=3.0, warmup_steps=4, weight_decay=0.3)
+    theirs = contrib.ademamix(
+        RATE,
+        b1=0.8,
+        b3=0.8,
+        alpha=lambda step: 3.0 * jnp.minimum((step + 1) / 4, 1),
+        weight_decay=0.3,
+        mask=DECAYS,
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        trained(learner_of(ours), model),
+        trained_by_optax(theirs, model),
+    )
+
+
+@pytest.mark.parametrize(
+    "optimizer", [ADOPT.Config(weight_decay=0.3), SOAP.Config(weight_decay=0.3)]
+)
+def test_a_first_update_that_only_measures_still_decays(optimizer):
+    model = Shapes.Config().build()
+    first, params = model.init(0), trained(learner_of(optimizer), model, num_steps=1)
+    np.testing.assert_allclose(
+        params["matrix"], first["matrix"] * (1 - 0.3 * float(RATE(0))), rtol=1e-6
+    )
+    np.testing.assert_array_equal(params["kept"], first["kept"])
+    np.testing.assert_array_equal(params["vector"], first["vector"])
+
+
+@pytest.mark.parametrize("optimizer", [LAMB.Config(), SOAP.Config(frequency=2)])
+@pytest.mark.slow
+def test_each_stacked_copy_is_trained_as_a_layer_of_its_own(optimizer):
+    class Layers(Module):
+        def setup(self, cfg):
+            self.layers = StackedModule(Shapes.Config().build(), 3)
+
+    # Random ones, since bases of a space of equal eigenvalues may differ.
+    def steps(model, params, copy=None):
+        learner = learner_of(optimizer).build(total_steps=10)
+        transformation = learner.transformation(model.param_specs())
+        state = learner.init(transformation, params)
+        for gradients in drawn:
+            own = gradients if copy is None else of_copy(gradients, copy)
+            done = learner.update(transformation, own, state, params, loss=jnp.float32(1))
+            params, state = done.params, done.opt_state
+        return params
+
+    of_copy = lambda tree, copy: jax.tree.map(lambda leaf: leaf[copy], tree["layers"])  # noqa: E731
+    stacked, one = Layers.Config().build(), Shapes.Config().build()
+    first = stacked.init(0)
+    drawn = [random_like(first, seed) for seed in range(6)]
+    done = steps(stacked, first)
+    for copy in range(3):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            of_copy(done, copy),
+            steps(one, of_copy(first, copy), copy),
+        )
+
+
+def test_schedule_free_decays_what_adamw_would():
+    steps = optax.adamw(RATE, b1=0.0, b2=0.9, weight_decay=0.3, mask=DECAYS)
+    theirs = contrib.schedule_free(steps, RATE, b1=0.8)
+    ours, model = (
+        ScheduleFreeAdamW.Config(b1=0.8, b2=0.9, weight_decay=0.3),
+        Shapes.Config().build(),
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        trained(learner_of(ours), model),
+        trained_by_optax(theirs, model),
+    )
+
+
+@pytest.mark.parametrize("guard", [SpikeGuard.Config(), SpikeGuard.Config(sigmas=9.0)])
+def test_schedule_free_evaluates_the_weighted_mean_of_its_steps(guard):
+    cfg = learner_of(ScheduleFreeAdamW.Config(b1=0.8), skip_spikes=guard)
+    learner, model = cfg.build(total_steps=10), Shapes.Config().build()
+    transformation = learner.transformation(learner.with_frozen(model.param_specs()))
+    params = mean = model.init(0)
+    state, total = learner.init(transformation, params), 0.0
+    assert_same(learner.evaluated_params(state, params), params)
+    for step in range(5):
+        gradients = gradients_at(step, params)
+        done = learner.update(transformation, gradients, state, params, loss=jnp.float32(1))
+        params, state = done.params, done.opt_state
+        # z of y = b1 x + (1 - b1) z, with optax's weight: its steps are from 1.
+        weight = max(float(RATE(s)) for s in range(1, step + 2)) ** 2
+        total += weight
+        z = (state.optimizer if guard.sigmas else state).inner.z
+        mean = jax.tree.map(lambda x, z: x + weight / total * (z - x), mean, z)  # noqa: B023
+    part = learner.evaluated_part(state)
+    assert len(jax.tree.leaves(part)) == len(jax.tree.leaves(params))
+    for held in (state, part):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            learner.evaluated_params(held, params),
+            mean,
+        )
+
+
+def test_schedule_free_refuses_what_its_average_would_not_fit():
+    free, group = ScheduleFreeAdamW.Config(), ParamGroup(name="all", params=("**",))
+    inside = ParamGroup(name="all", params=("**",), optimizer=free)
+    for cfg, where in (
+        (learner_of(free, groups=(group,)), "learner.groups"),
+        (learner_of(AdamW.Config(), groups=(inside,)), "learner.groups"),
+        (learner_of(free, ema=EMA.Config(decay=0.9)), "learner.ema.decay"),
+        (DiLoCo.Config(optimizer=free, num_groups=2, schedule=SCHEDULE), "learner.optimizer"),
+    ):
+        with pytest.raises(ConfigError, match="ScheduleFreeAdamW keeps") as error:
+            cfg.build(total_steps=10)
+        assert error.value.where == where
+    with pytest.raises(ConfigError, match="more than 0"):
+        ScheduleFreeAdamW.Config(b1=0.0)
+
+
+def random_like(tree, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), tree)
 
 
 @pytest.mark.slow

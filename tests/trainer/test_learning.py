@@ -12,6 +12,7 @@ from axcore.layers import Pipeline, ScannedLayers
 from axcore.learner import (
     EMA,
     SGD,
+    SOAP,
     Adafactor,
     AdamW,
     Learner,
@@ -19,12 +20,15 @@ from axcore.learner import (
     Lion,
     Muon,
     ParamGroup,
+    ScheduleFreeAdamW,
     SpikeGuard,
     WarmupCosine,
     WarmupStableDecay,
 )
 from axcore.modifiers import Int8Training
 from axcore.plugins import Hardware
+from axcore.runs import Run
+from axcore.runs.run_weights import RunArrays
 from axcore.testing import trainer_on
 from axcore.trainer import StepsDone
 
@@ -35,6 +39,8 @@ MATRICES = ParamGroup(name="matrices", params=("**",), matrices_only=True, optim
 LEARNERS = {
     "adafactor": Learner.Config(optimizer=Adafactor.Config(min_dim_to_factor=8)),
     "lion": Learner.Config(optimizer=Lion.Config()),
+    "soap": Learner.Config(optimizer=SOAP.Config(frequency=3)),
+    "schedule-free": Learner.Config(optimizer=ScheduleFreeAdamW.Config()),
     "sgd": Learner.Config(optimizer=SGD.Config(momentum=0.9)),
     "muon and adamw": Learner.Config(
         groups=(MATRICES,),
@@ -161,6 +167,24 @@ def test_evaluation_uses_the_average(guarded, same_bits, tmp_path):
     assert result.validation != guarded.evaluate(result.state.model)
 
 
+@pytest.mark.slow
+def test_the_average_of_an_optimizer_is_what_others_read(
+    small_config, one_device, same_bits, tmp_path
+):
+    free = ScheduleFreeAdamW.Config()
+    # A batch that divides over all devices of tests, which `Run` uses.
+    cfg = update_config(small_config, {"learner.optimizer": free, "data.batch_size": 16})
+    trainer = one_device(cfg)
+    result = trainer.run(tmp_path / "run")
+    average = trainer.step.evaluated_model(result.state)
+    assert not same_bits(of_up(average), of_up(result.state.model))
+    assert result.validation == trainer.evaluate(average)
+    run = Run(tmp_path / "run")
+    assert same_bits(run.restored(on_host=True).state, average)
+    saved = RunArrays.of(run, None).saved
+    assert all(place == f"opt_state.average.{name}" for name, place in saved.items())
+
+
 def test_an_average_that_is_only_saved_is_not_evaluated(guarded, one_device, same_bits):
     ema = EMA.Config(decay=0.5, is_evaluated=False)
     trainer = one_device(evolve(guarded.config, learner=evolve(guarded.config.learner, ema=ema)))
@@ -218,6 +242,31 @@ def test_eight_devices_train_as_one(mixed, tmp_path):
     sharded = evolve(cfg, mesh={"fsdp": 4, "model": 2}, num_micro_batches=2)
     result = trainer_on(sharded, 8).run(tmp_path)
     assert_close(whole.state, result.state)
+
+
+def of_up(tree):
+    return tree["decoder"]["stack"]["layer"]["feed_forward"]["up"]["weight"]
+
+
+def test_soaps_factors_are_split_where_they_divide(small_config):
+    learner = Learner.Config(optimizer=SOAP.Config(), schedule=SCHEDULE)
+    cfg = evolve(small_config, learner=learner, mesh={"fsdp": 4, "model": 2}, max_steps=8)
+    shardings = trainer_on(cfg, 8).compiler.shardings()
+    state, weight = shardings.opt_state[0], of_up(shardings.model)
+    assert (of_up(state.mean), of_up(state.second)) == (weight, weight)
+    assert "fsdp" in str(of_up(state.left).spec)  # 32 x 32 of 32 x 64
+    assert not any(of_up(state.right).spec)  # 64 x 64
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_soap_trains_on_two_devices_as_on_one(small_config, one_device, tmp_path):
+    soap = SOAP.Config(frequency=2, epsilon=1e-3)
+    cfg = update_config(small_config, {"learner.optimizer": soap})
+    two = trainer_on(evolve(cfg, mesh={"fsdp": 2}), 2).run(tmp_path / "two")
+    one = one_device(cfg).run(tmp_path / "one")
+    # Only the loss: bases of directions without a gradient are arbitrary.
+    np.testing.assert_allclose(one.validation["loss"], two.validation["loss"], rtol=1e-3)
 
 
 @pytest.mark.slow
