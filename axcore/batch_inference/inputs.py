@@ -12,6 +12,7 @@ from axcore.errors import DataError
 from axcore.inference import EncoderInput
 from axcore.models import MultimodalLM
 from axcore.runs import OpenedModel
+from axcore.whole_files import read_regular
 
 _NAMES = {"image_url": "image", "input_audio": "audio"}
 """What templates call types of parts."""
@@ -93,7 +94,8 @@ class PromptInputs:
                 try:
                     file = self._file(part)
                     (value,) = self._feature.make({field: file}, None).values()
-                except (ValueError, DataError, OSError) as error:
+                # A loop of links is a RuntimeError.
+                except (ValueError, DataError, OSError, RuntimeError) as error:
                     what = error.what if isinstance(error, DataError) else str(error)
                     raise DataError(f"{where} that cannot be read: {what}") from error
                 yield EncoderInput(value)
@@ -122,7 +124,7 @@ class PromptInputs:
         # Behind links, too: whoever wrote the prompts may not be who reads the answers.
         if not path.is_relative_to(self._root):
             raise ValueError(f"{url!r:.80} is not below {self._root}; --set inputs_root=FOLDER")
-        return path.read_bytes()
+        return read_regular(path)
 
 
 def prompt_inputs(

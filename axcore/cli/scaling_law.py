@@ -1,6 +1,7 @@
 """`axcore scaling-law`: fit the loss of runs by their size and tokens."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,22 @@ import attrs
 import click
 
 from axcore.cli import options
+from axcore.errors import ConfigError
 from axcore.report.table import columns
+
+_ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--flops",
-    type=float,
+    type=_ABOVE_0,
     metavar="C",
     help="FLOPs of training, 6 x parameters x tokens, for which to print the best size.",
 )
-@click.option("--params", type=float, metavar="N", help="Parameters of a model to predict.")
-@click.option("--tokens", type=float, metavar="D", help="Its tokens.")
+@click.option("--params", type=_ABOVE_0, metavar="N", help="Parameters of a model to predict.")
+@click.option("--tokens", type=_ABOVE_0, metavar="D", help="Its tokens.")
 @click.option("--trust-code", is_flag=True, help="Run code that came with a run of somebody else.")
 @options.as_json
 def scaling_law(
@@ -40,11 +44,19 @@ def scaling_law(
 
     if (params is None) != (tokens is None):
         raise click.UsageError("give --params and --tokens together")
-    found = [one for folder in runs for one in find_runs(folder)]
+    by_folder = {folder: list(find_runs(folder)) for folder in runs}
+    for folder in (one for one, there in by_folder.items() if not there):
+        raise ConfigError("there is no run", where=str(folder), hint="name runs, or their folder")
+    # A run that is named twice, as by a sweep and by itself, counts once.
+    found = list({one.resolve(): one for there in by_folder.values() for one in there}.values())
     undone = [str(one) for one in found if summarise_run(one).state != "done"]
     if undone:
         click.echo(f"left out, since they are not done: {', '.join(undone)}", err=True)
     points = read_points([one for one in found if str(one) not in undone], trust_code=trust_code)
+    diverged = [one.name for one in points if not math.isfinite(one.loss)]
+    if diverged:
+        click.echo(f"left out, since their losses are not finite: {', '.join(diverged)}", err=True)
+    points = [one for one in points if math.isfinite(one.loss)]
     law = fit_scaling_law(points)
     wanted: list[tuple[str, float, float]] = []
     if flops is not None:

@@ -131,8 +131,10 @@ def sweep(
         return
     failed: list[Trial] = []
     if not is_report:
+        digest = _config_digest(experiment)
+        made.check_folder(digest)
         _check(made, trials)
-        made.save()
+        made.save(digest)
         failed = _run(made, trials, jobs)
     _report(made, metric, is_better_higher=higher_is_better, as_json=as_json)
     if failed:
@@ -171,6 +173,17 @@ def _check(made: "Sweep", trials: "list[Trial]") -> None:
         except ConfigError as error:
             error.add_note(f"in the trial {trial.name}")
             raise
+
+
+def _config_digest(experiment: str) -> str:
+    """Return a digest of an experiment's config, which a file or its code may change."""
+    from hashlib import blake2b
+
+    from axcore.config import render_config
+    from axcore.experiments.named import load_experiment
+
+    rendered = render_config(load_experiment(experiment, ()))
+    return blake2b(rendered.encode(), digest_size=8).hexdigest()
 
 
 def _run(made: "Sweep", trials: "list[Trial]", jobs: int) -> "list[Trial]":

@@ -135,6 +135,11 @@ class Seq2SeqGenerator:
             ConfigError: The prompt has no token, or as many as a text.
         """
         size = prompt.shape[1]
+        if size >= self.max_tokens:
+            raise ConfigError(
+                f"the prompt has {size} tokens, and a text at most {self.max_tokens}",
+                hint=f"give at most {self.max_tokens - 1}",
+            )
         if size > 1:
             _, caches = self.read(state, caches, prompt[:, :-1])
         elif not size:

@@ -15,6 +15,10 @@ from axcore.layers import (
     ATTENTION_QUERY,
     ATTENTION_VALUE,
     CrossTransformerLayer,
+    Pipeline,
+    ScannedLayers,
+    Sequence,
+    Stack,
     TransformerLayer,
 )
 from axcore.layers.transformer import FEED_FORWARD_GATE, FEED_FORWARD_UP
@@ -22,6 +26,7 @@ from axcore.module import Remat
 from axcore.ops import ATTENTION_LSE, ATTENTION_OUT
 from axcore.plugins import Hardware
 
+_STACKS = (Stack, ScannedLayers, Pipeline)
 _RESIDUALS = (ATTENTION_OUT, ATTENTION_LSE)
 _HEADS = (ATTENTION_QUERY, ATTENTION_KEY, ATTENTION_VALUE)
 _GATE = (ATTENTION_PROJECTED, FEED_FORWARD_GATE)
@@ -52,7 +57,8 @@ class RematModifier:
     Args:
         policy: A preset of `REMAT_PRESETS`, from `full`, which keeps nothing within
             a layer, to `minimal`, which keeps every product; `none` switches recomputation off.
-        at: Path or glob of the modules it is for; every transformer layer where None.
+        at: Path or glob of the modules it is for; every transformer layer and every other
+            layer of a stack where None.
     """
 
     policy: str = "full"
@@ -81,6 +87,17 @@ class RematModifier:
             return [self.at]
         kinds = (TransformerLayer, CrossTransformerLayer)
         found = [layer.path for kind in kinds for layer in find_config(cfg, kind)]
+        # Stacks may have layers of other kinds, as a state space alone.
+        stacks = [stack for kind in _STACKS for stack in find_config(cfg, kind)]
+        others = {f"{stack.path}.layer": stack.node.layer for stack in stacks}
+        for turns in find_config(cfg, Sequence):
+            others |= {f"{turns.path}.layers[{i}]": one for i, one in enumerate(turns.node.layers)}
+        of_others = (*(kind.Config for kind in _STACKS), Sequence.Config)
+        found += [
+            path
+            for path, layer in others.items()
+            if not isinstance(layer, of_others) and not any(one.startswith(path) for one in found)
+        ]
         if not found:
             raise ConfigError(
                 f"{type(cfg).__qualname__} contains no transformer layer to recompute",

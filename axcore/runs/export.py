@@ -184,7 +184,11 @@ def _data_with_inputs(
 ) -> Any:
     """Return data whose rows have the inputs that the model's encoder takes."""
     cfg = published.config
-    names = (f"{cfg.input_name}_token_id", f"{cfg.input_name}_token_index")
+    names = (
+        published.family.input_mark,
+        f"{cfg.input_name}_token_id",
+        f"{cfg.input_name}_token_index",
+    )
     fields = published.published.fields
     marks = [fields[name] for name in names if name in fields]
     if isinstance(tokenizer, ByteTokenizer.Config):  # of which a folder has no file

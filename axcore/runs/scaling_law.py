@@ -80,7 +80,7 @@ class ScalingLaw:
 
 
 def read_points(directories: Sequence[Path], *, trust_code: bool = False) -> list[Point]:
-    """Return what runs came to: their parameters, tokens and last validation loss.
+    """Return what runs came to: their parameters, tokens and last validation loss, or nan.
 
     Raises:
         CheckpointError: A run has no validation loss, or its parameters are not known.
@@ -90,7 +90,7 @@ def read_points(directories: Sequence[Path], *, trust_code: bool = False) -> lis
 
 def _point(directory: Path, *, trust_code: bool) -> Point:
     facts = run_facts(directory, trust_code=trust_code)
-    losses = [one for one in facts.curves.get("validation", {}).get("loss", []) if one is not None]
+    losses = facts.curves.get("validation", {}).get("loss", [])
     tokens = [one for one in facts.curves.get("train", {}).get("tokens", []) if one is not None]
     if facts.num_params is None or not losses or not tokens:
         missing = "validation loss" if facts.num_params is not None else "known size"
@@ -99,7 +99,10 @@ def _point(directory: Path, *, trust_code: bool) -> Point:
             where=str(directory),
             hint="; ".join(facts.problems) or "train it to a step at which it is validated",
         )
-    return Point(str(directory), float(facts.num_params), tokens[-1], losses[-1])
+    # Of the last validation, which is nan where it is None: a run that diverged has no loss. Tokens
+    # are summed up from rates, and are whole numbers.
+    loss = math.nan if losses[-1] is None else losses[-1]
+    return Point(str(directory), float(facts.num_params), float(round(tokens[-1])), loss)
 
 
 def fit_scaling_law(points: Sequence[Point]) -> ScalingLaw:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ from axcore.whole_files import write_whole
 SWEEP_NAME = "sweep.json"
 _RANGE = re.compile(r"([^.,:\s][^,:\s]*?)\.\.([^,:\s]+):(\d+)")
 _POLL_S = 0.1
+# Files of systems have names of at most 255 bytes.
+_MAX_NAME = 120
 # An error has at most four.
 _TAIL_LINES = 4
 _BESIDE = re.compile(r"[^A-Za-z0-9_.+-]+")
@@ -108,7 +111,12 @@ class Sweep:
     engine: tuple[str, ...] = ()
 
     def trials(self) -> list[Trial]:
-        """Return the combinations, the last axis varied fastest."""
+        """Return the combinations, the last axis varied fastest.
+
+        Raises:
+            ConfigError: A setting is varied twice, or is also set for all.
+        """
+        self._check_axes()
         labels = _labels(self.axes)
         found = [
             Trial(_name(labels, values), values)
@@ -125,15 +133,30 @@ class Sweep:
         chosen = random.Random(self.seed).sample(range(len(found)), self.max_trials)
         return [found[index] for index in sorted(chosen)]
 
-    def training(self, trial: Trial) -> list[str]:
-        """Return the arguments of `axcore train` for a trial."""
-        varied = [
+    def _check_axes(self) -> None:
+        # The later one would win, so that trials of other names would be of the same settings.
+        paths = [axis.path for axis in self.axes]
+        fixed = [text.partition("=")[0] for text in self.arguments if "=" in text]
+        for path in paths:
+            if path and (paths.count(path) > 1 or path in fixed):
+                raise ConfigError(
+                    f"{path} is {'varied twice' if paths.count(path) > 1 else 'varied and set'}",
+                    where="--over",
+                    hint="name it once; --seeds varies seed",
+                )
+
+    def varied(self, trial: Trial) -> list[str]:
+        """Return the arguments of `axcore train` that a trial has of its own."""
+        return [
             argument
             for axis, value in zip(self.axes, trial.values, strict=True)
             for argument in axis.arguments(value)
         ]
+
+    def training(self, trial: Trial) -> list[str]:
+        """Return the arguments of `axcore train` for a trial."""
         directory = str(self.directory / trial.name)
-        return [self.experiment, "--dir", directory, *self.arguments, *varied]
+        return [self.experiment, "--dir", directory, *self.arguments, *self.varied(trial)]
 
     def command(self, trial: Trial) -> list[str]:
         """Return the arguments of `axcore` that train a trial, or give it to the engine."""
@@ -141,37 +164,60 @@ class Sweep:
             return ["train", *self.training(trial)]
         return ["launch", *self.engine, "--submit", "--name", trial.name, *self.training(trial)]
 
+    def submission(self, trial: Trial) -> Path:
+        """Return the file that says that an engine has a trial."""
+        return self.directory / f"{trial.name}.submitted"
+
     def log(self, trial: Trial) -> Path:
         """Return the file of what the command of a trial printed, next to its run directory."""
         return self.directory / f"{trial.name}.log"
 
-    def save(self) -> None:
-        """Write what the sweep is to its folder.
+    def check_folder(self, config: str) -> dict[str, Any]:
+        """Return what `sweep.json` is to say.
 
         Axes may change from one call to the next: their trials are added. What all trials share
         may not, or the folder would hold runs that cannot be compared.
 
+        Args:
+            config: A digest of the experiment's config, which code may change.
+
         Raises:
-            ConfigError: The folder has a sweep of another experiment or other settings.
+            ConfigError: The folder has a sweep of another experiment or other settings, or a run
+                that has the name of a trial and is another one.
         """
         path = self.directory / SWEEP_NAME
-        shared = {"experiment": self.experiment, "arguments": list(self.arguments)}
-        if path.exists():
-            before = read_json_file(path)
-            differing = [key for key in shared if before.get(key) != shared[key]]
-            if differing:
-                raise ConfigError(
-                    "; ".join(
-                        f"{key} of the sweep in this folder is {before.get(key)!r}, and now "
-                        f"{shared[key]!r}"
-                        for key in differing
-                    ),
-                    where=str(path),
-                    hint="give another --dir; more values of --over may be added to this one",
-                )
+        shared: dict[str, Any] = {
+            "experiment": self.experiment,
+            "arguments": list(self.arguments),
+            "config": config,
+        }
+        before: dict[str, Any] = read_json_file(path) if path.exists() else shared
+        trials = {trial.name: self.varied(trial) for trial in self.trials()}
+        there = before.get("trials", {})
+        differing = [key for key in shared if before.get(key) != shared[key]]
+        named = [name for name in trials if there.get(name, trials[name]) != trials[name]]
+        if differing or named:
+            raise ConfigError(
+                "; ".join(
+                    [
+                        *(
+                            f"{key} of the sweep in this folder is {before.get(key)!r}, and now "
+                            f"{shared[key]!r}"
+                            for key in differing
+                        ),
+                        *(f"{one} was trained with {there[one]}" for one in named[:3]),
+                    ]
+                ),
+                where=str(path),
+                hint="give another --dir; more values of --over may be added to this one",
+            )
+        return {**shared, "trials": {**there, **trials}}
+
+    def save(self, config: str) -> None:
+        """Write what the sweep is to its folder; raises as `check_folder` does."""
+        said = self.check_folder(config)
         self.directory.mkdir(parents=True, exist_ok=True)
-        axes = [attrs.asdict(axis) for axis in self.axes]
-        write_whole(path, json.dumps({**shared, "axes": axes}, indent=2) + "\n")
+        write_whole(self.directory / SWEEP_NAME, json.dumps(said, indent=2) + "\n")
 
     def results(self, metric: str) -> list[Result]:
         """Return what each trial came to.
@@ -196,7 +242,7 @@ def parse_axis(text: str) -> Axis:
             hint="write PATH=V1,V2,... or PATH=LOW..HIGH:N, as in data.batch_size=8..64:4",
         )
     spaced = _RANGE.fullmatch(values)
-    return Axis("--set", path, _spaced(text, spaced) if spaced else _split(values))
+    return Axis("--set", path, _spaced(text, spaced) if spaced else _split(text, values))
 
 
 def _spaced(text: str, found: re.Match[str]) -> tuple[str, ...]:
@@ -212,21 +258,27 @@ def _spaced(text: str, found: re.Match[str]) -> tuple[str, ...]:
             hint="write learner.schedule.peak=1e-4..1e-2:5",
         )
     ratio = (last / first) ** (1 / (count - 1))
-    values = [first * ratio**index for index in range(count)]
-    if low.isdigit() and high.isdigit():  # sizes and counts are whole numbers
-        return tuple(dict.fromkeys(str(round(value)) for value in values))
-    return tuple(f"{value:.3g}" for value in values)
+    between = [first * ratio**index for index in range(1, count - 1)]
+    is_whole = low.isdigit() and high.isdigit()  # sizes and counts are whole numbers
+    shown = [str(round(value)) if is_whole else f"{value:.3g}" for value in between]
+    return tuple(dict.fromkeys((low, *shown, high)))
 
 
-def _split(values: str) -> tuple[str, ...]:
-    """Return the parts between commas that are in no brackets."""
-    parts, depth = [""], 0
+def _split(text: str, values: str) -> tuple[str, ...]:
+    """Return the parts between commas that are in no brackets and no quotes."""
+    parts, depth, quote = [""], 0, ""
     for character in values:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
+        if character in "'\"" and quote in ("", character):
+            quote = "" if quote else character
+        depth += 0 if quote else (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += character
+    if any(not part.strip() for part in parts):
+        raise ConfigError(
+            f"{text!r} has an empty value", where="--over", hint="write PATH=V1,V2,..."
+        )
     return tuple(part.strip() for part in parts)
 
 
@@ -246,7 +298,11 @@ def _labels(axes: Sequence[Axis]) -> list[str]:
 def _name(labels: Sequence[str], values: Sequence[str]) -> str:
     # Commas and brackets would have to be quoted in a shell, where these folders are named a lot.
     pairs = zip(labels, values, strict=True)
-    return "_".join(_BESIDE.sub("-", f"{label}-{value}").strip("-") for label, value in pairs)
+    name = "_".join(_BESIDE.sub("-", f"{label}-{value}").strip("-") for label, value in pairs)
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = blake2b(repr([*labels, *values]).encode(), digest_size=6).hexdigest()
+    return f"{name[:_MAX_NAME]}-{digest}"
 
 
 def _result(trial: Trial, directory: Path, metric: str) -> Result:
@@ -297,15 +353,15 @@ def run_trials(
     Raises:
         KeyboardInterrupt: It was asked to stop, after all trials have.
     """
-    # A job in the queue of an engine has written nothing but the log of its submission.
-    waiting = iter(
-        [
-            one.trial
-            for one in sweep.results("train/loss")
-            if one.state not in ("done", "running")
-            and not (sweep.engine and sweep.log(one.trial).exists())
-        ]
-    )
+    left = [
+        one.trial for one in sweep.results("train/loss") if one.state not in ("done", "running")
+    ]
+    if sweep.engine:
+        for trial in left:
+            if (queued := sweep.submission(trial)).exists():
+                report(trial, f"was submitted before; delete {queued} to submit it again", 0.0)
+        left = [trial for trial in left if not sweep.submission(trial).exists()]
+    waiting = iter(left)
     running: list[_Running] = []
     failed: list[Trial] = []
     with StopRequests() as stops:
@@ -323,8 +379,8 @@ def run_trials(
                     failed.append(one.trial)
                 ended = "submitted" if sweep.engine else "done"
                 what = f"{describe_exit(code)}; see {one.log}{_tail(one.log)}" if code else ended
-                if code and sweep.engine:
-                    one.log.rename(one.log.with_suffix(".failed"))
+                if sweep.engine and not code:
+                    sweep.submission(one.trial).touch()
                 report(one.trial, what, time.monotonic() - one.began)
         if stops.count:
             raise KeyboardInterrupt
@@ -362,9 +418,12 @@ class Group:
 
     @property
     def standard_error(self) -> float | None:
-        """The standard error of the mean over seeds; None with fewer than two."""
+        """The standard error of the mean over seeds; None of one, or where one is not finite."""
         found = self._found()
-        return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else None
+        if len(found) < 2 or not all(map(math.isfinite, found)):
+            return None
+        error: float = statistics.stdev(found) / len(found) ** 0.5
+        return error
 
     @property
     def state(self) -> str:

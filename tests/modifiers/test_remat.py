@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy_state import numpy_state
+from parity_pairs import MODELS
 
 from axcore.config import find_config, update_config
-from axcore.layers import CrossTransformerLayer, TransformerLayer
+from axcore.layers import CrossTransformerLayer, ScannedLayers, Stack, TransformerLayer
 from axcore.models import llama2, t5
 from axcore.modifiers import RematModifier
 from axcore.modifiers.remat import REMAT_PRESETS
-from axcore.module import functional
+from axcore.module import Remat, functional
 from axcore.plugins import Hardware
 
 CPU = Hardware.parse("cpu-1")
@@ -86,6 +87,16 @@ def test_presets_differ_in_the_products_that_are_computed_again():
         "offload_minimal": logits,
     }
     assert again == expected
+
+
+@pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "falcon_h1", "qwen3_5"])
+def test_every_layer_of_a_stack_is_computed_again_whatever_its_kind(family):
+    cfg = RematModifier().apply(MODELS[family](), CPU)
+    stacks = find_config(cfg, lambda node: isinstance(node, (ScannedLayers.Config, Stack.Config)))
+    layers = [one.node.layer for one in stacks]
+    layers = [part for one in layers for part in getattr(one, "layers", (one,))]
+    assert layers
+    assert all(layer.remat == Remat() for layer in layers)
 
 
 def test_layers_with_cross_attention_are_computed_again_too():

@@ -18,19 +18,23 @@ def sweep_of(tmp_path, *axes, **more):
     [
         ("a.b=1,2", ("1", "2")),
         ("a=[1,2],none", ("[1,2]", "none")),
-        ("a=1e-4..1e-2:3", ("0.0001", "0.001", "0.01")),
+        ("a=1e-4..1e-2:3", ("1e-4", "0.001", "1e-2")),
         ("a=8..64:4", ("8", "16", "32", "64")),
+        ("a=1e-4..1.2345e-2:3", ("1e-4", "0.00111", "1.2345e-2")),
+        ("a='x,y',z", ("'x,y'", "z")),
     ],
 )
 def test_values_are_listed_or_spaced_by_equal_ratios(text, values):
     assert parse_axis(text).values == values
 
 
-@pytest.mark.parametrize("text", ["a", "a=", "a=1..0:3", "a=1..2:1", "a=x..y:2", "a=0..1:2"])
+@pytest.mark.parametrize(
+    "text", ["a", "a=", "a=1..0:3", "a=1..2:1", "a=x..y:2", "a=0..1:2", "a=1,,2"]
+)
 def test_what_names_no_values_is_refused_with_an_example(text):
     with pytest.raises(ConfigError) as caught:
         parse_axis(text)
-    assert "PATH=LOW..HIGH:N" in caught.value.hint or "1e-4..1e-2:5" in caught.value.hint
+    assert "PATH=V1,V2" in caught.value.hint or "1e-4..1e-2:5" in caught.value.hint
 
 
 def test_trials_are_all_combinations_and_their_folders_are_plain_names(tmp_path):
@@ -63,11 +67,44 @@ def test_a_modifier_called_none_changes_nothing(tmp_path):
 
 
 def test_a_folder_takes_more_values_but_no_other_experiment(tmp_path):
-    sweep_of(tmp_path, parse_axis("a=1")).save()
-    sweep_of(tmp_path, parse_axis("a=1,2")).save()
-    assert json.loads((tmp_path / "sweep.json").read_text())["axes"][0]["values"] == ["1", "2"]
+    sweep_of(tmp_path, parse_axis("a=1")).save("c")
+    sweep_of(tmp_path, parse_axis("a=1,2")).save("c")
+    assert list(json.loads((tmp_path / "sweep.json").read_text())["trials"]) == ["a-1", "a-2"]
     with pytest.raises(ConfigError, match="max_steps"):
-        sweep_of(tmp_path, parse_axis("a=1"), arguments=("--set", "max_steps=3")).save()
+        sweep_of(tmp_path, parse_axis("a=1"), arguments=("--set", "max_steps=3")).save("c")
+
+
+def test_a_run_of_the_same_name_that_is_another_one_is_refused(tmp_path):
+    sweep_of(tmp_path, parse_axis("model.rate=1")).save("c")
+    with pytest.raises(ConfigError, match="was trained with"):
+        sweep_of(tmp_path, parse_axis("data.rate=1")).save("c")
+    with pytest.raises(ConfigError, match="config of the sweep"):
+        sweep_of(tmp_path, parse_axis("model.rate=1")).save("another")
+
+
+@pytest.mark.parametrize(
+    ("axes", "arguments"), [(("a=1", "a=2"), ()), (("a=1",), ("--set", "a=3"))]
+)
+def test_a_setting_that_is_named_twice_is_refused(tmp_path, axes, arguments):
+    with pytest.raises(ConfigError, match="a is varied"):
+        sweep_of(tmp_path, *map(parse_axis, axes), arguments=arguments).trials()
+
+
+def test_long_values_have_short_names_of_their_own(tmp_path):
+    axis = Axis("--modify", "", tuple("x" * 300 + end for end in "ab"))
+    names = [trial.name for trial in sweep_of(tmp_path, axis).trials()]
+    assert len(set(names)) == 2
+    assert max(map(len, names)) < 140
+
+
+def test_a_seed_that_diverged_leaves_the_table_whole(tmp_path):
+    sweep = sweep_of(tmp_path, parse_axis("a=1,2"), Axis("--set", "seed", ("0", "1")))
+    results = [
+        Result(one, "done", 9, float("nan") if one.values == ("1", "1") else 2.0)
+        for one in sweep.trials()
+    ]
+    first, last = grouped(sweep, results, is_better_higher=False)
+    assert (first.mean, last.standard_error) == (2.0, None)
 
 
 def test_seeds_are_averaged_and_the_best_is_first(tmp_path):

@@ -20,6 +20,9 @@ from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from axcore.errors import ConfigError, DataError
 from axcore.layers import FIRST_SOFT_TOKEN
 
+# As templates of pictures and of sounds have them.
+_PART_TYPES = ("image", "audio")
+
 
 class ChatText(Feature):
     """What a language model is trained on: `tokens`, `targets`, `loss_weights` and others, `[T]`.
@@ -103,10 +106,13 @@ class ChatText(Feature):
         }
 
     @cached_property
-    def _reads_parts(self) -> bool:
-        """Whether the template writes marks by itself, of parts of contents."""
+    def _part_type(self) -> str:
+        """The type of the parts that its template reads; empty where it reads texts alone."""
         cfg, template = self.config, self.tokenizer.known_chat_template
-        return bool(cfg.num_soft_tokens) and reads_parts(template, cfg.soft_token)
+        if not cfg.num_soft_tokens:
+            return ""
+        read = (kind for kind in _PART_TYPES if reads_parts(template, cfg.soft_token, kind))
+        return next(read, "")
 
     def prompt(self, question: str, *, system: str | None = None) -> tuple[int, ...]:
         """Return the tokens of a question about a row's inputs, up to where the model answers.
@@ -123,9 +129,9 @@ class ChatText(Feature):
         is_marked = cfg.soft_token in question
         content: Any = question if is_marked else cfg.soft_token * count + question
         said: Any = system
-        if self._reads_parts:
+        if self._part_type:
             text = question.replace(cfg.soft_token, "").strip()
-            content = [*[{"type": "image"}] * count, {"type": "text", "text": text}]
+            content = [*[{"type": self._part_type}] * count, {"type": "text", "text": text}]
             said = None if system is None else [{"type": "text", "text": system}]
         before = [] if said is None else [{"role": "system", "content": said}]
         text = template.render(
@@ -184,7 +190,8 @@ class ChatText(Feature):
         """Return the tokens of a record, with marks in them, and what each weighs."""
         cfg = self.config
         template = self.tokenizer.known_chat_template
-        if self._reads_parts and not _writes_alike(template, cfg.soft_token):
+        kind = self._part_type
+        if kind and not _writes_alike(template, cfg.soft_token, kind):
             raise ValueError(
                 "its chat template reads contents as lists of parts, and writes another text of a "
                 f"content with {cfg.soft_token!r} in it, which training needs; set "
@@ -224,10 +231,10 @@ def reads_parts(template: ChatTemplate, mark: str, kind: str = "image") -> bool:
     return mark in text and probe in text and "'type'" not in text
 
 
-def _writes_alike(template: ChatTemplate, mark: str) -> bool:
+def _writes_alike(template: ChatTemplate, mark: str, kind: str) -> bool:
     """Return whether a template writes the same of a mark in a text as of an input's part."""
     probe = "axcore"
-    parts = [{"type": "image"}, {"type": "text", "text": probe}]
+    parts = [{"type": kind}, {"type": "text", "text": probe}]
     contents: tuple[Any, ...] = (parts, mark + probe)
     try:
         written = [template.render([{"role": "user", "content": one}]) for one in contents]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from axcore.config import evolve, find_config, replace_config, update_config
+from axcore.errors import ConfigError
 from axcore.interop import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -13,6 +14,7 @@ from axcore.interop import (
     Derived,
     Family,
     Field,
+    Fields,
     MustBe,
     RopeFields,
     WeightMap,
@@ -114,6 +116,25 @@ def _weights(cfg: Any) -> WeightMap:
     )
 
 
+class _NormBehindGate(MustBe):
+    """Channels are normalised behind the gate; a file that has the norm and not this field is not
+    read, since it means the other order."""
+
+    def read(self, cfg: Any, fields: Fields) -> Any:
+        """Return the config.
+
+        Raises:
+            ConfigError: They are normalised before the gate.
+        """
+        if self.name not in fields.values and find_config(cfg, GroupedRMSNorm):
+            raise ConfigError(
+                f"{self.name} is missing, which means True; the model here has False",
+                where=self.name,
+                hint=f'write "{self.name}": false into config.json if the model has that',
+            )
+        return super().read(cfg, fields)
+
+
 def _constant(name: str, path: str) -> Field:
     return Field(name, (path,), default=1.0, to_axcore=float)
 
@@ -161,7 +182,7 @@ FALCON_H1 = Family(
         Field("mamba_conv_bias", ("**.memory.conv.has_bias",), default=True),
         Field("mamba_proj_bias", ("**.memory.linear.has_bias",), default=False),
         Field("projectors_bias", ("**.memory.out_linear.has_bias",), default=False),
-        MustBe("mamba_norm_before_gate", (False,)),
+        _NormBehindGate("mamba_norm_before_gate", (False,)),
         MustBe("time_step_limit", UNLIMITED, is_written=False),
         _constant("embedding_multiplier", "decoder.embedding.scale"),
         _constant("key_multiplier", "**.position.factor"),

@@ -184,7 +184,12 @@ GEMMA3_VISION = Family(
     length="text_config.max_position_embeddings",
     input_mark="image_token_index",
     # Templates write the first of the three tokens for a picture, and the processor the rest.
-    input_texts={"{boi_token_index}": _PICTURE, "{image_token_index}": _PICTURE},
+    input_texts={
+        "{boi_token_index}": _PICTURE,
+        "{image_token_index}": _PICTURE,
+        # A text that has it already is as it was.
+        _PICTURE: _PICTURE,
+    },
     defaults={
         "boi_token_index": 255_999,
         "eoi_token_index": 256_000,
