@@ -413,15 +413,11 @@ KIMI_K2 = attrs.evolve(DEEPSEEK_V3, written_as="deepseek_v3")
 """Its own type has no class in transformers, but for code that comes with the weights."""
 
 
-@attrs.frozen
 class _NamedKinds(LayerKinds):
-    """`mlp_layer_types`, or how many layers come before those with experts.
+    """`mlp_layer_types`, or how many layers come before those with experts."""
 
-    Args:
-        num_dense: How many that is where nothing says it.
-    """
-
-    num_dense: int = attrs.field(default=1, kw_only=True)
+    num_dense = 1
+    """How many that is where nothing says it."""
 
     def read(self, fields: Fields, num_layers: int) -> list[int]:
         """Return the kind of each layer.
@@ -448,6 +444,19 @@ class _NamedKinds(LayerKinds):
         return {"mlp_layer_types": named, "first_k_dense_replace": kinds.index(1)}
 
 
+class _FirstOrNamed(_NamedKinds):
+    """`first_k_dense_replace`, and `mlp_layer_types` where that does not say which layers it is."""
+
+    num_dense = 3
+
+    def write(self, kinds: list[int]) -> dict[str, Any]:
+        """Return one of the fields, or both."""
+        fields = super().write(kinds)
+        if kinds == sorted(kinds):
+            del fields["mlp_layer_types"]
+        return fields
+
+
 _KINDS = ("dense", "sparse")
 
 GLM4_MOE_LITE = attrs.evolve(
@@ -467,7 +476,7 @@ DEEPSEEK_V32 = attrs.evolve(
     DEEPSEEK_V3,
     architecture="DeepseekV32ForCausalLM",
     template=lambda: deepseek_v32("toy"),
-    layers=_NamedKinds(FIRST_DENSE.names, FIRST_DENSE.kind_of, num_dense=3),
+    layers=_FirstOrNamed(FIRST_DENSE.names, FIRST_DENSE.kind_of),
     config=(
         *DEEPSEEK_V3.config,
         Field("index_n_heads", ("**.indexer.num_heads",)),
