@@ -91,9 +91,7 @@ class LightningIndexer(Module):
             in_dim=cfg.dim, out_dim=cfg.num_heads, axes=("embed", None)
         )
         self.position = cfg.position.build(head_dim=cfg.rope_dim)
-        self.key_cache = cfg.key_cache.build(
-            num_kv_heads=1, head_dim=cfg.head_dim, value_dim=None
-        )
+        self.key_cache = cfg.key_cache.build(num_kv_heads=1, head_dim=cfg.head_dim, value_dim=None)
 
     def forward(self, x: Hidden, of_queries: Hidden, info: TokenInfo) -> Any:
         """Return the bias of attention that hides what is not chosen, `[B, 1, T, S]`.
@@ -113,9 +111,7 @@ class LightningIndexer(Module):
         # The cache has the new keys by now, whether or not this call needs them.
         if num_keys <= self.config.top_k:
             return None
-        products = jnp.einsum(
-            "btnh,bsh->btns", q_BTNH, k_BSH, preferred_element_type=jnp.float32
-        )
+        products = jnp.einsum("btnh,bsh->btns", q_BTNH, k_BSH, preferred_element_type=jnp.float32)
         # Weights in float32, as in the published model: few bits would change the order.
         weights_BTN = self.weights(x.astype(jnp.float32))
         scores_BTS = jnp.einsum("btns,btn->bts", jax.nn.relu(products), weights_BTN)
@@ -185,7 +181,7 @@ class IndexedLatentAttention(LatentAttention):
                 "query_latent_dim is None, and an indexer makes its queries from that latent",
                 hint="set query_latent_dim, or take LatentAttention",
             )
-        core = cfg.core
+        core: Any = cfg.core
         is_plain = type(core) is DotProductAttention.Config and core.is_causal
         if not is_plain or core.window:
             raise ConfigError(

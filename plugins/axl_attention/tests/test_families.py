@@ -9,6 +9,7 @@ from axl_attention.models import (
     cohere2,
     deepseek_v2,
     deepseek_v3,
+    deepseek_v32,
     falcon,
     falcon_h1,
     gemma,
@@ -63,7 +64,7 @@ FAMILIES = (
     *(phi3, gpt_oss, starcoder2, llama4, qwen3_next, llama31, llama32, glm45),
     *(phi, stablelm, cohere, cohere2, bloom, opt, gptj, falcon, mamba, granite4),
     *(olmoe, qwen2_moe, granitemoe, ministral3, minimax_m2, phimoe, qwen3_5),
-    *(glm47_flash, nemotron_h, falcon_h1),
+    *(glm47_flash, nemotron_h, falcon_h1, deepseek_v32),
 )
 """The first of every seven is trained in the quick tests."""
 

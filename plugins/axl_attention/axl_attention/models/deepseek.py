@@ -184,7 +184,7 @@ def deepseek_v3(size: str) -> CausalLM.Config:
 
 
 def deepseek_v32(size: str) -> CausalLM.Config:
-    """Return the config of a DeepSeek-V3.2, which attends to what an indexer chooses: `671b`, `toy`.
+    """Return the config of a DeepSeek-V3.2, V3 with an indexer in each layer: `671b` or `toy`.
 
     Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2; sizes as in the published config.
     """
