@@ -42,7 +42,7 @@ class LightningIndexer(Module):
 
     Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", equation 1. Slot protocol: the parent fills
     `dim`, `query_dim`, `rope_dim` and `position`. Differs: positive factors on all scores are left
-    out, which change no choice, and so are the rotation and rounding of queries and keys to 8 bits.
+    out, which change no choice; and queries and keys are not rounded to 8 bits.
     """
 
     @config
