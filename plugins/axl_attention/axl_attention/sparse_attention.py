@@ -112,7 +112,7 @@ class LightningIndexer(Module):
         if num_keys <= self.config.top_k:
             return None
         products = jnp.einsum("btnh,bsh->btns", q_BTNH, k_BSH, preferred_element_type=jnp.float32)
-        # Weights in float32, as the pretrained checkpoint has them: few bits would change the order.
+        # Weights in float32, as the original has them: few bits would change the order.
         weights_BTN = self.weights(x.astype(jnp.float32))
         scores_BTS = jnp.einsum("btns,btn->bts", jax.nn.relu(products), weights_BTN)
         scores_BTS = jnp.where(_visible(seen_by, num_keys), scores_BTS, -jnp.inf)
