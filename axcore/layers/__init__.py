@@ -19,7 +19,7 @@ from axcore.layers.attention.cross_attention import (
     StoredSource,
     store_source,
 )
-from axcore.layers.attention.dot_product import DotProductAttention, attend
+from axcore.layers.attention.dot_product import DotProductAttention, attend, gather_keys
 from axcore.layers.attention.kv_cache import (
     ContiguousCache,
     GappedCache,
@@ -217,6 +217,7 @@ __all__ = [
     "encoder_layer",
     "frozen_state",
     "full_precision_state",
+    "gather_keys",
     "merge_adapters",
     "new_adapters",
     "num_soft_tokens_of",

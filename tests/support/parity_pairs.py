@@ -119,6 +119,7 @@ def _gemma3():
 MODELS["gemma3"] = _gemma3
 MODELS |= {name: _of_plugin(name) for name in ("glm", "glm4")}
 MODELS |= {name: _of_plugin(name) for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm45")}
+MODELS["deepseek_v32"] = _of_plugin("deepseek_v32")
 MODELS["glm47_flash"] = _of_plugin("glm47_flash")
 MODELS["llama4_text"] = lambda: update_config(
     _of_plugin("llama4")(), {"**.strength": 1.0, "**.feed_forward.top_k": 2}
@@ -257,13 +258,16 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def saved_gradients(model: Any, folder: Path) -> Any:
-    """Returns a model's gradients by the names that its parameters have in files."""
+    """Returns a model's gradients by the names that its parameters have in files.
+
+    They are zeros where it has none, as the loss does not depend on the parameter.
+    """
     import torch
 
     copied = copy.deepcopy(model)
     with torch.no_grad():
         for param, original in zip(copied.parameters(), model.parameters(), strict=True):
-            param.copy_(original.grad)
+            param.copy_(torch.zeros_like(param) if original.grad is None else original.grad)
         for buffer in copied.buffers():
             buffer.zero_()
     copied.save_pretrained(folder)

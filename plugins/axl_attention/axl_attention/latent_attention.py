@@ -170,35 +170,45 @@ class LatentAttention(Module):
 
     def forward(self, x: Hidden, info: TokenInfo) -> Hidden:
         """Return each token's mixture of the tokens that it sees."""
-        latent, q = self.latent_norm(self.latent(x)), self._queries(x)
+        latent, of_queries = self.latent_norm(self.latent(x)), self._query_input(x)
+        q = self._split(self.q(of_queries))
         own_q, shared_q = q[..., : -self.rope_dim], q[..., -self.rope_dim :]
         shared_k = self.shared_k(x)[:, :, None, :]
         shared_q, shared_k = self.position(shared_q, shared_k, info.positions)
         mix = self._from_latents if self.config.keeps_latents else self._in_full
-        mixed = mix(Parts(own_q, shared_q, shared_k, latent), info)
+        options = self.core_options(x, of_queries, info)
+        mixed = mix(Parts(own_q, shared_q, shared_k, latent), info, **options)
         return named(self.out(mixed), ATTENTION_PROJECTED)
 
-    def _in_full(self, parts: "Parts", info: TokenInfo) -> Hidden:
+    def core_options(self, x: Hidden, of_queries: Hidden, info: TokenInfo) -> dict[str, Any]:
+        """Return more arguments of the core: none, but in a subclass.
+
+        Args:
+            x: The layer's input.
+            of_queries: What queries are made of.
+            info: Of the tokens.
+        """
+        return {}
+
+    def _in_full(self, parts: "Parts", info: TokenInfo, **options: Any) -> Hidden:
         own_k, v = self._split(self.k(parts.latent)), self._split(self.v(parts.latent))
         shared_k = jnp.broadcast_to(parts.shared_k, (*own_k.shape[:3], self.rope_dim))
         q = named(jnp.concatenate([parts.own_q, parts.shared_q], axis=-1), ATTENTION_QUERY)
         k = named(jnp.concatenate([own_k, shared_k], axis=-1), ATTENTION_KEY)
         k, v, info = self.kv_cache(k, named(v, ATTENTION_VALUE), info)
-        mixed = self.core(q, k, v, info)
+        mixed = self.core(q, k, v, info, **options)
         return mixed.reshape(*mixed.shape[:2], -1)
 
-    def _from_latents(self, parts: "Parts", info: TokenInfo) -> Hidden:
+    def _from_latents(self, parts: "Parts", info: TokenInfo, **options: Any) -> Hidden:
         own_q = _moved_queries(parts.own_q, self.k, self.form)
         q = jnp.concatenate([own_q, parts.shared_q], axis=-1)
         k = jnp.concatenate([self.form.of(parts.latent)[:, :, None], parts.shared_k], axis=-1)
         # One head that is key and value: the cache has `value_dim=None`, and keeps it once.
         k, v, info = self.kv_cache(k, k, info)
-        return _moved_values(self.core(q, k, v, info), self.v, self.form)
+        return _moved_values(self.core(q, k, v, info, **options), self.v, self.form)
 
-    def _queries(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:
-        if self.config.query_latent_dim:
-            x = self.query_norm(self.query_latent(x))
-        return self._split(self.q(x))
+    def _query_input(self, x: Hidden) -> Hidden:
+        return self.query_norm(self.query_latent(x)) if self.config.query_latent_dim else x
 
     def _split(self, x: Hidden) -> Float[Array, "batch time heads head_dim"]:
         heads = x.reshape(*x.shape[:2], self.config.num_heads, -1)

@@ -94,6 +94,7 @@ def hugging_face_families() -> Iterator[HuggingFaceFamily]:
         ("gpt2", "gpt2:GPT2", "GPT-2"),
         ("deepseek_v2", "deepseek:DEEPSEEK_V2", "DeepSeek-V2"),
         ("deepseek_v3", "deepseek:DEEPSEEK_V3", "DeepSeek-V3 and R1"),
+        ("deepseek_v32", "deepseek:DEEPSEEK_V32", "DeepSeek-V3.2, with sparse attention"),
         ("kimi_k2", "deepseek:KIMI_K2", "Kimi K2, which is written as deepseek_v3"),
         ("gemma", "gemma:GEMMA", "Gemma 1"),
         ("gemma2", "gemma:GEMMA2", "Gemma 2"),

@@ -30,6 +30,7 @@ CONFIGS = json.loads(
 )
 
 
+V32 = "deepseek-ai/DeepSeek-V3.2-Exp"
 FALCON_H1 = "tiiuae/Falcon-H1-0.5B-Instruct"
 NANO_3 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
 PHI_MOE = "microsoft/Phi-3.5-MoE-instruct, of other factors"
@@ -73,6 +74,8 @@ def published(name, **changes):
         ("nemotron_h", "nano-9b-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", 8_888_227_328),
         ("nemotron_h", "3-nano-30b-a3b", NANO_3, 31_577_940_288),
         ("falcon_h1", "0.5b", FALCON_H1, 521_411_104),
+        # With the routers' biases, without the layer for a second token, dequantized.
+        ("deepseek_v32", "671b", V32, 671_877_944_064),
         ("mamba", "130m", "state-spaces/mamba-130m-hf", 129_135_360),
     ],
 )
@@ -104,6 +107,7 @@ def test_published_config_is_that_of_the_catalogue(family, size, name, num_param
         (NANO_3, {"hybrid_override_pattern": "M*E-"}, "all dense or all experts"),
         (NANO_3, {"num_hidden_layers": 51}, "is 51, and 52 layers are named"),
         (NANO_3, {"moe_latent_size": 1024}, "moe_latent_size=1024"),
+        (V32, {"layer_types": ["full_attention"] * 61}, "layer_types='full_attention'"),
         (FALCON_H1, {"mamba_norm_before_gate": True}, "mamba_norm_before_gate=True"),
         (FALCON_H1, {"mamba_d_ssm": 2048}, "mamba_d_ssm"),
         (PHI_MOE, {"num_experts_per_tok": 4}, "num_experts_per_tok=4"),

@@ -2,7 +2,13 @@
 
 from axl_attention.models.bloom import bloom
 from axl_attention.models.cohere import cohere, cohere2
-from axl_attention.models.deepseek import deepseek_v2, deepseek_v3, glm47_flash, kimi_k2
+from axl_attention.models.deepseek import (
+    deepseek_v2,
+    deepseek_v3,
+    deepseek_v32,
+    glm47_flash,
+    kimi_k2,
+)
 from axl_attention.models.falcon import falcon
 from axl_attention.models.falcon_h1 import falcon_h1
 from axl_attention.models.gemma import gemma, gemma2, gemma3
@@ -37,6 +43,7 @@ __all__ = [
     "cohere2",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "falcon",
     "falcon_h1",
     "gemma",

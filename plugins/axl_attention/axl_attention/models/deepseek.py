@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, Kimi K2 and GLM-4.7-Flash.
+"""DeepSeek-V2, V3 and V3.2, Kimi K2 and GLM-4.7-Flash.
 
 They have latent attention, and experts in all but the first layers.
 """
@@ -16,6 +16,7 @@ from axcore.interop import (
     Concatenate,
     ConfigEntry,
     Derived,
+    EveryLayer,
     Family,
     Field,
     Fields,
@@ -29,6 +30,7 @@ from axcore.interop import (
     WeightMap,
     activation,
     below,
+    both,
     common_value,
     interleaved,
     linear,
@@ -46,6 +48,7 @@ from axl_attention.models.shared_maps import (
     Groups,
 )
 from axl_attention.rope_scaling import YaRN, stretched_scale, weight_of_stretched_scale
+from axl_attention.sparse_attention import IndexedLatentAttention, LightningIndexer
 
 _HEADS = {"head_dim": 128, "rope_dim": 64, "value_dim": 128, "latent_dim": 512}
 _TOY = {
@@ -112,6 +115,16 @@ _DEEPSEEK_V3_SIZES: Sizes = {
     },
 }
 
+# A toy has many heads: where all products of a key are negative, its score is 0, as others' are.
+_INDEXERS = {
+    "671b": LightningIndexer.Config(),
+    "toy": LightningIndexer.Config(num_heads=16, head_dim=12, top_k=5),
+}
+_DEEPSEEK_V32_SIZES: Sizes = {
+    size: {**values, "heads": {**values["heads"], "indexer": _INDEXERS[size]}}
+    for size, values in _DEEPSEEK_V3_SIZES.items()
+}
+
 _KIMI_K2_SIZES: Sizes = {
     "1t": {
         "vocab_size": 163_840,
@@ -167,7 +180,18 @@ def deepseek_v3(size: str) -> CausalLM.Config:
 
     Source: DeepSeek-AI 2024, arXiv:2412.19437, sections 2.1 and 4.2.
     """
-    sizes = dict(of_size("deepseek_v3", _DEEPSEEK_V3_SIZES, size))
+    return _deepseek_v3(dict(of_size("deepseek_v3", _DEEPSEEK_V3_SIZES, size)))
+
+
+def deepseek_v32(size: str) -> CausalLM.Config:
+    """Return the config of a DeepSeek-V3.2, V3 with an indexer in each layer: `671b` or `toy`.
+
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2; sizes as in the published config.
+    """
+    return _deepseek_v3(dict(of_size("deepseek_v32", _DEEPSEEK_V32_SIZES, size)))
+
+
+def _deepseek_v3(sizes: Any) -> Any:
     router = Router.Config(scale=2.5, **_V3_ROUTER, **sizes.pop("routing"))
     return _deepseek(router=router, yarn_weight=1.0, **sizes)
 
@@ -240,13 +264,14 @@ def _latent_attention(heads: Any, yarn_weight: float) -> Any:
     """
     width = heads["head_dim"] + heads["rope_dim"]
     scale = stretched_scale(40.0, weight=yarn_weight, width=width)
+    kind = IndexedLatentAttention if "indexer" in heads else LatentAttention
 
     def latent(old: Any) -> Any:
         yarn = YaRN.Config(
             theta=old.position.theta, factor=40.0, original_length=4096, attention_factor=1.0
         )
         core = evolve(old.core, scale=scale)
-        return LatentAttention.Config(num_heads=old.num_heads, position=yarn, core=core, **heads)
+        return kind.Config(num_heads=old.num_heads, position=yarn, core=core, **heads)
 
     return latent
 
@@ -318,6 +343,14 @@ _CONFIG = (
 )
 
 
+_INDEXER_WEIGHTS: WeightMap = (
+    *linear("q", "wq_b"),
+    *linear("k", "wk"),
+    *both("key_norm", "k_norm"),
+    *linear("weights", "weights_proj"),
+)
+
+
 def _weights(cfg: Any) -> WeightMap:
     attention = find_config(cfg, LatentAttention)[0].node
     heads, own, rotated = attention.num_heads, attention.head_dim, attention.rope_dim
@@ -326,15 +359,18 @@ def _weights(cfg: Any) -> WeightMap:
         Transpose(), SplitAxis(heads), interleaved(rotated, kept=own, axis=1), JoinAxes(heads)
     )
     keys = Chain(Transpose(), Concatenate((latent, rotated)), interleaved(rotated, kept=latent))
-    both = Chain(Transpose(), SplitAxis(heads), Concatenate((own, value), axis=1), JoinAxes(heads))
+    keys_values = Chain(
+        Transpose(), SplitAxis(heads), Concatenate((own, value), axis=1), JoinAxes(heads)
+    )
     projections = (
         Rule(("q.weight",), (f"q_{'b_' * bool(attention.query_latent_dim)}proj.weight",), queries),
         Rule(("latent.weight", "shared_k.weight"), ("kv_a_proj_with_mqa.weight",), keys),
-        Rule(("k.weight", "v.weight"), ("kv_b_proj.weight",), both),
+        Rule(("k.weight", "v.weight"), ("kv_b_proj.weight",), keys_values),
         *linear("query_latent", "q_a_proj"),
         same("query_norm.weight", "q_a_layernorm.weight"),
         same("latent_norm.weight", "kv_a_layernorm.weight"),
         *linear("out", "o_proj"),
+        *below("indexer", "indexer", _INDEXER_WEIGHTS),
     )
     return model_weights(
         *PRE_NORMS,
@@ -380,13 +416,16 @@ KIMI_K2 = attrs.evolve(DEEPSEEK_V3, written_as="deepseek_v3")
 class _NamedKinds(LayerKinds):
     """`mlp_layer_types`, or how many layers come before those with experts."""
 
+    num_dense = 1
+    """How many that is where nothing says it."""
+
     def read(self, fields: Fields, num_layers: int) -> list[int]:
         """Return the kind of each layer.
 
         Raises:
             ConfigError: A kind is unknown, or there is not one for each layer.
         """
-        num_dense = fields.take("first_k_dense_replace", 1)
+        num_dense = fields.take("first_k_dense_replace", self.num_dense)
         dense, sparse = _KINDS
         named = fields.take("mlp_layer_types", None)
         if named is None:
@@ -405,6 +444,19 @@ class _NamedKinds(LayerKinds):
         return {"mlp_layer_types": named, "first_k_dense_replace": kinds.index(1)}
 
 
+class _FirstOrNamed(_NamedKinds):
+    """`first_k_dense_replace`, and `mlp_layer_types` where that does not say which layers it is."""
+
+    num_dense = 3
+
+    def write(self, kinds: list[int]) -> dict[str, Any]:
+        """Return one of the fields, or both."""
+        fields = super().write(kinds)
+        if kinds == sorted(kinds):
+            del fields["mlp_layer_types"]
+        return fields
+
+
 _KINDS = ("dense", "sparse")
 
 GLM4_MOE_LITE = attrs.evolve(
@@ -418,5 +470,18 @@ GLM4_MOE_LITE = attrs.evolve(
         Field("routed_scaling_factor", ("**.router.scale",), default=1.8, to_axcore=float),
         MustBe("scoring_func", ("sigmoid",), is_written=False),
         MustBe("partial_rotary_factor", (1.0,), is_written=False),
+    ),
+)
+DEEPSEEK_V32 = attrs.evolve(
+    DEEPSEEK_V3,
+    architecture="DeepseekV32ForCausalLM",
+    template=lambda: deepseek_v32("toy"),
+    layers=_FirstOrNamed(FIRST_DENSE.names, FIRST_DENSE.kind_of),
+    config=(
+        *DEEPSEEK_V3.config,
+        Field("index_n_heads", ("**.indexer.num_heads",)),
+        Field("index_head_dim", ("**.indexer.head_dim",)),
+        Field("index_topk", ("**.indexer.top_k",)),
+        EveryLayer("layer_types", "indexed_attention"),
     ),
 )
