@@ -91,6 +91,8 @@ def convert(
         )
     if source.startswith((HUGGING_FACE, GGUF)):
         read = source.removeprefix(HUGGING_FACE).removeprefix(GGUF)
+        if text_part:
+            _check_text_part(read, allow_unknown_fields=allow_unknown_fields)
         run = import_run(
             read,
             target,
@@ -168,6 +170,25 @@ def _check_options(
         raise ConfigError(f"--base {base} is for adapters in hf:FOLDER", where="--base")
     if text_part and not source.startswith(HUGGING_FACE):
         raise ConfigError("--text-part is for hf:FOLDER", where="--text-part", hint=_USAGE)
+
+
+def _check_text_part(folder: str, *, allow_unknown_fields: bool) -> None:
+    """Check that a folder's text part can be read without the rest of it.
+
+    Raises:
+        ConfigError: Its family reads all of it.
+    """
+    from axcore.interop import PretrainedCheckpoint
+    from axcore.models import CausalLM
+
+    kind = CausalLM.Config
+    there = PretrainedCheckpoint(folder, allow_unknown_fields=allow_unknown_fields, kind=kind)
+    if type(there.config) is not kind:
+        raise ConfigError(
+            f"no family reads the text part of a {there.values['model_type']} alone",
+            where="--text-part",
+            hint="leave it out, and read all of the model",
+        )
 
 
 def _check_orbax_options(source: str, *, config: str | None, rotary_rows: Any) -> None:

@@ -16,11 +16,13 @@ from axl_audio.digits import MARK, SpokenDigitChats, single_digits
 from axl_audio.experiments import spoken_digits_chat
 from axl_audio.models import voxtral
 from axl_audio.sound_tokens import SoundTokens, WholeSound
+from chat_tokenizer import write_chat_tokenizer
 from model_server import serving
 
 from axcore.config import update_config
 from axcore.errors import ConfigError
 from axcore.inference import EncoderInput, EngineConfig, Request, Sampling
+from axcore.interop import to_hugging_face
 from axcore.models import llama2
 from axcore.module import functional
 from axcore.runs import engine_for, export_run, load_run, open_model
@@ -170,6 +172,16 @@ def test_openai_asks_about_a_sound(server):
     assert caught.value.body["param"] == "messages[0].content[0].input_audio.data"
     with pytest.raises(openai.BadRequestError, match="cannot be decoded"):
         ask(server, base64.b64encode(b"no sound").decode(), format="mp3")
+
+
+def test_the_mark_of_a_sound_is_the_token_that_the_folder_names(tmp_path):
+    special = ("<|turn|>", "<|end|>", "[AUDIO]")
+    cfg = voxtral(update_config(llama2("toy"), {"vocab_size": 259}), "toy")
+    fields = {"audio_token_id": 258}
+    to_hugging_face(tmp_path / "m", cfg, cfg.build().init(0), fields=fields)
+    write_chat_tokenizer(tmp_path / "m", special=special)
+    data = open_model(tmp_path / "m").trainer.data.config
+    assert data.features["chat"].soft_token == "[AUDIO]"
 
 
 @needs_espeak

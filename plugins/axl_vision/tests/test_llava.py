@@ -89,6 +89,12 @@ def test_convert_says_what_to_do_with_such_a_model(folder, tmp_path):
     assert told.rstrip().endswith(f"axcore serve {tmp_path / 'asked'}")
 
 
+def test_a_text_part_that_no_family_reads_alone_is_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match="no family reads the text part of a llava"):
+        call("convert", f"hf:{folder}", tmp_path / "text", "--text-part")
+    assert not (tmp_path / "text").exists()
+
+
 @pytest.mark.slow
 def test_a_published_folder_answers_about_pictures(folder):
     opened = open_model(folder)
