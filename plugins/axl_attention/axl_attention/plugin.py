@@ -256,8 +256,8 @@ _FEATURES = {
 
 _IMPLEMENTATIONS = {
     "yarn": tuple(f"rope_scaling:{own}" for own in ("YaRN", "_share_slowed", "_pair_that_turns")),
-    "latent_attention": ("latent_attention",),
-    "latent_cache": ("latent_attention",),
+    "latent_attention": ("latent_attention", "sparse_attention"),
+    "latent_cache": ("latent_attention", "sparse_attention"),
     "shared_cache": ("across_layers",),
     "state_cache": ("mamba", "mamba2", "gated_delta_net", "recurrence", "multipliers"),
     "sliding_window": (
