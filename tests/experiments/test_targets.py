@@ -37,6 +37,7 @@ LARGE = sorted(
     and record.name
     not in (
         "tiny",
+        "tiny-bert",
         "sft",
         "multimodal-sft",
         "dpo",
