@@ -65,6 +65,13 @@ def test_a_vocabulary_without_room_or_text_for_it_is_refused(tmp_path, size, hin
     assert not (tmp_path / "t").exists()
 
 
+def test_the_tokenizer_of_a_folder_is_not_written_over(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("mine")
+    with pytest.raises(DataError, match="file already exists"):
+        train_tokenizer(texts(), tmp_path, vocab_size=400)
+    assert (tmp_path / "tokenizer.json").read_text() == "mine"
+
+
 def test_the_command_measures_it_on_what_is_held_out_beside_others(tmp_path):
     (tmp_path / "corpus").mkdir()
     pieces = [text[start : start + 500] for text in texts() for start in range(0, 6000, 500)]

@@ -34,6 +34,7 @@ _WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _NUM_BYTES = 256
+_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 Kind = Literal["bpe", "unigram"]
 
@@ -76,8 +77,14 @@ def train_tokenizer(
             likeliest, and is slower to train.
 
     Raises:
-        DataError: The vocabulary is too small for the bytes, or the texts are too few for it.
+        DataError: The vocabulary is too small for the bytes, the texts are too few for it, or the
+            folder has a tokenizer.
     """
+    for name in _FILES:
+        if (folder / name).exists():
+            raise DataError(
+                "file already exists", where=str(folder / name), hint="name a new folder"
+            )
     least = _NUM_BYTES + len(SPECIAL_TOKENS)
     if vocab_size <= least:
         raise DataError(
@@ -112,7 +119,7 @@ def train_tokenizer(
             hint=f"--vocab-size {made.get_vocab_size()}, or more text",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "tokenizer.json", made.to_str(pretty=True))
+    ends = [made.token_to_id(END_OF_TEXT), made.token_to_id(END)]
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,
@@ -120,9 +127,9 @@ def train_tokenizer(
         "clean_up_tokenization_spaces": False,
         "chat_template": _CHAT_TEMPLATE,
     }
-    write_whole(folder / "tokenizer_config.json", _json(settings))
-    ends = [made.token_to_id(END_OF_TEXT), made.token_to_id(END)]
-    write_whole(folder / "generation_config.json", _json({"eos_token_id": ends}))
+    texts_of_files = made.to_str(pretty=True), _json(settings), _json({"eos_token_id": ends})
+    for name, text in zip(_FILES, texts_of_files, strict=True):
+        write_whole(folder / name, text)
     return tokenizer_in(folder)
 
 

@@ -32,7 +32,7 @@ from axcore.models import (
     with_whole_inputs,
     without_whole_inputs,
 )
-from axl_vision.models.clip import ATTENTION, NORMS
+from axl_vision.models.clip import ATTENTION, NORMS, encoder_fields
 from axl_vision.models.siglip import siglip
 from axl_vision.models.vit import PictureSize, layer_weights
 from axl_vision.pooled_tokens import PooledImageTokens
@@ -162,12 +162,7 @@ GEMMA3_VISION = Family(
             family="gemma3_text",
             defaults={"gemma3_text": _TEXT},
         ),
-        Field("vision_config.hidden_size", (f"{_IMAGE}.dim",), default=768),
-        Field("vision_config.num_hidden_layers", (f"{_IMAGE}.stack.num_layers",), default=12),
-        Field(
-            "vision_config.num_attention_heads", (f"{_IMAGE}.**.attention.num_heads",), default=12
-        ),
-        Field("vision_config.intermediate_size", (f"{_IMAGE}.**.hidden_dim",), default=3072),
+        *encoder_fields("vision_config", _IMAGE, f"{_IMAGE}.stack", (768, 12, 12, 3072)),
         PictureSize("vision_config.image_size", _IMAGE),
         Field("vision_config.patch_size", (f"{_IMAGE}.patches.patch_size",), default=16),
         Field("vision_config.num_channels", (f"{_IMAGE}.patches.num_channels",), default=3),
