@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from axcore.config import evolve
-from axcore.data import ChatText, Feature, Tokenizer, read_data_url, reads_parts, with_soft_tokens
+from axcore.data import (
+    PART_TYPES,
+    ChatText,
+    Feature,
+    Tokenizer,
+    read_data_url,
+    reads_parts,
+    with_soft_tokens,
+)
 from axcore.data.chat.conversation import FIELDS, read_conversation, template_values
 from axcore.data.prompts import check_is_unicode
 from axcore.errors import DataError
@@ -13,9 +21,6 @@ from axcore.inference import EncoderInput
 from axcore.models import MultimodalLM
 from axcore.runs import OpenedModel
 from axcore.whole_files import read_regular
-
-_NAMES = {"image_url": "image", "input_audio": "audio"}
-"""What templates call types of parts."""
 
 
 class PromptInputs:
@@ -30,7 +35,7 @@ class PromptInputs:
     def __init__(self, feature: Feature, chat: ChatText, root: Path) -> None:
         self._feature, self._chat, self._root = feature, chat, root.resolve()
         self._mark: str = chat.config.soft_token
-        self._name = _NAMES[str(feature.part_type)]
+        self._name = PART_TYPES[str(feature.part_type)]
         self._template = chat.tokenizer.known_chat_template
         self._takes_parts = reads_parts(self._template, self._mark, self._name)
 

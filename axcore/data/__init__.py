@@ -2,7 +2,7 @@
 
 from axcore.data.arrays import ArrayData
 from axcore.data.cache import cache_folder
-from axcore.data.chat.chat_rows import ChatText, reads_parts, with_soft_tokens
+from axcore.data.chat.chat_rows import PART_TYPES, ChatText, reads_parts, with_soft_tokens
 from axcore.data.chat.chat_template import ChatTemplate, Message
 from axcore.data.data import Data, DataSummary
 from axcore.data.data_loader import (
@@ -62,6 +62,7 @@ from axcore.data.transforms import (
 )
 
 __all__ = [
+    "PART_TYPES",
     "ArrayData",
     "ArrayRecordFiles",
     "ArrowFiles",

@@ -11,7 +11,14 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from axcore.data import ChatTemplate, Feature, read_data_url, reads_parts, with_soft_tokens
+from axcore.data import (
+    PART_TYPES,
+    ChatTemplate,
+    Feature,
+    read_data_url,
+    reads_parts,
+    with_soft_tokens,
+)
 from axcore.errors import DataError
 from axcore.inference import EncoderInput
 from axcore.serving.api_error import ApiError, invalid
@@ -19,9 +26,6 @@ from axcore.serving.config import Limits
 from axcore.serving.request_parser import RequestParser
 
 _TIMEOUT_S = 10.0
-_NAMES = {"image_url": "image", "input_audio": "audio"}
-"""What templates call types of parts."""
-
 _NEEDS_NO_DETAIL = "each picture becomes as many tokens as the model was trained with"
 
 
@@ -154,7 +158,8 @@ def input_reader(model: Any, data: Any, template: ChatTemplate | None) -> InputR
         mark,
         chat.mark,
         model.num_soft_tokens,
-        takes_parts=template is not None and reads_parts(template, mark, _NAMES[feature.part_type]),
+        takes_parts=template is not None
+        and reads_parts(template, mark, PART_TYPES[feature.part_type]),
     )
 
 
@@ -186,7 +191,7 @@ def marked(
         if isinstance(piece, str):
             return {"type": "text", "text": piece}
         text(piece)
-        return {"type": _NAMES[piece.kind]}
+        return {"type": PART_TYPES[piece.kind]}
 
     made = []
     for message in messages:

@@ -20,8 +20,8 @@ from axcore.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from axcore.errors import ConfigError, DataError
 from axcore.layers import FIRST_SOFT_TOKEN
 
-# As templates of pictures and of sounds have them.
-_PART_TYPES = ("image", "audio")
+PART_TYPES: Mapping[str, str] = {"image_url": "image", "input_audio": "audio"}
+"""What templates call parts of contents, by their types in OpenAI's chats."""
 
 
 class ChatText(Feature):
@@ -111,7 +111,7 @@ class ChatText(Feature):
         cfg, template = self.config, self.tokenizer.known_chat_template
         if not cfg.num_soft_tokens:
             return ""
-        read = (kind for kind in _PART_TYPES if reads_parts(template, cfg.soft_token, kind))
+        read = (kind for kind in PART_TYPES.values() if reads_parts(template, cfg.soft_token, kind))
         return next(read, "")
 
     def prompt(self, question: str, *, system: str | None = None) -> tuple[int, ...]:
